@@ -1,0 +1,38 @@
+"""The errors users meet. Each class says whose fault it is; each message says what must hold, what was found,
+where, and what to do."""
+
+
+class SteelyardError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class UnsupportedModelError(SteelyardError):
+    """The model has something that cannot be compiled."""
+
+
+class RecipeError(SteelyardError, ValueError):
+    """A recipe, an override or a quantizer is wrong."""
+
+
+class IRError(SteelyardError):
+    """A piece of IR, or a pipeline over it, is wrong."""
+
+
+class ConstraintError(IRError, ValueError):
+    """A named constraint of the dialect does not hold; `constraint` is its name, as in `gemm_c2`."""
+
+    def __init__(self, constraint: str, message: str):
+        super().__init__(f"{message} [{constraint}]")
+        self.constraint = constraint
+
+
+class PipelineError(IRError):
+    """The text of a pass pipeline is wrong; nothing was run."""
+
+
+class TargetError(SteelyardError):
+    """A target is unknown, or cannot do what it was asked."""
+
+
+class InternalError(SteelyardError):
+    """Steelyard's own fault: worth a bug report."""

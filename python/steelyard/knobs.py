@@ -1,0 +1,8 @@
+"""Every environment variable this package reads, with its default. No other module touches `os.environ`."""
+
+import os
+
+
+def isa() -> str | None:
+    """`STEELYARD_ISA`: use this instruction set in the CPU kernels instead of the widest one (`baseline`, `avx2`, ...)."""
+    return os.environ.get("STEELYARD_ISA") or None

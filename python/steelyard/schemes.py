@@ -1,0 +1,195 @@
+"""How one copy of a tensor is quantized, as plain data.
+
+One `Scheme` describes every recipe; a new format is a new value, not a new class. The dialect's `#scaled.scheme`
+attribute, the reference and the kernels all read it from here.
+"""
+
+import math
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+from steelyard.errors import ConstraintError
+
+FP8_ELEMENTS = ("f8E4M3FN", "f8E5M2")
+ELEMENT_MAX = {"f8E4M3FN": 448.0, "f8E5M2": 57344.0, "f4E2M1FN": 6.0}
+
+# Family -> legal elements, blocks (rows x columns of the array that is stored) and scale type.
+_FAMILIES = {
+    "tensor": (FP8_ELEMENTS, ("tensor",), "f32"),
+    "block": (FP8_ELEMENTS, ("1x128", "128x128"), "f32"),
+    "mx": (FP8_ELEMENTS, ("1x32", "32x1", "32x32"), "f8E8M0FNU"),
+    "nvfp4": (("f4E2M1FN",), ("1x16", "16x16"), "f8E4M3FN"),
+}
+BLOCKS = tuple(block for _, blocks, _ in _FAMILIES.values() for block in blocks)
+_CHOICES = {
+    "source": ("current", "delayed"),
+    "rounding": ("nearest", "stochastic"),
+    "rule": ("rceil", "floor", "ceil", "even"),
+    "second_level": ("none", "tensor", "row"),
+    "four_over_six": ("none", "mae", "mse"),
+    "layout": ("compact", "gemm"),
+}
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How one copy of a tensor is quantized.
+
+    Constraints:
+    - scheme_c1: `element`, `block` and `scale` belong to one family
+    - scheme_c2: each option has one of its listed values
+    - scheme_c3: a delayed scale needs one scale for the whole tensor
+    - scheme_c4: `power_of_two` and `epsilon` need f32 scales, and `epsilon` is finite and not negative
+    - scheme_c5: stochastic rounding needs f4E2M1FN
+    - scheme_c6: the random Hadamard transform needs f4E2M1FN in 1x16 blocks
+    - scheme_c7: a scale rule other than rceil needs f8E8M0FNU scales
+    - scheme_c8: f4E2M1FN has a second level, nothing else does
+    - scheme_c9: a second level per row excludes 16x16 tiles, the transform and stochastic rounding
+    - scheme_c10: four-over-six needs f4E2M1FN, without the transform and stochastic rounding
+    - scheme_c11: the `gemm` layout needs block scales
+    """
+
+    element: str
+    """Element format: f8E4M3FN, f8E5M2 or f4E2M1FN; a custom scheme may name any type."""
+    block: str
+    """`tensor`, or rows x columns of the stored array that share a scale."""
+    scale: str
+    """Type of a scale: f32, f8E8M0FNU or f8E4M3FN."""
+    source: str = "current"
+    """`current`: the scale comes from the data; `delayed`: it is state, given to the quantize."""
+    power_of_two: bool = False
+    """Scales are rounded down to a power of two."""
+    rounding: str = "nearest"
+    """`nearest` (ties to even) or `stochastic`."""
+    rht: bool = False
+    """A random Hadamard transform runs along the reduction before quantizing."""
+    rule: str = "rceil"
+    """How an f8E8M0FNU scale follows from the amax: rceil, floor, ceil or even."""
+    second_level: str = "none"
+    """A second, f32 scale above the block scales: per `tensor` or per `row`."""
+    four_over_six: str = "none"
+    """Each block also tries the map of its amax to 4 and keeps the smaller error, `mae` or `mse`."""
+    epsilon: float = 0.0
+    """Lower bound of the amax."""
+    layout: str = "compact"
+    """`compact`, or the order of scales that GPU GEMMs read (`gemm`)."""
+    custom: str = ""
+    """Name of a user's quantizer; then the other fields only describe it."""
+
+    def __post_init__(self):
+        if not self.custom:
+            for check in _CHECKS:
+                check(self)
+
+    @cached_property
+    def family(self) -> str:
+        """`tensor`, `block`, `mx`, `nvfp4` or `custom`: GEMM operands of one family go together."""
+        return "custom" if self.custom else _family(self)
+
+    @cached_property
+    def block_shape(self) -> tuple[int, int] | None:
+        """Rows and columns of a block of the stored array; None for the whole tensor."""
+        if self.block == "tensor":
+            return None
+        rows, columns = self.block.split("x")
+        return int(rows), int(columns)
+
+    @property
+    def is_tiled(self) -> bool:
+        """Blocks are square: the columnwise copy holds the same values as the rowwise one."""
+        return self.block_shape is not None and self.block_shape[0] == self.block_shape[1]
+
+    @property
+    def is_transposable(self) -> bool:
+        """The codes of the other usage follow from the codes of this one, without the source."""
+        return not self.custom and (self.block == "tensor" or self.is_tiled)
+
+    @property
+    def element_max(self) -> float:
+        """Largest finite value of the element format."""
+        return ELEMENT_MAX[self.element]
+
+    def options(self) -> dict[str, bool | float | str]:
+        """The fields that differ from their defaults, beyond element, block and scale."""
+        optional = fields(self)[3:]
+        return {f.name: value for f in optional if (value := getattr(self, f.name)) != f.default}
+
+
+def _require(holds: bool, constraint: str, message: str) -> None:
+    if not holds:
+        raise ConstraintError(constraint, message)
+
+
+def _family(scheme: Scheme) -> str:
+    for family, (elements, blocks, scale) in _FAMILIES.items():
+        if scheme.element in elements and scheme.block in blocks and scheme.scale == scale:
+            return family
+    known = "; ".join(f"{'|'.join(e)} in {'|'.join(b)} with {s}" for e, b, s in _FAMILIES.values())
+    raise ConstraintError(
+        "scheme_c1",
+        f"element, block and scale must be one of: {known}; got {scheme.element} in {scheme.block} with {scheme.scale}",
+    )
+
+
+def _check_choices(scheme: Scheme) -> None:
+    for name, values in _CHOICES.items():
+        found = getattr(scheme, name)
+        _require(found in values, "scheme_c2", f"{name} must be one of {', '.join(values)}, got {found!r}")
+    for name in ("power_of_two", "rht"):
+        found = getattr(scheme, name)
+        _require(isinstance(found, bool), "scheme_c2", f"{name} must be a flag, got {found!r}")
+
+
+def _check_scale(scheme: Scheme) -> None:
+    _require(
+        scheme.source == "current" or scheme.block == "tensor",
+        "scheme_c3",
+        f"a delayed scale must be one for the whole tensor, got block {scheme.block}",
+    )
+    plain = scheme.scale == "f32"
+    _require(plain or not scheme.power_of_two, "scheme_c4", f"power_of_two needs f32 scales, got {scheme.scale}")
+    _require(plain or scheme.epsilon == 0, "scheme_c4", f"epsilon needs f32 scales, got {scheme.scale}")
+    _require(
+        math.isfinite(scheme.epsilon) and scheme.epsilon >= 0,
+        "scheme_c4",
+        f"epsilon must be finite and not negative, got {scheme.epsilon}",
+    )
+    _require(
+        scheme.rule == "rceil" or scheme.scale == "f8E8M0FNU",
+        "scheme_c7",
+        f"scale rule {scheme.rule} needs f8E8M0FNU scales, got {scheme.scale}",
+    )
+    _require(
+        scheme.layout == "compact" or scheme.block != "tensor",
+        "scheme_c11",
+        "the gemm layout needs block scales, got block tensor",
+    )
+
+
+def _check_fp4(scheme: Scheme) -> None:
+    fp4 = scheme.element == "f4E2M1FN"
+    stochastic = scheme.rounding == "stochastic"
+    _require(fp4 or not stochastic, "scheme_c5", f"stochastic rounding needs f4E2M1FN, got {scheme.element}")
+    _require(
+        not scheme.rht or (fp4 and scheme.block == "1x16"),
+        "scheme_c6",
+        f"the random Hadamard transform needs f4E2M1FN in 1x16 blocks, got {scheme.element} in {scheme.block}",
+    )
+    _require(
+        fp4 == (scheme.second_level != "none"),
+        "scheme_c8",
+        f"a second level must be there for f4E2M1FN and nothing else, got {scheme.second_level!r} for {scheme.element}",
+    )
+    _require(
+        scheme.second_level != "row" or (scheme.block == "1x16" and not scheme.rht and not stochastic),
+        "scheme_c9",
+        "a second level per row needs 1x16 blocks without the random Hadamard transform and stochastic rounding",
+    )
+    _require(
+        scheme.four_over_six == "none" or (fp4 and not scheme.rht and not stochastic),
+        "scheme_c10",
+        "four-over-six needs f4E2M1FN without the random Hadamard transform and stochastic rounding",
+    )
+
+
+_CHECKS = (_family, _check_choices, _check_scale, _check_fp4)

@@ -1,0 +1,1 @@
+"""Executes lowered programs: `cpu` holds the native kernels."""

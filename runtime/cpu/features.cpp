@@ -1,0 +1,40 @@
+#include "features.h"
+
+namespace steelyard {
+
+static CpuFeatures detect() {
+  CpuFeatures found;
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_cpu_init();
+  found.avx2 = __builtin_cpu_supports("avx2") &&
+               __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  found.avx512 = found.avx2 && __builtin_cpu_supports("avx512f") &&
+                 __builtin_cpu_supports("avx512bw") &&
+                 __builtin_cpu_supports("avx512dq") &&
+                 __builtin_cpu_supports("avx512vl");
+  found.avx512_vnni = found.avx512 && __builtin_cpu_supports("avx512vnni");
+  found.avx512_bf16 = found.avx512 && __builtin_cpu_supports("avx512bf16");
+#endif
+  return found;
+}
+
+const CpuFeatures &cpu_features() {
+  static const CpuFeatures features = detect();
+  return features;
+}
+
+std::vector<std::string> instruction_sets() {
+  const CpuFeatures &features = cpu_features();
+  std::vector<std::string> names{"baseline"};
+  if (features.avx2)
+    names.emplace_back("avx2");
+  if (features.avx512)
+    names.emplace_back("avx512");
+  if (features.avx512_vnni)
+    names.emplace_back("avx512_vnni");
+  if (features.avx512_bf16)
+    names.emplace_back("avx512_bf16");
+  return names;
+}
+
+} // namespace steelyard

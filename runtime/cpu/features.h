@@ -1,0 +1,22 @@
+// What the machine this process runs on can execute, asked once.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace steelyard {
+
+struct CpuFeatures {
+  bool avx2 = false;   // AVX2, FMA and F16C together: kernels use all three
+  bool avx512 = false; // AVX-512 F, BW, DQ and VL together
+  bool avx512_vnni = false;
+  bool avx512_bf16 = false;
+};
+
+const CpuFeatures &cpu_features();
+
+// Names of the instruction sets that kernels may use here, widest last; never
+// empty.
+std::vector<std::string> instruction_sets();
+
+} // namespace steelyard
