@@ -23,18 +23,4 @@ const CpuFeatures &cpu_features() {
   return features;
 }
 
-std::vector<std::string> instruction_sets() {
-  const CpuFeatures &features = cpu_features();
-  std::vector<std::string> names{"baseline"};
-  if (features.avx2)
-    names.emplace_back("avx2");
-  if (features.avx512)
-    names.emplace_back("avx512");
-  if (features.avx512_vnni)
-    names.emplace_back("avx512_vnni");
-  if (features.avx512_bf16)
-    names.emplace_back("avx512_bf16");
-  return names;
-}
-
 } // namespace steelyard

@@ -1,9 +1,6 @@
 // What the machine this process runs on can execute, asked once.
 #pragma once
 
-#include <string>
-#include <vector>
-
 namespace steelyard {
 
 struct CpuFeatures {
@@ -14,9 +11,5 @@ struct CpuFeatures {
 };
 
 const CpuFeatures &cpu_features();
-
-// Names of the instruction sets that kernels may use here, widest last; never
-// empty.
-std::vector<std::string> instruction_sets();
 
 } // namespace steelyard

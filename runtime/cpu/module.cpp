@@ -3,7 +3,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "features.h"
+#include "bindings.h"
+#include "kernel_table.h"
 
 namespace nb = nanobind;
 
@@ -12,4 +13,11 @@ NB_MODULE(_cpu, m) {
   m.def("instruction_sets", &steelyard::instruction_sets,
         "Names of the instruction sets kernels may use on this machine, widest "
         "last.");
+  m.def("set_isa", &steelyard::set_isa,
+        "Use the kernels of this instruction set; an empty name means the "
+        "widest.");
+  m.def(
+      "isa", [] { return steelyard::kernels().name; },
+      "Name of the instruction set in use.");
+  steelyard::bind_amax(m);
 }

@@ -1,0 +1,5 @@
+"""The CPU kernels."""
+
+from steelyard.runtime import _cpu
+
+instruction_sets = _cpu.instruction_sets

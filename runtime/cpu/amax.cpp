@@ -1,0 +1,51 @@
+#include "amax.h"
+
+#include "hadamard.h"
+
+namespace steelyard::STEELYARD_ISA {
+
+static uint32_t plain_amax(const AmaxCall &call, const Tile &tile) {
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < tile.rows; ++i) {
+    const uint32_t row = amax_bits(tile.at(i), tile.columns);
+    if (call.row)
+      atomic_max(call.row + tile.row + i, row);
+    largest = row > largest ? row : largest;
+  }
+  return largest;
+}
+
+static uint32_t transformed_amax(const Tile &tile) {
+  HadamardGroup group;
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < tile.rows; i += 16) {
+    transform_rows(tile, i, group);
+    for (const auto &row : group.values) {
+      const uint32_t found = amax_bits(row, tile.columns);
+      largest = found > largest ? found : largest;
+    }
+  }
+  return largest;
+}
+
+void amax(const AmaxCall &call, int64_t begin, int64_t end) {
+  Staging staging;
+  uint32_t tensor = 0, transformed = 0;
+  for (int64_t index = begin; index < end; ++index) {
+    const Tile tile = load_tile(call.x, call.tiling, index, staging);
+    if (call.tensor || call.row) {
+      const uint32_t found = plain_amax(call, tile);
+      tensor = found > tensor ? found : tensor;
+    }
+    if (call.transformed) {
+      const uint32_t found = transformed_amax(tile);
+      transformed = found > transformed ? found : transformed;
+    }
+  }
+  if (call.tensor)
+    atomic_max(call.tensor, tensor);
+  if (call.transformed)
+    atomic_max(call.transformed, transformed);
+}
+
+} // namespace steelyard::STEELYARD_ISA

@@ -1,0 +1,23 @@
+// Largest magnitudes of a matrix, NaN on top.
+#pragma once
+
+#include "matrix.h"
+
+namespace steelyard {
+
+// Results are float bits that start at zero; a null pointer skips its result.
+struct AmaxCall {
+  Matrix x;
+  Tiling tiling;         // rows a multiple of 16, columns at most 128 for `rht`
+  uint32_t *tensor;      // of every element
+  uint32_t *row;         // of each row: (rows,)
+  uint32_t *transformed; // of every element after the Hadamard transform
+};
+
+#ifdef STEELYARD_ISA
+namespace STEELYARD_ISA {
+void amax(const AmaxCall &call, int64_t begin, int64_t end);
+}
+#endif
+
+} // namespace steelyard

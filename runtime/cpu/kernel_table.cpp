@@ -1,0 +1,16 @@
+#include "kernel_table.h"
+
+#include "amax.h"
+
+#define STEELYARD_STRING(text) #text
+#define STEELYARD_NAME(macro) STEELYARD_STRING(macro)
+
+namespace steelyard::STEELYARD_ISA {
+
+extern const KernelTable table;
+const KernelTable table{
+    .name = STEELYARD_NAME(STEELYARD_ISA),
+    .amax = amax,
+};
+
+} // namespace steelyard::STEELYARD_ISA

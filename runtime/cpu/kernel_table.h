@@ -1,0 +1,40 @@
+// Kernels are compiled once per instruction set and chosen at run time.
+//
+// To add a kernel family:
+// 1. `<family>.h`: a plain struct with everything one call needs, layouts and
+//    alignment stated, and the declaration of the range function inside
+//    `#ifdef STEELYARD_ISA` / `namespace steelyard::STEELYARD_ISA`.
+// 2. `<family>.cpp`: the range function, in that namespace, listed under
+//    KERNEL_SOURCES in CMakeLists.txt. It handles tasks [begin, end) of a split
+//    that follows from the shape alone. Helpers are `static` or live in the ISA
+//    namespace, and no standard template is called: the linker keeps one copy
+//    of a shared inline function, which could be the AVX-512 one.
+// 3. a pointer in KernelTable and in `kernel_table.cpp`.
+// 4. `bind_<family>.cpp`: checks nothing that Python checked, releases the GIL
+//    and runs `parallel_for(tasks, grain, threads, ...)` on `kernels()`.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace steelyard {
+
+struct AmaxCall;
+
+struct KernelTable {
+  const char *name;
+  void (*amax)(const AmaxCall &call, int64_t begin, int64_t end);
+};
+
+// The table in use: the widest the machine runs, or what `set_isa` chose.
+const KernelTable &kernels();
+
+// Chooses a table by name; an empty name means the widest. Throws
+// std::invalid_argument when this machine or this build does not have it.
+void set_isa(const std::string &name);
+
+// Names of the tables this machine can run, widest last; never empty.
+std::vector<std::string> instruction_sets();
+
+} // namespace steelyard

@@ -1,0 +1,30 @@
+// What a kernel reads: a strided matrix of a high-precision dtype, and how it
+// is cut into tiles.
+#pragma once
+
+#include <cstdint>
+
+namespace steelyard {
+
+enum class Dtype : int { f32, bf16, f16 };
+
+// Any strides, in elements; no alignment beyond that of the dtype.
+struct Matrix {
+  const void *data;
+  Dtype dtype;
+  int64_t rows, columns;
+  int64_t row_stride, column_stride;
+};
+
+// Tiles are numbered along the rows first. A tile holds at most kTileElements,
+// and its sides are multiples of every block side that it must not cut.
+struct Tiling {
+  int64_t rows, columns; // of one tile
+  int64_t per_row, count;
+};
+
+inline constexpr int64_t kTileElements = 128 * 128;
+inline constexpr int64_t kTileSide = 128;
+inline constexpr int64_t kTileColumns = 2048; // widest tile
+
+} // namespace steelyard

@@ -1,0 +1,117 @@
+// A tile of the source as contiguous rows of float32. Included by kernel
+// sources only.
+#pragma once
+
+#include "formats.h"
+#include "matrix.h"
+
+namespace steelyard::STEELYARD_ISA {
+
+struct Tile {
+  const float *data; // row `i` starts at data + i * stride
+  int64_t stride;
+  int64_t row, column; // of the first element in the matrix
+  int64_t rows, columns;
+
+  const float *at(int64_t i) const { return data + i * stride; }
+};
+
+struct alignas(64) Staging {
+  float values[kTileElements];
+};
+
+static inline float widen(float value, Dtype) { return value; }
+static inline float widen(uint16_t value, Dtype dtype) {
+  return dtype == Dtype::bf16 ? from_bf16(value) : from_f16(value);
+}
+
+static inline void widen_row(const void *source, Dtype dtype, int64_t n,
+                             float *out) {
+  if (dtype == Dtype::f32) {
+    std::memcpy(out, source, n * sizeof(float));
+    return;
+  }
+  const uint16_t *halves = static_cast<const uint16_t *>(source);
+  if (dtype == Dtype::bf16) {
+    for (int64_t j = 0; j < n; ++j)
+      out[j] = from_bf16(halves[j]);
+    return;
+  }
+  for (int64_t j = 0; j < n; ++j)
+    out[j] = from_f16(halves[j]);
+}
+
+// Strided elements: read down the smaller stride, in squares that stay in
+// cache.
+template <class Element>
+static inline void gather(const Matrix &x, const Tile &tile, float *out) {
+  constexpr int64_t side = 16;
+  const Element *base = static_cast<const Element *>(x.data) +
+                        tile.row * x.row_stride + tile.column * x.column_stride;
+  for (int64_t j0 = 0; j0 < tile.columns; j0 += side)
+    for (int64_t i0 = 0; i0 < tile.rows; i0 += side)
+      for (int64_t j = j0; j < smaller(j0 + side, tile.columns); ++j)
+        for (int64_t i = i0; i < smaller(i0 + side, tile.rows); ++i)
+          out[i * tile.stride + j] =
+              widen(base[i * x.row_stride + j * x.column_stride], x.dtype);
+}
+
+// Contiguous float32 rows are used where they are; anything else is widened
+// into `staging`.
+static inline Tile load_tile(const Matrix &x, const Tiling &tiling,
+                             int64_t index, Staging &staging) {
+  Tile tile;
+  tile.row = index / tiling.per_row * tiling.rows;
+  tile.column = index % tiling.per_row * tiling.columns;
+  tile.rows = smaller(tiling.rows, x.rows - tile.row);
+  tile.columns = smaller(tiling.columns, x.columns - tile.column);
+  const int64_t width =
+      x.dtype == Dtype::f32 ? sizeof(float) : sizeof(uint16_t);
+  const char *first =
+      static_cast<const char *>(x.data) +
+      (tile.row * x.row_stride + tile.column * x.column_stride) * width;
+  if (x.column_stride == 1 && x.dtype == Dtype::f32) {
+    tile.data = reinterpret_cast<const float *>(first);
+    tile.stride = x.row_stride;
+    return tile;
+  }
+  tile.data = staging.values;
+  tile.stride = tiling.columns;
+  if (x.column_stride == 1)
+    for (int64_t i = 0; i < tile.rows; ++i)
+      widen_row(first + i * x.row_stride * width, x.dtype, tile.columns,
+                staging.values + i * tile.stride);
+  else if (x.dtype == Dtype::f32)
+    gather<float>(x, tile, staging.values);
+  else
+    gather<uint16_t>(x, tile, staging.values);
+  return tile;
+}
+
+// Largest magnitude as float bits, which keeps NaN on top.
+static inline uint32_t amax_bits(const float *x, int64_t n) {
+  int32_t largest = 0;
+  for (int64_t j = 0; j < n; ++j) {
+    const int32_t magnitude = static_cast<int32_t>(bits_of(x[j]) & kAbsMask);
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return static_cast<uint32_t>(largest);
+}
+
+// largest[j] = max(largest[j], |x[j]|), as bits.
+static inline void amax_columns(const float *x, int64_t n, int32_t *largest) {
+  for (int64_t j = 0; j < n; ++j) {
+    const int32_t magnitude = static_cast<int32_t>(bits_of(x[j]) & kAbsMask);
+    largest[j] = magnitude > largest[j] ? magnitude : largest[j];
+  }
+}
+
+static inline void atomic_max(uint32_t *target, uint32_t value) {
+  uint32_t seen = __atomic_load_n(target, __ATOMIC_RELAXED);
+  while (seen < value &&
+         !__atomic_compare_exchange_n(target, &seen, value, true,
+                                      __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+}
+
+} // namespace steelyard::STEELYARD_ISA

@@ -1,0 +1,30 @@
+// How a matrix is cut into tiles, and how many tiles make a task: from the
+// shape alone.
+#pragma once
+
+#include <algorithm>
+
+#include "matrix.h"
+
+namespace steelyard {
+
+// Square tiles serve transposed reads and writes; flat ones read long rows.
+inline Tiling make_tiling(const Matrix &x, bool square) {
+  Tiling tiling;
+  tiling.rows = tiling.columns = kTileSide;
+  if (!square && x.column_stride == 1) {
+    tiling.columns =
+        std::clamp((x.columns + 127) / 128 * 128, kTileSide, kTileColumns);
+    tiling.rows = kTileElements / 2 / tiling.columns;
+  }
+  tiling.per_row = (x.columns + tiling.columns - 1) / tiling.columns;
+  tiling.count = tiling.per_row * ((x.rows + tiling.rows - 1) / tiling.rows);
+  return tiling;
+}
+
+// Tiles a task: at least 64 Ki elements, below which a thread does not pay.
+inline int64_t tile_grain(const Tiling &tiling) {
+  return std::max<int64_t>(1, 65536 / (tiling.rows * tiling.columns));
+}
+
+} // namespace steelyard
