@@ -1,0 +1,42 @@
+"""The data that a quantize leaves and a GEMM reads, shared by the reference, the kernels and the tensor classes."""
+
+from dataclasses import dataclass
+
+import torch
+
+from steelyard.schemes import Scheme
+
+
+@dataclass
+class QuantizedCopy:
+    """One quantized copy (rowwise or columnwise) of a logical (M, N) matrix.
+
+    The stored array is (M, N) for a rowwise copy and for MX, and the transpose (N, M) for every other columnwise copy.
+    A copy with the random Hadamard transform stores its M rounded up to 16: the transform fills the padding.
+    """
+
+    codes: torch.Tensor
+    """uint8, the stored array; FP4 holds two codes a byte along its last dim, the first in the low nibble."""
+    scales: torch.Tensor
+    """Decode scales, compact: f32 scale_inv (0-d per tensor, or one a block), E8M0 bytes (mx), E4M3 bytes (nvfp4)."""
+    amax: torch.Tensor | None
+    """f32: 0-d for the tensor and nvfp4 families (after the transform, if any), one a stored row when row-scaled."""
+    scheme: Scheme
+    shape: tuple[int, int]
+    """Logical (M, N)."""
+    columnwise: bool
+
+    @property
+    def is_stored_transposed(self) -> bool:
+        """The stored array is the transpose of the logical matrix."""
+        return self.columnwise and self.scheme.family != "mx"
+
+    @property
+    def stored_shape(self) -> tuple[int, int]:
+        """Elements of the stored array: its codes, before two FP4 codes share a byte."""
+        rows, columns = self.shape[::-1] if self.is_stored_transposed else self.shape
+        return rows, round_up(columns, 16) if self.scheme.rht else columns
+
+
+def round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple

@@ -1,0 +1,11 @@
+"""The reference: every format and rule in plain NumPy and torch, slow and readable.
+
+Kernels on every target leave the same codes, scales and amaxes, byte for byte.
+"""
+
+from steelyard.reference.delayed import update_scale
+from steelyard.reference.gemm import qgemm
+from steelyard.reference.layouts import swizzle, transpose
+from steelyard.reference.quantize import amax, dequantize, quantize
+
+__all__ = ["amax", "dequantize", "qgemm", "quantize", "swizzle", "transpose", "update_scale"]

@@ -1,0 +1,76 @@
+"""The scaled GEMM: exact products of decoded operands, rounded once."""
+
+import numpy as np
+import torch
+
+from steelyard.errors import ConstraintError
+from steelyard.quantized_copy import QuantizedCopy
+from steelyard.reference.quantize import element_values, nvfp4_range, spread_scales
+
+
+def qgemm(
+    a: QuantizedCopy,
+    b: QuantizedCopy,
+    *,
+    bias: torch.Tensor | None = None,
+    accumulate: torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """`a b^T (+ bias) (+ accumulate)`, each operand reduced along the dim that its copy is quantized along.
+
+    So fprop takes (x row, w row), dgrad (dy row, w col), wgrad (dy col, x col).
+    """
+    check_operands(a, b)
+    left, right = operand(a), operand(b)
+    with np.errstate(over="ignore", invalid="ignore"):
+        product = left @ right.T
+        for addend in (bias, accumulate):
+            if addend is not None:
+                product = product + _addend(addend, product.shape)
+        return torch.from_numpy(product.astype(np.float32)).to(out_dtype)
+
+
+def operand(copy: QuantizedCopy) -> np.ndarray:
+    """The exact float64 values of a copy, reduction last; still transformed where the scheme transforms."""
+    values = element_values(copy).astype(np.float64) * spread_scales(copy)
+    if copy.scheme.family == "nvfp4":
+        amax = copy.amax.numpy().astype(np.float64) / nvfp4_range(copy.scheme)
+        with np.errstate(invalid="ignore"):
+            values = values * (amax[:, None] if copy.scheme.second_level == "row" else amax)
+    return values if copy.is_stored_transposed or not copy.columnwise else values.T
+
+
+def check_operands(a: QuantizedCopy, b: QuantizedCopy) -> None:
+    """Refuse operands that no GEMM takes."""
+    families = a.scheme.family, b.scheme.family
+    _require(families[0] == families[1] != "custom", "gemm_families", "operands must be of one family", families)
+    _require(
+        (a.scheme.block, b.scheme.block) != ("128x128", "128x128"),
+        "gemm_tiles",
+        "at least one operand must have 1x128 blocks",
+        (a.scheme.block, b.scheme.block),
+    )
+    _require(
+        a.scheme.rht == b.scheme.rht,
+        "gemm_rht",
+        "both operands or none must have the random Hadamard transform",
+        (a.scheme.rht, b.scheme.rht),
+    )
+    lengths = a.shape[0 if a.columnwise else 1], b.shape[0 if b.columnwise else 1]
+    _require(lengths[0] == lengths[1], "gemm_reduction", "operands must reduce over the same length", lengths)
+    layouts = a.scheme.layout, b.scheme.layout
+    _require(layouts == ("compact", "compact"), "gemm_layout", "scales must be compact", layouts)
+
+
+def _require(holds: bool, constraint: str, message: str, found: tuple) -> None:
+    if not holds:
+        raise ConstraintError(constraint, f"{message}, got {found[0]} and {found[1]}")
+
+
+def _addend(tensor: torch.Tensor, shape: tuple[int, ...]) -> np.ndarray:
+    expected = shape if tensor.dim() == 2 else shape[1:]
+    if tuple(tensor.shape) != tuple(expected):
+        raise ConstraintError(
+            "gemm_addend", f"bias and accumulate must be {shape[1:]} and {shape}, got {tuple(tensor.shape)}"
+        )
+    return tensor.detach().double().numpy()

@@ -1,0 +1,244 @@
+"""Quantize, dequantize and amax for every scheme, on the stored array of each copy."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from steelyard.errors import ConstraintError
+from steelyard.quantized_copy import QuantizedCopy
+from steelyard.reference import four_over_six, hadamard
+from steelyard.reference.casts import E2M1, E4M3, FORMATS, decode, decode_e8m0, encode, encode_e2m1_stochastic
+from steelyard.reference.layouts import from_blocks, pack_nibbles, to_blocks, transpose, unpack_nibbles
+from steelyard.reference.random import rounding_bytes
+from steelyard.reference.scales import (
+    e8m0_encode_factor,
+    e8m0_from_amax,
+    nvfp4_block_scale,
+    nvfp4_encode_factor,
+    nvfp4_tensor_scale,
+    scale_from_amax,
+)
+from steelyard.schemes import Scheme
+
+INPUT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """One copy to make: the logical matrix in float32, and what the caller gave beside it."""
+
+    matrix: np.ndarray
+    input_max: float
+    columnwise: bool
+    scale: np.ndarray | None
+    amax: np.ndarray | None
+    rng: tuple[int, int] | None
+
+
+def quantize(
+    x: torch.Tensor,
+    row: Scheme | None,
+    col: Scheme | None,
+    *,
+    scale: torch.Tensor | None = None,
+    amax: torch.Tensor | tuple | None = None,
+    rng: tuple[int, int] | None = None,
+) -> tuple[QuantizedCopy | None, QuantizedCopy | None]:
+    """The rowwise and the columnwise copy of `x`, its leading dims flattened; None where no scheme is given.
+
+    `scale`: the scale of per-tensor copies (needed for delayed ones); `amax`: one already reduced, for per-tensor and
+    NVFP4 copies, or a pair (row, col); `rng`: (seed, offset) of stochastic rounding.
+    """
+    matrix = _matrix(x)
+    input_max = torch.finfo(x.dtype).max
+    copies = []
+    for scheme, columnwise, own_amax in zip((row, col), (False, True), _amax_pair(amax, row, col), strict=True):
+        if scheme is None:
+            copies.append(None)
+            continue
+        _check(scheme, columnwise, scale, rng)
+        request = _Request(matrix, input_max, columnwise, _float32(scale), _float32(own_amax), rng)
+        copies.append(_quantize_copy(request, scheme))
+    return copies[0], copies[1]
+
+
+def amax(x: torch.Tensor, *, rht: bool = False, per_row: bool = False) -> torch.Tensor:
+    """Largest magnitude of `x`, of each row, or after the transform; 0 if empty, NaN if `x` holds one."""
+    if rht and per_row:
+        raise ConstraintError(
+            "amax_options", "an amax per row excludes the random Hadamard transform; ask for one of them"
+        )
+    matrix = _matrix(x)
+    stored = hadamard.transform(matrix.T) if rht else matrix
+    return torch.from_numpy(_amax(stored, axis=1 if per_row else None))
+
+
+def dequantize(copy: QuantizedCopy, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """The values of a copy as a logical (M, N) matrix; the random Hadamard transform is undone."""
+    stored = decode_stored(copy)
+    if copy.scheme.rht:
+        stored = hadamard.inverse(stored)
+    matrix = stored.T if copy.is_stored_transposed else stored
+    return torch.from_numpy(np.array(matrix[: copy.shape[0], : copy.shape[1]], order="C")).to(dtype)
+
+
+def decode_stored(copy: QuantizedCopy) -> np.ndarray:
+    """The float32 values of the stored array, still transformed where the scheme transforms."""
+    scheme = copy.scheme
+    values = element_values(copy)
+    with np.errstate(over="ignore", invalid="ignore"):
+        decoded = values * spread_scales(copy)
+        if scheme.family != "nvfp4":
+            return decoded
+        amax = copy.amax.numpy()
+        return decoded * (amax[:, None] if scheme.second_level == "row" else amax) * np.float32(1 / nvfp4_range(scheme))
+
+
+def element_values(copy: QuantizedCopy) -> np.ndarray:
+    """The float32 values of the codes alone."""
+    codes = copy.codes.numpy()
+    if copy.scheme.element == "f4E2M1FN":
+        codes = unpack_nibbles(codes, copy.stored_shape[1])
+    return decode(codes, FORMATS[copy.scheme.element])
+
+
+def spread_scales(copy: QuantizedCopy) -> np.ndarray:
+    """The block scales as float32, one for each element of the stored array (0-d per tensor)."""
+    scheme = copy.scheme
+    scales = copy.scales.numpy()
+    if scheme.family == "tensor":
+        return scales
+    values = {"block": lambda s: s, "mx": decode_e8m0, "nvfp4": lambda s: decode(s, E4M3)}[scheme.family](scales)
+    rows, columns = copy.stored_shape
+    block_rows, block_columns = _scale_extent(scheme, copy.columnwise)
+    return np.repeat(np.repeat(values, block_rows, axis=0)[:rows], block_columns, axis=1)[:, :columns]
+
+
+def nvfp4_range(scheme: Scheme) -> float:
+    """The largest code times the largest block scale."""
+    return 6 * (448.0 if scheme.four_over_six == "none" else four_over_six.E4M3_MAX)
+
+
+def _scale_extent(scheme: Scheme, columnwise: bool) -> tuple[int, int]:
+    """Elements that one compact scale stands for; MX and NVFP4 tiles repeat theirs along one dim."""
+    rows, columns = scheme.block_shape
+    if scheme.block == "32x32":
+        return (32, 1) if columnwise else (1, 32)
+    return (1, columns) if scheme.block == "16x16" else (rows, columns)
+
+
+def _matrix(x: torch.Tensor) -> np.ndarray:
+    if x.dtype not in INPUT_DTYPES or x.dim() == 0:
+        raise ConstraintError(
+            "quantize_input",
+            f"x must be float32, bfloat16 or float16 with at least one dim, got {x.dtype} of shape {tuple(x.shape)}",
+        )
+    columns = x.shape[-1]
+    rows = x.shape[:-1].numel()
+    return x.detach().float().reshape(rows, columns).numpy()
+
+
+def _amax_pair(amax, row: Scheme | None, col: Scheme | None) -> tuple:
+    if isinstance(amax, tuple):
+        return amax
+    if amax is not None and row is not None and col is not None and row.rht != col.rht:
+        raise ConstraintError(
+            "quantize_amax", "copies with and without the transform have different amaxes; give a pair (row, col)"
+        )
+    return amax, amax
+
+
+def _check(scheme: Scheme, columnwise: bool, scale, rng) -> None:
+    usage, refused, taken = ("columnwise", "1x32", "32x1") if columnwise else ("rowwise", "32x1", "1x32")
+    if scheme.custom or scheme.layout != "compact":
+        raise ConstraintError("quantize_scheme", f"the scheme must be a built-in one with compact scales, got {scheme}")
+    if scheme.block == refused:
+        raise ConstraintError("quantize_block", f"a {usage} MX copy must have {taken} blocks or 32x32, got {refused}")
+    if scheme.source == "delayed" and scale is None:
+        raise ConstraintError("quantize_scale", "a delayed scheme needs its scale, got None; pass scale=")
+    if scheme.rounding == "stochastic" and rng is None:
+        raise ConstraintError("quantize_rng", "stochastic rounding needs rng, got None; pass rng=(seed, offset)")
+
+
+def _float32(value) -> np.ndarray | None:
+    return None if value is None else torch.as_tensor(value, dtype=torch.float32).detach().numpy()
+
+
+def _amax(array: np.ndarray, axis=None, keepdims: bool = False) -> np.ndarray:
+    """Largest magnitude; one canonical NaN if there is any."""
+    largest = np.asarray(np.max(np.abs(array), axis=axis, keepdims=keepdims, initial=np.float32(0)), np.float32)
+    return np.where(np.isnan(largest), np.float32(np.nan), largest)
+
+
+def _quantize_copy(request: _Request, scheme: Scheme) -> QuantizedCopy:
+    if request.columnwise and scheme.is_transposable and scheme.rounding == "nearest":
+        row_request = _Request(request.matrix, request.input_max, False, request.scale, request.amax, request.rng)
+        return transpose(_quantize_copy(row_request, scheme))
+    stored = request.matrix.T if request.columnwise and scheme.family != "mx" else request.matrix
+    if scheme.rht:
+        stored = hadamard.transform(stored)
+    by_family = {"tensor": _per_tensor, "block": _per_block, "mx": _mx, "nvfp4": _nvfp4}
+    with np.errstate(over="ignore", invalid="ignore"):
+        codes, scales, amax = by_family[scheme.family](np.ascontiguousarray(stored), scheme, request)
+    parts = (None if part is None else torch.from_numpy(np.array(part, order="C")) for part in (codes, scales, amax))
+    return QuantizedCopy(*parts, scheme, request.matrix.shape, request.columnwise)
+
+
+def _per_tensor(stored: np.ndarray, scheme: Scheme, request: _Request) -> tuple:
+    amax = _amax(stored) if request.amax is None else request.amax
+    scale = request.scale
+    if scale is None:
+        scale = scale_from_amax(amax, scheme.element_max, epsilon=scheme.epsilon, power_of_two=scheme.power_of_two)
+    return encode(stored * scale, FORMATS[scheme.element]), np.float32(1) / scale, amax
+
+
+def _per_block(stored: np.ndarray, scheme: Scheme, request: _Request) -> tuple:
+    blocks = to_blocks(stored, scheme.block_shape)
+    scale = scale_from_amax(
+        _amax(blocks, axis=(1, 3), keepdims=True),
+        scheme.element_max,
+        epsilon=scheme.epsilon,
+        power_of_two=scheme.power_of_two,
+        limit=request.input_max,
+    )
+    codes = from_blocks(encode(blocks * scale, FORMATS[scheme.element]), stored.shape)
+    return codes, (np.float32(1) / scale)[:, 0, :, 0], None
+
+
+def _mx(stored: np.ndarray, scheme: Scheme, request: _Request) -> tuple:
+    blocks = to_blocks(stored, scheme.block_shape)
+    fmt = FORMATS[scheme.element]
+    scale_bytes = e8m0_from_amax(_amax(blocks, axis=(1, 3), keepdims=True), fmt, scheme.rule)
+    codes = encode(blocks * e8m0_encode_factor(scale_bytes), fmt)
+    scales = scale_bytes[:, 0, :, 0]
+    if scheme.is_tiled:
+        scales = np.repeat(scales, 32, axis=0)[: stored.shape[0]]
+    return from_blocks(codes, stored.shape), scales, None
+
+
+def _nvfp4(stored: np.ndarray, scheme: Scheme, request: _Request) -> tuple:
+    per_row = scheme.second_level == "row"
+    amax = request.amax if request.amax is not None else _amax(stored, axis=1 if per_row else None)
+    over_blocks = amax.reshape(-1, 1, 1, 1)
+    encode_scale, decode_scale = nvfp4_tensor_scale(over_blocks, nvfp4_range(scheme) / 6)
+    blocks = to_blocks(stored, scheme.block_shape)
+    block_amax = _amax(blocks, axis=(1, 3), keepdims=True)
+    if scheme.four_over_six != "none":
+        codes, scale_bytes = four_over_six.choose(
+            blocks, block_amax, over_blocks, encode_scale, decode_scale, scheme.four_over_six
+        )
+    else:
+        scale_bytes = nvfp4_block_scale(block_amax, encode_scale)
+        codes = _encode_e2m1(blocks * nvfp4_encode_factor(scale_bytes, decode_scale), stored.shape, scheme, request)
+    scales = np.repeat(scale_bytes[:, 0, :, 0], scheme.block_shape[0], axis=0)[: stored.shape[0]]
+    return pack_nibbles(from_blocks(codes, stored.shape)), scales, amax
+
+
+def _encode_e2m1(blocks: np.ndarray, shape: tuple[int, int], scheme: Scheme, request: _Request) -> np.ndarray:
+    if scheme.rounding == "nearest":
+        return encode(blocks, E2M1)
+    logical_shape = shape[::-1] if request.columnwise else shape
+    draws = rounding_bytes(logical_shape, request.columnwise, request.rng)
+    draws = draws.T if request.columnwise else draws
+    return encode_e2m1_stochastic(blocks, to_blocks(draws, scheme.block_shape))
