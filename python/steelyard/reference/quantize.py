@@ -136,7 +136,7 @@ def _matrix(x: torch.Tensor) -> np.ndarray:
         )
     columns = x.shape[-1]
     rows = x.shape[:-1].numel()
-    return x.detach().float().reshape(rows, columns).numpy()
+    return x.detach().float().resolve_neg().reshape(rows, columns).numpy()
 
 
 def _amax_pair(amax, row: Scheme | None, col: Scheme | None) -> tuple:
@@ -165,6 +165,12 @@ def _float32(value) -> np.ndarray | None:
     return None if value is None else torch.as_tensor(value, dtype=torch.float32).detach().numpy()
 
 
+def _given(name: str, value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    if value.shape != shape:
+        raise ConstraintError(f"quantize_{name}", f"{name} must have shape {shape} here, got {value.shape}")
+    return value
+
+
 def _amax(array: np.ndarray, axis=None, keepdims: bool = False) -> np.ndarray:
     """Largest magnitude; one canonical NaN if there is any."""
     largest = np.asarray(np.max(np.abs(array), axis=axis, keepdims=keepdims, initial=np.float32(0)), np.float32)
@@ -186,8 +192,8 @@ def _quantize_copy(request: _Request, scheme: Scheme) -> QuantizedCopy:
 
 
 def _per_tensor(stored: np.ndarray, scheme: Scheme, request: _Request) -> tuple:
-    amax = _amax(stored) if request.amax is None else request.amax
-    scale = request.scale
+    amax = _amax(stored) if request.amax is None else _given("amax", request.amax, ())
+    scale = None if request.scale is None else _given("scale", request.scale, ())
     if scale is None:
         scale = scale_from_amax(amax, scheme.element_max, epsilon=scheme.epsilon, power_of_two=scheme.power_of_two)
     return encode(stored * scale, FORMATS[scheme.element]), np.float32(1) / scale, amax
@@ -219,9 +225,12 @@ def _mx(stored: np.ndarray, scheme: Scheme, request: _Request) -> tuple:
 
 def _nvfp4(stored: np.ndarray, scheme: Scheme, request: _Request) -> tuple:
     per_row = scheme.second_level == "row"
-    amax = request.amax if request.amax is not None else _amax(stored, axis=1 if per_row else None)
+    if request.amax is None:
+        amax = _amax(stored, axis=1 if per_row else None)
+    else:
+        amax = _given("amax", request.amax, stored.shape[:1] if per_row else ())
     over_blocks = amax.reshape(-1, 1, 1, 1)
-    encode_scale, decode_scale = nvfp4_tensor_scale(over_blocks, nvfp4_range(scheme) / 6)
+    encode_scale, decode_scale = nvfp4_tensor_scale(over_blocks, nvfp4_range(scheme))
     blocks = to_blocks(stored, scheme.block_shape)
     block_amax = _amax(blocks, axis=(1, 3), keepdims=True)
     if scheme.four_over_six != "none":

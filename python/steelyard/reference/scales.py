@@ -53,9 +53,9 @@ def e8m0_encode_factor(byte: np.ndarray) -> np.ndarray:
     return np.where(byte == 255, np.float32(np.nan), factor)
 
 
-def nvfp4_tensor_scale(amax: np.ndarray, e4m3_max: float) -> tuple[np.ndarray, np.ndarray]:
-    """S_enc and S_dec, the second level: one for the tensor, or one a row."""
-    encode_scale = scale_from_amax(amax, e4m3_max * 6)
+def nvfp4_tensor_scale(amax: np.ndarray, largest: float) -> tuple[np.ndarray, np.ndarray]:
+    """S_enc and S_dec, the second level: they map the amax to `largest`, a code times a block scale."""
+    encode_scale = scale_from_amax(amax, largest)
     return encode_scale, np.float32(1) / encode_scale
 
 

@@ -1,0 +1,315 @@
+"""Recipes: which scheme quantizes each operand of a GEMM, as plain data.
+
+A recipe answers one question, `schemes(role)`; everything else about it is a frozen, serializable dataclass.
+"""
+
+import difflib
+import json
+import math
+import tomllib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+from steelyard.errors import RecipeError
+from steelyard.schemes import Scheme
+
+ROLES = ("input", "weight", "grad_output")
+Schemes = tuple[Scheme | None, Scheme | None]
+
+_NOT_QUANTIZED: Schemes = (None, None)
+_CHOICES = {
+    "fp8_format": ("HYBRID", "E4M3"),
+    "amax_compute_algo": ("max", "most_recent"),
+    "scale_rule": ("rceil", "floor", "ceil", "even"),
+    "four_over_six": ("none", "weights", "activations", "all"),
+    "four_over_six_error": ("mae", "mse"),
+    "backward": ("normal", "high_precision", "dequantized"),
+}
+_SMALLEST = {"margin": 0, "amax_history_len": 1}
+
+
+class Role(str):
+    """The name of an operand, with the layer it belongs to and that layer's kind, for a custom recipe to choose by."""
+
+    __slots__ = ("kind", "layer")
+
+    def __new__(cls, name: str, layer: str = "", kind: str = "linear"):
+        role = super().__new__(cls, name)
+        role.layer = layer
+        role.kind = kind
+        return role
+
+
+@dataclass(frozen=True)
+class Recipe(ABC):
+    """Base of the recipes: validation, serialization, and how the backward is overridden."""
+
+    name: ClassVar[str] = ""
+
+    backward: str = field(default="normal", kw_only=True)
+    """`normal`; `high_precision`: save the unquantized operands; `dequantized`: save rowwise codes, decode them."""
+
+    def __post_init__(self):
+        for each in fields(self):
+            _check_field(type(self).__name__, each.name, each.type, getattr(self, each.name))
+
+    def schemes(self, role: str) -> Schemes:
+        """The rowwise and the columnwise scheme of an operand; None where that copy is not quantized."""
+        if role not in ROLES:
+            raise RecipeError(f"role must be one of {', '.join(ROLES)}, got {role!r}")
+        row, col = self._schemes(role)
+        if self.backward == "normal":
+            return row, col
+        # Backward GEMMs run in high precision: nothing reads columnwise copies or a quantized gradient.
+        return _NOT_QUANTIZED if role == "grad_output" else (row, None)
+
+    @abstractmethod
+    def _schemes(self, role: str) -> Schemes:
+        """The schemes of a role when the backward is normal."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field, and the recipe's name under `recipe`."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        for name, value in values.items():
+            if callable(value):
+                raise RecipeError(
+                    f"{type(self).__name__}.{name} must be plain data to be serialized, got the callable {value!r}; "
+                    "keep the recipe in code"
+                )
+        return {"recipe": self.name, **values}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Recipe":
+        """The recipe of a `to_dict`; fields that are left out have their defaults."""
+        values = dict(values)
+        recipe_class = _class_of(values.pop("recipe", cls.name))
+        if not issubclass(recipe_class, cls):
+            raise RecipeError(f"recipe must be {cls.name!r} for {cls.__name__}, got {recipe_class.name!r}")
+        known = [each.name for each in fields(recipe_class)]
+        for name in values:
+            if name not in known:
+                raise RecipeError(f"{recipe_class.__name__} has no field {name!r}{_nearest(name, known)}")
+        return recipe_class(**values)
+
+    def to_toml(self) -> str:
+        """The fields as TOML, one a line."""
+        return "".join(f"{name} = {_toml_value(value)}\n" for name, value in self.to_dict().items())
+
+    @classmethod
+    def from_toml(cls, text: str) -> "Recipe":
+        """The recipe of a `to_toml`."""
+        try:
+            values = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise RecipeError(f"the recipe must be valid TOML: {error}") from error
+        return cls.from_dict(values)
+
+
+@dataclass(frozen=True)
+class DelayedScaling(Recipe):
+    """FP8 with one scale a tensor, from the amaxes of earlier steps."""
+
+    name: ClassVar[str] = "fp8-delayed"
+
+    margin: int = 0
+    """Scales are divided by 2^margin."""
+    fp8_format: str = "HYBRID"
+    """`HYBRID`: E4M3 for inputs and weights, E5M2 for gradients; `E4M3`: for everything."""
+    amax_history_len: int = 1024
+    amax_compute_algo: str | Callable = "max"
+    """`max` over the history, `most_recent`, or a callable from the history to an amax."""
+    reduce_amax: bool = True
+    """Amaxes are max-reduced over the process group before each update."""
+
+    def _schemes(self, role: str) -> Schemes:
+        scheme = Scheme(_fp8_element(self.fp8_format, role), "tensor", "f32", source="delayed")
+        return scheme, scheme
+
+
+@dataclass(frozen=True)
+class Float8CurrentScaling(Recipe):
+    """FP8 with one scale a tensor, from its own amax."""
+
+    name: ClassVar[str] = "fp8-current"
+
+    fp8_format: str = "HYBRID"
+    power_of_two: bool = False
+    """Scales are rounded down to a power of two."""
+    epsilon: float = 0.0
+    """Lower bound of the amax."""
+
+    def _schemes(self, role: str) -> Schemes:
+        element = _fp8_element(self.fp8_format, role)
+        scheme = Scheme(element, "tensor", "f32", power_of_two=self.power_of_two, epsilon=float(self.epsilon))
+        return scheme, scheme
+
+
+@dataclass(frozen=True)
+class Float8BlockScaling(Recipe):
+    """FP8 with a scale for each 1x128 block of inputs and gradients and each 128x128 tile of weights."""
+
+    name: ClassVar[str] = "fp8-block"
+
+    fp8_format: str = "E4M3"
+    power_of_two: bool = True
+    epsilon: float = 0.0
+    weight_tiles: bool = True
+    """Weights in 128x128 tiles; otherwise in 1x128 blocks too."""
+
+    def _schemes(self, role: str) -> Schemes:
+        scheme = Scheme(
+            _fp8_element(self.fp8_format, role),
+            "128x128" if role == "weight" and self.weight_tiles else "1x128",
+            "f32",
+            power_of_two=self.power_of_two,
+            epsilon=float(self.epsilon),
+        )
+        return scheme, scheme
+
+
+@dataclass(frozen=True)
+class MXFP8BlockScaling(Recipe):
+    """FP8 with a power-of-two scale byte for each 32 elements."""
+
+    name: ClassVar[str] = "mxfp8"
+
+    fp8_format: str = "E4M3"
+    scale_rule: str = "rceil"
+    """How the scale byte follows from a block's amax: rceil, floor, ceil or even."""
+    weight_tiles: bool = False
+    """Weights in 32x32 tiles, so that both usages hold the same values."""
+
+    def _schemes(self, role: str) -> Schemes:
+        element = _fp8_element(self.fp8_format, role)
+        tiled = role == "weight" and self.weight_tiles
+        blocks = ("32x32", "32x32") if tiled else ("1x32", "32x1")
+        row, col = (Scheme(element, block, "f8E8M0FNU", rule=self.scale_rule) for block in blocks)
+        return row, col
+
+
+@dataclass(frozen=True)
+class NVFP4BlockScaling(Recipe):
+    """FP4 with an E4M3 scale for each 16 elements under one f32 scale a tensor."""
+
+    name: ClassVar[str] = "nvfp4"
+
+    weight_tiles: bool = True
+    """Weights in 16x16 tiles; otherwise in 1x16 blocks."""
+    rht: bool = True
+    """A random Hadamard transform on both operands of the weight gradient."""
+    stochastic_rounding: bool = True
+    """Gradients are rounded stochastically."""
+    row_scaled: bool = False
+    """Rowwise inputs have one f32 scale a row instead of one a tensor."""
+    four_over_six: str = "none"
+    """Where blocks also try the map to 4: none, weights, activations (the inputs) or all (both)."""
+    four_over_six_error: str = "mae"
+    """The error that decides between the two maps: mae or mse."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.row_scaled:
+            for name in ("rht", "weight_tiles", "stochastic_rounding"):
+                self._require_off(name, "row_scaled=True")
+        if self.four_over_six in ("activations", "all"):
+            self._require_off("rht", f"four_over_six={self.four_over_six!r}")
+
+    def _require_off(self, name: str, reason: str) -> None:
+        if getattr(self, name):
+            raise RecipeError(f"NVFP4BlockScaling.{name} must be False with {reason}, got True; pass {name}=False")
+
+    def _schemes(self, role: str) -> Schemes:
+        if role == "weight":
+            scheme = self._scheme("weights", block="16x16" if self.weight_tiles else "1x16")
+            return scheme, scheme
+        if role == "input":
+            level = "row" if self.row_scaled else "tensor"
+            return self._scheme("activations", second_level=level), self._scheme("activations", rht=self.rht)
+        rounding = "stochastic" if self.stochastic_rounding else "nearest"
+        return self._scheme("", rounding=rounding), self._scheme("", rounding=rounding, rht=self.rht)
+
+    def _scheme(self, scope: str, block: str = "1x16", second_level: str = "tensor", **options) -> Scheme:
+        chosen = self.four_over_six_error if scope and self.four_over_six in (scope, "all") else "none"
+        return Scheme("f4E2M1FN", block, "f8E4M3FN", second_level=second_level, four_over_six=chosen, **options)
+
+
+@dataclass(frozen=True)
+class CustomRecipe(Recipe):
+    """A factory chooses the quantizer of each operand of each layer."""
+
+    name: ClassVar[str] = "custom"
+
+    factory: Callable[[str], Any]
+    """From a role to a quantizer, to a pair of schemes (rowwise, columnwise), or to None for high precision."""
+
+    def quantizer(self, role: str) -> Any:
+        """What the factory says about a role."""
+        return self.factory(role)
+
+    def _schemes(self, role: str) -> Schemes:
+        made = self.quantizer(role)
+        if made is None:
+            return _NOT_QUANTIZED
+        pair = made.schemes() if callable(getattr(made, "schemes", None)) else made
+        if isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(s, Scheme | None) for s in pair):
+            return pair
+        raise RecipeError(
+            f"CustomRecipe.factory must return a quantizer, a pair of schemes or None, got {made!r} for {role!r}"
+        )
+
+
+_RECIPES = (DelayedScaling, Float8CurrentScaling, Float8BlockScaling, MXFP8BlockScaling, NVFP4BlockScaling)
+NAMES = tuple(recipe.name for recipe in _RECIPES)
+
+
+def get(recipe: str | Recipe) -> Recipe:
+    """The recipe of a name, with its defaults; a recipe is returned as it is."""
+    if isinstance(recipe, Recipe):
+        return recipe
+    return _class_of(recipe)()
+
+
+def _class_of(name: str) -> type[Recipe]:
+    for recipe in _RECIPES:
+        if recipe.name == name:
+            return recipe
+    if name == CustomRecipe.name:
+        raise RecipeError("a custom recipe holds a factory, which no name or file can give; build CustomRecipe in code")
+    known = ", ".join(NAMES)
+    raise RecipeError(f"recipe must be a recipe object or one of {known}; got {name!r}{_nearest(name, NAMES)}")
+
+
+def _nearest(name: Any, known: Any) -> str:
+    close = difflib.get_close_matches(name.lower(), known, n=1) if isinstance(name, str) else []
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _fp8_element(fp8_format: str, role: str) -> str:
+    return "f8E5M2" if fp8_format == "HYBRID" and role == "grad_output" else "f8E4M3FN"
+
+
+def _check_field(owner: str, name: str, kind: Any, value: Any) -> None:
+    """Refuse a value that its field cannot have."""
+    if name in _SMALLEST:
+        holds = type(value) is int and value >= _SMALLEST[name]
+        expected = f"an integer of at least {_SMALLEST[name]}"
+    elif name in _CHOICES:
+        holds = (isinstance(value, str) and value in _CHOICES[name]) or (
+            name == "amax_compute_algo" and callable(value)
+        )
+        expected = f"one of {', '.join(_CHOICES[name])}" + (" or a callable" if name == "amax_compute_algo" else "")
+    elif name == "factory":
+        holds, expected = callable(value), "a callable from a role to a quantizer"
+    elif kind is float:
+        holds = type(value) in (int, float) and math.isfinite(value) and value >= 0
+        expected = "a finite number that is not negative"
+    else:
+        holds, expected = isinstance(value, bool), "True or False"
+    if not holds:
+        raise RecipeError(f"{owner}.{name} must be {expected}, got {value!r}")
+
+
+def _toml_value(value: bool | int | float | str) -> str:
+    return repr(value) if type(value) is float else json.dumps(value)
