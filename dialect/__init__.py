@@ -1,0 +1,27 @@
+"""The MLIR dialect `scaled`: quantized tensors and the operations on them.
+
+`load` puts it, and the `torch` dialect, into a context; `steelyard.dialect.scaled` has the classes and builders.
+"""
+
+from torch_mlir import ir
+from torch_mlir._mlir_libs._mlir import globals as _mlir_globals
+from torch_mlir.dialects import torch as _torch_dialect
+
+from steelyard.dialect.scaled import Scaled
+
+# Without this every lookup of an op class retries an import that fails, which costs 40 us each time.
+_mlir_globals.append_dialect_search_prefix("steelyard.dialect")
+
+
+def load(context: ir.Context) -> ir.Context:
+    """Load the dialects that programs use into a context; loading twice does nothing."""
+    if not context.is_dialect_loaded(Scaled.DIALECT_NAMESPACE):
+        _torch_dialect.register_dialect(context)
+        with context:
+            Scaled.load()
+    return context
+
+
+def make_context() -> ir.Context:
+    """A new context with the dialects loaded."""
+    return load(ir.Context())

@@ -1,0 +1,81 @@
+"""`#scaled.scheme`: a `Scheme` as an attribute."""
+
+from functools import lru_cache
+from typing import Any
+
+from torch_mlir import ir
+
+from steelyard.dialect.base import Scaled, require
+from steelyard.schemes import Scheme
+
+_FLAGS = ("power_of_two", "rht")
+
+
+class SchemeAttr(Scaled.Attribute, name="scheme"):
+    """How one copy of a tensor is quantized.
+
+    `#scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {rule = "floor"}>`: element format, block (rows x columns of the
+    stored array, or "tensor"), scale type, and the options that differ from their defaults. Flags are unit
+    attributes: `{power_of_two}`, `{rht}`. The meaning of each option, and the constraints scheme_c1 to scheme_c11,
+    are those of `steelyard.schemes.Scheme`.
+
+    Constraints:
+    - scheme_c12: options are known and hold no default value, so that equal schemes are equal attributes
+    """
+
+    element: ir.TypeAttr
+    block: ir.StringAttr
+    scale: ir.TypeAttr
+    options: ir.DictAttr
+
+    @classmethod
+    def from_scheme(cls, scheme: Scheme, context: ir.Context | None = None) -> "SchemeAttr":
+        """The attribute of a scheme."""
+        return cls.get(
+            ir.TypeAttr.get(ir.Type.parse(scheme.element, context)),
+            ir.StringAttr.get(scheme.block, context=context),
+            ir.TypeAttr.get(ir.Type.parse(scheme.scale, context)),
+            ir.DictAttr.get({name: _to_attribute(value) for name, value in scheme.options().items()}, context=context),
+            context=context,
+        )
+
+    @property
+    def scheme(self) -> Scheme:
+        """The scheme, verified; raises `ConstraintError`."""
+        return _scheme(self)
+
+
+@lru_cache(maxsize=4096)
+def _scheme(attribute: SchemeAttr) -> Scheme:
+    element, block, scale, options = (parameter.maybe_downcast() for parameter in attribute.params)
+    values = {entry.name: _from_attribute(entry.name, entry.attr) for entry in options}
+    known = Scheme.__dataclass_fields__.keys() - {"element", "block", "scale"}
+    for name in values:
+        require(name in known, "scheme_c12", f"unknown scheme option {name!r}, the options are {sorted(known)}")
+    scheme = Scheme(str(element.value), block.value, str(scale.value), **values)
+    idle = values.keys() - scheme.options().keys()
+    require(not idle, "scheme_c12", f"scheme options must not spell a default, got {sorted(idle)}")
+    return scheme
+
+
+def _to_attribute(value: bool | float | str) -> ir.Attribute:
+    if isinstance(value, bool):
+        return ir.UnitAttr.get()
+    if isinstance(value, float):
+        return ir.FloatAttr.get_f32(value)
+    return ir.StringAttr.get(value)
+
+
+def _from_attribute(name: str, attribute: ir.Attribute) -> Any:
+    attribute = attribute.maybe_downcast()
+    if name in _FLAGS:
+        return True if isinstance(attribute, ir.UnitAttr) else str(attribute)
+    if name == "epsilon":
+        require(
+            isinstance(attribute, ir.FloatAttr) and str(attribute.type) == "f32",
+            "scheme_c2",
+            f"epsilon must be an f32, got {attribute}",
+        )
+        return attribute.value
+    require(isinstance(attribute, ir.StringAttr), "scheme_c2", f"{name} must be a string, got {attribute}")
+    return attribute.value

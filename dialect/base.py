@@ -1,0 +1,105 @@
+"""The dialect object, and what every op of it shares: named constraints and located diagnostics."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch_mlir import ir
+from torch_mlir.dialects import ext
+
+from steelyard.errors import ConstraintError
+
+
+class Scaled(ext.Dialect, name="scaled"):
+    """Quantized tensors and the operations on them; see docs/dialect.md."""
+
+
+def require(holds: bool, constraint: str, message: str) -> None:
+    """Raise the named constraint unless it holds."""
+    if not holds:
+        raise ConstraintError(constraint, message)
+
+
+class ScaledOp(Scaled.Operation):
+    """Base of the ops: a subclass defines `check`, which raises `ConstraintError`.
+
+    Printing an op inside its verifier would recurse, and the verifier runs before the declared operands and attributes
+    are checked, so whatever goes wrong in `check` becomes a diagnostic at the op's location that names the layer.
+    """
+
+    def check(self) -> None:
+        raise NotImplementedError(f"{self.OPERATION_NAME} has no check")
+
+    @classmethod
+    def verify_invariants(cls, op: "ScaledOp") -> bool:
+        try:
+            op.check()
+        except ConstraintError as error:
+            message = str(error)
+        except (KeyError, IndexError, AttributeError, TypeError) as error:
+            message = f"must have the operands, results and attributes it declares: {error} [{cls._op_name}_c0]"
+        else:
+            return True
+        op.location.emit_error(f"'{cls.OPERATION_NAME}' op {message}{_layer_suffix(op)}")
+        return False
+
+
+def _layer_suffix(op: ScaledOp) -> str:
+    if "layer" not in op.attributes:
+        return ""
+    layer = op.attributes["layer"]
+    if not isinstance(layer, ir.StringAttr) or not layer.value:
+        return ""
+    return f" (layer '{layer.value}')"
+
+
+def build(
+    op_class: type[ScaledOp],
+    operands: Sequence[ir.Value | list[ir.Value] | None],
+    results: Sequence[ir.Type | None],
+    attributes: dict[str, ir.Attribute],
+    loc: ir.Location | None = None,
+    ip: ir.InsertionPoint | None = None,
+) -> ScaledOp:
+    """Create an op; None stands for an optional operand or result that is absent, a list for a variadic one.
+
+    Goes to `ir.Operation.create` directly: construction through the class costs ten times as much.
+    """
+    # `_ODS_*_SEGMENTS` is None when nothing is optional; then no sizes are stored.
+    if op_class._ODS_OPERAND_SEGMENTS is not None:
+        attributes = {**attributes, "operandSegmentSizes": _segment_sizes(operands)}
+    if op_class._ODS_RESULT_SEGMENTS is not None:
+        attributes = {**attributes, "resultSegmentSizes": _segment_sizes(results)}
+    return ir.Operation.create(
+        op_class.OPERATION_NAME,
+        operands=[value for group in operands for value in _group(group)],
+        results=[type_ for type_ in results if type_ is not None],
+        attributes=attributes,
+        loc=loc,
+        ip=ip,
+    ).opview
+
+
+def _group(value: object) -> list:
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+def _segment_sizes(groups: Sequence[object]) -> ir.Attribute:
+    return ir.DenseI32ArrayAttr.get([len(_group(group)) for group in groups])
+
+
+def string_attribute(op: ScaledOp, name: str, choices: Sequence[str], constraint: str) -> str:
+    """The value of a string attribute that has one of a few values."""
+    attribute = op.attributes[name]
+    value = attribute.value if isinstance(attribute, ir.StringAttr) else str(attribute)
+    require(value in choices, constraint, f"{name} must be one of {', '.join(choices)}, got {value}")
+    return value
+
+
+def attribute_of(op: ScaledOp, name: str, kind: type[ir.Attribute]) -> Any:
+    """An attribute of a kind; for the kinds that the bindings cannot declare."""
+    attribute = op.attributes[name]
+    if not isinstance(attribute, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}, got {attribute}")
+    return attribute

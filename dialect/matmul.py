@@ -1,0 +1,259 @@
+"""The matrix multiplications: `matmul` in high precision, `gemm` on quantized tensors.
+
+The three GEMMs of a linear layer differ in what they reduce over, and `kind` says which one an op is:
+
+| kind  | computes     | lhs          | rhs          | reads (lhs, rhs)        | result        |
+|-------|--------------|--------------|--------------|-------------------------|---------------|
+| fprop | y = x w^T    | x [..., K]   | w [N, K]     | rowwise, rowwise        | y [..., N]    |
+| dgrad | dx = dy w    | dy [..., N]  | w [N, K]     | rowwise, columnwise     | dx [..., K]   |
+| wgrad | dw = dy^T x  | dy [..., N]  | x [..., K]   | columnwise, columnwise  | dw [N, K]     |
+
+The dims before the last of an activation are one flattened dim. The first `batch_dims` dims of all operands and of the
+result are batch dims: one product for each.
+"""
+
+from typing import Any
+
+from torch_mlir import ir
+from torch_mlir.dialects import ext
+
+from steelyard.dialect.base import ScaledOp, build, require, string_attribute
+from steelyard.dialect.types import (
+    ScaledInfo,
+    Shape,
+    TensorInfo,
+    float_info,
+    format_shape,
+    require_tensor,
+    scaled_info,
+    shapes_agree,
+    sizes_agree,
+)
+from steelyard.schemes import Scheme
+
+KINDS = ("fprop", "dgrad", "wgrad")
+EPILOGUES = ("none", "relu", "gelu", "gelu_tanh", "silu")
+
+USAGES = {"fprop": ("rowwise", "rowwise"), "dgrad": ("rowwise", "columnwise"), "wgrad": ("columnwise", "columnwise")}
+"""Which copy of lhs and rhs a gemm of each kind reads."""
+
+
+class MatmulOp(ScaledOp, name="matmul", traits=[ext.Pure]):
+    """A GEMM that a recipe may quantize, still in high precision.
+
+    Constraints:
+    - matmul_c1: kind is fprop, dgrad or wgrad
+    - matmul_c2: lhs, rhs and result are ranked tensors of f32, bf16 or f16, of one namespace
+    - matmul_c3: lhs and rhs have one dtype
+    - matmul_c4: 0 <= batch_dims, and each operand has the dims its kind needs beyond them
+    - matmul_c5: batch dims agree
+    - matmul_c6: the dims reduced over agree
+    - matmul_c7: the result has the shape of the product
+    - matmul_c8: bias needs kind fprop and has shape [N]
+    """
+
+    lhs: ext.Operand[Any]
+    rhs: ext.Operand[Any]
+    result: ext.Result[Any]
+    kind: ir.StringAttr
+    layer: ir.StringAttr
+    batch_dims: ir.IntegerAttr
+    bias: ext.Operand[Any] | None = None
+
+    def check(self) -> None:
+        kind = string_attribute(self, "kind", KINDS, "matmul_c1")
+        lhs, rhs = (float_info(self.operands[i], "matmul_c2", name) for i, name in enumerate(("lhs", "rhs")))
+        result = float_info(self.result, "matmul_c2", "result")
+        require(
+            lhs.namespace == rhs.namespace == result.namespace,
+            "matmul_c2",
+            f"lhs, rhs and result must all be builtin or all torch tensors, got {lhs}, {rhs} and {result}",
+        )
+        require(lhs.dtype == rhs.dtype, "matmul_c3", f"lhs and rhs must have one dtype, got {lhs.dtype} and {rhs.dtype}")
+        product = product_shape(kind, lhs.shape, rhs.shape, self.batch_dims.value, "matmul", 4)
+        require_result(result.shape, product, "matmul_c7")
+        if self.bias is not None:
+            require_bias(self.bias, kind, result, "matmul_c8")
+
+
+def matmul(
+    lhs: ir.Value,
+    rhs: ir.Value,
+    *,
+    kind: str,
+    layer: str = "",
+    batch_dims: int = 0,
+    bias: ir.Value | None = None,
+    dtype: str | None = None,
+    loc: ir.Location | None = None,
+    ip: ir.InsertionPoint | None = None,
+) -> ScaledOp:
+    """Build a `scaled.matmul`; the result has lhs's dtype unless one is given."""
+    info = float_info(lhs, "matmul_c2", "lhs")
+    other = float_info(rhs, "matmul_c2", "rhs")
+    result = info.with_(product_shape(kind, info.shape, other.shape, batch_dims, "matmul", 4), dtype)
+    attributes = _attributes(kind, layer, batch_dims)
+    return build(MatmulOp, [lhs, rhs, bias], [result.type()], attributes, loc, ip)
+
+
+class GemmOp(ScaledOp, name="gemm", traits=[ext.Pure]):
+    """The product of two quantized tensors: epilogue(product + bias) + residual, or accumulator + product.
+
+    `kind` decides which copy of each operand is read. `preactivation` is product + bias, for a backward that reads it.
+
+    Constraints:
+    - gemm_c1: kind is fprop, dgrad or wgrad
+    - gemm_c2: lhs and rhs are !scaled.tensor with the copy this kind reads
+    - gemm_c3: both copies are of one family; custom copies are of one custom quantizer
+    - gemm_c4: two copies in 128x128 tiles do not go together
+    - gemm_c5: the random Hadamard transform is on both copies or on none
+    - gemm_c6: a second level per row is on lhs only
+    - gemm_c7: only a gradient (lhs of dgrad and wgrad) is rounded stochastically
+    - gemm_c8: 0 <= batch_dims, and each operand has the dims its kind needs beyond them
+    - gemm_c9: batch dims agree
+    - gemm_c10: the dims reduced over agree
+    - gemm_c11: the result is a tensor of f32, bf16 or f16 with the shape of the product
+    - gemm_c12: bias needs kind fprop and has shape [N]
+    - gemm_c13: epilogue is none, relu, gelu, gelu_tanh or silu
+    - gemm_c14: residual and accumulator have the result's type
+    - gemm_c15: accumulating excludes bias, residual and an epilogue
+    - gemm_c16: preactivation needs an epilogue other than none and has the result's shape
+    """
+
+    lhs: ext.Operand[Any]
+    rhs: ext.Operand[Any]
+    result: ext.Result[Any]
+    kind: ir.StringAttr
+    layer: ir.StringAttr
+    batch_dims: ir.IntegerAttr
+    epilogue: ir.StringAttr
+    bias: ext.Operand[Any] | None = None
+    residual: ext.Operand[Any] | None = None
+    accumulator: ext.Operand[Any] | None = None
+    preactivation: ext.Result[Any] | None = None
+
+    def check(self) -> None:
+        kind = string_attribute(self, "kind", KINDS, "gemm_c1")
+        lhs, rhs = scaled_info(self.lhs, "gemm_c2", "lhs"), scaled_info(self.rhs, "gemm_c2", "rhs")
+        require_pair(*copies_read(kind, lhs, rhs), kind)
+        result = float_info(self.result, "gemm_c11", "result")
+        require_result(result.shape, product_shape(kind, lhs.shape, rhs.shape, self.batch_dims.value, "gemm", 8), "gemm_c11")
+        self._check_epilogue(kind, result)
+
+    def _check_epilogue(self, kind: str, result: TensorInfo) -> None:
+        epilogue = string_attribute(self, "epilogue", EPILOGUES, "gemm_c13")
+        bias, residual, accumulator = self.bias, self.residual, self.accumulator
+        if bias is not None:
+            require_bias(bias, kind, result, "gemm_c12")
+        if residual is not None:
+            require_tensor(residual, result, "gemm_c14", "residual")
+        if accumulator is not None:
+            require_tensor(accumulator, result, "gemm_c14", "accumulator")
+            plain = bias is None and residual is None and epilogue == "none"
+            require(plain, "gemm_c15", "an accumulating gemm must have no bias, residual or epilogue")
+        if self.preactivation is not None:
+            require(epilogue != "none", "gemm_c16", "a preactivation needs an epilogue other than none")
+            require_tensor(self.preactivation, result, "gemm_c16", "preactivation")
+
+
+def gemm(
+    lhs: ir.Value,
+    rhs: ir.Value,
+    *,
+    kind: str,
+    result: ir.Type,
+    layer: str = "",
+    batch_dims: int = 0,
+    epilogue: str = "none",
+    bias: ir.Value | None = None,
+    residual: ir.Value | None = None,
+    accumulator: ir.Value | None = None,
+    preactivation: bool = False,
+    loc: ir.Location | None = None,
+    ip: ir.InsertionPoint | None = None,
+) -> ScaledOp:
+    """Build a `scaled.gemm`. A quantized tensor does not say whose tensors surround it, so the result type is given."""
+    attributes = _attributes(kind, layer, batch_dims) | {"epilogue": ir.StringAttr.get(epilogue)}
+    results = [result, result if preactivation else None]
+    return build(GemmOp, [lhs, rhs, bias, residual, accumulator], results, attributes, loc, ip)
+
+
+def copies_read(kind: str, lhs: ScaledInfo, rhs: ScaledInfo) -> tuple[Scheme, Scheme]:
+    """The schemes of the two copies that a gemm of this kind reads."""
+    copies = []
+    for name, info, usage in zip(("lhs", "rhs"), (lhs, rhs), USAGES[kind], strict=True):
+        scheme = info.copy_of(usage)
+        require(scheme is not None, "gemm_c2", f"{kind} reads the {usage} copy of {name}, which has none")
+        copies.append(scheme)
+    return copies[0], copies[1]
+
+
+def require_pair(lhs: Scheme, rhs: Scheme, kind: str) -> None:
+    """Require that a gemm can multiply the two copies."""
+    require(
+        lhs.family == rhs.family and lhs.custom == rhs.custom,
+        "gemm_c3",
+        f"both copies must be of one family, got {_family_name(lhs)} and {_family_name(rhs)}",
+    )
+    both_tiled = lhs.block == rhs.block == "128x128"
+    require(not both_tiled, "gemm_c4", "at most one copy may be in 128x128 tiles, got both; quantize one in 1x128 blocks")
+    require(lhs.rht == rhs.rht, "gemm_c5", "the random Hadamard transform must be on both copies or on none, got one")
+    require(rhs.second_level != "row", "gemm_c6", "a second level per row must be on lhs, got it on rhs")
+    _require_nearest(lhs, "lhs", kind, gradient=kind != "fprop")
+    _require_nearest(rhs, "rhs", kind, gradient=False)
+
+
+def product_shape(kind: str, lhs: Shape, rhs: Shape, batch_dims: int, op: str, first: int) -> Shape:
+    """The shape of a product; failures are named `<op>_c<first>` (ranks), and the two numbers after it (dims)."""
+    require(kind in KINDS, f"{op}_c1", f"kind must be one of {', '.join(KINDS)}, got {kind}")
+    ranks = f"{op}_c{first}"
+    require(batch_dims >= 0, ranks, f"batch_dims must not be negative, got {batch_dims}")
+    require(len(lhs) > batch_dims, ranks, f"lhs must have more than {batch_dims} dims, got {format_shape(lhs)}")
+    matrix = kind != "wgrad"
+    fits = len(rhs) == batch_dims + 2 if matrix else len(rhs) == len(lhs)
+    wanted = f"{batch_dims + 2} dims" if matrix else "as many dims as lhs"
+    require(fits, ranks, f"rhs of {kind} must have {wanted}, got {format_shape(rhs)}")
+
+    batch, lhs, rhs_batch, rhs = lhs[:batch_dims], lhs[batch_dims:], rhs[:batch_dims], rhs[batch_dims:]
+    _require_dims(batch, rhs_batch, f"{op}_c{first + 1}", "batch dims of lhs and rhs")
+    reduced = {"fprop": (lhs[-1:], rhs[-1:]), "dgrad": (lhs[-1:], rhs[:1]), "wgrad": (lhs[:-1], rhs[:-1])}[kind]
+    _require_dims(*reduced, f"{op}_c{first + 2}", f"the dims that {kind} reduces over")
+    if kind == "wgrad":
+        return (*batch, lhs[-1], rhs[-1])
+    return (*batch, *lhs[:-1], rhs[0] if kind == "fprop" else rhs[1])
+
+
+def require_result(shape: Shape, product: Shape, constraint: str) -> None:
+    """Require the shape of a product."""
+    found, wanted = format_shape(shape), format_shape(product)
+    require(shapes_agree(shape, product), constraint, f"the result must have shape {wanted}, got {found}")
+
+
+def require_bias(bias: ir.Value, kind: str, result: TensorInfo, constraint: str) -> None:
+    """Require a bias that fits the last dim of a forward product."""
+    require(kind == "fprop", constraint, f"only fprop takes a bias, got kind {kind}")
+    info = float_info(bias, constraint, "bias")
+    fits = info.namespace == result.namespace and len(info.shape) == 1 and sizes_agree(info.shape[0], result.shape[-1])
+    require(fits, constraint, f"bias must have shape {format_shape(result.shape[-1:])}, got {bias.type}")
+
+
+def _require_dims(left: Shape, right: Shape, constraint: str, what: str) -> None:
+    found = f"{format_shape(left)} and {format_shape(right)}"
+    require(shapes_agree(left, right), constraint, f"{what} must agree, got {found}")
+
+
+def _require_nearest(scheme: Scheme, name: str, kind: str, *, gradient: bool) -> None:
+    message = f"{name} of {kind} is no gradient and must be rounded to nearest, got stochastic"
+    require(gradient or scheme.rounding == "nearest", "gemm_c7", message)
+
+
+def _family_name(scheme: Scheme) -> str:
+    return f"custom '{scheme.custom}'" if scheme.custom else scheme.family
+
+
+def _attributes(kind: str, layer: str, batch_dims: int) -> dict[str, ir.Attribute]:
+    return {
+        "kind": ir.StringAttr.get(kind),
+        "layer": ir.StringAttr.get(layer),
+        "batch_dims": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), batch_dims),
+    }

@@ -1,0 +1,217 @@
+"""Into and out of low precision: `quantize`, `dequantize`, `transpose`."""
+
+from typing import Any
+
+from torch_mlir import ir
+from torch_mlir.dialects import ext
+
+from steelyard.dialect.base import ScaledOp, build, require, string_attribute
+from steelyard.dialect.types import (
+    ScaledInfo,
+    Shape,
+    TensorInfo,
+    float_info,
+    format_shape,
+    require_tensor,
+    scaled_info,
+    shapes_agree,
+)
+from steelyard.schemes import Scheme
+
+ROLES = ("input", "weight", "grad_output")
+USAGES = ("rowwise", "columnwise")
+
+
+class QuantizeOp(ScaledOp, name="quantize", traits=[ext.Pure]):
+    """Quantize a tensor into the copies that its result type names.
+
+    `scale` is a scale that is known before (the state of a delayed scheme, or the one `compute_scale` made), `amax` a
+    tensor amax that is known before (one reduced over ranks), `rng` the seed and offset of stochastic rounding. The
+    result `new_amax` is the amax of the source, for those who keep it. `layer` names the layer whose state it reads; it
+    is empty where there is no state, so that equal quantizations are equal ops.
+
+    Constraints:
+    - quantize_c1: source is a ranked tensor of f32, bf16 or f16
+    - quantize_c2: result is a !scaled.tensor of the source's shape and dtype
+    - quantize_c3: role is input, weight or grad_output
+    - quantize_c4: a delayed scheme needs a scale, and only schemes with one scale a tensor take one
+    - quantize_c5: only current per-tensor schemes and f4E2M1FN without the transform take an amax, and not beside a scale
+    - quantize_c6: stochastic rounding needs rng, and nothing else takes it
+    - quantize_c7: only role grad_output is rounded stochastically
+    - quantize_c8: only schemes with an amax a tensor or a row give a new_amax
+    - quantize_c9: scale is an f32 scalar; amax and new_amax are f32 scalars, or f32 for each row where one copy has a
+      second level per row; rng is two 64-bit integers
+    """
+
+    source: ext.Operand[Any]
+    result: ext.Result[Any]
+    role: ir.StringAttr
+    layer: ir.StringAttr
+    scale: ext.Operand[Any] | None = None
+    amax: ext.Operand[Any] | None = None
+    rng: ext.Operand[Any] | None = None
+    new_amax: ext.Result[Any] | None = None
+
+    def check(self) -> None:
+        source = float_info(self.source, "quantize_c1", "source")
+        result = scaled_info(self.result, "quantize_c2", "result")
+        require(
+            shapes_agree(source.shape, result.shape) and source.dtype == result.dtype,
+            "quantize_c2",
+            f"result must stand for {format_shape(source.shape)} of {source.dtype}, "
+            f"got {format_shape(result.shape)} of {result.dtype}",
+        )
+        role = string_attribute(self, "role", ROLES, "quantize_c3")
+        self._check_scale(source, result.schemes)
+        self._check_amax(source, result)
+        self._check_rng(source, result.schemes, role)
+
+    def _check_scale(self, source: TensorInfo, schemes: tuple[Scheme, ...]) -> None:
+        if self.scale is None:
+            delayed = any(scheme.source == "delayed" for scheme in schemes)
+            require(not delayed, "quantize_c4", "a delayed scheme needs the operand scale, got none")
+            return
+        one_scale = all(scheme.family in ("tensor", "custom") for scheme in schemes)
+        require(one_scale, "quantize_c4", "the operand scale needs schemes with one scale a tensor, got block scales")
+        require_tensor(self.scale, source.with_((), "f32"), "quantize_c9", "scale")
+
+    def _check_amax(self, source: TensorInfo, result: ScaledInfo) -> None:
+        amax_type = source.with_(amax_shape(result), "f32")
+        if self.amax is not None:
+            require(self.scale is None, "quantize_c5", "amax and scale exclude each other, got both")
+            takes = all(_takes_amax(scheme) for scheme in result.schemes)
+            require(takes, "quantize_c5", "the operand amax needs current per-tensor or f4E2M1FN schemes without the transform")
+            require_tensor(self.amax, amax_type, "quantize_c9", "amax")
+        if self.new_amax is not None:
+            gives = all(scheme.family in ("tensor", "nvfp4", "custom") for scheme in result.schemes)
+            require(gives, "quantize_c8", "new_amax needs schemes with an amax a tensor or a row, got block scales alone")
+            require_tensor(self.new_amax, amax_type, "quantize_c9", "new_amax")
+
+    def _check_rng(self, source: TensorInfo, schemes: tuple[Scheme, ...], role: str) -> None:
+        stochastic = any(scheme.rounding == "stochastic" for scheme in schemes)
+        has_rng = self.rng is not None
+        found = "one" if has_rng else "none"
+        require(stochastic == has_rng, "quantize_c6", f"rng must be there for stochastic rounding and only then, got {found}")
+        require(
+            not stochastic or role == "grad_output",
+            "quantize_c7",
+            f"stochastic rounding needs role grad_output, got {role}",
+        )
+        if has_rng:
+            require_tensor(self.rng, source.random_state(), "quantize_c9", "rng")
+
+
+def quantize(
+    source: ir.Value,
+    row: Scheme | None,
+    col: Scheme | None,
+    *,
+    role: str,
+    layer: str = "",
+    scale: ir.Value | None = None,
+    amax: ir.Value | None = None,
+    rng: ir.Value | None = None,
+    new_amax: bool = False,
+    loc: ir.Location | None = None,
+    ip: ir.InsertionPoint | None = None,
+) -> ScaledOp:
+    """Build a `scaled.quantize` into a rowwise copy, a columnwise copy, or both."""
+    info = float_info(source, "quantize_c1", "source")
+    result = ScaledInfo(info.shape, info.dtype, row, col)
+    results = [result.type(), info.with_(amax_shape(result), "f32").type() if new_amax else None]
+    attributes = {"role": ir.StringAttr.get(role), "layer": ir.StringAttr.get(layer)}
+    return build(QuantizeOp, [source, scale, amax, rng], results, attributes, loc, ip)
+
+
+def amax_shape(info: ScaledInfo) -> Shape:
+    """The shape of a quantized tensor's amax: a scalar, or one for each row."""
+    per_row = any(scheme.second_level == "row" for scheme in info.schemes)
+    return info.shape[:-1] if per_row else ()
+
+
+def _takes_amax(scheme: Scheme) -> bool:
+    current = scheme.family == "tensor" and scheme.source == "current"
+    return current or scheme.family == "custom" or (scheme.family == "nvfp4" and not scheme.rht)
+
+
+class DequantizeOp(ScaledOp, name="dequantize", traits=[ext.Pure]):
+    """Decode one copy of a quantized tensor. Not the inverse of quantize, which loses precision.
+
+    Constraints:
+    - dequantize_c1: usage is rowwise or columnwise, and the source has that copy
+    - dequantize_c2: the copy was not transformed by the random Hadamard transform
+    - dequantize_c3: result is a tensor of f32, bf16 or f16 with the source's shape
+    """
+
+    source: ext.Operand[Any]
+    result: ext.Result[Any]
+    usage: ir.StringAttr
+
+    def check(self) -> None:
+        usage = string_attribute(self, "usage", USAGES, "dequantize_c1")
+        source = scaled_info(self.source, "dequantize_c1", "source")
+        scheme = source.copy_of(usage)
+        require(scheme is not None, "dequantize_c1", f"source must have the {usage} copy, got none")
+        assert scheme is not None
+        require(not scheme.rht, "dequantize_c2", f"the {usage} copy must be of the source's values, got transformed ones")
+        result = float_info(self.result, "dequantize_c3", "result")
+        wanted, found = format_shape(source.shape), format_shape(result.shape)
+        agree = shapes_agree(source.shape, result.shape)
+        require(agree, "dequantize_c3", f"result must have shape {wanted}, got {found}")
+
+
+def dequantize(
+    source: ir.Value,
+    result: ir.Type,
+    *,
+    usage: str = "rowwise",
+    loc: ir.Location | None = None,
+    ip: ir.InsertionPoint | None = None,
+) -> ScaledOp:
+    """Build a `scaled.dequantize`."""
+    return build(DequantizeOp, [source], [result], {"usage": ir.StringAttr.get(usage)}, loc, ip)
+
+
+class TransposeOp(ScaledOp, name="transpose", traits=[ext.Pure]):
+    """The copy of the other usage, made from the codes of the one there is.
+
+    A rowwise copy becomes a columnwise one and back, with the same values; two in a row are the identity.
+
+    Constraints:
+    - transpose_c1: source has exactly one copy
+    - transpose_c2: its scales serve both usages: one a tensor, 128x128, 32x32 or 16x16
+    - transpose_c3: its scales are in the compact layout
+    - transpose_c4: result is the source with that scheme in the other usage
+    """
+
+    source: ext.Operand[Any]
+    result: ext.Result[Any]
+
+    def check(self) -> None:
+        source = scaled_info(self.source, "transpose_c1", "source")
+        wanted = transposed(source)
+        result = scaled_info(self.result, "transpose_c4", "result")
+        same = (result.row, result.col, result.dtype) == (wanted.row, wanted.col, wanted.dtype)
+        agree = same and shapes_agree(result.shape, wanted.shape)
+        usage = "columnwise" if source.row is not None else "rowwise"
+        require(agree, "transpose_c4", f"result must be the source with its one copy {usage}, got {self.result.type}")
+
+
+def transpose(
+    source: ir.Value, *, loc: ir.Location | None = None, ip: ir.InsertionPoint | None = None
+) -> ScaledOp:
+    """Build a `scaled.transpose`."""
+    return build(TransposeOp, [source], [transposed(scaled_info(source, "transpose_c1", "source")).type()], {}, loc, ip)
+
+
+def transposed(info: ScaledInfo) -> ScaledInfo:
+    """The quantized tensor with its one copy in the other usage."""
+    require(len(info.schemes) == 1, "transpose_c1", "source must have exactly one copy, got both")
+    (scheme,) = info.schemes
+    require(
+        scheme.is_transposable,
+        "transpose_c2",
+        f"the scales of {scheme.block} blocks serve one usage only; quantize the other copy from the source",
+    )
+    require(scheme.layout == "compact", "transpose_c3", f"scales must be in the compact layout, got {scheme.layout}")
+    return info.with_schemes(info.col, info.row)

@@ -1,0 +1,164 @@
+"""Scales and the state they and the random bits come from: `amax`, `compute_scale`, `update_scale`, `advance_rng`."""
+
+from typing import Any
+
+from torch_mlir import ir
+from torch_mlir.dialects import ext
+
+from steelyard.dialect.attributes import SchemeAttr
+from steelyard.dialect.base import ScaledOp, attribute_of, build, require, string_attribute
+from steelyard.dialect.types import TensorInfo, float_info, require_tensor, tensor_info
+from steelyard.schemes import Scheme
+
+ALGORITHMS = ("max", "most_recent")
+
+
+class AmaxOp(ScaledOp, name="amax", traits=[ext.Pure]):
+    """The largest magnitude of a tensor, or of each of its rows; a NaN shows.
+
+    Constraints:
+    - amax_c1: source is a ranked tensor of f32, bf16 or f16
+    - amax_c2: per_row and rht, the amax after the random Hadamard transform of the columns, exclude each other
+    - amax_c3: result is an f32 scalar, or f32 with the source's shape less its last dim where per_row is true
+    """
+
+    source: ext.Operand[Any]
+    result: ext.Result[Any]
+    per_row: Any
+    rht: Any
+
+    def check(self) -> None:
+        source = float_info(self.source, "amax_c1", "source")
+        per_row, rht = (attribute_of(self, name, ir.BoolAttr).value for name in ("per_row", "rht"))
+        require(not (per_row and rht), "amax_c2", "per_row and rht exclude each other, got both")
+        require_tensor(self.result, _amax_info(source, per_row), "amax_c3", "result")
+
+
+def amax(
+    source: ir.Value,
+    *,
+    per_row: bool = False,
+    rht: bool = False,
+    loc: ir.Location | None = None,
+    ip: ir.InsertionPoint | None = None,
+) -> ScaledOp:
+    """Build a `scaled.amax`."""
+    result = _amax_info(float_info(source, "amax_c1", "source"), per_row)
+    attributes = {"per_row": ir.BoolAttr.get(per_row), "rht": ir.BoolAttr.get(rht)}
+    return build(AmaxOp, [source], [result.type()], attributes, loc, ip)
+
+
+class ComputeScaleOp(ScaledOp, name="compute_scale", traits=[ext.Pure]):
+    """The scale that follows from a tensor's amax.
+
+    Constraints:
+    - compute_scale_c1: scheme has one current scale a tensor
+    - compute_scale_c2: amax and result are f32 scalars
+    """
+
+    amax: ext.Operand[Any]
+    result: ext.Result[Any]
+    scheme: SchemeAttr
+
+    def check(self) -> None:
+        scheme = self.scheme.scheme
+        fits = scheme.family == "tensor" and scheme.source == "current"
+        found = f"{scheme.source} scales for block {scheme.block}"
+        require(fits, "compute_scale_c1", f"scheme must have one current scale a tensor, got {found}")
+        scalar = _scalar_beside(self.amax)
+        require_tensor(self.amax, scalar, "compute_scale_c2", "amax")
+        require_tensor(self.result, scalar, "compute_scale_c2", "result")
+
+
+def compute_scale(
+    amax: ir.Value, scheme: Scheme, *, loc: ir.Location | None = None, ip: ir.InsertionPoint | None = None
+) -> ScaledOp:
+    """Build a `scaled.compute_scale`."""
+    return build(ComputeScaleOp, [amax], [amax.type], {"scheme": SchemeAttr.from_scheme(scheme)}, loc, ip)
+
+
+class UpdateScaleOp(ScaledOp, name="update_scale", traits=[ext.Pure]):
+    """One step of delayed scaling: record an amax in the newest slot of the history, then scale and history anew.
+
+    Constraints:
+    - update_scale_c1: scheme has a delayed scale
+    - update_scale_c2: scale, amax and new_scale are f32 scalars
+    - update_scale_c3: history and new_history are f32 of one length, at least 1
+    - update_scale_c4: algorithm is max or most_recent
+    """
+
+    scale: ext.Operand[Any]
+    history: ext.Operand[Any]
+    amax: ext.Operand[Any]
+    new_scale: ext.Result[Any]
+    new_history: ext.Result[Any]
+    scheme: SchemeAttr
+    margin: ir.IntegerAttr
+    algorithm: ir.StringAttr
+
+    def check(self) -> None:
+        source = self.scheme.scheme.source
+        require(source == "delayed", "update_scale_c1", f"scheme must have a delayed scale, got a {source} one")
+        scalar = _scalar_beside(self.scale)
+        for name in ("scale", "amax", "new_scale"):
+            require_tensor(getattr(self, name), scalar, "update_scale_c2", name)
+        history = tensor_info(self.history.type)
+        found = self.history.type
+        fits = history is not None and len(history.shape) == 1 and history.shape[0] != 0
+        require(fits, "update_scale_c3", f"history must have one dim, at least 1 long, got {found}")
+        assert history is not None
+        for name in ("history", "new_history"):
+            require_tensor(getattr(self, name), scalar.with_(history.shape), "update_scale_c3", name)
+        string_attribute(self, "algorithm", ALGORITHMS, "update_scale_c4")
+
+
+def update_scale(
+    scale: ir.Value,
+    history: ir.Value,
+    amax: ir.Value,
+    scheme: Scheme,
+    *,
+    margin: int = 0,
+    algorithm: str = "max",
+    loc: ir.Location | None = None,
+    ip: ir.InsertionPoint | None = None,
+) -> ScaledOp:
+    """Build a `scaled.update_scale`."""
+    attributes = {
+        "scheme": SchemeAttr.from_scheme(scheme),
+        "margin": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), margin),
+        "algorithm": ir.StringAttr.get(algorithm),
+    }
+    return build(UpdateScaleOp, [scale, history, amax], [scale.type, history.type], attributes, loc, ip)
+
+
+class AdvanceRngOp(ScaledOp, name="advance_rng", traits=[ext.Pure]):
+    """The random state of the next backward: the same seed, the offset plus one.
+
+    Constraints:
+    - advance_rng_c1: rng and result are two 64-bit integers
+    """
+
+    rng: ext.Operand[Any]
+    result: ext.Result[Any]
+
+    def check(self) -> None:
+        info = tensor_info(self.rng.type)
+        require(info is not None, "advance_rng_c1", f"rng must be a tensor of two 64-bit integers, got {self.rng.type}")
+        assert info is not None
+        require_tensor(self.rng, info.random_state(), "advance_rng_c1", "rng")
+        require_tensor(self.result, info.random_state(), "advance_rng_c1", "result")
+
+
+def advance_rng(rng: ir.Value, *, loc: ir.Location | None = None, ip: ir.InsertionPoint | None = None) -> ScaledOp:
+    """Build a `scaled.advance_rng`."""
+    return build(AdvanceRngOp, [rng], [rng.type], {}, loc, ip)
+
+
+def _amax_info(source: TensorInfo, per_row: bool) -> TensorInfo:
+    return source.with_(source.shape[:-1] if per_row else (), "f32")
+
+
+def _scalar_beside(value: ir.Value) -> TensorInfo:
+    info = tensor_info(value.type)
+    return TensorInfo(info.namespace if info is not None else "builtin", (), "f32")

@@ -1,0 +1,52 @@
+"""The namespace `scaled`: every attribute, type and op of the dialect, with its builder.
+
+The bindings look for the op classes of a namespace in a module of that name, which is why this module exists.
+"""
+
+from steelyard.dialect.attributes import SchemeAttr
+from steelyard.dialect.base import Scaled, ScaledOp
+from steelyard.dialect.layout import PadOp, SwizzleOp, UnpadOp, pad, swizzle, unpad
+from steelyard.dialect.matmul import GemmOp, MatmulOp, gemm, matmul
+from steelyard.dialect.quantize import DequantizeOp, QuantizeOp, TransposeOp, dequantize, quantize, transpose
+from steelyard.dialect.scale import (
+    AdvanceRngOp,
+    AmaxOp,
+    ComputeScaleOp,
+    UpdateScaleOp,
+    advance_rng,
+    amax,
+    compute_scale,
+    update_scale,
+)
+from steelyard.dialect.types import TensorType
+
+__all__ = [
+    "AdvanceRngOp",
+    "AmaxOp",
+    "ComputeScaleOp",
+    "DequantizeOp",
+    "GemmOp",
+    "MatmulOp",
+    "PadOp",
+    "QuantizeOp",
+    "Scaled",
+    "ScaledOp",
+    "SchemeAttr",
+    "SwizzleOp",
+    "TensorType",
+    "TransposeOp",
+    "UnpadOp",
+    "UpdateScaleOp",
+    "advance_rng",
+    "amax",
+    "compute_scale",
+    "dequantize",
+    "gemm",
+    "matmul",
+    "pad",
+    "quantize",
+    "swizzle",
+    "transpose",
+    "unpad",
+    "update_scale",
+]

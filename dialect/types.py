@@ -1,0 +1,211 @@
+"""Tensor types: `!scaled.tensor`, and one way to read and make the tensor types of every frontend.
+
+`!torch.vtensor` comes back from the bindings as a type without accessors, so its text is read here, once a type.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from torch_mlir import ir
+
+from steelyard.dialect.attributes import SchemeAttr
+from steelyard.dialect.base import Scaled, require
+from steelyard.schemes import Scheme
+
+FLOAT_DTYPES = ("f32", "bf16", "f16")
+
+Shape = tuple[int | None, ...]
+"""Sizes; None where a size is known only at run time."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What a plain tensor type says."""
+
+    namespace: str
+    """Whose tensor it is: `builtin` for `tensor`, `torch` for `!torch.vtensor`."""
+    shape: Shape
+    dtype: str
+    """The element type's name in MLIR, as in f32 or si64."""
+
+    def with_(self, shape: Shape, dtype: str | None = None) -> "TensorInfo":
+        """The same kind of tensor with another shape, and another dtype where one is given."""
+        return replace(self, shape=shape, dtype=dtype or self.dtype)
+
+    def random_state(self) -> "TensorInfo":
+        """The seed and offset of stochastic rounding, beside this tensor."""
+        return self.with_((2,), "si64" if self.namespace == "torch" else "i64")
+
+    def __str__(self) -> str:
+        if self.namespace == "torch":
+            return f"!torch.vtensor<{format_shape(self.shape)},{self.dtype}>"
+        return "tensor<" + "".join("?x" if size is None else f"{size}x" for size in self.shape) + f"{self.dtype}>"
+
+    def type(self) -> ir.Type:
+        """The type, in the current context."""
+        return ir.Type.parse(str(self))
+
+
+class TensorType(Scaled.Type, name="tensor"):
+    """A quantized tensor with a rowwise and/or a columnwise copy.
+
+    `!scaled.tensor<tensor<2x?x64xbf16>, #row, none>`: the shape and high-precision dtype it stands for, the scheme of
+    its rowwise copy and that of its columnwise copy, `none` where there is no such copy. The two may differ. One SSA
+    value until storage is lowered.
+
+    Constraints:
+    - tensor_c1: the first parameter is a ranked tensor of f32, bf16 or f16 with at least one dim
+    - tensor_c2: row and col are `#scaled.scheme` or `none`, and at least one is a scheme
+    - tensor_c3: 1x32 blocks are rowwise, 32x1 blocks columnwise
+    - tensor_c4: the random Hadamard transform is on the columnwise copy only
+    - tensor_c5: a second level per row is on the rowwise copy only
+    """
+
+    base: ir.TypeAttr
+    row: Any
+    col: Any
+
+    @classmethod
+    def from_schemes(cls, shape: Shape, dtype: str, row: Scheme | None, col: Scheme | None) -> "TensorType":
+        """The type of a quantized tensor, in the current context."""
+        base = TensorInfo("builtin", shape, dtype).type()
+        return cls.get(base, *(_scheme_or_none(scheme) for scheme in (row, col)))
+
+    @property
+    def info(self) -> "ScaledInfo":
+        """What the type says, verified; raises `ConstraintError`."""
+        return _scaled_info(self)
+
+
+@dataclass(frozen=True)
+class ScaledInfo:
+    """What a `!scaled.tensor` says."""
+
+    shape: Shape
+    dtype: str
+    row: Scheme | None
+    col: Scheme | None
+
+    def copy_of(self, usage: str) -> Scheme | None:
+        """The scheme of the `rowwise` or `columnwise` copy."""
+        return self.row if usage == "rowwise" else self.col
+
+    @property
+    def schemes(self) -> tuple[Scheme, ...]:
+        """The schemes of the copies there are."""
+        return tuple(scheme for scheme in (self.row, self.col) if scheme is not None)
+
+    def with_schemes(self, row: Scheme | None, col: Scheme | None) -> "ScaledInfo":
+        """The same tensor with other copies."""
+        return replace(self, row=row, col=col)
+
+    def type(self) -> ir.Type:
+        """The type, in the current context."""
+        return TensorType.from_schemes(self.shape, self.dtype, self.row, self.col)
+
+
+@lru_cache(maxsize=65536)
+def tensor_info(type_: ir.Type) -> TensorInfo | None:
+    """What a ranked `tensor` or `!torch.vtensor` with a known dtype says; None for any other type."""
+    if isinstance(type_, ir.RankedTensorType):
+        if type_.encoding is not None:
+            return None
+        shape = tuple(None if type_.is_dynamic_dim(i) else type_.get_dim_size(i) for i in range(type_.rank))
+        return TensorInfo("builtin", shape, str(type_.element_type))
+    match = _VTENSOR.fullmatch(str(type_))
+    if match is None:
+        return None
+    sizes = [size for size in match["sizes"].split(",") if size]
+    return TensorInfo("torch", tuple(None if size == "?" else int(size) for size in sizes), match["dtype"])
+
+
+_VTENSOR = re.compile(r"!torch\.vtensor<\[(?P<sizes>[0-9?,]*)\],(?P<dtype>[a-z0-9]+)>", re.IGNORECASE)
+
+
+def scaled_info(value: ir.Value, constraint: str, name: str) -> ScaledInfo:
+    """What the `!scaled.tensor` type of a value says, verified."""
+    type_ = value.type
+    require(isinstance(type_, TensorType), constraint, f"{name} must be a !scaled.tensor, got {type_}")
+    return type_.info
+
+
+def float_info(value: ir.Value, constraint: str, name: str) -> TensorInfo:
+    """What the type of a high-precision tensor says, verified."""
+    info = tensor_info(value.type)
+    require(
+        info is not None and info.dtype in FLOAT_DTYPES,
+        constraint,
+        f"{name} must be a ranked tensor of {', '.join(FLOAT_DTYPES)}, got {value.type}",
+    )
+    assert info is not None
+    return info
+
+
+def require_tensor(value: ir.Value, expected: TensorInfo, constraint: str, name: str) -> None:
+    """Require a plain tensor of the expected namespace, shape and dtype."""
+    info = tensor_info(value.type)
+    fits = (
+        info is not None
+        and info.namespace == expected.namespace
+        and info.dtype == expected.dtype
+        and shapes_agree(info.shape, expected.shape)
+    )
+    require(fits, constraint, f"{name} must be {expected}, got {value.type}")
+
+
+def shapes_agree(left: Shape, right: Shape) -> bool:
+    """Whether the shapes can be the same at run time."""
+    return len(left) == len(right) and all(map(sizes_agree, left, right))
+
+
+def sizes_agree(left: int | None, right: int | None) -> bool:
+    """Whether two sizes can be the same at run time."""
+    return left is None or right is None or left == right
+
+
+def format_shape(shape: Shape) -> str:
+    """A shape as MLIR prints it: [2,?,64]."""
+    return "[" + ",".join("?" if size is None else str(size) for size in shape) + "]"
+
+
+@lru_cache(maxsize=65536)
+def _scaled_info(type_: TensorType) -> ScaledInfo:
+    base, row, col = (parameter.maybe_downcast() for parameter in type_.params)
+    info = tensor_info(base.value) if isinstance(base, ir.TypeAttr) else None
+    require(
+        info is not None and info.namespace == "builtin" and info.dtype in FLOAT_DTYPES and len(info.shape) > 0,
+        "tensor_c1",
+        f"a !scaled.tensor must stand for a ranked tensor of {', '.join(FLOAT_DTYPES)}, got {base}",
+    )
+    assert info is not None
+    scaled = ScaledInfo(info.shape, info.dtype, _read_copy(row, "row"), _read_copy(col, "col"))
+    require(bool(scaled.schemes), "tensor_c2", "a !scaled.tensor must have a rowwise or a columnwise copy, got none")
+    _check_usages(scaled)
+    return scaled
+
+
+def _read_copy(attribute: ir.Attribute, name: str) -> Scheme | None:
+    if isinstance(attribute, SchemeAttr):
+        return attribute.scheme
+    absent = isinstance(attribute, ir.TypeAttr) and isinstance(attribute.value, ir.NoneType)
+    require(absent, "tensor_c2", f"{name} must be a #scaled.scheme or none, got {attribute}")
+    return None
+
+
+def _check_usages(scaled: ScaledInfo) -> None:
+    row, col = scaled.row, scaled.col
+    if row is not None:
+        require(row.block != "32x1", "tensor_c3", "32x1 blocks must be columnwise, got them rowwise")
+        require(not row.rht, "tensor_c4", "the random Hadamard transform must be columnwise, got it rowwise")
+    if col is not None:
+        require(col.block != "1x32", "tensor_c3", "1x32 blocks must be rowwise, got them columnwise")
+        require(col.second_level != "row", "tensor_c5", "a second level per row must be rowwise, got it columnwise")
+
+
+def _scheme_or_none(scheme: Scheme | None) -> ir.Attribute:
+    if scheme is None:
+        return ir.TypeAttr.get(ir.NoneType.get())
+    return SchemeAttr.from_scheme(scheme)
+

@@ -1,0 +1,44 @@
+"""Named pipelines: the stages a program passes through, each a list of passes."""
+
+from dataclasses import dataclass
+
+from steelyard.errors import PipelineError
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A name for a list of passes; `<option>` in the text stands for an option's value."""
+
+    name: str
+    text: str
+    options: dict[str, str]
+    """Option -> default."""
+    description: str
+
+    def expand(self, values: list[tuple[str, str]]) -> str:
+        """The pipeline's text with its options filled in."""
+        options = dict(self.options)
+        for name, value in values:
+            if name not in options:
+                known = ", ".join(options) or "none"
+                raise PipelineError(f"pipeline {self.name} has no option '{name}'; its options: {known}")
+            options[name] = value
+        text = self.text
+        for name, value in options.items():
+            text = text.replace(f"<{name}>", value)
+        return text
+
+
+_PIPELINES = (
+    Pipeline(
+        "steelyard-quantized",
+        "scaled-insert-quantize{recipe=<recipe>},cse,scaled-canonicalize",
+        {"recipe": "mxfp8"},
+        "Operands of every GEMM are quantized, each value once a copy.",
+    ),
+)
+
+
+def all_pipelines() -> dict[str, Pipeline]:
+    """Every named pipeline, by name."""
+    return {pipeline.name: pipeline for pipeline in _PIPELINES}
