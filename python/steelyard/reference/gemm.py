@@ -24,9 +24,10 @@ def qgemm(
     left, right = operand(a), operand(b)
     with np.errstate(over="ignore", invalid="ignore"):
         product = left @ right.T
-        for addend in (bias, accumulate):
-            if addend is not None:
-                product = product + _addend(addend, product.shape)
+        if bias is not None:
+            product = product + _addend("bias", bias, product.shape[1:])
+        if accumulate is not None:
+            product = product + _addend("accumulate", accumulate, product.shape)
         return torch.from_numpy(product.astype(np.float32)).to(out_dtype)
 
 
@@ -67,10 +68,7 @@ def _require(holds: bool, constraint: str, message: str, found: tuple) -> None:
         raise ConstraintError(constraint, f"{message}, got {found[0]} and {found[1]}")
 
 
-def _addend(tensor: torch.Tensor, shape: tuple[int, ...]) -> np.ndarray:
-    expected = shape if tensor.dim() == 2 else shape[1:]
-    if tuple(tensor.shape) != tuple(expected):
-        raise ConstraintError(
-            "gemm_addend", f"bias and accumulate must be {shape[1:]} and {shape}, got {tuple(tensor.shape)}"
-        )
+def _addend(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> np.ndarray:
+    if tuple(tensor.shape) != shape:
+        raise ConstraintError("gemm_addend", f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
     return tensor.detach().double().numpy()
