@@ -1,5 +1,36 @@
-"""The CPU kernels."""
+"""The CPU kernels: the functions of `steelyard.reference`, native, with the same bytes."""
 
+from steelyard import knobs
+from steelyard.errors import TargetError
 from steelyard.runtime import _cpu
+from steelyard.runtime.cpu.decoding import dequantize, swizzle, transpose
+from steelyard.runtime.cpu.delayed import update_scale
+from steelyard.runtime.cpu.quantization import amax, empty_copy, quantize, quantize_into
+
+__all__ = [
+    "amax",
+    "dequantize",
+    "empty_copy",
+    "instruction_sets",
+    "isa",
+    "quantize",
+    "quantize_into",
+    "set_isa",
+    "swizzle",
+    "transpose",
+    "update_scale",
+]
 
 instruction_sets = _cpu.instruction_sets
+isa = _cpu.isa
+
+
+def set_isa(name: str | None) -> None:
+    """Use the kernels of this instruction set, one of `instruction_sets()`; None means the widest."""
+    try:
+        _cpu.set_isa(name or "")
+    except ValueError as error:
+        raise TargetError(str(error)) from None
+
+
+set_isa(knobs.isa())

@@ -15,6 +15,15 @@ static uint32_t plain_amax(const AmaxCall &call, const Tile &tile) {
   return largest;
 }
 
+static void column_amax(const AmaxCall &call, const Tile &tile) {
+  alignas(64) int32_t largest[kTileSide] = {};
+  for (int64_t i = 0; i < tile.rows; ++i)
+    amax_columns(tile.at(i), tile.columns, largest);
+  for (int64_t j = 0; j < tile.columns; ++j)
+    atomic_max(call.column + tile.column + j,
+               static_cast<uint32_t>(largest[j]));
+}
+
 static uint32_t transformed_amax(const Tile &tile) {
   HadamardGroup group;
   uint32_t largest = 0;
@@ -37,6 +46,8 @@ void amax(const AmaxCall &call, int64_t begin, int64_t end) {
       const uint32_t found = plain_amax(call, tile);
       tensor = found > tensor ? found : tensor;
     }
+    if (call.column)
+      column_amax(call, tile);
     if (call.transformed) {
       const uint32_t found = transformed_amax(tile);
       transformed = found > transformed ? found : transformed;

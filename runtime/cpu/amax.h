@@ -8,11 +8,15 @@ namespace steelyard {
 // Results are float bits that start at zero; a null pointer skips its result.
 struct AmaxCall {
   Matrix x;
-  Tiling tiling;         // rows a multiple of 16, columns at most 128 for `rht`
+  Tiling tiling;         // 128x128 for `column` and `transformed`
   uint32_t *tensor;      // of every element
   uint32_t *row;         // of each row: (rows,)
+  uint32_t *column;      // of each column: (columns,)
   uint32_t *transformed; // of every element after the Hadamard transform
 };
+
+// Fills a call's results, on at most `threads` threads.
+void run_amax(AmaxCall &call, int threads);
 
 #ifdef STEELYARD_ISA
 namespace STEELYARD_ISA {

@@ -1,7 +1,8 @@
-#include <nanobind/nanobind.h>
+#include "bindings.h"
+
+#include <algorithm>
 
 #include "amax.h"
-#include "bindings.h"
 #include "kernel_table.h"
 #include "thread_pool.h"
 #include "tiling.h"
@@ -11,37 +12,32 @@ namespace nb = nanobind;
 namespace steelyard {
 
 void run_amax(AmaxCall &call, int threads) {
-  call.tiling = make_tiling(call.x, call.transformed != nullptr);
+  call.tiling = make_tiling(call.x, call.column || call.transformed);
   const KernelTable &table = kernels();
   parallel_for(
       call.tiling.count, tile_grain(call.tiling), threads,
       [&](int64_t begin, int64_t end) { table.amax(call, begin, end); });
 }
 
-static void bind_one(const Matrix &x, uintptr_t out, bool rht, bool per_row,
-                     int threads) {
-  uint32_t *target = reinterpret_cast<uint32_t *>(out);
-  AmaxCall call{x, {}, nullptr, nullptr, nullptr};
-  (rht ? call.transformed : per_row ? call.row : call.tensor) = target;
+static void amax(const Matrix &x, uint32_t *out, int64_t size, bool rht,
+                 bool per_row, int threads) {
+  AmaxCall call{x, {}, nullptr, nullptr, nullptr, nullptr};
+  (rht ? call.transformed : per_row ? call.row : call.tensor) = out;
+  std::fill_n(out, size, 0);
   run_amax(call, threads);
+  canonicalize_nan(out, size);
 }
 
 void bind_amax(nb::module_ &m) {
   m.def(
       "amax",
-      [](uintptr_t data, int dtype, int64_t rows, int64_t columns,
-         int64_t row_stride, int64_t column_stride, uintptr_t out, bool rht,
-         bool per_row, int threads) {
-        const Matrix x{reinterpret_cast<const void *>(data),
-                       static_cast<Dtype>(dtype),
-                       rows,
-                       columns,
-                       row_stride,
-                       column_stride};
+      [](const MatrixArguments &x, uintptr_t out, bool rht, bool per_row,
+         int threads) {
         nb::gil_scoped_release release;
-        bind_one(x, out, rht, per_row, threads);
+        amax(matrix(x), reinterpret_cast<uint32_t *>(out),
+             per_row ? std::get<2>(x) : 1, rht, per_row, threads);
       },
-      "Largest magnitude of a matrix into zeroed float32: one, or one a row.");
+      "Largest magnitude of a matrix as float32: one, or one a row.");
 }
 
 } // namespace steelyard

@@ -5,9 +5,39 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/tuple.h>
+
+#include <cstdint>
+
+#include "matrix.h"
 
 namespace steelyard {
 
+// data, dtype, rows, columns, row stride, column stride
+using MatrixArguments =
+    std::tuple<uintptr_t, int, int64_t, int64_t, int64_t, int64_t>;
+
+inline Matrix matrix(const MatrixArguments &x) {
+  const auto &[data, dtype, rows, columns, row_stride, column_stride] = x;
+  return {reinterpret_cast<const void *>(data),
+          static_cast<Dtype>(dtype),
+          rows,
+          columns,
+          row_stride,
+          column_stride};
+}
+
+// Amaxes are found as bits, where any NaN wins; what is kept is one NaN.
+inline void canonicalize_nan(uint32_t *amax, int64_t size) {
+  for (int64_t i = 0; i < size; ++i)
+    if (amax[i] > 0x7f800000)
+      amax[i] = 0x7fc00000;
+}
+
 void bind_amax(nanobind::module_ &m);
+void bind_quantize(nanobind::module_ &m);
+void bind_dequantize(nanobind::module_ &m);
+void bind_transpose(nanobind::module_ &m);
+void bind_scales(nanobind::module_ &m);
 
 } // namespace steelyard

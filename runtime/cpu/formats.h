@@ -1,11 +1,11 @@
 // Casts between float32 and the small formats, branch-free so that loops over
-// them vectorize. Included by kernel sources only.
+// them vectorize. Every function is static: each instruction set has its own.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
-namespace steelyard::STEELYARD_ISA {
+namespace steelyard {
 
 static inline uint32_t bits_of(float value) {
   uint32_t bits;
@@ -94,15 +94,13 @@ static inline float decode_e8m0(uint32_t code) {
   return float_of(code == 255 ? 0x7fc00000u : normal);
 }
 
-template <class Format> static inline float decode(uint32_t code);
-template <> inline float decode<E4M3>(uint32_t code) {
-  return decode_e4m3(code);
-}
-template <> inline float decode<E5M2>(uint32_t code) {
-  return decode_e5m2(code);
-}
-template <> inline float decode<E2M1>(uint32_t code) {
-  return decode_e2m1(code);
+template <class Format> static inline float decode(uint32_t code) {
+  if constexpr (Format::mantissa == 3)
+    return decode_e4m3(code);
+  else if constexpr (Format::mantissa == 2)
+    return decode_e5m2(code);
+  else
+    return decode_e2m1(code);
 }
 
 static inline float from_bf16(uint16_t value) {
@@ -143,4 +141,4 @@ static inline uint16_t to_f16(float value) {
   return finite_or_nan | sign;
 }
 
-} // namespace steelyard::STEELYARD_ISA
+} // namespace steelyard

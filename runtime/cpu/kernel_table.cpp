@@ -1,6 +1,9 @@
 #include "kernel_table.h"
 
 #include "amax.h"
+#include "dequantize.h"
+#include "quantize.h"
+#include "transpose.h"
 
 #define STEELYARD_STRING(text) #text
 #define STEELYARD_NAME(macro) STEELYARD_STRING(macro)
@@ -11,6 +14,9 @@ extern const KernelTable table;
 const KernelTable table{
     .name = STEELYARD_NAME(STEELYARD_ISA),
     .amax = amax,
+    .quantize = quantize,
+    .dequantize = dequantize,
+    .transpose = transpose,
 };
 
 } // namespace steelyard::STEELYARD_ISA

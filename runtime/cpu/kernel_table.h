@@ -21,10 +21,16 @@
 namespace steelyard {
 
 struct AmaxCall;
+struct QuantizeCall;
+struct DequantizeCall;
+struct TransposeCall;
 
 struct KernelTable {
   const char *name;
   void (*amax)(const AmaxCall &call, int64_t begin, int64_t end);
+  void (*quantize)(const QuantizeCall &call, int64_t begin, int64_t end);
+  void (*dequantize)(const DequantizeCall &call, int64_t begin, int64_t end);
+  void (*transpose)(const TransposeCall &call, int64_t begin, int64_t end);
 };
 
 // The table in use: the widest the machine runs, or what `set_isa` chose.

@@ -20,4 +20,8 @@ NB_MODULE(_cpu, m) {
       "isa", [] { return steelyard::kernels().name; },
       "Name of the instruction set in use.");
   steelyard::bind_amax(m);
+  steelyard::bind_quantize(m);
+  steelyard::bind_dequantize(m);
+  steelyard::bind_transpose(m);
+  steelyard::bind_scales(m);
 }

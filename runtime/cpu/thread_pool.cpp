@@ -7,30 +7,13 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
-#if defined(__SSE__)
-#include <xmmintrin.h>
-#endif
+#include "float_environment.h"
 
 namespace steelyard {
 namespace {
-
-// Kernels need subnormals and round-to-nearest, whatever mode the caller's
-// thread is in.
-class FloatEnvironment {
-#if defined(__SSE__)
-public:
-  FloatEnvironment() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
-  ~FloatEnvironment() { _mm_setcsr(saved_); }
-
-private:
-  unsigned saved_;
-#else
-public:
-  FloatEnvironment() {}
-#endif
-};
 
 class Job {
 public:

@@ -1,0 +1,145 @@
+"""Tensors and schemes as the numbers that kernels take, checked first: kernels trust what they are given."""
+
+from functools import cache
+
+import torch
+
+from steelyard.errors import ConstraintError
+from steelyard.quantized_copy import QuantizedCopy, round_up
+from steelyard.schemes import Scheme
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+_FAMILIES = ("tensor", "block", "mx", "nvfp4")
+_ELEMENTS = ("f8E4M3FN", "f8E5M2", "f4E2M1FN")
+_RULES = ("rceil", "floor", "ceil", "even")
+_ERRORS = ("none", "mae", "mse")
+
+
+def require(holds: bool, constraint: str, message: str) -> None:
+    if not holds:
+        raise ConstraintError(constraint, message)
+
+
+@cache
+def scheme_bits(scheme: Scheme) -> int:
+    """A scheme packed as `SchemeBits` of copy_arguments.h reads it."""
+    require(
+        not scheme.custom and scheme.layout == "compact",
+        "quantize_scheme",
+        f"the scheme must be a built-in one with compact scales, got {scheme}",
+    )
+    fields = (
+        (_FAMILIES.index(scheme.family), 0),
+        (_ELEMENTS.index(scheme.element), 2),
+        (_RULES.index(scheme.rule), 4),
+        (_ERRORS.index(scheme.four_over_six), 6),
+        (scheme.is_tiled, 8),
+        (scheme.power_of_two, 9),
+        (scheme.rht, 10),
+        (scheme.rounding == "stochastic", 11),
+        (scheme.second_level == "row", 12),
+    )
+    return sum(int(value) << shift for value, shift in fields)
+
+
+def check_tensor(tensor: torch.Tensor, what: str) -> None:
+    """Refuse what has no plain memory on this machine."""
+    require(isinstance(tensor, torch.Tensor), "cpu_tensor", f"{what} must be a tensor, got {type(tensor).__name__}")
+    require(
+        tensor.device.type == "cpu" and tensor.layout == torch.strided,
+        "cpu_tensor",
+        f"{what} must be a strided tensor on the CPU, got {tensor.layout} on {tensor.device}",
+    )
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) or tensor.untyped_storage().data_ptr() != 0
+    require(
+        plain or tensor.numel() == 0,
+        "cpu_tensor",
+        f"{what} must have memory of its own, got a {type(tensor).__name__}; pass the tensor it stands for",
+    )
+
+
+def matrix_of(x: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int, int, int, int, int]]:
+    """`x` with its leading dims flattened, and what kernels read it by; keep the tensor while they run."""
+    check_tensor(x, "x")
+    require(
+        x.dtype in DTYPES and x.dim() > 0,
+        "quantize_input",
+        f"x must be float32, bfloat16 or float16 with at least one dim, got {x.dtype} of shape {tuple(x.shape)}",
+    )
+    if x.dim() != 2:
+        x = x.detach().reshape(x.shape[:-1].numel(), x.shape[-1])
+    if x.is_neg():
+        x = x.detach().resolve_neg()
+    rows, columns = x.shape
+    return x, (x.data_ptr(), DTYPES[x.dtype], rows, columns, *x.stride())
+
+
+def codes_shape(scheme: Scheme, stored: tuple[int, int]) -> tuple[int, int]:
+    return (stored[0], -(-stored[1] // 2)) if scheme.element == "f4E2M1FN" else stored
+
+
+def scales_shape(scheme: Scheme, stored: tuple[int, int], columnwise: bool) -> tuple[int, ...]:
+    """Compact shape of the scales of a stored array."""
+    rows, columns = stored
+    if scheme.family == "tensor":
+        return ()
+    if scheme.family == "block":
+        return -(-rows // scheme.block_shape[0]), -(-columns // 128)
+    if scheme.family == "mx":
+        return (-(-rows // 32), columns) if columnwise else (rows, -(-columns // 32))
+    return rows, -(-columns // 16)
+
+
+def amax_shape(scheme: Scheme, stored: tuple[int, int]) -> tuple[int, ...] | None:
+    if scheme.family in ("block", "mx"):
+        return None
+    return (stored[0],) if scheme.second_level == "row" else ()
+
+
+def stored_shape(scheme: Scheme, shape: tuple[int, int], columnwise: bool) -> tuple[int, int]:
+    rows, columns = shape[::-1] if columnwise and scheme.family != "mx" else shape
+    return rows, round_up(columns, 16) if scheme.rht else columns
+
+
+def check_copy(copy: QuantizedCopy, what: str) -> None:
+    """Refuse a copy whose parts do not fit its scheme and shape."""
+    scheme_bits(copy.scheme)
+    stored = copy.stored_shape
+    scale_dtype = torch.float32 if copy.scheme.scale == "f32" else torch.uint8
+    check_part(copy.codes, f"{what}.codes", torch.uint8, codes_shape(copy.scheme, stored))
+    check_part(copy.scales, f"{what}.scales", scale_dtype, scales_shape(copy.scheme, stored, copy.columnwise))
+    shape = amax_shape(copy.scheme, stored)
+    if shape is not None:
+        check_part(copy.amax, f"{what}.amax", torch.float32, shape)
+
+
+def check_part(tensor: torch.Tensor, what: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    check_tensor(tensor, what)
+    found = tensor.dtype, tuple(tensor.shape), tensor.is_contiguous() and not tensor.is_neg()
+    require(
+        found == (dtype, shape, True),
+        "copy_parts",
+        f"{what} must be contiguous {dtype} of shape {shape}, "
+        f"got {'' if found[2] else 'non-contiguous '}{found[0]} of shape {found[1]}",
+    )
+
+
+def check_disjoint(outputs: dict[str, torch.Tensor], inputs: dict[str, torch.Tensor]) -> None:
+    """Refuse outputs that share memory with an input or with each other."""
+    spans = [(name, *_span(tensor), name in outputs) for name, tensor in {**outputs, **inputs}.items()]
+    for index, (name, begin, end, is_output) in enumerate(spans):
+        for other, other_begin, other_end, _ in spans[index + 1 :]:
+            require(
+                not is_output or end <= other_begin or other_end <= begin or begin == end or other_begin == other_end,
+                "copy_overlap",
+                f"{name} must have memory of its own, got memory that {other} uses too",
+            )
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    begin = tensor.data_ptr()
+    if tensor.numel() == 0:
+        return begin, begin
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return begin, begin + (last + 1) * tensor.element_size()

@@ -1,0 +1,72 @@
+// Moving codes: byte transposes and nibbles. Included by kernel sources only.
+#pragma once
+
+#include "formats.h"
+
+namespace steelyard::STEELYARD_ISA {
+
+typedef uint8_t Bytes16 __attribute__((vector_size(16)));
+
+static inline Bytes16 zip_low(Bytes16 a, Bytes16 b) {
+  return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21,
+                                 6, 22, 7, 23);
+}
+
+static inline Bytes16 zip_high(Bytes16 a, Bytes16 b) {
+  return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13,
+                                 29, 14, 30, 15, 31);
+}
+
+// Four rounds of zipping row i with row i + 8 transpose 16x16 bytes.
+static inline void transpose_16x16(const uint8_t *in, int64_t in_stride,
+                                   uint8_t *out, int64_t out_stride) {
+  Bytes16 a[16], b[16];
+  for (int i = 0; i < 16; ++i)
+    std::memcpy(&a[i], in + i * in_stride, 16);
+  for (int round = 0; round < 2; ++round) {
+    for (int i = 0; i < 8; ++i) {
+      b[2 * i] = zip_low(a[i], a[i + 8]);
+      b[2 * i + 1] = zip_high(a[i], a[i + 8]);
+    }
+    for (int i = 0; i < 8; ++i) {
+      a[2 * i] = zip_low(b[i], b[i + 8]);
+      a[2 * i + 1] = zip_high(b[i], b[i + 8]);
+    }
+  }
+  for (int i = 0; i < 16; ++i)
+    std::memcpy(out + i * out_stride, &a[i], 16);
+}
+
+// out[j][i] = in[i][j]; strides in bytes.
+static inline void transpose_bytes(const uint8_t *in, int64_t in_stride,
+                                   int64_t rows, int64_t columns, uint8_t *out,
+                                   int64_t out_stride) {
+  const int64_t whole_rows = rows / 16 * 16, whole_columns = columns / 16 * 16;
+  for (int64_t j = 0; j < whole_columns; j += 16)
+    for (int64_t i = 0; i < whole_rows; i += 16)
+      transpose_16x16(in + i * in_stride + j, in_stride,
+                      out + j * out_stride + i, out_stride);
+  for (int64_t j = 0; j < columns; ++j)
+    for (int64_t i = j < whole_columns ? whole_rows : 0; i < rows; ++i)
+      out[j * out_stride + i] = in[i * in_stride + j];
+}
+
+// Two codes a byte along a row; a missing last one is 0.
+static inline void pack_row(const uint8_t *codes, int64_t n, uint8_t *out) {
+  for (int64_t j = 0; j < n / 2; ++j)
+    out[j] = static_cast<uint8_t>(codes[2 * j] | codes[2 * j + 1] << 4);
+  if (n % 2)
+    out[n / 2] = codes[n - 1];
+}
+
+static inline void unpack_row(const uint8_t *packed, int64_t n,
+                              uint8_t *codes) {
+  for (int64_t j = 0; j < n / 2; ++j) {
+    codes[2 * j] = packed[j] & 15;
+    codes[2 * j + 1] = packed[j] >> 4;
+  }
+  if (n % 2)
+    codes[n - 1] = packed[n / 2] & 15;
+}
+
+} // namespace steelyard::STEELYARD_ISA

@@ -1,0 +1,87 @@
+"""Dequantize, transpose and swizzle on the CPU."""
+
+from dataclasses import replace
+
+import torch
+
+from steelyard.quantized_copy import QuantizedCopy, round_up
+from steelyard.runtime import _cpu
+from steelyard.runtime.cpu.arguments import DTYPES, check_copy, require, scheme_bits
+
+
+def dequantize(copy: QuantizedCopy, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """The values of a copy as a logical (M, N) matrix; the random Hadamard transform is undone."""
+    check_copy(copy, "copy")
+    require(dtype in DTYPES, "dequantize_dtype", f"dtype must be float32, bfloat16 or float16, got {dtype}")
+    if copy.scheme.rht and not copy.columnwise:
+        return dequantize(replace(copy, shape=copy.shape[::-1], columnwise=True), dtype).T.contiguous()
+    out = torch.empty(copy.shape, dtype=dtype)
+    _cpu.dequantize(
+        scheme_bits(copy.scheme),
+        copy.columnwise,
+        copy.codes.data_ptr(),
+        copy.scales.data_ptr(),
+        0 if copy.amax is None else copy.amax.data_ptr(),
+        *copy.shape,
+        out.data_ptr(),
+        DTYPES[dtype],
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def transpose(copy: QuantizedCopy) -> QuantizedCopy:
+    """The copy of the other usage, from the codes."""
+    require(
+        copy.scheme.is_transposable,
+        "transpose_scheme",
+        "the other usage must follow from the codes: one scale for the tensor or square tiles, "
+        f"got block {copy.scheme.block}; quantize it from the source",
+    )
+    check_copy(copy, "copy")
+    scales = _transpose_scales(copy)
+    if copy.scheme.family == "mx":
+        return replace(copy, codes=copy.codes.clone(), scales=scales, columnwise=not copy.columnwise)
+    rows, columns = copy.stored_shape
+    nibbles = copy.scheme.element == "f4E2M1FN"
+    codes = torch.empty((columns, -(-rows // 2) if nibbles else rows), dtype=torch.uint8)
+    _cpu.transpose(copy.codes.data_ptr(), codes.data_ptr(), rows, columns, nibbles, torch.get_num_threads())
+    amax = None if copy.amax is None else copy.amax.clone()
+    return replace(copy, codes=codes, scales=scales, amax=amax, columnwise=not copy.columnwise)
+
+
+def _transpose_scales(copy: QuantizedCopy) -> torch.Tensor:
+    scales, (rows, columns) = copy.scales, copy.stored_shape
+    if copy.scheme.family == "tensor":
+        return scales.clone()
+    if copy.scheme.family == "block":
+        return scales.T.contiguous()
+    if copy.scheme.family == "nvfp4":
+        return scales[::16].T.repeat_interleave(16, dim=0)[:columns].contiguous()
+    if copy.columnwise:
+        return scales[:, ::32].repeat_interleave(32, dim=0)[:rows].contiguous()
+    return scales[::32].repeat_interleave(32, dim=1)[:, :columns].contiguous()
+
+
+def swizzle(copy: QuantizedCopy) -> torch.Tensor:
+    """The scales in the layout that GPU GEMMs read, padded with zeros; for MX and NVFP4 the order of its bytes."""
+    require(
+        copy.scheme.family != "tensor",
+        "swizzle_scheme",
+        "the gemm layout needs block scales, got block tensor; use the scale as it is",
+    )
+    check_copy(copy, "copy")
+    if copy.scheme.family == "block":
+        return _pad_columns(copy.scales.T if copy.scheme.block == "1x128" else copy.scales)
+    scales = copy.scales.T if copy.scheme.family == "mx" and copy.columnwise else copy.scales
+    rows, columns = scales.shape
+    out = torch.zeros((round_up(rows, 128), round_up(columns, 4)), dtype=torch.uint8)
+    _cpu.swizzle(scales.data_ptr(), rows, columns, *scales.stride(), out.data_ptr())
+    return out
+
+
+def _pad_columns(scales: torch.Tensor) -> torch.Tensor:
+    rows, columns = scales.shape
+    out = torch.zeros((rows, round_up(columns, 4)), dtype=scales.dtype)
+    out[:, :columns] = scales
+    return out

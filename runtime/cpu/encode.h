@@ -1,0 +1,93 @@
+// Loops that encode rows of a tile. Included by kernel sources only.
+#pragma once
+
+#include "bytes.h"
+#include "quantize.h"
+#include "tile.h"
+
+namespace steelyard::STEELYARD_ISA {
+
+struct alignas(64) CodeTile {
+  uint8_t values[kTileSide][kTileSide];
+};
+
+template <class Format>
+static inline void encode_row(const float *x, int64_t n, float scale,
+                              uint8_t *out) {
+  for (int64_t j = 0; j < n; ++j)
+    out[j] = static_cast<uint8_t>(encode<Format>(x[j] * scale));
+}
+
+// One scale a column.
+template <class Format>
+static inline void encode_row_by(const float *x, int64_t n, const float *scales,
+                                 uint8_t *out) {
+  for (int64_t j = 0; j < n; ++j)
+    out[j] = static_cast<uint8_t>(encode<Format>(x[j] * scales[j]));
+}
+
+// One scale a block of `Block` columns; the last block may be short.
+template <class Format, int Block>
+static inline void encode_blocks(const float *x, int64_t n, const float *scales,
+                                 uint8_t *out) {
+  int64_t j = 0;
+  for (; j + Block <= n; j += Block)
+    encode_row<Format>(x + j, Block, scales[j / Block], out + j);
+  encode_row<Format>(x + j, n - j, j < n ? scales[j / Block] : 0.0f, out + j);
+}
+
+// Bits of the amax of each block of `Block` columns; the last may be short.
+template <int Block>
+static inline void amax_blocks(const float *x, int64_t n, int32_t *amax) {
+  int64_t j = 0;
+  for (; j + Block <= n; j += Block)
+    amax[j / Block] = static_cast<int32_t>(amax_bits(x + j, Block));
+  if (j < n)
+    amax[j / Block] = static_cast<int32_t>(amax_bits(x + j, n - j));
+}
+
+// Bits of the amax of each column of `rows` rows from `first`.
+static inline void amax_of_columns(const Tile &tile, int64_t first,
+                                   int64_t rows, int32_t *amax) {
+  std::memset(amax, 0, tile.columns * sizeof *amax);
+  for (int64_t i = first; i < first + rows; ++i)
+    amax_columns(tile.at(i), tile.columns, amax);
+}
+
+// Blocks of columns: amax[b] = max of amax[b * Block ..].
+template <int Block> static inline void fold_columns(int32_t *amax, int64_t n) {
+  for (int64_t b = 0; b * Block < n; ++b) {
+    int32_t largest = 0;
+    for (int64_t j = b * Block; j < smaller((b + 1) * Block, n); ++j)
+      largest = amax[j] > largest ? amax[j] : largest;
+    amax[b] = largest;
+  }
+}
+
+// Encodes the tile with one scale, into the rows of one copy, the transposed
+// rows of the other, or both.
+template <class Format>
+static inline void encode_tile(const Tile &tile, float scale,
+                               const CopyCall *row, const CopyCall *col) {
+  CodeTile buffer;
+  uint8_t *codes = buffer.values[0];
+  int64_t stride = kTileSide;
+  if (row) {
+    stride = row->codes_stride;
+    codes = row->codes + tile.row * stride + tile.column;
+  }
+  for (int64_t i = 0; i < tile.rows; ++i)
+    encode_row<Format>(tile.at(i), tile.columns, scale, codes + i * stride);
+  if (col)
+    transpose_bytes(codes, stride, tile.rows, tile.columns,
+                    col->codes + tile.column * col->codes_stride + tile.row,
+                    col->codes_stride);
+}
+
+static inline void store_float(const CopyCall &copy, int64_t row,
+                               int64_t column, float value) {
+  std::memcpy(copy.scales + row * copy.scales_stride + column * sizeof value,
+              &value, sizeof value);
+}
+
+} // namespace steelyard::STEELYARD_ISA

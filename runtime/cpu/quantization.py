@@ -1,0 +1,187 @@
+"""Quantize and amax on the CPU."""
+
+import torch
+
+from steelyard.errors import ConstraintError
+from steelyard.quantized_copy import QuantizedCopy
+from steelyard.runtime import _cpu
+from steelyard.runtime.cpu.arguments import (
+    amax_shape,
+    check_copy,
+    check_disjoint,
+    check_part,
+    codes_shape,
+    matrix_of,
+    require,
+    scales_shape,
+    scheme_bits,
+    stored_shape,
+)
+from steelyard.schemes import Scheme
+
+_WORD = 0xFFFFFFFFFFFFFFFF
+
+
+def amax(x: torch.Tensor, *, rht: bool = False, per_row: bool = False) -> torch.Tensor:
+    """Largest magnitude of `x`, of each row, or after the transform; 0 if empty, NaN if `x` holds one."""
+    require(
+        not (rht and per_row),
+        "amax_options",
+        "an amax per row excludes the random Hadamard transform; ask for one of them",
+    )
+    x, matrix = matrix_of(x)
+    out = torch.empty(x.shape[:1] if per_row else (), dtype=torch.float32)
+    _cpu.amax(matrix, out.data_ptr(), rht, per_row, torch.get_num_threads())
+    return out
+
+
+def quantize(
+    x: torch.Tensor,
+    row: Scheme | None,
+    col: Scheme | None,
+    *,
+    scale: torch.Tensor | None = None,
+    amax: torch.Tensor | tuple | None = None,
+    rng: tuple[int, int] | None = None,
+) -> tuple[QuantizedCopy | None, QuantizedCopy | None]:
+    """The rowwise and the columnwise copy of `x`, its leading dims flattened; None where no scheme is given.
+
+    `scale`: the scale of per-tensor copies (needed for delayed ones); `amax`: one already reduced, for per-tensor and
+    NVFP4 copies, or a pair (row, col); `rng`: (seed, offset) of stochastic rounding.
+    """
+    x, matrix = matrix_of(x)
+    shape = matrix[2], matrix[3]
+    row_copy = None if row is None else empty_copy(row, shape, columnwise=False)
+    col_copy = None if col is None else empty_copy(col, shape, columnwise=True)
+    _quantize(x, matrix, row_copy, col_copy, scale, amax, rng)
+    return row_copy, col_copy
+
+
+def quantize_into(
+    x: torch.Tensor,
+    row: QuantizedCopy | None,
+    col: QuantizedCopy | None,
+    *,
+    scale: torch.Tensor | None = None,
+    amax: torch.Tensor | tuple | None = None,
+    rng: tuple[int, int] | None = None,
+) -> None:
+    """Quantize `x` by the schemes of copies that exist, into their memory; they share none with `x` or each other."""
+    x, matrix = matrix_of(x)
+    outputs = {}
+    for copy, name in ((row, "row"), (col, "col")):
+        if copy is None:
+            continue
+        require(
+            copy.shape == (matrix[2], matrix[3]) and copy.columnwise == (name == "col"),
+            "quantize_shape",
+            f"the {name} copy must be the {name} copy of a {matrix[2]}x{matrix[3]} matrix, got "
+            f"{'a columnwise' if copy.columnwise else 'a rowwise'} copy of shape {tuple(copy.shape)}",
+        )
+        check_copy(copy, name)
+        parts = {f"{name}.codes": copy.codes, f"{name}.scales": copy.scales, f"{name}.amax": copy.amax}
+        outputs |= {part: tensor for part, tensor in parts.items() if tensor is not None}
+    check_disjoint(outputs, {"x": x})
+    _quantize(x, matrix, row, col, scale, amax, rng)
+    for tensor in outputs.values():
+        torch.autograd.graph.increment_version(tensor)
+
+
+def empty_copy(scheme: Scheme, shape: tuple[int, int], *, columnwise: bool) -> QuantizedCopy:
+    """A copy with memory and no values yet, for `quantize_into`."""
+    stored = stored_shape(scheme, shape, columnwise)
+    scheme_bits(scheme)
+    scale_dtype = torch.float32 if scheme.scale == "f32" else torch.uint8
+    amax = amax_shape(scheme, stored)
+    return QuantizedCopy(
+        torch.empty(codes_shape(scheme, stored), dtype=torch.uint8),
+        torch.empty(scales_shape(scheme, stored, columnwise), dtype=scale_dtype),
+        None if amax is None else torch.empty(amax, dtype=torch.float32),
+        scheme,
+        shape,
+        columnwise,
+    )
+
+
+def _quantize(x, matrix, row, col, scale, amax, rng) -> None:
+    """Check what the schemes need beside `x`, then run; nothing is written before every check has passed."""
+    if row is None and col is None:
+        return
+    amaxes = _amax_pair(amax, row, col)
+    amaxes = [None if copy is None else _given_amax(copy, own) for copy, own in zip((row, col), amaxes, strict=True)]
+    for copy in (row, col):
+        if copy is not None:
+            _check_operands(copy.scheme, copy.columnwise, scale, rng)
+    scale = None if scale is None else torch.as_tensor(scale, dtype=torch.float32).detach()
+    if scale is not None:
+        check_part(scale.reshape(()) if scale.numel() == 1 else scale, "scale", torch.float32, ())
+    row_arguments, col_arguments = map(_copy_arguments, (row, col), amaxes)
+    if row is not None and row.scheme.rht:
+        _run(_transposed(matrix), None, (*row_arguments[:-1], True), scale, rng)
+        row_arguments = None
+    if row_arguments is not None or col_arguments is not None:
+        _run(matrix, row_arguments, col_arguments, scale, rng)
+
+
+def _run(matrix, row, col, scale, rng) -> None:
+    seed, offset = (0, 0) if rng is None else (int(word) & _WORD for word in rng)
+    _cpu.quantize(matrix, row, col, 0 if scale is None else scale.data_ptr(), seed, offset, torch.get_num_threads())
+
+
+def _transposed(matrix):
+    """A rowwise transformed copy is the columnwise one of the transpose."""
+    data, dtype, rows, columns, row_stride, column_stride = matrix
+    return data, dtype, columns, rows, column_stride, row_stride
+
+
+def _copy_arguments(copy: QuantizedCopy | None, given: torch.Tensor | None):
+    if copy is None:
+        return None
+    if given is not None:
+        copy.amax.copy_(given)
+    amax = 0 if copy.amax is None else copy.amax.data_ptr()
+    bits = scheme_bits(copy.scheme)
+    return bits, copy.scheme.epsilon, copy.codes.data_ptr(), copy.scales.data_ptr(), amax, given is not None, False
+
+
+def _given_amax(copy: QuantizedCopy, amax) -> torch.Tensor | None:
+    """The amax the caller gave for this copy, if its scheme has one."""
+    if amax is None or copy.amax is None:
+        return None
+    given = torch.as_tensor(amax, dtype=torch.float32).detach()
+    require(
+        given.numel() == copy.amax.numel() and given.device.type == "cpu",
+        "quantize_amax",
+        f"a given amax must be on the CPU with {copy.amax.numel()} values, got {given.numel()} on {given.device}",
+    )
+    return given.reshape(copy.amax.shape)
+
+
+def _amax_pair(amax, row: QuantizedCopy | None, col: QuantizedCopy | None) -> tuple:
+    if isinstance(amax, tuple):
+        require(len(amax) == 2, "quantize_amax", f"a pair of amaxes must be (row, col), got {len(amax)} values")
+        return amax
+    if amax is not None and row is not None and col is not None and row.scheme.rht != col.scheme.rht:
+        raise ConstraintError(
+            "quantize_amax", "copies with and without the transform have different amaxes; give a pair (row, col)"
+        )
+    return amax, amax
+
+
+def _check_operands(scheme: Scheme, columnwise: bool, scale, rng) -> None:
+    usage, refused, taken = ("columnwise", "1x32", "32x1") if columnwise else ("rowwise", "32x1", "1x32")
+    require(
+        scheme.block != refused,
+        "quantize_block",
+        f"a {usage} MX copy must have {taken} blocks or 32x32, got {refused}",
+    )
+    require(
+        scheme.source != "delayed" or scale is not None,
+        "quantize_scale",
+        "a delayed scheme needs its scale, got None; pass scale=",
+    )
+    require(
+        scheme.rounding != "stochastic" or rng is not None,
+        "quantize_rng",
+        "stochastic rounding needs rng, got None; pass rng=(seed, offset)",
+    )

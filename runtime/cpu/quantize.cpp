@@ -1,0 +1,43 @@
+#include "quantize.h"
+
+#include "tile.h"
+
+namespace steelyard::STEELYARD_ISA {
+
+static void quantize_tile(const Tile &tile, const CopyCall *row,
+                          const CopyCall *col) {
+  switch ((row ? row : col)->family) {
+  case Family::tensor:
+    return quantize_tensor(tile, row, col);
+  case Family::block:
+    return quantize_block(tile, row, col);
+  case Family::mx:
+    return quantize_mx(tile, row, col);
+  case Family::nvfp4:
+    return quantize_nvfp4(tile, row, col);
+  }
+}
+
+void quantize(const QuantizeCall &call, int64_t begin, int64_t end) {
+  Staging staging;
+  uint32_t amax = 0;
+  for (int64_t index = begin; index < end; ++index) {
+    const Tile tile = load_tile(call.x, call.tiling, index, staging);
+    for (int64_t i = 0; call.amax && i < tile.rows; ++i) {
+      const uint32_t found = amax_bits(tile.at(i), tile.columns);
+      amax = found > amax ? found : amax;
+    }
+    if (call.shared) {
+      quantize_tile(tile, call.row, call.col);
+      continue;
+    }
+    if (call.row)
+      quantize_tile(tile, call.row, nullptr);
+    if (call.col)
+      quantize_tile(tile, nullptr, call.col);
+  }
+  if (call.amax)
+    atomic_max(call.amax, amax);
+}
+
+} // namespace steelyard::STEELYARD_ISA

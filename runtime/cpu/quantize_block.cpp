@@ -1,0 +1,84 @@
+// FP8 with float32 scales per 1x128 block or 128x128 tile.
+#include "encode.h"
+
+namespace steelyard::STEELYARD_ISA {
+
+static constexpr int kBlock = 128;
+
+template <class Format>
+static float scale_of(const CopyCall &copy, int32_t amax) {
+  return scale_from_amax(float_of(amax), Format::max, copy.epsilon,
+                         copy.power_of_two, copy.limit);
+}
+
+template <class Format>
+static void quantize_rows(const Tile &tile, const CopyCall &copy) {
+  int32_t amax[kTileColumns / kBlock];
+  float scales[kTileColumns / kBlock];
+  for (int64_t i = 0; i < tile.rows; ++i) {
+    amax_blocks<kBlock>(tile.at(i), tile.columns, amax);
+    for (int64_t b = 0; b * kBlock < tile.columns; ++b) {
+      scales[b] = scale_of<Format>(copy, amax[b]);
+      store_float(copy, tile.row + i, tile.column / kBlock + b,
+                  1.0f / scales[b]);
+    }
+    encode_blocks<Format, kBlock>(
+        tile.at(i), tile.columns, scales,
+        copy.codes + (tile.row + i) * copy.codes_stride + tile.column);
+  }
+}
+
+template <class Format>
+static void quantize_columns(const Tile &tile, const CopyCall &copy) {
+  alignas(64) int32_t amax[kTileSide];
+  alignas(64) float scales[kTileSide];
+  CodeTile codes;
+  amax_of_columns(tile, 0, tile.rows, amax);
+  for (int64_t j = 0; j < tile.columns; ++j) {
+    scales[j] = scale_of<Format>(copy, amax[j]);
+    store_float(copy, tile.column + j, tile.row / kBlock, 1.0f / scales[j]);
+  }
+  for (int64_t i = 0; i < tile.rows; ++i)
+    encode_row_by<Format>(tile.at(i), tile.columns, scales, codes.values[i]);
+  transpose_bytes(codes.values[0], kTileSide, tile.rows, tile.columns,
+                  copy.codes + tile.column * copy.codes_stride + tile.row,
+                  copy.codes_stride);
+}
+
+template <class Format>
+static void quantize_square(const Tile &tile, const CopyCall *row,
+                            const CopyCall *col) {
+  uint32_t amax = 0;
+  for (int64_t i = 0; i < tile.rows; ++i) {
+    const uint32_t found = amax_bits(tile.at(i), tile.columns);
+    amax = found > amax ? found : amax;
+  }
+  const float scale =
+      scale_of<Format>(row ? *row : *col, static_cast<int32_t>(amax));
+  if (row)
+    store_float(*row, tile.row / kBlock, tile.column / kBlock, 1.0f / scale);
+  if (col)
+    store_float(*col, tile.column / kBlock, tile.row / kBlock, 1.0f / scale);
+  encode_tile<Format>(tile, scale, row, col);
+}
+
+template <class Format>
+static void quantize_as(const Tile &tile, const CopyCall *row,
+                        const CopyCall *col) {
+  if ((row ? row : col)->tiled)
+    return quantize_square<Format>(tile, row, col);
+  if (row)
+    quantize_rows<Format>(tile, *row);
+  if (col)
+    quantize_columns<Format>(tile, *col);
+}
+
+void quantize_block(const Tile &tile, const CopyCall *row,
+                    const CopyCall *col) {
+  if ((row ? row : col)->element == Element::e4m3)
+    quantize_as<E4M3>(tile, row, col);
+  else
+    quantize_as<E5M2>(tile, row, col);
+}
+
+} // namespace steelyard::STEELYARD_ISA

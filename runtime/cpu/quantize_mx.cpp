@@ -1,0 +1,115 @@
+// MXFP8: E8M0 scales per 1x32 block, 32x1 block or 32x32 tile. Both copies keep
+// the layout of x.
+#include "encode.h"
+
+namespace steelyard::STEELYARD_ISA {
+
+static constexpr int kBlock = 32;
+
+// Scale bytes and encode factors of n blocks.
+template <class Format>
+static void scale_blocks(const int32_t *amax, int64_t n, Rule rule,
+                         uint8_t *bytes, float *factors) {
+  for (int64_t b = 0; b < n; ++b) {
+    const int32_t byte = e8m0_from_amax<Format>(amax[b], rule);
+    bytes[b] = static_cast<uint8_t>(byte);
+    factors[b] = e8m0_encode_factor(byte);
+  }
+}
+
+static uint8_t *codes_at(const CopyCall &copy, const Tile &tile, int64_t i) {
+  return copy.codes + (tile.row + i) * copy.codes_stride + tile.column;
+}
+
+template <class Format>
+static void quantize_rows(const Tile &tile, const CopyCall &copy) {
+  alignas(64) int32_t amax[kTileColumns / kBlock];
+  alignas(64) float factors[kTileColumns / kBlock];
+  const int64_t blocks = (tile.columns + kBlock - 1) / kBlock;
+  for (int64_t i = 0; i < tile.rows; ++i) {
+    amax_blocks<kBlock>(tile.at(i), tile.columns, amax);
+    uint8_t *bytes = copy.scales + (tile.row + i) * copy.scales_stride +
+                     tile.column / kBlock;
+    scale_blocks<Format>(amax, blocks, copy.rule, bytes, factors);
+    encode_blocks<Format, kBlock>(tile.at(i), tile.columns, factors,
+                                  codes_at(copy, tile, i));
+  }
+}
+
+template <class Format>
+static void quantize_columns(const Tile &tile, const CopyCall &copy) {
+  alignas(64) int32_t amax[kTileSide];
+  alignas(64) float factors[kTileSide];
+  for (int64_t first = 0; first < tile.rows; first += kBlock) {
+    const int64_t rows = smaller(kBlock, tile.rows - first);
+    amax_of_columns(tile, first, rows, amax);
+    uint8_t *bytes = copy.scales +
+                     (tile.row + first) / kBlock * copy.scales_stride +
+                     tile.column;
+    scale_blocks<Format>(amax, tile.columns, copy.rule, bytes, factors);
+    for (int64_t i = first; i < first + rows; ++i)
+      encode_row_by<Format>(tile.at(i), tile.columns, factors,
+                            codes_at(copy, tile, i));
+  }
+}
+
+// The bytes of a row of 32x32 tiles, repeated over rows or columns.
+static void store_tile_scales(const Tile &tile, int64_t first, int64_t rows,
+                              const uint8_t *bytes, const CopyCall *row,
+                              const CopyCall *col) {
+  const int64_t blocks = (tile.columns + kBlock - 1) / kBlock;
+  for (int64_t i = first; row && i < first + rows; ++i)
+    std::memcpy(row->scales + (tile.row + i) * row->scales_stride +
+                    tile.column / kBlock,
+                bytes, blocks);
+  if (!col)
+    return;
+  uint8_t *out = col->scales +
+                 (tile.row + first) / kBlock * col->scales_stride + tile.column;
+  for (int64_t j = 0; j < tile.columns; ++j)
+    out[j] = bytes[j / kBlock];
+}
+
+template <class Format>
+static void quantize_square(const Tile &tile, const CopyCall *row,
+                            const CopyCall *col) {
+  alignas(64) int32_t amax[kTileSide];
+  alignas(64) float factors[kTileSide];
+  uint8_t bytes[kTileSide / kBlock];
+  const CopyCall &copy = row ? *row : *col;
+  for (int64_t first = 0; first < tile.rows; first += kBlock) {
+    const int64_t rows = smaller(kBlock, tile.rows - first);
+    amax_of_columns(tile, first, rows, amax);
+    fold_columns<kBlock>(amax, tile.columns);
+    scale_blocks<Format>(amax, (tile.columns + kBlock - 1) / kBlock, copy.rule,
+                         bytes, factors);
+    store_tile_scales(tile, first, rows, bytes, row, col);
+    for (int64_t i = first; i < first + rows; ++i) {
+      encode_blocks<Format, kBlock>(tile.at(i), tile.columns, factors,
+                                    codes_at(copy, tile, i));
+      if (row && col)
+        std::memcpy(codes_at(*col, tile, i), codes_at(*row, tile, i),
+                    tile.columns);
+    }
+  }
+}
+
+template <class Format>
+static void quantize_as(const Tile &tile, const CopyCall *row,
+                        const CopyCall *col) {
+  if ((row ? row : col)->tiled)
+    return quantize_square<Format>(tile, row, col);
+  if (row)
+    quantize_rows<Format>(tile, *row);
+  if (col)
+    quantize_columns<Format>(tile, *col);
+}
+
+void quantize_mx(const Tile &tile, const CopyCall *row, const CopyCall *col) {
+  if ((row ? row : col)->element == Element::e4m3)
+    quantize_as<E4M3>(tile, row, col);
+  else
+    quantize_as<E5M2>(tile, row, col);
+}
+
+} // namespace steelyard::STEELYARD_ISA

@@ -1,0 +1,291 @@
+// NVFP4: E4M3 scales per 1x16 block or 16x16 tile under a float32 scale per
+// tensor or row, two codes a byte.
+#include "encode.h"
+#include "four_over_six.h"
+#include "hadamard.h"
+#include "philox.h"
+
+namespace steelyard::STEELYARD_ISA {
+
+static constexpr int kBlock = 16;
+
+// Two 128-column halves at most: a flat tile is 2048 wide.
+struct alignas(64) RowScratch {
+  int32_t amax[kTileColumns / kBlock];
+  float factors[kTileColumns / kBlock];
+  uint8_t codes[kTileColumns];
+  uint8_t random[kTileColumns + 32];
+};
+
+static TwoLevel level_of(const CopyCall &copy, int64_t stored_row) {
+  const float range = copy.four_over_six == FourOverSix::none
+                          ? 6.0f * 448.0f
+                          : kFourOverSixRange;
+  return nvfp4_tensor_scale(copy.amax[copy.row_scaled ? stored_row : 0], range);
+}
+
+static void scale_blocks(const int32_t *amax, int64_t n, const TwoLevel &level,
+                         uint8_t *bytes, float *factors) {
+  for (int64_t b = 0; b < n; ++b) {
+    const uint32_t byte = nvfp4_block_scale(float_of(amax[b]), level.encode);
+    bytes[b] = static_cast<uint8_t>(byte);
+    factors[b] = nvfp4_encode_factor(byte, level.decode);
+  }
+}
+
+// Rounds up with the probability of the distance. byte / 256 * step is exact,
+// so the sum rounds once.
+static inline uint32_t encode_stochastic(float value, uint32_t random) {
+  const uint32_t bits = bits_of(value);
+  const float magnitude = float_of(bits & kAbsMask);
+  const float step = magnitude < 2.0f ? 0.5f : magnitude < 4.0f ? 1.0f : 2.0f;
+  const float dithered =
+      at_most(static_cast<float>(random) * 0x1p-8f * step + magnitude, 6.0f);
+  const float per_unit = dithered < 2.0f ? 2.0f : dithered < 4.0f ? 1.0f : 0.5f;
+  const int32_t offset = dithered < 2.0f ? 0 : dithered < 4.0f ? 2 : 4;
+  const bool is_nan = (bits & kAbsMask) > kInfinity;
+  const int32_t steps =
+      static_cast<int32_t>((is_nan ? 0.0f : dithered) * per_unit);
+  return is_nan ? E2M1::nan : (steps + offset) | (bits >> 28 & 8);
+}
+
+static const uint8_t *random_bytes(const CopyCall &copy, const Tile &tile,
+                                   int64_t i, uint8_t *scratch) {
+  const PhiloxKey key{copy.seed, copy.offset, copy.random_copy};
+  const uint64_t first =
+      (tile.row + i) * copy.random_row + tile.column * copy.random_column;
+  return philox_bytes(key, first, copy.random_column, tile.columns, scratch);
+}
+
+// One factor a column, one random byte an element.
+static void encode_row_stochastic(const float *x, int64_t n,
+                                  const float *factors, const uint8_t *random,
+                                  uint8_t *out) {
+  for (int64_t j = 0; j < n; ++j)
+    out[j] =
+        static_cast<uint8_t>(encode_stochastic(x[j] * factors[j], random[j]));
+}
+
+static void choose_row(const Tile &tile, int64_t i, const CopyCall &copy,
+                       const TwoLevel &level, uint8_t *bytes,
+                       RowScratch &scratch) {
+  Candidate best;
+  for (int64_t j = 0; j < tile.columns; j += kBlock) {
+    const Block16 block{tile.at(i) + j, 0, 1,
+                        smaller(kBlock, tile.columns - j)};
+    four_over_six(block, float_of(scratch.amax[j / kBlock]), level,
+                  copy.four_over_six, best);
+    bytes[j / kBlock] = best.byte;
+    std::memcpy(scratch.codes + j, best.codes[0], block.columns);
+  }
+}
+
+static void encode_row_blocks(const Tile &tile, int64_t i, const CopyCall &copy,
+                              RowScratch &scratch) {
+  if (!copy.stochastic)
+    return encode_blocks<E2M1, kBlock>(tile.at(i), tile.columns,
+                                       scratch.factors, scratch.codes);
+  const uint8_t *random = random_bytes(copy, tile, i, scratch.random);
+  for (int64_t j = 0; j < tile.columns; ++j)
+    scratch.codes[j] = static_cast<uint8_t>(encode_stochastic(
+        tile.at(i)[j] * scratch.factors[j / kBlock], random[j]));
+}
+
+static void quantize_rows(const Tile &tile, const CopyCall &copy) {
+  RowScratch scratch;
+  const int64_t blocks = (tile.columns + kBlock - 1) / kBlock;
+  TwoLevel level = level_of(copy, tile.row);
+  for (int64_t i = 0; i < tile.rows; ++i) {
+    if (copy.row_scaled)
+      level = level_of(copy, tile.row + i);
+    amax_blocks<kBlock>(tile.at(i), tile.columns, scratch.amax);
+    uint8_t *bytes = copy.scales + (tile.row + i) * copy.scales_stride +
+                     tile.column / kBlock;
+    if (copy.four_over_six != FourOverSix::none) {
+      choose_row(tile, i, copy, level, bytes, scratch);
+    } else {
+      scale_blocks(scratch.amax, blocks, level, bytes, scratch.factors);
+      encode_row_blocks(tile, i, copy, scratch);
+    }
+    pack_row(scratch.codes, tile.columns,
+             copy.codes + (tile.row + i) * copy.codes_stride + tile.column / 2);
+  }
+}
+
+// Pairs of rows share a byte of the transposed rows of the copy.
+static void store_columns(const Tile &tile, int64_t rows, const CodeTile &codes,
+                          const CopyCall &copy) {
+  CodeTile packed;
+  for (int64_t i = 0; i < rows; i += 2)
+    for (int64_t j = 0; j < tile.columns; ++j)
+      packed.values[i / 2][j] = static_cast<uint8_t>(
+          codes.values[i][j] | (i + 1 < rows ? codes.values[i + 1][j] : 0)
+                                   << 4);
+  transpose_bytes(packed.values[0], kTileSide, (rows + 1) / 2, tile.columns,
+                  copy.codes + tile.column * copy.codes_stride + tile.row / 2,
+                  copy.codes_stride);
+}
+
+struct alignas(64) ColumnScratch {
+  TwoLevel levels[kTileSide];
+  int32_t amax[kTileSide];
+  float factors[kTileSide];
+  uint8_t bytes[kTileSide / kBlock][kTileSide];
+  uint8_t random[kTileSide + 32];
+  HadamardGroup group;
+  CodeTile codes;
+};
+
+// The 16 rows from `first` as a tile of their own, transformed if the copy is.
+static Tile group_of(const Tile &tile, int64_t first, const CopyCall &copy,
+                     HadamardGroup &group) {
+  Tile part = tile;
+  part.row += first;
+  part.data = tile.at(first);
+  part.rows = smaller(kBlock, tile.rows - first);
+  if (!copy.rht)
+    return part;
+  transform_rows(tile, first, group);
+  part.data = group.values[0];
+  part.stride = kTileSide;
+  part.rows = kBlock;
+  return part;
+}
+
+static void choose_columns(const Tile &part, const CopyCall &copy,
+                           ColumnScratch &scratch, uint8_t *bytes,
+                           uint8_t (*codes)[kTileSide]) {
+  Candidate best;
+  float column[kBlock];
+  for (int64_t j = 0; j < part.columns; ++j) {
+    for (int64_t i = 0; i < part.rows; ++i)
+      column[i] = part.at(i)[j];
+    four_over_six({column, 0, 1, part.rows}, float_of(scratch.amax[j]),
+                  scratch.levels[j], copy.four_over_six, best);
+    bytes[j] = best.byte;
+    for (int64_t i = 0; i < part.rows; ++i)
+      codes[i][j] = best.codes[0][i];
+  }
+}
+
+static void encode_columns(const Tile &part, const CopyCall &copy,
+                           ColumnScratch &scratch, uint8_t *bytes,
+                           uint8_t (*codes)[kTileSide]) {
+  for (int64_t j = 0; j < part.columns; ++j) {
+    const uint32_t byte =
+        nvfp4_block_scale(float_of(scratch.amax[j]), scratch.levels[j].encode);
+    bytes[j] = static_cast<uint8_t>(byte);
+    scratch.factors[j] = nvfp4_encode_factor(byte, scratch.levels[j].decode);
+  }
+  for (int64_t i = 0; i < part.rows; ++i) {
+    if (copy.stochastic)
+      encode_row_stochastic(part.at(i), part.columns, scratch.factors,
+                            random_bytes(copy, part, i, scratch.random),
+                            codes[i]);
+    else
+      encode_row_by<E2M1>(part.at(i), part.columns, scratch.factors, codes[i]);
+  }
+}
+
+static void quantize_columns(const Tile &tile, const CopyCall &copy) {
+  ColumnScratch scratch;
+  int64_t rows = 0;
+  for (int64_t j = 0; j < tile.columns; ++j)
+    scratch.levels[j] = level_of(copy, tile.column + j);
+  for (int64_t first = 0; first < tile.rows; first += kBlock) {
+    const Tile part = group_of(tile, first, copy, scratch.group);
+    amax_of_columns(part, 0, part.rows, scratch.amax);
+    const bool choose = copy.four_over_six != FourOverSix::none;
+    (choose ? choose_columns : encode_columns)(part, copy, scratch,
+                                               scratch.bytes[first / kBlock],
+                                               scratch.codes.values + first);
+    rows = first + part.rows;
+  }
+  store_columns(tile, rows, scratch.codes, copy);
+  transpose_bytes(
+      scratch.bytes[0], kTileSide, (rows + kBlock - 1) / kBlock, tile.columns,
+      copy.scales + tile.column * copy.scales_stride + tile.row / kBlock,
+      copy.scales_stride);
+}
+
+static void choose_squares(const Tile &part, const CopyCall &copy,
+                           const TwoLevel &level, const int32_t *amax,
+                           uint8_t *bytes, uint8_t (*codes)[kTileSide]) {
+  Candidate best;
+  for (int64_t j = 0; j < part.columns; j += kBlock) {
+    const Block16 block{part.data + j, part.stride, part.rows,
+                        smaller(kBlock, part.columns - j)};
+    four_over_six(block, float_of(amax[j / kBlock]), level, copy.four_over_six,
+                  best);
+    bytes[j / kBlock] = best.byte;
+    for (int64_t i = 0; i < part.rows; ++i)
+      std::memcpy(codes[i] + j, best.codes[i], block.columns);
+  }
+}
+
+static void encode_squares(const Tile &part, const CopyCall &copy,
+                           const TwoLevel &level, ColumnScratch &scratch,
+                           uint8_t *bytes, uint8_t (*codes)[kTileSide]) {
+  float factors[kTileSide / kBlock];
+  scale_blocks(scratch.amax, (part.columns + kBlock - 1) / kBlock, level, bytes,
+               factors);
+  for (int64_t j = 0; j < part.columns; ++j)
+    scratch.factors[j] = factors[j / kBlock];
+  for (int64_t i = 0; i < part.rows; ++i) {
+    if (copy.stochastic)
+      encode_row_stochastic(part.at(i), part.columns, scratch.factors,
+                            random_bytes(copy, part, i, scratch.random),
+                            codes[i]);
+    else
+      encode_row_by<E2M1>(part.at(i), part.columns, scratch.factors, codes[i]);
+  }
+}
+
+// Each tile's byte, repeated over the 16 stored rows it covers.
+static void store_square_scales(const Tile &part, const uint8_t *bytes,
+                                const CopyCall *row, const CopyCall *col) {
+  for (int64_t i = 0; row && i < part.rows; ++i)
+    std::memcpy(row->scales + (part.row + i) * row->scales_stride +
+                    part.column / kBlock,
+                bytes, (part.columns + kBlock - 1) / kBlock);
+  for (int64_t j = 0; col && j < part.columns; ++j)
+    col->scales[(part.column + j) * col->scales_stride + part.row / kBlock] =
+        bytes[j / kBlock];
+}
+
+static void quantize_squares(const Tile &tile, const CopyCall *row,
+                             const CopyCall *col) {
+  ColumnScratch scratch;
+  const CopyCall &copy = row ? *row : *col;
+  const TwoLevel level = level_of(copy, 0);
+  for (int64_t first = 0; first < tile.rows; first += kBlock) {
+    const Tile part = group_of(tile, first, copy, scratch.group);
+    amax_of_columns(part, 0, part.rows, scratch.amax);
+    fold_columns<kBlock>(scratch.amax, part.columns);
+    uint8_t *bytes = scratch.bytes[0];
+    if (copy.four_over_six != FourOverSix::none)
+      choose_squares(part, copy, level, scratch.amax, bytes,
+                     scratch.codes.values + first);
+    else
+      encode_squares(part, copy, level, scratch, bytes,
+                     scratch.codes.values + first);
+    store_square_scales(part, bytes, row, col);
+  }
+  for (int64_t i = 0; row && i < tile.rows; ++i)
+    pack_row(scratch.codes.values[i], tile.columns,
+             row->codes + (tile.row + i) * row->codes_stride + tile.column / 2);
+  if (col)
+    store_columns(tile, tile.rows, scratch.codes, *col);
+}
+
+void quantize_nvfp4(const Tile &tile, const CopyCall *row,
+                    const CopyCall *col) {
+  if ((row ? row : col)->tiled)
+    return quantize_squares(tile, row, col);
+  if (row)
+    quantize_rows(tile, *row);
+  if (col)
+    quantize_columns(tile, *col);
+}
+
+} // namespace steelyard::STEELYARD_ISA
