@@ -1,0 +1,239 @@
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from steelyard import recipes
+from steelyard.errors import RecipeError
+from steelyard.recipes import (
+    CustomRecipe,
+    DelayedScaling,
+    Float8BlockScaling,
+    Float8CurrentScaling,
+    MXFP8BlockScaling,
+    NVFP4BlockScaling,
+    Recipe,
+    Role,
+)
+from steelyard.schemes import Scheme
+
+ALTERED = [
+    DelayedScaling(
+        margin=2, fp8_format="E4M3", amax_history_len=16, amax_compute_algo="most_recent", reduce_amax=False
+    ),
+    Float8CurrentScaling(power_of_two=True, epsilon=1e-12, backward="dequantized"),
+    Float8BlockScaling(power_of_two=False, epsilon=0.25, weight_tiles=False, fp8_format="HYBRID"),
+    MXFP8BlockScaling(fp8_format="HYBRID", scale_rule="even", weight_tiles=True, backward="high_precision"),
+    NVFP4BlockScaling(
+        weight_tiles=False,
+        rht=False,
+        stochastic_rounding=False,
+        row_scaled=True,
+        four_over_six="all",
+        four_over_six_error="mse",
+    ),
+]
+DEFAULTS = [recipes.get(name) for name in recipes.NAMES]
+
+
+def fp8(element, block="tensor", scale="f32", **options):
+    return Scheme(element, block, scale, **options)
+
+
+def fp4(block="1x16", **options):
+    return Scheme("f4E2M1FN", block, "f8E4M3FN", **{"second_level": "tensor", **options})
+
+
+def test_names():
+    assert [type(recipe) for recipe in DEFAULTS] == [
+        DelayedScaling,
+        Float8CurrentScaling,
+        Float8BlockScaling,
+        MXFP8BlockScaling,
+        NVFP4BlockScaling,
+    ]
+    assert recipes.NAMES == ("fp8-delayed", "fp8-current", "fp8-block", "mxfp8", "nvfp4")
+    assert recipes.get(ALTERED[0]) is ALTERED[0]
+
+
+def test_an_unknown_name_lists_the_known_ones_and_the_nearest():
+    with pytest.raises(RecipeError, match=r"fp8-delayed, fp8-current, .*got 'nvpf4'; did you mean 'nvfp4'\?"):
+        recipes.get("nvpf4")
+    with pytest.raises(RecipeError, match=r"got 8$"):
+        recipes.get(8)
+
+
+def test_defaults_of_the_options():
+    assert DelayedScaling().to_dict() == {
+        "recipe": "fp8-delayed",
+        "backward": "normal",
+        "margin": 0,
+        "fp8_format": "HYBRID",
+        "amax_history_len": 1024,
+        "amax_compute_algo": "max",
+        "reduce_amax": True,
+    }
+
+
+E4M3, E5M2 = "f8E4M3FN", "f8E5M2"
+MX = "f8E8M0FNU"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "role", "expected"),
+    [
+        ("fp8-delayed", "weight", (fp8(E4M3, source="delayed"),) * 2),
+        ("fp8-delayed", "grad_output", (fp8(E5M2, source="delayed"),) * 2),
+        ("fp8-current", "input", (fp8(E4M3),) * 2),
+        ("fp8-current", "grad_output", (fp8(E5M2),) * 2),
+        (Float8CurrentScaling(power_of_two=True, epsilon=1), "input", (fp8(E4M3, power_of_two=True, epsilon=1.0),) * 2),
+        ("fp8-block", "input", (fp8(E4M3, "1x128", power_of_two=True),) * 2),
+        ("fp8-block", "weight", (fp8(E4M3, "128x128", power_of_two=True),) * 2),
+        ("fp8-block", "grad_output", (fp8(E4M3, "1x128", power_of_two=True),) * 2),
+        ("mxfp8", "input", (fp8(E4M3, "1x32", MX), fp8(E4M3, "32x1", MX))),
+        ("mxfp8", "grad_output", (fp8(E4M3, "1x32", MX), fp8(E4M3, "32x1", MX))),
+        (MXFP8BlockScaling(fp8_format="HYBRID"), "grad_output", (fp8(E5M2, "1x32", MX), fp8(E5M2, "32x1", MX))),
+        (
+            MXFP8BlockScaling(weight_tiles=True, scale_rule="floor"),
+            "weight",
+            (fp8(E4M3, "32x32", MX, rule="floor"),) * 2,
+        ),
+        ("nvfp4", "input", (fp4(), fp4(rht=True))),
+        ("nvfp4", "weight", (fp4("16x16"),) * 2),
+        ("nvfp4", "grad_output", (fp4(rounding="stochastic"), fp4(rounding="stochastic", rht=True))),
+        (NVFP4BlockScaling(rht=False, stochastic_rounding=False), "grad_output", (fp4(), fp4())),
+        (NVFP4BlockScaling(four_over_six="weights"), "weight", (fp4("16x16", four_over_six="mae"),) * 2),
+        (NVFP4BlockScaling(four_over_six="weights"), "input", (fp4(), fp4(rht=True))),
+        (
+            ALTERED[4],
+            "input",
+            (fp4(second_level="row", four_over_six="mse"), fp4(four_over_six="mse")),
+        ),
+        (ALTERED[4], "grad_output", (fp4(), fp4())),
+    ],
+)
+def test_schemes(recipe, role, expected):
+    assert recipes.get(recipe).schemes(role) == expected
+
+
+@pytest.mark.parametrize("backward", ["high_precision", "dequantized"])
+@pytest.mark.parametrize("recipe", DEFAULTS, ids=recipes.NAMES)
+def test_without_a_quantized_backward_only_rowwise_copies_remain(recipe, backward):
+    changed = dataclasses.replace(recipe, backward=backward)
+    assert changed.schemes("grad_output") == (None, None)
+    for role in ("input", "weight"):
+        assert changed.schemes(role) == (recipe.schemes(role)[0], None)
+
+
+def test_an_unknown_role_is_refused():
+    with pytest.raises(RecipeError, match="one of input, weight, grad_output, got 'output'"):
+        MXFP8BlockScaling().schemes("output")
+
+
+@pytest.mark.parametrize("recipe", ALTERED + DEFAULTS, ids=repr)
+def test_serialization_round_trips_and_equality_is_by_value(recipe):
+    for other in (
+        Recipe.from_dict(recipe.to_dict()),
+        Recipe.from_toml(recipe.to_toml()),
+        type(recipe).from_toml(recipe.to_toml()),
+    ):
+        assert other == recipe
+        assert hash(other) == hash(recipe)
+        assert type(other) is type(recipe)
+    assert len({recipe, *DEFAULTS, *ALTERED}) == len(DEFAULTS) + len(ALTERED)
+
+
+def test_toml_may_leave_fields_out():
+    assert Recipe.from_toml('recipe = "mxfp8"\nscale_rule = "floor"\n') == MXFP8BlockScaling(scale_rule="floor")
+    assert NVFP4BlockScaling.from_toml("rht = false\n") == NVFP4BlockScaling(rht=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('recipe = "mxfp9"', "did you mean 'mxfp8'"),
+        ('recipe = "nvfp4"\nrth = true', "NVFP4BlockScaling has no field 'rth'; did you mean 'rht'"),
+        ('recipe = "mxfp8"\nscale_rule = "up"', "scale_rule must be one of rceil, floor, ceil, even, got 'up'"),
+        ("rht = ", "valid TOML"),
+        ("rht = true", "got ''"),
+        ('recipe = "custom"', "build CustomRecipe in code"),
+    ],
+)
+def test_bad_toml(text, says):
+    with pytest.raises(RecipeError, match=says):
+        Recipe.from_toml(text)
+
+
+def test_a_file_of_another_recipe_is_refused():
+    with pytest.raises(RecipeError, match="must be 'mxfp8' for MXFP8BlockScaling, got 'nvfp4'"):
+        MXFP8BlockScaling.from_dict({"recipe": "nvfp4"})
+
+
+@pytest.mark.parametrize(
+    ("make", "field", "says"),
+    [
+        (DelayedScaling, {"margin": -1}, "DelayedScaling.margin must be an integer of at least 0, got -1"),
+        (DelayedScaling, {"margin": True}, "margin must be an integer"),
+        (DelayedScaling, {"amax_history_len": 0}, "amax_history_len must be an integer of at least 1, got 0"),
+        (DelayedScaling, {"amax_compute_algo": "mean"}, "one of max, most_recent or a callable, got 'mean'"),
+        (DelayedScaling, {"reduce_amax": 1}, "reduce_amax must be True or False, got 1"),
+        (Float8CurrentScaling, {"fp8_format": "E5M2"}, "fp8_format must be one of HYBRID, E4M3, got 'E5M2'"),
+        (Float8CurrentScaling, {"epsilon": -1.0}, "epsilon must be a finite number that is not negative, got -1.0"),
+        (Float8BlockScaling, {"epsilon": float("nan")}, "epsilon must be a finite"),
+        (Float8BlockScaling, {"backward": None}, "one of normal, high_precision, dequantized, got None"),
+        (NVFP4BlockScaling, {"four_over_six": "mae"}, "one of none, weights, activations, all, got 'mae'"),
+        (NVFP4BlockScaling, {"four_over_six_error": "max"}, "one of mae, mse, got 'max'"),
+        (NVFP4BlockScaling, {"four_over_six": "all"}, "rht must be False with four_over_six='all', got True"),
+        (NVFP4BlockScaling, {"row_scaled": True, "rht": False}, "weight_tiles must be False with row_scaled=True"),
+        (CustomRecipe, {"factory": "input"}, "factory must be a callable"),
+    ],
+)
+def test_validation(make, field, says):
+    with pytest.raises(RecipeError, match=says):
+        make(**field)
+
+
+def test_recipes_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        DelayedScaling().margin = 3
+
+
+def test_a_custom_recipe_asks_its_factory_for_each_layer():
+    asked = []
+
+    class Quantizer:
+        def schemes(self):
+            return fp4(), None
+
+    def factory(role):
+        asked.append((str(role), role.layer, role.kind))
+        return {"input": Quantizer(), "weight": (None, fp8(E4M3)), "grad_output": None}[role]
+
+    recipe = CustomRecipe(factory)
+    assert recipe.schemes(Role("input", layer="head")) == (fp4(), None)
+    assert recipe.schemes(Role("weight", layer="head")) == (None, fp8(E4M3))
+    assert recipe.schemes(Role("grad_output")) == (None, None)
+    assert asked == [("input", "head", "linear"), ("weight", "head", "linear"), ("grad_output", "", "linear")]
+    assert recipe == CustomRecipe(factory)
+
+
+def test_a_custom_recipe_refuses_a_wrong_answer_and_serialization():
+    recipe = CustomRecipe(lambda role: "e4m3")
+    with pytest.raises(RecipeError, match="a pair of schemes or None, got 'e4m3' for 'input'"):
+        recipe.schemes("input")
+    for serialize in (recipe.to_dict, recipe.to_toml):
+        with pytest.raises(RecipeError, match="keep the recipe in code"):
+            serialize()
+
+
+def test_a_callable_algorithm_is_not_serialized():
+    recipe = DelayedScaling(amax_compute_algo=max)
+    assert recipe == DelayedScaling(amax_compute_algo=max)
+    with pytest.raises(RecipeError, match="amax_compute_algo must be plain data"):
+        recipe.to_toml()
+
+
+def test_recipes_import_no_torch():
+    code = "import sys, steelyard.recipes; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
