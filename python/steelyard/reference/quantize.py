@@ -1,5 +1,6 @@
 """Quantize, dequantize and amax for every scheme, on the stored array of each copy."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -166,9 +167,9 @@ def _float32(value) -> np.ndarray | None:
 
 
 def _given(name: str, value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    if value.shape != shape:
+    if value.size != math.prod(shape):
         raise ConstraintError(f"quantize_{name}", f"{name} must have shape {shape} here, got {value.shape}")
-    return value
+    return value.reshape(shape)
 
 
 def _amax(array: np.ndarray, axis=None, keepdims: bool = False) -> np.ndarray:
