@@ -23,7 +23,8 @@ class ScaledOp(Scaled.Operation):
     """Base of the ops: a subclass defines `check`, which raises `ConstraintError`.
 
     Printing an op inside its verifier would recurse, and the verifier runs before the declared operands and attributes
-    are checked, so whatever goes wrong in `check` becomes a diagnostic at the op's location that names the layer.
+    are checked, so whatever goes wrong in `check` becomes a diagnostic at the op's location that names the layer; one
+    that lacks what it declares fails as `<op>_c0`.
     """
 
     def check(self) -> None:
@@ -36,11 +37,19 @@ class ScaledOp(Scaled.Operation):
         except ConstraintError as error:
             message = str(error)
         except (KeyError, IndexError, AttributeError, TypeError) as error:
-            message = f"must have the operands, results and attributes it declares: {error} [{cls._op_name}_c0]"
+            message = f"{_describe_ill_formed(op, error)} [{cls._op_name}_c0]"
         else:
             return True
         op.location.emit_error(f"'{cls.OPERATION_NAME}' op {message}{_layer_suffix(op)}")
         return False
+
+
+def _describe_ill_formed(op: ScaledOp, error: Exception) -> str:
+    declared = [field.name for field in op._fields if isinstance(field, ext.AttributeDef)]
+    missing = [name for name in declared if name not in op.attributes]
+    if missing:
+        return f"requires attribute '{missing[0]}'"
+    return f"must have the operands, results and attributes it declares: {error}"
 
 
 def _layer_suffix(op: ScaledOp) -> str:

@@ -55,7 +55,7 @@ def build_pass_manager(elements: list[Element], context: ir.Context) -> PassMana
 def add_element(manager: PassManager, element: Element) -> None:
     """Append an element to a pass manager."""
     if element.run is not None:
-        manager.add(_as_external_pass(element.run), name=element.name, argument=element.text)
+        manager.add(_as_external_pass(element.run), name=element.name, argument=element.name)
         return
     try:
         manager.add(element.text)

@@ -1,0 +1,70 @@
+# Everything runs in .venv, which each target makes and fills when something is missing or has changed.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.steelyard
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+JOBS ?= 2
+
+NATIVE := $(shell find runtime -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
+PACKAGES := $(shell find dialect passes runtime python -name __init__.py)
+
+.PHONY: help demo test test-slow lint format docs bench clean
+
+help: ## Show this list.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(STAMP)-venv:
+	@echo "[setup] making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# The build requirements are installed first so that the package builds, and rebuilds, without isolation in seconds.
+$(STAMP)-test: $(STAMP)-venv constraints.txt pyproject.toml
+	@echo "[setup] installing torch, torch-mlir and what the tests need (minutes the first time)"
+	@$(PIP) scikit-build-core nanobind ninja torch==2.13.0
+	@$(PIP) --no-build-isolation --editable '.[test]'
+	@touch $@ $(STAMP)-package
+
+$(STAMP)-package: $(STAMP)-test $(NATIVE) $(PACKAGES)
+	@echo "[setup] building the native module"
+	@$(PIP) --no-build-isolation --no-deps --editable .
+	@touch $@
+
+$(STAMP)-lint: $(STAMP)-package
+	@echo "[setup] installing linters"
+	@$(PIP) ruff pyright clang-format pre-commit
+	@touch $@
+
+demo: $(STAMP)-package ## Show the main job on a sample model.
+	@$(BIN)/steelyard demo
+
+test: $(STAMP)-package ## Run every test but the slow ones.
+	@echo "[test] lit"
+	@$(BIN)/lit -sv -j $(JOBS) tests
+	@echo "[test] pytest"
+	@$(BIN)/pytest -n $(JOBS) -m 'not slow'
+
+test-slow: $(STAMP)-package ## Run the slow tests: fuzzing, sanitizers.
+	@$(BIN)/pytest -m slow
+
+lint: $(STAMP)-lint ## Check style and types.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(filter %.cpp %.h,$(NATIVE))
+	@echo "pyright (against an installed copy: it cannot follow the folder mapping of an editable install)"
+	@rm -rf build/lint && $(PIP) --no-build-isolation --no-deps --target build/lint . && $(BIN)/pyright
+
+format: $(STAMP)-lint ## Format every source file.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(filter %.cpp %.h,$(NATIVE))
+
+docs: $(STAMP)-package ## Write the pages that are generated from the code.
+	@$(BIN)/python docs/generate.py
+
+bench: $(STAMP)-package ## Measure, and print tables.
+	@$(BIN)/python benchmarks/run.py
+
+clean: ## Remove what make made.
+	rm -rf $(VENV) build

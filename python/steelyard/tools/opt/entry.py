@@ -1,0 +1,53 @@
+"""The entry point of `steelyard-opt`: reads and checks the input, and has a child do the rest."""
+
+import argparse
+import sys
+
+from steelyard.tools.opt.arguments import EXIT_DIAGNOSTICS, parse_arguments
+from steelyard.tools.opt.child import Outcome, run_in_child
+from steelyard.tools.opt.reproducer import write_reproducer
+from steelyard.tools.opt.source import Source, SourceError, check_text, read_source
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run `steelyard-opt`; returns the exit code."""
+    arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
+    try:
+        source = read_source(arguments.input)
+        check_text(source)
+    except OSError as error:
+        return _fail(f"steelyard-opt: error: cannot read '{arguments.input}': {error.strerror}")
+    except SourceError as error:
+        return _fail(f"{arguments.input}:{error.line}:{error.column}: error: {error.message}")
+    except KeyboardInterrupt:
+        return _fail("steelyard-opt: interrupted")
+
+    def work() -> int:
+        from steelyard.tools.opt.driver import run
+
+        return run(source, arguments)
+
+    try:
+        outcome = run_in_child(work, arguments.time_limit)
+    except KeyboardInterrupt:
+        return _fail("steelyard-opt: interrupted")
+    if outcome.exit_code is not None:
+        return outcome.exit_code
+    return _report_death(outcome, source, arguments)
+
+
+def _report_death(outcome: Outcome, source: Source, arguments: argparse.Namespace) -> int:
+    message = f"{source.name}:1:1: error: compiling this input {outcome.describe_failure(arguments.time_limit)}"
+    if not source.is_bytecode:
+        where = write_reproducer(source.data.decode(), arguments.pass_pipeline, arguments.reproducer)
+        message += f"\n{source.name}: note: a reproducer is in {where}"
+    return _fail(message)
+
+
+def _fail(message: str) -> int:
+    print(message, file=sys.stderr)
+    return EXIT_DIAGNOSTICS
+
+
+if __name__ == "__main__":
+    sys.exit(main())

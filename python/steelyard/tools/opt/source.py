@@ -1,0 +1,90 @@
+"""The input text: reading it, splitting it, and refusing what MLIR's parser cannot survive."""
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+MAX_NESTING = 256
+"""Deepest bracket nesting. MLIR's parser recurses once a level and overflows the stack at some thousands."""
+
+_BYTECODE_MAGIC = b"ML\xefR"
+_SEPARATOR = re.compile(r"^// -----.*$", re.MULTILINE)
+_TOKEN = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|[(){}\[\]<>]|->')
+_OPENING, _CLOSING = "({[<", ")}]>"
+
+
+@dataclass(frozen=True)
+class SourceError(Exception):
+    """Something in the input that stops it from being parsed at all."""
+
+    line: int
+    column: int
+    message: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """An input: text, or bytecode."""
+
+    name: str
+    data: bytes
+
+    @property
+    def is_bytecode(self) -> bool:
+        return self.data.startswith(_BYTECODE_MAGIC)
+
+    def chunks(self, split: bool) -> list[str | bytes]:
+        """The parts to process. Each is padded with empty lines so that its lines keep their numbers."""
+        if self.is_bytecode:
+            return [self.data]
+        text = self.data.decode()
+        if not split:
+            return [text]
+        chunks, start = [], 0
+        for match in [*_SEPARATOR.finditer(text), None]:
+            end = len(text) if match is None else match.start()
+            chunks.append("\n" * text.count("\n", 0, start) + text[start:end])
+            start = end if match is None else match.end()
+        return chunks
+
+
+def read_source(path: str) -> Source:
+    """Read a file, or standard input for `-`; raises `OSError`."""
+    if path == "-":
+        return Source("<stdin>", sys.stdin.buffer.read())
+    return Source(path, Path(path).read_bytes())
+
+
+def check_text(source: Source) -> None:
+    """Raise `SourceError` for text that must not reach MLIR's parser."""
+    if source.is_bytecode:
+        return
+    nul = source.data.find(b"\0")
+    if nul >= 0:
+        # MLIR would take the text to end here and parse what is left as an empty module.
+        raise SourceError(*_position(source.data, nul), "text must not contain NUL bytes")
+    try:
+        text = source.data.decode()
+    except UnicodeDecodeError as error:
+        line, column = _position(source.data, error.start)
+        raise SourceError(line, column, f"text must be UTF-8, got byte 0x{source.data[error.start]:02x}") from None
+    _check_nesting(text)
+
+
+def _check_nesting(text: str) -> None:
+    depth = 0
+    for match in _TOKEN.finditer(text):
+        token = match.group()
+        if token in _OPENING:
+            depth += 1
+            if depth > MAX_NESTING:
+                line, column = _position(text.encode(), len(text[: match.start()].encode()))
+                raise SourceError(line, column, f"brackets must not nest deeper than {MAX_NESTING}")
+        elif token in _CLOSING:
+            depth = max(depth - 1, 0)
+
+
+def _position(data: bytes, offset: int) -> tuple[int, int]:
+    line_start = data.rfind(b"\n", 0, offset) + 1
+    return data.count(b"\n", 0, offset) + 1, offset - line_start + 1

@@ -1,0 +1,122 @@
+// RUN: steelyard-opt %s --split-input-file --verify-diagnostics
+
+// The constraints of scaled.pad, scaled.unpad and scaled.swizzle.
+
+// pad_c0
+func.func @f(%x: tensor<60x64xf32>) {
+  // expected-error @+1 {{'scaled.pad' op must have the operands, results and attributes it declares: multiples must be a DenseI64ArrayAttr, got "16" [pad_c0]}}
+  %0 = "scaled.pad"(%x) {multiples = "16"} : (tensor<60x64xf32>) -> tensor<64x64xf32>
+  return
+}
+
+// -----
+
+// pad_c1
+func.func @f(%x: tensor<4xi8>) {
+  // expected-error @+1 {{source must be a ranked tensor of f32, bf16, f16, got tensor<4xi8> [pad_c1]}}
+  %0 = "scaled.pad"(%x) {multiples = array<i64: 8>} : (tensor<4xi8>) -> tensor<8xi8>
+  return
+}
+
+// -----
+
+// pad_c1
+func.func @f(%x: tensor<60x64xf32>) {
+  // expected-error @+1 {{source and result must differ in shape only [pad_c1]}}
+  %0 = "scaled.pad"(%x) {multiples = array<i64: 16, 16>} : (tensor<60x64xf32>) -> tensor<64x64xbf16>
+  return
+}
+
+// -----
+
+// pad_c2
+func.func @f(%x: tensor<60x64xf32>) {
+  // expected-error @+1 {{there must be 2 multiples, each at least 1, got [16] [pad_c2]}}
+  %0 = "scaled.pad"(%x) {multiples = array<i64: 16>} : (tensor<60x64xf32>) -> tensor<64x64xf32>
+  return
+}
+
+// -----
+
+// pad_c2
+func.func @f(%x: tensor<60x64xf32>) {
+  // expected-error @+1 {{there must be 2 multiples, each at least 1, got [16, 0] [pad_c2]}}
+  %0 = "scaled.pad"(%x) {multiples = array<i64: 16, 0>} : (tensor<60x64xf32>) -> tensor<64x64xf32>
+  return
+}
+
+// -----
+
+// pad_c3
+func.func @f(%x: tensor<60x?xf32>) {
+  // expected-error @+1 {{result must have shape [64,?], got [60,64] [pad_c3]}}
+  %0 = "scaled.pad"(%x) {multiples = array<i64: 16, 16>} : (tensor<60x?xf32>) -> tensor<60x64xf32>
+  return
+}
+
+// -----
+
+#mx = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
+// unpad_c1
+func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, #mx, none>) {
+  // expected-error @+1 {{source and result must differ in shape only [unpad_c1]}}
+  %0 = "scaled.unpad"(%x) {operandSegmentSizes = array<i32: 1, 0>} : (!scaled.tensor<tensor<64x64xf32>, #mx, none>) -> tensor<60x64xf32>
+  return
+}
+
+// -----
+
+// unpad_c2
+func.func @f(%x: tensor<64x64xf32>) {
+  // expected-error @+1 {{no dim of the result may be larger than in [64,64], got [65,64] [unpad_c2]}}
+  %0 = "scaled.unpad"(%x) {operandSegmentSizes = array<i32: 1, 0>} : (tensor<64x64xf32>) -> tensor<65x64xf32>
+  return
+}
+
+// -----
+
+// unpad_c3
+func.func @f(%x: tensor<64x64xf32>) {
+  // expected-error @+1 {{there must be 1 sizes of type index or !torch.int, got () [unpad_c3]}}
+  %0 = "scaled.unpad"(%x) {operandSegmentSizes = array<i32: 1, 0>} : (tensor<64x64xf32>) -> tensor<?x64xf32>
+  return
+}
+
+// -----
+
+// unpad_c3
+func.func @f(%x: tensor<64x64xf32>, %size: i32) {
+  // expected-error @+1 {{there must be 1 sizes of type index or !torch.int, got (i32) [unpad_c3]}}
+  %0 = "scaled.unpad"(%x, %size) {operandSegmentSizes = array<i32: 1, 1>} : (tensor<64x64xf32>, i32) -> tensor<?x64xf32>
+  return
+}
+
+// -----
+
+#tensor = #scaled.scheme<f8E4M3FN, "tensor", f32, {}>
+// swizzle_c1
+func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, #tensor, none>) {
+  // expected-error @+1 {{every copy must have block scales in the compact layout, got block tensor in layout compact [swizzle_c1]}}
+  %0 = "scaled.swizzle"(%x) {} : (!scaled.tensor<tensor<64x64xf32>, #tensor, none>) -> !scaled.tensor<tensor<64x64xf32>, #tensor, none>
+  return
+}
+
+// -----
+
+#mxg = #scaled.scheme<f8E4M3FN, "32x32", f8E8M0FNU, {layout = "gemm"}>
+// swizzle_c1
+func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, #mxg, none>) {
+  // expected-error @+1 {{every copy must have block scales in the compact layout, got block 32x32 in layout gemm [swizzle_c1]}}
+  %0 = "scaled.swizzle"(%x) {} : (!scaled.tensor<tensor<64x64xf32>, #mxg, none>) -> !scaled.tensor<tensor<64x64xf32>, #mxg, none>
+  return
+}
+
+// -----
+
+#mx = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
+// swizzle_c2
+func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, #mx, none>) {
+  // expected-error @+1 {{result must be the source with layout gemm in every copy, got !scaled.tensor<tensor<64x64xf32>, #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>, none> [swizzle_c2]}}
+  %0 = "scaled.swizzle"(%x) {} : (!scaled.tensor<tensor<64x64xf32>, #mx, none>) -> !scaled.tensor<tensor<64x64xf32>, #mx, none>
+  return
+}

@@ -1,0 +1,31 @@
+// RUN: steelyard-opt %s -p 'scaled-insert-quantize{recipe=mxfp8}' | FileCheck %s --check-prefix=MX
+// RUN: steelyard-opt %s -p 'scaled-insert-quantize{recipe=fp8-block},cse' | FileCheck %s --check-prefix=BLOCK
+// RUN: steelyard-opt %s -p 'scaled-insert-quantize{recipe=fp8-current}' | FileCheck %s --check-prefix=CURRENT
+
+// The three GEMMs of one linear layer: each reads the copies that its kind needs, in the format of their role.
+
+// MX-LABEL: func.func @linear
+// MX: %[[X:.*]] = "scaled.quantize"(%arg0) {{.*}}role = "input"{{.*}} -> !scaled.tensor<tensor<?x64xbf16>, #mxfp8_1x32, none>
+// MX: %[[W:.*]] = "scaled.quantize"(%arg1) {{.*}}role = "weight"{{.*}} -> !scaled.tensor<tensor<48x64xbf16>, #mxfp8_1x32, none>
+// MX: "scaled.gemm"(%[[X]], %[[W]], %arg3) {{.*}}kind = "fprop", layer = "mlp.up"{{.*}} -> tensor<?x48xbf16>
+// MX: %[[DY:.*]] = "scaled.quantize"(%arg2) {{.*}}role = "grad_output"{{.*}} -> !scaled.tensor<tensor<?x48xbf16>, #mxfp8_1x32, none>
+// MX: %[[WC:.*]] = "scaled.quantize"(%arg1) {{.*}}role = "weight"{{.*}} -> !scaled.tensor<tensor<48x64xbf16>, none, #mxfp8_32x1>
+// MX: "scaled.gemm"(%[[DY]], %[[WC]]) {{.*}}kind = "dgrad"{{.*}} -> tensor<?x64xbf16>
+// MX: %[[DYC:.*]] = "scaled.quantize"(%arg2) {{.*}} -> !scaled.tensor<tensor<?x48xbf16>, none, #mxfp8_32x1>
+// MX: %[[XC:.*]] = "scaled.quantize"(%arg0) {{.*}} -> !scaled.tensor<tensor<?x64xbf16>, none, #mxfp8_32x1>
+// MX: "scaled.gemm"(%[[DYC]], %[[XC]]) {{.*}}kind = "wgrad"{{.*}} -> tensor<48x64xf32>
+// MX-NOT: scaled.matmul
+
+// BLOCK-LABEL: func.func @linear
+// BLOCK: !scaled.tensor<tensor<?x64xbf16>, #fp8_1x128_power_of_two, none>
+// BLOCK: !scaled.tensor<tensor<48x64xbf16>, #fp8_128x128_power_of_two, none>
+// BLOCK: !scaled.tensor<tensor<48x64xbf16>, none, #fp8_128x128_power_of_two>
+
+// CURRENT-LABEL: func.func @linear
+// CURRENT: role = "grad_output"{{.*}} -> !scaled.tensor<tensor<?x48xbf16>, #fp8_e5m2_tensor, none>
+func.func @linear(%x: tensor<?x64xbf16>, %w: tensor<48x64xbf16>, %dy: tensor<?x48xbf16>, %b: tensor<48xbf16>) -> (tensor<?x48xbf16>, tensor<?x64xbf16>, tensor<48x64xf32>) {
+  %y = "scaled.matmul"(%x, %w, %b) {batch_dims = 0 : i64, kind = "fprop", layer = "mlp.up", operandSegmentSizes = array<i32: 1, 1, 1>} : (tensor<?x64xbf16>, tensor<48x64xbf16>, tensor<48xbf16>) -> tensor<?x48xbf16>
+  %dx = "scaled.matmul"(%dy, %w) {batch_dims = 0 : i64, kind = "dgrad", layer = "mlp.up", operandSegmentSizes = array<i32: 1, 1, 0>} : (tensor<?x48xbf16>, tensor<48x64xbf16>) -> tensor<?x64xbf16>
+  %dw = "scaled.matmul"(%dy, %x) {batch_dims = 0 : i64, kind = "wgrad", layer = "mlp.up", operandSegmentSizes = array<i32: 1, 1, 0>} : (tensor<?x48xbf16>, tensor<?x64xbf16>) -> tensor<48x64xf32>
+  return %y, %dx, %dw : tensor<?x48xbf16>, tensor<?x64xbf16>, tensor<48x64xf32>
+}
