@@ -3,6 +3,7 @@
 from functools import cache
 
 import torch
+from torch._subclasses.fake_tensor import is_fake
 
 from steelyard.errors import ConstraintError
 from steelyard.quantized_copy import QuantizedCopy, round_up
@@ -51,12 +52,16 @@ def check_tensor(tensor: torch.Tensor, what: str) -> None:
         "cpu_tensor",
         f"{what} must be a strided tensor on the CPU, got {tensor.layout} on {tensor.device}",
     )
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) or tensor.untyped_storage().data_ptr() != 0
     require(
-        plain or tensor.numel() == 0,
+        type(tensor) in (torch.Tensor, torch.nn.Parameter) or _has_memory(tensor),
         "cpu_tensor",
         f"{what} must have memory of its own, got a {type(tensor).__name__}; pass the tensor it stands for",
     )
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """A subclass may only stand for other tensors, or for none."""
+    return not is_fake(tensor) and (tensor.numel() == 0 or tensor.untyped_storage().data_ptr() != 0)
 
 
 def matrix_of(x: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int, int, int, int, int]]:

@@ -1,0 +1,67 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_cases import DTYPES, assert_same_copy, matrices, operands, pair_name, same_values, scheme_pairs
+
+from steelyard import reference
+from steelyard.runtime import cpu
+from steelyard.schemes import Scheme
+
+PAIRS = scheme_pairs()
+TRANSPOSABLE = [pair for pair in PAIRS if pair[0].is_transposable and pair[0] == pair[1]]
+
+
+@pytest.mark.parametrize("name", cpu.instruction_sets())
+@settings(max_examples=80, deadline=None)
+@given(
+    x=matrices(),
+    pair=st.sampled_from(PAIRS),
+    columnwise=st.booleans(),
+    dtype=st.sampled_from(DTYPES),
+    threads=st.sampled_from((1, 2, 5)),
+)
+def test_dequantize_equals_the_reference(name, x, pair, columnwise, dtype, threads):
+    torch.set_num_threads(threads)
+    cpu.set_isa(name)
+    copy = reference.quantize(x, *pair, **operands(*pair))[columnwise]
+    assert same_values(cpu.dequantize(copy, dtype), reference.dequantize(copy, dtype))
+
+
+@pytest.mark.parametrize(
+    ("element", "dtype"), [("f8E4M3FN", torch.float8_e4m3fn), ("f8E5M2", torch.float8_e5m2)], ids=["e4m3", "e5m2"]
+)
+def test_every_code_decodes_as_torch_does(isa, element, dtype):
+    x = torch.zeros(2, 256)
+    copy, _ = cpu.quantize(x, Scheme(element, "tensor", "f32"), None)
+    copy.codes.copy_(torch.arange(256, dtype=torch.uint8))
+    assert same_values(cpu.dequantize(copy), copy.codes.view(dtype).float())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_outputs_round_to_nearest_even(isa, dtype):
+    scheme = Scheme("f8E4M3FN", "1x128", "f32")
+    copy, _ = cpu.quantize(torch.ones(512, 128), scheme, None)
+    copy.codes.random_(0, 127)
+    copy.scales.copy_(torch.exp2(torch.randn(512, 1) * 12))
+    exact = copy.codes.view(torch.float8_e4m3fn).double() * copy.scales.double()
+    assert same_values(cpu.dequantize(copy, dtype), exact.float().to(dtype))
+
+
+@settings(max_examples=60, deadline=None)
+@given(x=matrices(), pair=st.sampled_from(TRANSPOSABLE), columnwise=st.booleans(), threads=st.sampled_from((1, 2)))
+def test_transpose_equals_the_other_copy(x, pair, columnwise, threads):
+    torch.set_num_threads(threads)
+    copies = reference.quantize(x, *pair, **operands(*pair))
+    copy = copies[columnwise]
+    if pair[0].rounding == "nearest":
+        assert_same_copy(cpu.transpose(copy), copies[not columnwise])
+    assert_same_copy(cpu.transpose(cpu.transpose(copy)), copy)
+
+
+@pytest.mark.parametrize("pair", TRANSPOSABLE, ids=pair_name)
+def test_transpose_of_many_tiles(isa, pair):
+    copies = reference.quantize(torch.randn(301, 515), *pair, **operands(*pair))
+    torch.set_num_threads(2)
+    assert_same_copy(cpu.transpose(copies[0]), reference.transpose(copies[0]))
+    assert_same_copy(cpu.transpose(copies[1]), reference.transpose(copies[1]))

@@ -1,0 +1,160 @@
+import pytest
+import torch
+from kernel_cases import nvfp4, scheme_pairs
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from steelyard.errors import ConstraintError
+from steelyard.runtime import cpu
+from steelyard.schemes import Scheme
+
+MX = Scheme("f8E4M3FN", "1x32", "f8E8M0FNU")
+MX_COLUMN = Scheme("f8E4M3FN", "32x1", "f8E8M0FNU")
+DELAYED = Scheme("f8E4M3FN", "tensor", "f32", source="delayed")
+
+
+def _fake():
+    with FakeTensorMode():
+        return torch.empty(4, 32)
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.zeros(4, 32, dtype=torch.int32), "float32, bfloat16 or float16"),
+        (torch.zeros(4, 32, dtype=torch.float64), "float32, bfloat16 or float16"),
+        (torch.tensor(1.0), "at least one dim"),
+        (torch.zeros(4, 32, device="meta"), "on the CPU"),
+        (torch.zeros(4, 32).to_sparse(), "strided"),
+        ([[1.0]], "must be a tensor"),
+        (_fake(), "memory of its own"),
+    ],
+    ids=["int", "double", "0-d", "meta", "sparse", "list", "fake"],
+)
+def test_sources_that_are_refused(x, message):
+    with pytest.raises(ConstraintError, match=message):
+        cpu.quantize(x, MX, None)
+    with pytest.raises(ConstraintError, match=message):
+        cpu.amax(x)
+
+
+def test_a_negated_view_keeps_its_sign():
+    x = torch.randn(64, 32, dtype=torch.complex64).conj().imag
+    assert x.is_neg()
+    found, _ = cpu.quantize(x, MX, None)
+    expected, _ = cpu.quantize(x.clone(), MX, None)
+    assert torch.equal(found.codes, expected.codes)
+
+
+@pytest.mark.parametrize(
+    ("row", "col", "constraint"),
+    [
+        (MX_COLUMN, None, "quantize_block"),
+        (None, MX, "quantize_block"),
+        (DELAYED, None, "quantize_scale"),
+        (nvfp4(rounding="stochastic"), None, "quantize_rng"),
+        (Scheme("i8", "1xK", "f32", custom="int8"), None, "quantize_scheme"),
+        (Scheme("f8E4M3FN", "1x32", "f8E8M0FNU", layout="gemm"), None, "quantize_scheme"),
+    ],
+)
+def test_schemes_that_are_refused(row, col, constraint):
+    with pytest.raises(ConstraintError) as error:
+        cpu.quantize(torch.zeros(4, 32), row, col)
+    assert error.value.constraint == constraint
+
+
+def test_one_amax_for_two_kinds_of_copy_is_refused():
+    with pytest.raises(ConstraintError, match="pair"):
+        cpu.quantize(torch.zeros(16, 16), nvfp4(), nvfp4(rht=True), amax=torch.tensor(1.0))
+
+
+def _copies():
+    copies = cpu.quantize(torch.randn(40, 64), MX, MX_COLUMN)
+    for copy in copies:
+        copy.codes.fill_(0xA5)
+        copy.scales.fill_(0x5A)
+    return copies
+
+
+def _assert_untouched(*copies):
+    for copy in copies:
+        assert (copy.codes == 0xA5).all()
+        assert (copy.scales == 0x5A).all()
+
+
+def _with_short_codes(copy):
+    copy.codes = copy.codes[:, :-1].contiguous()
+
+
+def _with_strided_codes(copy):
+    copy.codes = copy.codes.t().contiguous().t()
+
+
+def _with_float_scales(copy):
+    copy.scales = torch.full_like(copy.scales, 0x5A, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("damage", [_with_short_codes, _with_strided_codes, _with_float_scales])
+def test_outputs_that_do_not_fit_are_refused_untouched(damage):
+    row, col = _copies()
+    damage(col)
+    with pytest.raises(ConstraintError, match=r"col\."):
+        cpu.quantize_into(torch.randn(40, 64), row, col)
+    _assert_untouched(row, col)
+
+
+def test_outputs_of_another_shape_or_usage_are_refused_untouched():
+    row, col = _copies()
+    with pytest.raises(ConstraintError, match="41x64"):
+        cpu.quantize_into(torch.randn(41, 64), row, col)
+    with pytest.raises(ConstraintError, match="columnwise"):
+        cpu.quantize_into(torch.randn(40, 64), col, row)
+    _assert_untouched(row, col)
+
+
+def test_overlapping_outputs_are_refused_untouched():
+    row, col = _copies()
+    col.codes = row.codes.view(-1)[:].view(40, 64)
+    with pytest.raises(ConstraintError, match="memory of its own"):
+        cpu.quantize_into(torch.randn(40, 64), row, col)
+    _assert_untouched(row, col)
+
+
+def test_an_output_inside_the_source_is_refused_untouched():
+    memory = torch.zeros(40, 64)
+    row, _ = _copies()
+    row.codes = memory.view(torch.uint8).view(-1)[: 40 * 64].view(40, 64)
+    with pytest.raises(ConstraintError, match=r"memory that x uses"):
+        cpu.quantize_into(memory, row, None)
+    assert (memory == 0).all()
+
+
+def test_a_missing_operand_leaves_outputs_untouched():
+    copy, _ = cpu.quantize(torch.randn(8, 16), DELAYED, None, scale=torch.tensor(1.0))
+    copy.codes.fill_(0xA5)
+    amax = copy.amax.clone()
+    with pytest.raises(ConstraintError, match="delayed"):
+        cpu.quantize_into(torch.randn(8, 16), copy, None, amax=torch.tensor(3.0))
+    assert (copy.codes == 0xA5).all()
+    assert copy.amax == amax
+
+
+def test_decoders_refuse_what_does_not_fit():
+    copy, _ = cpu.quantize(torch.randn(40, 64), MX, None)
+    with pytest.raises(ConstraintError, match="dtype must be"):
+        cpu.dequantize(copy, torch.float64)
+    with pytest.raises(ConstraintError, match="1x32"):
+        cpu.transpose(copy)
+    copy.scales = copy.scales[:-1]
+    for decoder in (cpu.dequantize, cpu.swizzle):
+        with pytest.raises(ConstraintError, match=r"copy\.scales"):
+            decoder(copy)
+    tensor, _ = cpu.quantize(torch.randn(4, 4), scheme_pairs()[0][0], None)
+    with pytest.raises(ConstraintError, match="block scales"):
+        cpu.swizzle(tensor)
+
+
+def test_update_scale_refuses_a_matrix_and_an_unknown_algorithm():
+    with pytest.raises(ConstraintError, match="vector"):
+        cpu.update_scale(torch.tensor(1.0), torch.ones(2, 2), DELAYED)
+    with pytest.raises(ConstraintError, match="most_recent"):
+        cpu.update_scale(torch.tensor(1.0), torch.ones(2), DELAYED, algorithm="median")
