@@ -5,6 +5,7 @@ from steelyard.errors import TargetError
 from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.decoding import dequantize, swizzle, transpose
 from steelyard.runtime.cpu.delayed import update_scale
+from steelyard.runtime.cpu.gemm import qgemm
 from steelyard.runtime.cpu.quantization import amax, empty_copy, quantize, quantize_into
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "empty_copy",
     "instruction_sets",
     "isa",
+    "qgemm",
     "quantize",
     "quantize_into",
     "set_isa",

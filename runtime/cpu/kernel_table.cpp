@@ -2,6 +2,7 @@
 
 #include "amax.h"
 #include "dequantize.h"
+#include "gemm.h"
 #include "quantize.h"
 #include "transpose.h"
 
@@ -17,6 +18,9 @@ const KernelTable table{
     .quantize = quantize,
     .dequantize = dequantize,
     .transpose = transpose,
+    .gemm_pack = gemm_pack,
+    .gemm_multiply = gemm_multiply,
+    .gemm_scale_range = gemm_scale_range,
 };
 
 } // namespace steelyard::STEELYARD_ISA

@@ -24,6 +24,9 @@ struct AmaxCall;
 struct QuantizeCall;
 struct DequantizeCall;
 struct TransposeCall;
+struct GemmCall;
+struct GemmOperand;
+struct ScaleRange;
 
 struct KernelTable {
   const char *name;
@@ -31,6 +34,9 @@ struct KernelTable {
   void (*quantize)(const QuantizeCall &call, int64_t begin, int64_t end);
   void (*dequantize)(const DequantizeCall &call, int64_t begin, int64_t end);
   void (*transpose)(const TransposeCall &call, int64_t begin, int64_t end);
+  void (*gemm_pack)(const GemmCall &call, int64_t begin, int64_t end);
+  void (*gemm_multiply)(const GemmCall &call, int64_t begin, int64_t end);
+  ScaleRange (*gemm_scale_range)(const GemmOperand &operand, bool skip_zeros);
 };
 
 // The table in use: the widest the machine runs, or what `set_isa` chose.
