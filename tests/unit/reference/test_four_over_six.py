@@ -77,6 +77,21 @@ def test_each_block_keeps_the_map_with_the_smaller_error(error, power, block, se
             assert any((found[0] == c).all() and found[1] == {b} for c, b, _ in allowed)
 
 
+def test_scale_bytes_come_from_the_division_by_six():
+    # Rows with bfloat16 amaxes, and blocks of one bfloat16 value each: some fall on ties that tell the orders apart.
+    amaxes = np.random.default_rng(0).uniform(1, 2, (300, 1)).astype(ml_dtypes.bfloat16).astype(F32)
+    blocks = np.arange(0.25, 1, 2.0**-8, dtype=F32)
+    x = np.concatenate((amaxes, np.zeros((300, 15), F32), np.tile(np.repeat(blocks, 16), (300, 1))), axis=1)
+    row_scaled = Scheme("f4E2M1FN", "1x16", "f8E4M3FN", second_level="row", four_over_six="mae")
+    row, _ = reference.quantize(torch.from_numpy(x), row_scaled, None)
+    base = blocks / F32(6) * (F32(1536) / amaxes)
+    other = blocks * (F32(1536) / amaxes * F32(1 / 6))
+    six, four, other_six = (v.astype(ml_dtypes.float8_e4m3fn).view(np.uint8) for v in (base, base * F32(1.5), other))
+    found = row.scales.numpy()[:, 1:]
+    assert ((found == six) | (found == four)).all()
+    assert ((other_six != six) & (found == six)).any()
+
+
 def test_error_shrinks():
     x = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
     plain = Scheme("f4E2M1FN", "1x16", "f8E4M3FN", second_level="tensor")

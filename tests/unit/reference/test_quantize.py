@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from steelyard import reference
 from steelyard.errors import ConstraintError
 from steelyard.recipes import Float8BlockScaling, Float8CurrentScaling, MXFP8BlockScaling, NVFP4BlockScaling
+from steelyard.reference.random import philox4x32
 from steelyard.schemes import Scheme
 
 F32 = np.float32
@@ -86,6 +87,13 @@ def test_current_takes_a_reduced_amax():
     row, _ = reference.quantize(torch.tensor([1.0, 2.0]), scheme, None, amax=torch.tensor(448.0))
     assert row.codes.tolist() == [[0x38, 0x40]]
     assert (row.scales.item(), row.amax.item(), row.shape) == (1.0, 448.0, (1, 2))
+
+
+def test_per_tensor_power_of_two_and_epsilon():
+    plain = Scheme("f8E4M3FN", "tensor", "f32", power_of_two=True, epsilon=7.0)
+    assert quantize_one(torch.tensor([1.0]), plain).scales.item() == 1 / 64
+    assert quantize_one(torch.tensor([15.0]), plain).scales.item() == 1 / 16
+    assert quantize_one(torch.tensor([1.0]), plain).amax.item() == 1
 
 
 @pytest.mark.parametrize("block", ["1x128", "128x128"])
@@ -223,6 +231,20 @@ def test_stochastic_copies_draw_on_their_own_and_average_to_the_value():
         assert (torch.stack(usage).mean(0) - x).abs().mean() < nearest_error / 2
     assert not torch.equal(decoded[0][0], decoded[1][0])
     assert not torch.equal(decoded[0][0], decoded[0][1])
+
+
+@pytest.mark.parametrize("columnwise", [False, True])
+@pytest.mark.parametrize("block", ["1x16", "16x16"])
+def test_stochastic_bytes_follow_the_logical_index(block, columnwise):
+    # Each block holds 2688, so that its scale is 448 and 112 lies midway between the codes 0 and 1.
+    x = torch.full((21, 19), 112.0)
+    x[::16, :] = x[:, ::16] = 2688.0
+    scheme = Scheme("f4E2M1FN", block, "f8E4M3FN", second_level="tensor", rounding="stochastic")
+    codes = codes_of(quantize_one(x, scheme, columnwise, rng=(5, 9)))
+    logical = codes.T if columnwise else codes
+    groups = np.stack(philox4x32((np.arange(25), int(columnwise), 9, 0), (5, 0)), axis=-1)
+    draws = groups.astype("<u4").view(np.uint8).ravel()[: 21 * 19].reshape(21, 19)
+    np.testing.assert_array_equal(logical, np.where(x.numpy() == 2688, 7, draws >= 128))
 
 
 @given(shape=st.lists(st.integers(0, 33), min_size=1, max_size=3), seed=seeds, dtype=dtypes)
