@@ -10,7 +10,7 @@ func.func @fine() { return }
 // -----
 
 // CHECK: error: unexpected error: 'scaled.advance_rng' op rng must be a tensor of two 64-bit integers, got i64
-// PLAIN: opt-verify-diagnostics.mlir:20:8: error: 'scaled.advance_rng' op rng must be a tensor
+// PLAIN: opt-verify-diagnostics.mlir:18:8: error: 'scaled.advance_rng' op rng must be a tensor
 // PLAIN-NEXT: %0 = "scaled.advance_rng"
 // PLAIN-NEXT: ^
 func.func @unexpected(%rng: i64) {

@@ -43,14 +43,15 @@ def run(source: Source, arguments: argparse.Namespace) -> int:
     try:
         elements = parse_pipeline(arguments.pass_pipeline)
         _check_printing_flags(arguments, elements)
-        _make_manager(elements, make_context(), arguments)
+        context = make_context()
+        _make_manager(elements, context, arguments)
     except PipelineError as error:
         return _say(f"steelyard-opt: error: {error}", EXIT_USAGE)
     if arguments.dump_pass_pipeline:
         _say(f"Pass Manager with {len(elements)} passes:\nbuiltin.module({','.join(e.text for e in elements)})", EXIT_OK)
     exit_code, outputs = EXIT_OK, []
     for chunk in source.chunks(arguments.split_input_file):
-        result = _process(chunk, source.name, elements, arguments)
+        result = _process(chunk, source.name, elements, context, arguments)
         exit_code = max(exit_code, _report(result, chunk, source.name, arguments))
         outputs.append(result.output)
     if arguments.verify_diagnostics or (exit_code and not any(outputs)):
@@ -58,9 +59,10 @@ def run(source: Source, arguments: argparse.Namespace) -> int:
     return max(exit_code, _write(SEPARATOR.join(outputs), arguments.output))
 
 
-def _process(chunk: str | bytes, name: str, elements: list[Element], arguments: argparse.Namespace) -> ChunkResult:
+def _process(
+    chunk: str | bytes, name: str, elements: list[Element], context: ir.Context, arguments: argparse.Namespace
+) -> ChunkResult:
     result = ChunkResult()
-    context = make_context()
 
     def collect(diagnostic: ir.Diagnostic) -> bool:
         result.diagnostics.append(from_mlir(diagnostic, name))
@@ -69,20 +71,14 @@ def _process(chunk: str | bytes, name: str, elements: list[Element], arguments: 
     handler = context.attach_diagnostic_handler(collect)
     try:
         module = ir.Module.parse(chunk, context)
-    except ir.MLIRError as error:
-        result.diagnostics += _errors(error, name)
-        return result
-    finally:
-        handler.detach()
-    handler = context.attach_diagnostic_handler(collect)
-    try:
+        result.failed_pass = True
         _make_manager(elements, context, arguments).run(module.operation)
+        result.failed_pass = False
         result.output = _print(module, arguments)
     except ir.MLIRError as error:
         result.diagnostics += _errors(error, name)
-        result.failed_pass = True
-    except Exception as error:  # a pass's own bug must still name the input and leave a reproducer
-        message = f"internal error in a pass: {type(error).__name__}: {error}; please report it with the reproducer"
+    except Exception as error:  # a bug of ours must still name the input and leave a reproducer
+        message = f"internal error: {type(error).__name__}: {error}; please report it with the reproducer"
         result.diagnostics.append(Diagnostic("error", message))
         result.failed_pass = True
     finally:

@@ -1,0 +1,126 @@
+"""Writes docs/dialect.md and docs/passes.md from the code. `--check` only says whether they are up to date."""
+
+import inspect
+import sys
+from pathlib import Path
+
+from torch_mlir.dialects import ext
+
+from steelyard.dialect import matmul
+from steelyard.dialect.attributes import SchemeAttr
+from steelyard.dialect.base import Scaled
+from steelyard.dialect.types import TensorType
+from steelyard.passes import all_passes
+from steelyard.passes.pipelines import all_pipelines
+from steelyard.schemes import Scheme
+
+DOCS = Path(__file__).parent
+NOTICE = "<!-- Made by `make docs` from the code. Do not edit. -->\n"
+
+
+def dialect_page() -> str:
+    """The reference of the dialect."""
+    parts = [NOTICE, "# The dialect `scaled`\n", _DIALECT_INTRODUCTION]
+    parts += ["## Attribute `#scaled.scheme`\n", _body(SchemeAttr), "### Fields\n", _scheme_fields(), _constraints(Scheme)]
+    parts += ["## Type `!scaled.tensor`\n", _body(TensorType)]
+    parts += ["## The three GEMMs of a linear layer\n", inspect.getdoc(matmul).partition("\n\n")[2] + "\n"]
+    for op in sorted(Scaled.operations, key=lambda op: op.OPERATION_NAME):
+        parts += [f"## `{op.OPERATION_NAME}`\n", _body(op), _operation_table(op)]
+    return "\n".join(parts)
+
+
+def passes_page() -> str:
+    """The reference of the passes and pipelines."""
+    parts = [NOTICE, "# Passes\n", _PASSES_INTRODUCTION]
+    for entry in all_passes().values():
+        parts += [f"## `{entry.name}`\n", entry.description + "\n"]
+        if entry.options:
+            rows = [f"| `{o.name}` | {o.type.__name__} | {_default(o.default)} |" for o in entry.options]
+            parts.append("\n".join(["| option | type | default |", "|---|---|---|", *rows]) + "\n")
+    parts.append("# Pipelines\n")
+    for pipeline in all_pipelines().values():
+        options = ", ".join(f"`{name}` (default {default})" for name, default in pipeline.options.items())
+        parts += [f"## `{pipeline.name}`\n", f"{pipeline.description} Options: {options}.\n", f"```\n{pipeline.text}\n```\n"]
+    return "\n".join(parts)
+
+
+PAGES = {"dialect.md": dialect_page, "passes.md": passes_page}
+
+_DIALECT_INTRODUCTION = """\
+Quantized tensors and the operations on them. Ops are written in MLIR's generic form. No op has side effects: random
+state and the state of delayed scaling are operands and results, so `cse` and dead-code elimination stay right. Every
+op works on builtin `tensor` and on `!torch.vtensor` operands, with dims that are known only at run time (`?`), and
+takes ragged edges: what is missing in a block counts as zero.
+
+Each constraint has a name, which stands in the diagnostic of an op that breaks it. Besides those listed, an op that
+lacks an operand or attribute it declares fails as `<op>_c0`.
+"""
+
+_PASSES_INTRODUCTION = """\
+`steelyard-opt -p 'scaled-canonicalize,func.func(cse)' file.mlir` runs passes on text; ours and MLIR's own mix freely.
+Ours run on a module and cannot be nested in `func.func(...)`.
+"""
+
+
+def _body(thing: type) -> str:
+    text = inspect.getdoc(thing) or ""
+    description, _, constraints = text.partition("Constraints:\n")
+    return description.strip() + "\n" + (f"\n**Constraints**\n\n{_emphasize(constraints)}\n" if constraints else "")
+
+
+def _constraints(thing: type) -> str:
+    constraints = (inspect.getdoc(thing) or "").partition("Constraints:\n")[2]
+    return f"**Constraints**\n\n{_emphasize(constraints)}\n"
+
+
+def _emphasize(constraints: str) -> str:
+    lines = []
+    for line in constraints.strip().splitlines():
+        name, colon, rest = line.removeprefix("- ").partition(":")
+        lines.append(f"- `{name}`:{rest}" if line.startswith("- ") and colon else line)
+    return "\n".join(lines)
+
+
+def _scheme_fields() -> str:
+    source = inspect.getsource(Scheme).splitlines()
+    rows = ["| field | default | meaning |", "|---|---|---|"]
+    for line, following in zip(source, source[1:], strict=False):
+        name, colon, rest = line.strip().partition(":")
+        if colon and name in Scheme.__dataclass_fields__ and following.strip().startswith('"""'):
+            default = rest.partition("=")[2].strip() or "required"
+            rows.append(f"| `{name}` | {default} | {following.strip().strip(chr(34))} |")
+    return "\n".join(rows) + "\n"
+
+
+def _operation_table(op: type) -> str:
+    rows = ["| | name | |", "|---|---|---|"]
+    for field in op._fields:
+        kind = {ext.OperandDef: "operand", ext.ResultDef: "result", ext.AttributeDef: "attribute"}[type(field)]
+        note = {"single": "", "optional": "optional", "variadic": "any number"}[field.variadicity.name]
+        rows.append(f"| {kind} | `{field.name}` | {note} |")
+    return "\n".join(rows) + "\n"
+
+
+def _default(value: object) -> str:
+    return "required" if value is inspect.Parameter.empty else f"`{value}`"
+
+
+def main(arguments: list[str]) -> int:
+    """Write the pages, or check them."""
+    stale = [name for name, page in PAGES.items() if _read(DOCS / name) != page()]
+    if "--check" in arguments:
+        for name in stale:
+            print(f"docs/{name} is stale: run `make docs`", file=sys.stderr)
+        return 1 if stale else 0
+    for name in stale:
+        (DOCS / name).write_text(PAGES[name]())
+        print(f"wrote docs/{name}")
+    return 0
+
+
+def _read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
