@@ -4,8 +4,9 @@ Kernels on every target leave the same codes, scales and amaxes, byte for byte.
 """
 
 from steelyard.reference.delayed import update_scale
+from steelyard.reference.dequantize import dequantize
 from steelyard.reference.gemm import qgemm
 from steelyard.reference.layouts import swizzle, transpose
-from steelyard.reference.quantize import amax, dequantize, quantize
+from steelyard.reference.quantize import amax, quantize
 
 __all__ = ["amax", "dequantize", "qgemm", "quantize", "swizzle", "transpose", "update_scale"]

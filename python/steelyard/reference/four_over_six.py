@@ -5,9 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from steelyard.reference.casts import E2M1, E4M3, decode, encode
-from steelyard.reference.scales import nvfp4_encode_factor
-
-E4M3_MAX = 256.0
+from steelyard.reference.scales import FOUR_OVER_SIX_E4M3_MAX, nvfp4_encode_factor
 
 
 def choose(blocks, block_amax, amax, encode_scale, decode_scale, error: str) -> tuple[np.ndarray, np.ndarray]:
@@ -24,7 +22,7 @@ def choose(blocks, block_amax, amax, encode_scale, decode_scale, error: str) -> 
 def _candidate(blocks, scale, amax, decode_scale, measure: Callable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     scale_bytes = encode(np.minimum(scale, E4M3.max), E4M3)
     codes = encode(blocks * nvfp4_encode_factor(scale_bytes, decode_scale), E2M1)
-    decoded = decode(codes, E2M1) * decode(scale_bytes, E4M3) * amax / np.float32(6 * E4M3_MAX)
+    decoded = decode(codes, E2M1) * decode(scale_bytes, E4M3) * amax / np.float32(6 * FOUR_OVER_SIX_E4M3_MAX)
     return codes, scale_bytes, _block_sum(measure(decoded - blocks))
 
 

@@ -5,7 +5,8 @@ import torch
 
 from steelyard.errors import ConstraintError
 from steelyard.quantized_copy import QuantizedCopy
-from steelyard.reference.quantize import element_values, nvfp4_range, spread_scales
+from steelyard.reference.dequantize import element_values, spread_scales
+from steelyard.reference.scales import nvfp4_range
 
 
 def qgemm(

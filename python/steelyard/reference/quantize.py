@@ -1,7 +1,7 @@
-"""Quantize, dequantize and amax for every scheme, on the stored array of each copy."""
+"""Quantize and amax for every scheme, on the stored array of each copy."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -9,14 +9,15 @@ import torch
 from steelyard.errors import ConstraintError
 from steelyard.quantized_copy import QuantizedCopy
 from steelyard.reference import four_over_six, hadamard
-from steelyard.reference.casts import E2M1, E4M3, FORMATS, decode, decode_e8m0, encode, encode_e2m1_stochastic
-from steelyard.reference.layouts import from_blocks, pack_nibbles, to_blocks, transpose, unpack_nibbles
+from steelyard.reference.casts import E2M1, FORMATS, encode, encode_e2m1_stochastic
+from steelyard.reference.layouts import from_blocks, pack_nibbles, to_blocks, transpose
 from steelyard.reference.random import rounding_bytes
 from steelyard.reference.scales import (
     e8m0_encode_factor,
     e8m0_from_amax,
     nvfp4_block_scale,
     nvfp4_encode_factor,
+    nvfp4_range,
     nvfp4_tensor_scale,
     scale_from_amax,
 )
@@ -75,60 +76,6 @@ def amax(x: torch.Tensor, *, rht: bool = False, per_row: bool = False) -> torch.
     return torch.from_numpy(_amax(stored, axis=1 if per_row else None))
 
 
-def dequantize(copy: QuantizedCopy, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """The values of a copy as a logical (M, N) matrix; the random Hadamard transform is undone."""
-    stored = decode_stored(copy)
-    if copy.scheme.rht:
-        stored = hadamard.inverse(stored)
-    matrix = stored.T if copy.is_stored_transposed else stored
-    return torch.from_numpy(np.array(matrix[: copy.shape[0], : copy.shape[1]], order="C")).to(dtype)
-
-
-def decode_stored(copy: QuantizedCopy) -> np.ndarray:
-    """The float32 values of the stored array, still transformed where the scheme transforms."""
-    scheme = copy.scheme
-    values = element_values(copy)
-    with np.errstate(over="ignore", invalid="ignore"):
-        decoded = values * spread_scales(copy)
-        if scheme.family != "nvfp4":
-            return decoded
-        amax = copy.amax.numpy()
-        return decoded * (amax[:, None] if scheme.second_level == "row" else amax) * np.float32(1 / nvfp4_range(scheme))
-
-
-def element_values(copy: QuantizedCopy) -> np.ndarray:
-    """The float32 values of the codes alone."""
-    codes = copy.codes.numpy()
-    if copy.scheme.element == "f4E2M1FN":
-        codes = unpack_nibbles(codes, copy.stored_shape[1])
-    return decode(codes, FORMATS[copy.scheme.element])
-
-
-def spread_scales(copy: QuantizedCopy) -> np.ndarray:
-    """The block scales as float32, one for each element of the stored array (0-d per tensor)."""
-    scheme = copy.scheme
-    scales = copy.scales.numpy()
-    if scheme.family == "tensor":
-        return scales
-    values = {"block": lambda s: s, "mx": decode_e8m0, "nvfp4": lambda s: decode(s, E4M3)}[scheme.family](scales)
-    rows, columns = copy.stored_shape
-    block_rows, block_columns = _scale_extent(scheme, copy.columnwise)
-    return np.repeat(np.repeat(values, block_rows, axis=0)[:rows], block_columns, axis=1)[:, :columns]
-
-
-def nvfp4_range(scheme: Scheme) -> float:
-    """The largest code times the largest block scale."""
-    return 6 * (448.0 if scheme.four_over_six == "none" else four_over_six.E4M3_MAX)
-
-
-def _scale_extent(scheme: Scheme, columnwise: bool) -> tuple[int, int]:
-    """Elements that one compact scale stands for; MX and NVFP4 tiles repeat theirs along one dim."""
-    rows, columns = scheme.block_shape
-    if scheme.block == "32x32":
-        return (32, 1) if columnwise else (1, 32)
-    return (1, columns) if scheme.block == "16x16" else (rows, columns)
-
-
 def _matrix(x: torch.Tensor) -> np.ndarray:
     if x.dtype not in INPUT_DTYPES or x.dim() == 0:
         raise ConstraintError(
@@ -180,8 +127,7 @@ def _amax(array: np.ndarray, axis=None, keepdims: bool = False) -> np.ndarray:
 
 def _quantize_copy(request: _Request, scheme: Scheme) -> QuantizedCopy:
     if request.columnwise and scheme.is_transposable and scheme.rounding == "nearest":
-        row_request = _Request(request.matrix, request.input_max, False, request.scale, request.amax, request.rng)
-        return transpose(_quantize_copy(row_request, scheme))
+        return transpose(_quantize_copy(replace(request, columnwise=False), scheme))
     stored = request.matrix.T if request.columnwise and scheme.family != "mx" else request.matrix
     if scheme.rht:
         stored = hadamard.transform(stored)

@@ -3,9 +3,11 @@
 import numpy as np
 
 from steelyard.reference.casts import E4M3, Format, decode, encode
+from steelyard.schemes import Scheme
 
 FLT_MAX = np.finfo(np.float32).max
 SIXTH = np.float32(1 / 6)
+FOUR_OVER_SIX_E4M3_MAX = 256.0  # leaves room for block scales that are 1.5 times larger
 
 
 def scale_from_amax(amax, element_max, *, epsilon=0.0, power_of_two=False, limit=FLT_MAX, fallback=1.0) -> np.ndarray:
@@ -51,6 +53,11 @@ def e8m0_encode_factor(byte: np.ndarray) -> np.ndarray:
     bits = (np.uint32(254) - np.minimum(byte, 254).astype(np.uint32)) << np.uint32(23)
     factor = np.where(byte == 254, np.float32(2.0**-127), bits.view(np.float32))
     return np.where(byte == 255, np.float32(np.nan), factor)
+
+
+def nvfp4_range(scheme: Scheme) -> float:
+    """The largest code times the largest block scale: what the amax is mapped to."""
+    return 6 * (448.0 if scheme.four_over_six == "none" else FOUR_OVER_SIX_E4M3_MAX)
 
 
 def nvfp4_tensor_scale(amax: np.ndarray, largest: float) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,60 @@
+"""Decode the copies of every scheme."""
+
+import numpy as np
+import torch
+
+from steelyard.quantized_copy import QuantizedCopy
+from steelyard.reference import hadamard
+from steelyard.reference.casts import E4M3, FORMATS, decode, decode_e8m0
+from steelyard.reference.layouts import unpack_nibbles
+from steelyard.reference.scales import nvfp4_range
+from steelyard.schemes import Scheme
+
+
+def dequantize(copy: QuantizedCopy, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """The values of a copy as a logical (M, N) matrix; the random Hadamard transform is undone."""
+    stored = decode_stored(copy)
+    if copy.scheme.rht:
+        stored = hadamard.inverse(stored)
+    matrix = stored.T if copy.is_stored_transposed else stored
+    return torch.from_numpy(np.array(matrix[: copy.shape[0], : copy.shape[1]], order="C")).to(dtype)
+
+
+def decode_stored(copy: QuantizedCopy) -> np.ndarray:
+    """The float32 values of the stored array, still transformed where the scheme transforms."""
+    scheme = copy.scheme
+    values = element_values(copy)
+    with np.errstate(over="ignore", invalid="ignore"):
+        decoded = values * spread_scales(copy)
+        if scheme.family != "nvfp4":
+            return decoded
+        amax = copy.amax.numpy()
+        return decoded * (amax[:, None] if scheme.second_level == "row" else amax) * np.float32(1 / nvfp4_range(scheme))
+
+
+def element_values(copy: QuantizedCopy) -> np.ndarray:
+    """The float32 values of the codes alone."""
+    codes = copy.codes.numpy()
+    if copy.scheme.element == "f4E2M1FN":
+        codes = unpack_nibbles(codes, copy.stored_shape[1])
+    return decode(codes, FORMATS[copy.scheme.element])
+
+
+def spread_scales(copy: QuantizedCopy) -> np.ndarray:
+    """The block scales as float32, one for each element of the stored array (0-d per tensor)."""
+    scheme = copy.scheme
+    scales = copy.scales.numpy()
+    if scheme.family == "tensor":
+        return scales
+    values = {"block": lambda s: s, "mx": decode_e8m0, "nvfp4": lambda s: decode(s, E4M3)}[scheme.family](scales)
+    rows, columns = copy.stored_shape
+    block_rows, block_columns = _scale_extent(scheme, copy.columnwise)
+    return np.repeat(np.repeat(values, block_rows, axis=0)[:rows], block_columns, axis=1)[:, :columns]
+
+
+def _scale_extent(scheme: Scheme, columnwise: bool) -> tuple[int, int]:
+    """Elements that one compact scale stands for; MX and NVFP4 tiles repeat theirs along one dim."""
+    rows, columns = scheme.block_shape
+    if scheme.block == "32x32":
+        return (32, 1) if columnwise else (1, 32)
+    return (1, columns) if scheme.block == "16x16" else (rows, columns)
