@@ -29,14 +29,13 @@ class SchemeAttr(Scaled.Attribute, name="scheme"):
     options: ir.DictAttr
 
     @classmethod
-    def from_scheme(cls, scheme: Scheme, context: ir.Context | None = None) -> "SchemeAttr":
-        """The attribute of a scheme."""
+    def from_scheme(cls, scheme: Scheme) -> "SchemeAttr":
+        """The attribute of a scheme, in the current context."""
         return cls.get(
-            ir.TypeAttr.get(ir.Type.parse(scheme.element, context)),
-            ir.StringAttr.get(scheme.block, context=context),
-            ir.TypeAttr.get(ir.Type.parse(scheme.scale, context)),
-            ir.DictAttr.get({name: _to_attribute(value) for name, value in scheme.options().items()}, context=context),
-            context=context,
+            ir.TypeAttr.get(ir.Type.parse(scheme.element)),
+            ir.StringAttr.get(scheme.block),
+            ir.TypeAttr.get(ir.Type.parse(scheme.scale)),
+            ir.DictAttr.get({name: _to_attribute(value) for name, value in scheme.options().items()}),
         )
 
     @property

@@ -14,13 +14,14 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
     try:
         source = read_source(arguments.input)
-        check_text(source)
     except OSError as error:
         return _fail(f"steelyard-opt: error: cannot read '{arguments.input}': {error.strerror}")
-    except SourceError as error:
-        return _fail(f"{arguments.input}:{error.line}:{error.column}: error: {error.message}")
     except KeyboardInterrupt:
         return _fail("steelyard-opt: interrupted")
+    try:
+        check_text(source)
+    except SourceError as error:
+        return _fail(f"{source.name}:{error.line}:{error.column}: error: {error.message}")
 
     def work() -> int:
         from steelyard.tools.opt.driver import run
@@ -47,7 +48,3 @@ def _report_death(outcome: Outcome, source: Source, arguments: argparse.Namespac
 def _fail(message: str) -> int:
     print(message, file=sys.stderr)
     return EXIT_DIAGNOSTICS
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,5 @@
+import sys
+
+from steelyard.tools.opt.entry import main
+
+sys.exit(main())

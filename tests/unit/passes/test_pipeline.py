@@ -1,0 +1,103 @@
+"""Pipelines as text."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch_mlir import ir
+
+from steelyard.dialect import make_context
+from steelyard.errors import PipelineError
+from steelyard.passes import all_passes, build_pass_manager, parse_pipeline
+from steelyard.passes.pipeline import parse_options, split_top_level
+
+
+def names(text: str) -> list[tuple[str, bool]]:
+    """Each element's name, and whether it is one of ours."""
+    return [(element.name, element.run is not None) for element in parse_pipeline(text)]
+
+
+def test_our_passes_and_mlirs_mix():
+    text = "scaled-insert-quantize{recipe=mxfp8},canonicalize,cse,func.func(cse,canonicalize{max-iterations=2})"
+    expected = [("scaled-insert-quantize", True), ("canonicalize", False), ("cse", False), ("func.func", False)]
+    assert names(text) == expected
+    assert names(f"builtin.module({text})") == expected
+    assert names("") == names("  ") == []
+
+
+def test_a_named_pipeline_expands_with_its_options():
+    elements = parse_pipeline("steelyard-quantized{recipe=nvfp4}")
+    assert elements[0].text == "scaled-insert-quantize{recipe=nvfp4}"
+    assert [element.name for element in elements[1:]] == ["cse", "scaled-canonicalize"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("func.func(scaled-canonicalize)", "cannot be nested in func.func"),
+        ("func.func(cse,steelyard-quantized)", "cannot be nested in func.func"),
+        ("scaled-canonicalize{max-rewrites=1", "unbalanced"),
+        ("cse)", "unbalanced"),
+        ("scaled-canonicalize(cse)", "options of scaled-canonicalize must stand in braces"),
+        ("scaled-canonicalize{max-rewrites=}", "must be an int, got ''"),
+        ("scaled-canonicalize{fast}", "has no option 'fast'"),
+        ("scaled-insert-quantize", "needs the option 'recipe'"),
+        ("steelyard-quantized{speed=1}", "has no option 'speed'; its options: recipe"),
+        ("scaled-insert-quantize{recipe='a}", "unbalanced quote"),
+        (",cse", "a pass name must stand here"),
+        ("cse,,cse", "a pass name must stand here"),
+    ],
+)
+def test_wrong_text_is_refused(text, message):
+    with pytest.raises(PipelineError, match=message.replace("(", r"\(")):
+        parse_pipeline(text)
+
+
+def test_an_unknown_pass_gets_a_suggestion():
+    with pytest.raises(PipelineError, match="did you mean scaled-canonicalize"):
+        build_pass_manager(parse_pipeline("scaled-canonicalise"), make_context())
+
+
+@given(st.text(max_size=40))
+def test_any_text_parses_or_is_refused(text):
+    try:
+        elements = parse_pipeline(text)
+        build_pass_manager(elements, CONTEXT)
+    except PipelineError as error:
+        assert str(error)
+
+
+CONTEXT = make_context()
+
+
+def test_splitting_respects_brackets_and_quotes():
+    assert split_top_level("a{x=1,2},b(c,d),'e,f'") == ["a{x=1,2}", "b(c,d)", "'e,f'"]
+    assert parse_options('recipe=mxfp8 overrides="lm_head, layers.0" flag', "p") == [
+        ("recipe", "mxfp8"),
+        ("overrides", "lm_head, layers.0"),
+        ("flag", ""),
+    ]
+
+
+def test_an_exception_in_a_pass_reaches_the_caller(monkeypatch):
+    from steelyard.passes import registry
+
+    def explode(module):
+        """Raise."""
+        raise ZeroDivisionError("boom")
+
+    monkeypatch.setitem(registry._PASSES, "scaled-explode", registry.Pass("scaled-explode", explode, (), "Raise."))
+    module = ir.Module.parse("module {}", CONTEXT)
+    with pytest.raises(ZeroDivisionError, match="boom"):
+        build_pass_manager(parse_pipeline("scaled-explode"), CONTEXT).run(module.operation)
+
+
+def test_every_pass_has_a_description_a_file_and_a_lit_test():
+    from pathlib import Path
+
+    import steelyard.passes
+
+    for name, entry in all_passes().items():
+        assert entry.summary.endswith("."), name
+        stem = name.removeprefix("scaled-")
+        assert (Path(steelyard.passes.__file__).parent / f"{stem.replace('-', '_')}.py").exists()
+        assert (Path(__file__).parents[2] / "passes" / f"{stem}.mlir").exists()
