@@ -9,12 +9,11 @@ namespace steelyard::STEELYARD_ISA {
 
 static constexpr int kBlock = 16;
 
-// Two 128-column halves at most: a flat tile is 2048 wide.
 struct alignas(64) RowScratch {
   int32_t amax[kTileColumns / kBlock];
   float factors[kTileColumns / kBlock];
   uint8_t codes[kTileColumns];
-  uint8_t random[kTileColumns + 32];
+  uint8_t random[kTileColumns + kPhiloxSlack];
 };
 
 static TwoLevel level_of(const CopyCall &copy, int64_t stored_row) {
@@ -57,10 +56,17 @@ static const uint8_t *random_bytes(const CopyCall &copy, const Tile &tile,
   return philox_bytes(key, first, copy.random_column, tile.columns, scratch);
 }
 
-// One factor a column, one random byte an element.
-static void encode_row_stochastic(const float *x, int64_t n,
-                                  const float *factors, const uint8_t *random,
-                                  uint8_t *out) {
+// One factor for the row.
+static void encode_row_stochastic(const float *x, int64_t n, float factor,
+                                  const uint8_t *random, uint8_t *out) {
+  for (int64_t j = 0; j < n; ++j)
+    out[j] = static_cast<uint8_t>(encode_stochastic(x[j] * factor, random[j]));
+}
+
+// One factor a column.
+static void encode_row_stochastic_by(const float *x, int64_t n,
+                                     const float *factors,
+                                     const uint8_t *random, uint8_t *out) {
   for (int64_t j = 0; j < n; ++j)
     out[j] =
         static_cast<uint8_t>(encode_stochastic(x[j] * factors[j], random[j]));
@@ -80,15 +86,17 @@ static void choose_row(const Tile &tile, int64_t i, const CopyCall &copy,
   }
 }
 
+// Codes of a row with one factor a block, two a byte.
 static void encode_row_blocks(const Tile &tile, int64_t i, const CopyCall &copy,
-                              RowScratch &scratch) {
+                              RowScratch &scratch, uint8_t *out) {
   if (!copy.stochastic)
-    return encode_blocks<E2M1, kBlock>(tile.at(i), tile.columns,
-                                       scratch.factors, scratch.codes);
+    return encode_e2m1_blocks(tile.at(i), tile.columns, scratch.factors, out);
   const uint8_t *random = random_bytes(copy, tile, i, scratch.random);
-  for (int64_t j = 0; j < tile.columns; ++j)
-    scratch.codes[j] = static_cast<uint8_t>(encode_stochastic(
-        tile.at(i)[j] * scratch.factors[j / kBlock], random[j]));
+  for (int64_t j = 0; j < tile.columns; j += kBlock)
+    encode_row_stochastic(tile.at(i) + j, smaller(kBlock, tile.columns - j),
+                          scratch.factors[j / kBlock], random + j,
+                          scratch.codes + j);
+  pack_row(scratch.codes, tile.columns, out);
 }
 
 static void quantize_rows(const Tile &tile, const CopyCall &copy) {
@@ -101,14 +109,15 @@ static void quantize_rows(const Tile &tile, const CopyCall &copy) {
     amax_blocks<kBlock>(tile.at(i), tile.columns, scratch.amax);
     uint8_t *bytes = copy.scales + (tile.row + i) * copy.scales_stride +
                      tile.column / kBlock;
+    uint8_t *codes =
+        copy.codes + (tile.row + i) * copy.codes_stride + tile.column / 2;
     if (copy.four_over_six != FourOverSix::none) {
       choose_row(tile, i, copy, level, bytes, scratch);
-    } else {
-      scale_blocks(scratch.amax, blocks, level, bytes, scratch.factors);
-      encode_row_blocks(tile, i, copy, scratch);
+      pack_row(scratch.codes, tile.columns, codes);
+      continue;
     }
-    pack_row(scratch.codes, tile.columns,
-             copy.codes + (tile.row + i) * copy.codes_stride + tile.column / 2);
+    scale_blocks(scratch.amax, blocks, level, bytes, scratch.factors);
+    encode_row_blocks(tile, i, copy, scratch, codes);
   }
 }
 
@@ -131,7 +140,7 @@ struct alignas(64) ColumnScratch {
   int32_t amax[kTileSide];
   float factors[kTileSide];
   uint8_t bytes[kTileSide / kBlock][kTileSide];
-  uint8_t random[kTileSide + 32];
+  uint8_t random[kTileSide + kPhiloxSlack];
   HadamardGroup group;
   CodeTile codes;
 };
@@ -179,9 +188,9 @@ static void encode_columns(const Tile &part, const CopyCall &copy,
   }
   for (int64_t i = 0; i < part.rows; ++i) {
     if (copy.stochastic)
-      encode_row_stochastic(part.at(i), part.columns, scratch.factors,
-                            random_bytes(copy, part, i, scratch.random),
-                            codes[i]);
+      encode_row_stochastic_by(part.at(i), part.columns, scratch.factors,
+                               random_bytes(copy, part, i, scratch.random),
+                               codes[i]);
     else
       encode_row_by<E2M1>(part.at(i), part.columns, scratch.factors, codes[i]);
   }
@@ -233,9 +242,9 @@ static void encode_squares(const Tile &part, const CopyCall &copy,
     scratch.factors[j] = factors[j / kBlock];
   for (int64_t i = 0; i < part.rows; ++i) {
     if (copy.stochastic)
-      encode_row_stochastic(part.at(i), part.columns, scratch.factors,
-                            random_bytes(copy, part, i, scratch.random),
-                            codes[i]);
+      encode_row_stochastic_by(part.at(i), part.columns, scratch.factors,
+                               random_bytes(copy, part, i, scratch.random),
+                               codes[i]);
     else
       encode_row_by<E2M1>(part.at(i), part.columns, scratch.factors, codes[i]);
   }

@@ -15,7 +15,7 @@ inline Tiling make_tiling(const Matrix &x, bool square) {
   if (!square && x.column_stride == 1) {
     tiling.columns =
         std::clamp((x.columns + 127) / 128 * 128, kTileSide, kTileColumns);
-    tiling.rows = kTileElements / 2 / tiling.columns;
+    tiling.rows = kFlatElements / tiling.columns;
   }
   tiling.per_row = (x.columns + tiling.columns - 1) / tiling.columns;
   tiling.count = tiling.per_row * ((x.rows + tiling.rows - 1) / tiling.rows);

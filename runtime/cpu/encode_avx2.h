@@ -1,0 +1,93 @@
+// `encode` of formats.h on 32 values at once. Included by kernel sources only.
+#pragma once
+
+#if defined(__AVX2__)
+
+#include <immintrin.h>
+
+#include "formats.h"
+
+namespace steelyard::STEELYARD_ISA {
+
+// Magnitude codes, still offset by the exponent of the smallest binade, and the
+// largest magnitude seen.
+template <class Format>
+static inline __m256i encode_magnitude(__m256 value, __m256i &largest) {
+  constexpr int lowest = (127 + Format::min_exponent) << 23;
+  const __m256i magnitude =
+      _mm256_and_si256(_mm256_castps_si256(value), _mm256_set1_epi32(kAbsMask));
+  largest = _mm256_max_epi32(largest, magnitude);
+  const __m256i limit = _mm256_castps_si256(_mm256_set1_ps(Format::max));
+  const __m256i clamped = _mm256_min_epi32(magnitude, limit);
+  const __m256i exponent =
+      _mm256_and_si256(clamped, _mm256_set1_epi32(kInfinity));
+  const __m256i binade = _mm256_max_epi32(exponent, _mm256_set1_epi32(lowest));
+  const __m256i anchor = _mm256_add_epi32(
+      binade, _mm256_set1_epi32((23 - Format::mantissa) << 23));
+  const __m256 rounded =
+      _mm256_add_ps(_mm256_castsi256_ps(clamped), _mm256_castsi256_ps(anchor));
+  const __m256i steps = _mm256_sub_epi32(_mm256_castps_si256(rounded), anchor);
+  return _mm256_add_epi32(steps,
+                          _mm256_srli_epi32(binade, 23 - Format::mantissa));
+}
+
+// Bytes of four vectors of 32-bit lanes that packing left interleaved.
+static inline __m256i in_order(__m256i packed) {
+  return _mm256_permutevar8x32_epi32(packed,
+                                     _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
+// The codes of 32 products, one a byte; the rare NaN takes the scalar way.
+template <class Format>
+static inline __m256i encode_32(const __m256 (&values)[4]) {
+  constexpr int lowest = (127 + Format::min_exponent) << 23;
+  __m256i codes[4], largest = _mm256_setzero_si256();
+  for (int i = 0; i < 4; ++i)
+    codes[i] = encode_magnitude<Format>(values[i], largest);
+  const __m256i above =
+      _mm256_cmpgt_epi32(largest, _mm256_set1_epi32(kInfinity));
+  if (__builtin_expect(!_mm256_testz_si256(above, above), 0)) {
+    alignas(32) float floats[32];
+    alignas(32) uint8_t bytes[32];
+    for (int i = 0; i < 4; ++i)
+      _mm256_store_ps(floats + 8 * i, values[i]);
+    for (int i = 0; i < 32; ++i)
+      bytes[i] = static_cast<uint8_t>(encode<Format>(floats[i]));
+    return _mm256_load_si256(reinterpret_cast<const __m256i *>(bytes));
+  }
+  const __m256i offset = _mm256_set1_epi16(lowest >> (23 - Format::mantissa));
+  const __m256i low =
+      _mm256_sub_epi16(_mm256_packus_epi32(codes[0], codes[1]), offset);
+  const __m256i high =
+      _mm256_sub_epi16(_mm256_packus_epi32(codes[2], codes[3]), offset);
+  // Signed saturation keeps each sign in the top bit of its byte.
+  const __m256i signs =
+      _mm256_packs_epi16(_mm256_packs_epi32(_mm256_castps_si256(values[0]),
+                                            _mm256_castps_si256(values[1])),
+                         _mm256_packs_epi32(_mm256_castps_si256(values[2]),
+                                            _mm256_castps_si256(values[3])));
+  constexpr int down = Format::sign_shift - 24;
+  const __m256i placed =
+      _mm256_and_si256(_mm256_srli_epi16(signs, down),
+                       _mm256_set1_epi8(static_cast<char>(0x80 >> down)));
+  return in_order(_mm256_or_si256(_mm256_packus_epi16(low, high), placed));
+}
+
+// Nibbles of 32 codes, two a byte.
+static inline __m128i pack_nibbles(__m256i codes) {
+  const __m256i pairs = _mm256_maddubs_epi16(codes, _mm256_set1_epi16(0x1001));
+  const __m256i packed = _mm256_packus_epi16(pairs, pairs);
+  return _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08));
+}
+
+static inline void multiply_32(const float *x, __m256 low, __m256 high,
+                               __m256 (&values)[4]) {
+  values[0] = _mm256_mul_ps(_mm256_loadu_ps(x), low);
+  values[1] = _mm256_mul_ps(_mm256_loadu_ps(x + 8), low);
+  values[2] = _mm256_mul_ps(_mm256_loadu_ps(x + 16), high);
+  values[3] = _mm256_mul_ps(_mm256_loadu_ps(x + 24), high);
+}
+
+} // namespace steelyard::STEELYARD_ISA
+
+#endif
