@@ -1,0 +1,53 @@
+"""Quantized tensors and what makes them, usable without compiling anything."""
+
+import torch.serialization
+
+from steelyard.tensor.float8 import Float8CurrentScalingQuantizer, Float8Quantizer, Float8Tensor, Float8TensorStorage
+from steelyard.tensor.float8_blockwise import (
+    Float8BlockQuantizer,
+    Float8BlockwiseQTensor,
+    Float8BlockwiseQTensorStorage,
+)
+from steelyard.tensor.mxfp8 import MXFP8Quantizer, MXFP8Tensor, MXFP8TensorStorage
+from steelyard.tensor.nvfp4 import NVFP4Quantizer, NVFP4Tensor, NVFP4TensorStorage
+from steelyard.tensor.quantized_tensor import QuantizedTensor, rebuild_tensor
+from steelyard.tensor.quantizer import Quantizer, rebuild_quantizer
+from steelyard.tensor.storage import QuantizedTensorStorage, prepare_for_saving, restore_from_saved
+
+__all__ = [
+    "Float8BlockQuantizer",
+    "Float8BlockwiseQTensor",
+    "Float8BlockwiseQTensorStorage",
+    "Float8CurrentScalingQuantizer",
+    "Float8Quantizer",
+    "Float8Tensor",
+    "Float8TensorStorage",
+    "MXFP8Quantizer",
+    "MXFP8Tensor",
+    "MXFP8TensorStorage",
+    "NVFP4Quantizer",
+    "NVFP4Tensor",
+    "NVFP4TensorStorage",
+    "QuantizedTensor",
+    "QuantizedTensorStorage",
+    "Quantizer",
+    "prepare_for_saving",
+    "restore_from_saved",
+]
+
+# What `torch.load(weights_only=True)` needs to be allowed to name.
+torch.serialization.add_safe_globals(
+    [
+        rebuild_quantizer,
+        rebuild_tensor,
+        Float8BlockQuantizer,
+        Float8BlockwiseQTensor,
+        Float8CurrentScalingQuantizer,
+        Float8Quantizer,
+        Float8Tensor,
+        MXFP8Quantizer,
+        MXFP8Tensor,
+        NVFP4Quantizer,
+        NVFP4Tensor,
+    ]
+)

@@ -1,0 +1,34 @@
+"""Gradients pass through quantize and dequantize as they are."""
+
+import torch
+
+
+def _decoded(grad: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    dense = grad.dequantize() if hasattr(grad, "get_usages") else grad
+    return dense.to(dtype)
+
+
+class QuantizeFunction(torch.autograd.Function):
+    """Quantize, with the gradient of the identity."""
+
+    @staticmethod
+    def forward(ctx, tensor, quantizer, dtype):
+        ctx.input_dtype = tensor.dtype
+        return quantizer.quantize_impl(tensor.detach(), dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _decoded(grad, ctx.input_dtype), None, None
+
+
+class DequantizeFunction(torch.autograd.Function):
+    """Dequantize, with the gradient of the identity."""
+
+    @staticmethod
+    def forward(ctx, quantized, dtype):
+        ctx.input_dtype = quantized.dtype
+        return quantized._decode(dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _decoded(grad, ctx.input_dtype), None

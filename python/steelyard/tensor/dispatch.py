@@ -1,0 +1,251 @@
+"""What torch operations do with quantized tensors: a table of those that keep codes, and decoding for the rest."""
+
+import torch
+from torch.utils._pytree import tree_map
+
+from steelyard.tensor.elements import HIGH_PRECISION, matrix_shape
+from steelyard.tensor.scheme_storage import SchemeStorage
+from steelyard.tensor.views import read_box, reflow_copy, view_copy
+
+aten = torch.ops.aten
+
+
+def dispatch(func, args, kwargs):
+    """Run an operation that has a quantized tensor among its arguments."""
+    handler = _HANDLERS.get(func)
+    result = NotImplemented if handler is None else handler(func, *args, **kwargs)
+    return _run_decoded(func, args, kwargs) if result is NotImplemented else result
+
+
+def _run_decoded(func, args, kwargs):
+    """Run in high precision; what the operation writes is quantized again."""
+    decoded = {}
+
+    def decode(value):
+        if not isinstance(value, SchemeStorage):
+            return value
+        if id(value) not in decoded:
+            decoded[id(value)] = value._decode(value.dtype)
+        return decoded[id(value)]
+
+    dense_args, dense_kwargs = tree_map(decode, (tuple(args), dict(kwargs)))
+    result = func(*dense_args, **dense_kwargs)
+    written = {id(decoded[id(tensor)]): tensor for tensor in _written(func, args, kwargs)}
+    for tensor in written.values():
+        _write(tensor, decoded[id(tensor)])
+    return tree_map(lambda value: written.get(id(value), value), result) if written else result
+
+
+def _written(func, args, kwargs) -> list:
+    """The quantized tensors that an operation writes to."""
+    found = []
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = args[position] if position < len(args) else kwargs.get(argument.name)
+        values = value if isinstance(value, list | tuple) else [value]
+        found += [each for each in values if isinstance(each, SchemeStorage)]
+    return found
+
+
+def root_of(tensor):
+    """The tensor that owns the memory of a view."""
+    return tensor if tensor._root is None else tensor._root
+
+
+def _write(tensor, dense: torch.Tensor) -> None:
+    """Quantize into a tensor; into the whole of which it is a view, because a scale may span more than the view."""
+    root = root_of(tensor)
+    if root is tensor or (tensor.numel() == root.numel() and tensor.is_contiguous() and root.is_contiguous()):
+        root._quantizer.write(dense.reshape(root.shape), root)
+        return
+    whole = torch.empty_strided(root.shape, root.stride(), dtype=root.dtype, device=root.device)
+    whole.copy_(root._decode(root.dtype))
+    whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).copy_(dense)
+    root._quantizer.write(whole, root)
+
+
+def _view(func, tensor, *args, **kwargs):
+    """A view with codes where the scheme allows; otherwise the view of a decoded copy."""
+    layout = tensor._layout()
+    on_contiguous = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    actual, canonical = func(layout, *args, **kwargs), func(on_contiguous, *args, **kwargs)
+    if not isinstance(actual, torch.Tensor):
+        pieces = [_quantized_view(tensor, *pair) for pair in zip(canonical, actual, strict=True)]
+    else:
+        pieces = [_quantized_view(tensor, canonical, actual)]
+    if any(piece is None for piece in pieces):
+        pieces = _elementwise_views(func, tensor, actual, args, kwargs)
+    if pieces is None:
+        return func(tensor._decode(tensor.dtype), *args, **kwargs)
+    return pieces if not isinstance(actual, torch.Tensor) else pieces[0]
+
+
+def _quantized_view(tensor, canonical: torch.Tensor, actual: torch.Tensor):
+    """The quantized tensor that a view shows, from the view of a contiguous tensor; None if there is none."""
+    box = read_box(canonical, matrix_shape(tensor.shape))
+    whole = canonical.numel() == tensor.numel()
+    if tensor._with_gemm_swizzled_scales and (box is None or box.transposed or not whole):
+        return None
+    if box is None and not (whole and canonical.is_contiguous() and canonical.dim() > 0):
+        return None
+    views = []
+    for columnwise in tensor._decode_order():
+        copy = tensor._raw_copy(columnwise) if _is_matrix(tensor, columnwise) else None
+        if copy is not None:
+            views.append(reflow_copy(copy, matrix_shape(canonical.shape)) if box is None else view_copy(copy, box))
+        # The copy that holds the values must be in the view, or the view would show others.
+        if not views or views[0] is None:
+            return None
+    quantizer = tensor._quantizer.of_transpose() if box is not None and box.transposed else tensor._quantizer
+    return _assemble_view(tensor, actual, quantizer, views)
+
+
+def _assemble_view(tensor, actual: torch.Tensor, quantizer, copies):
+    storage = tensor.STORAGE._from_copies(
+        copies, actual.shape, tensor.dtype, quantizer, swizzled=tensor._with_gemm_swizzled_scales
+    )
+    storage._root = root_of(tensor)
+    return type(tensor)._wrap(storage, layout=actual)
+
+
+def _is_matrix(tensor, columnwise: bool) -> bool:
+    """The codes of a copy exist, and their leading dims lie in memory as one."""
+    codes = getattr(tensor, tensor._fields(columnwise).codes)
+    if codes is None:
+        return False
+    sizes, strides = codes.shape, codes.stride()
+    return codes.dim() < 3 or all(
+        sizes[dim] == 1 or strides[dim] == strides[dim + 1] * sizes[dim + 1] for dim in range(codes.dim() - 2)
+    )
+
+
+def _elementwise_views(func, tensor, actual, args, kwargs):
+    """With one scale for all, any view of the tensor is that view of its codes."""
+    fields = tensor._fields(columnwise=False)
+    codes = getattr(tensor, fields.codes)
+    if tensor._scheme(False).family != "tensor" or codes is None or codes.stride() != tensor.stride():
+        return None
+    layouts = [actual] if isinstance(actual, torch.Tensor) else actual
+    if func is aten.as_strided.default or any(layout.dim() == 0 for layout in layouts):
+        return None
+    viewed = func(codes, *args, **kwargs)
+    pieces = []
+    for layout, piece in zip(layouts, [viewed] if isinstance(actual, torch.Tensor) else viewed, strict=True):
+        view = _assemble_view(tensor, layout, tensor._quantizer, ())
+        setattr(view, fields.codes, piece)
+        setattr(view, fields.scales, getattr(tensor, fields.scales))
+        view._device = tensor._device
+        pieces.append(view)
+    return pieces
+
+
+def _as_strided(func, tensor, size, stride, storage_offset=None):
+    # Offsets count from the start of the memory, not of the view.
+    offset = tensor.storage_offset() if storage_offset is None else storage_offset
+    return _view(func, root_of(tensor), size, stride, offset)
+
+
+def _alias(func, tensor):
+    shared = tensor._shallow_copy()
+    shared._root = root_of(tensor)
+    return shared
+
+
+def _clone(func, tensor, **kwargs):
+    return _map_parts(tensor, lambda part: part.clone(memory_format=torch.contiguous_format), func, kwargs)
+
+
+def _to_copy(func, tensor, *, dtype=None, device=None, non_blocking=False, **kwargs):
+    if (dtype or tensor.dtype) not in HIGH_PRECISION:
+        return NotImplemented
+
+    def move(part):
+        return part.to(device=device, non_blocking=non_blocking, copy=True)
+
+    options = {"memory_format": kwargs["memory_format"]} if "memory_format" in kwargs else {}
+    return _map_parts(tensor, move, aten.clone.default, options, dtype=dtype)
+
+
+def _map_parts(tensor, change, func, kwargs, dtype=None):
+    """A tensor of changed parts, with the strides that an operation would give it, and memory of its own."""
+    storage = tensor._as_storage()
+    storage._root, storage._dtype = None, dtype or tensor.dtype
+    for name in tensor.PARTS:
+        part = getattr(tensor, name)
+        if part is not None:
+            setattr(storage, name, change(part))
+            storage._device = getattr(storage, name).device
+    return type(tensor)._wrap(storage, layout=func(tensor._layout(), **kwargs))
+
+
+def _new(func, tensor, size=None, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
+    """A tensor of the same format that holds zeros."""
+    shape = tensor.shape if size is None else size
+    elsewhere = device is not None and torch.device(device) != tensor.device
+    if (dtype or tensor.dtype) not in HIGH_PRECISION or elsewhere or len(shape) == 0:
+        return NotImplemented
+    quantizer = tensor._quantizer.copy()
+    quantizer.amax_reduction_group, quantizer.internal = None, False
+    quantizer.optimize_for_gemm = tensor._with_gemm_swizzled_scales
+    quantizer.set_usage(**tensor.get_usages())
+    return quantizer.make_empty(shape, dtype=dtype or tensor.dtype, device=tensor.device)
+
+
+def _copy_(func, dst, src, non_blocking=False):
+    if not isinstance(dst, SchemeStorage):
+        return NotImplemented
+    if isinstance(src, SchemeStorage) and _takes_codes(dst, src):
+        for columnwise in (False, True):
+            if dst._has(columnwise):
+                dst._write_copy(src._raw_copy(columnwise))
+        return dst
+    dense = src._decode(dst.dtype) if isinstance(src, SchemeStorage) else src.to(dst.dtype)
+    _write(dst, dense.expand(dst.shape))
+    return dst
+
+
+def _takes_codes(dst, src) -> bool:
+    """Codes can be copied as they are: the same schemes, and no scale that spans more than `dst`."""
+    root = root_of(dst)
+    if dst.shape != src.shape or dst._with_gemm_swizzled_scales or src._with_gemm_swizzled_scales:
+        return False
+    if dst.get_usages() != root.get_usages():
+        return False
+    if dst.numel() != root.numel() and dst._quantizer.row_scheme.family in ("tensor", "nvfp4"):
+        return False
+    present = [columnwise for columnwise in (False, True) if dst._has(columnwise)]
+    return all(src._has(each) and src._scheme(each) == dst._scheme(each) for each in present)
+
+
+_VIEWS = (
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten.slice.Tensor,
+    aten.select.int,
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+    aten.unbind.int,
+    aten.t.default,
+    aten.transpose.int,
+    aten.permute.default,
+    aten.unsqueeze.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.expand.default,
+)
+
+_HANDLERS = {
+    **dict.fromkeys(_VIEWS, _view),
+    aten.as_strided.default: _as_strided,
+    aten.detach.default: _alias,
+    aten.alias.default: _alias,
+    aten.clone.default: _clone,
+    aten._to_copy.default: _to_copy,
+    aten.copy_.default: _copy_,
+    aten.new_zeros.default: _new,
+    aten.new_empty.default: _new,
+    aten.empty_like.default: _new,
+}

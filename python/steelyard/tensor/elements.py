@@ -1,0 +1,24 @@
+"""Torch dtypes and the element formats that schemes name."""
+
+import torch
+
+from steelyard.errors import RecipeError
+
+HIGH_PRECISION = (torch.float32, torch.bfloat16, torch.float16)
+_FP8 = {torch.float8_e4m3fn: "f8E4M3FN", torch.float8_e5m2: "f8E5M2"}
+
+
+def fp8_element(fp8_dtype: torch.dtype) -> str:
+    """The element format of an FP8 dtype."""
+    if fp8_dtype not in _FP8:
+        raise RecipeError(f"fp8_dtype must be torch.float8_e4m3fn or torch.float8_e5m2, got {fp8_dtype!r}")
+    return _FP8[fp8_dtype]
+
+
+def matrix_shape(shape) -> tuple[int, int]:
+    """The (M, N) matrix that a shape is quantized as: leading dims flattened, a vector is one row."""
+    *leading, columns = shape
+    rows = 1
+    for size in leading:
+        rows *= size
+    return rows, columns

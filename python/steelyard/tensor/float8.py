@@ -1,0 +1,140 @@
+"""FP8 with one scale a tensor: delayed and current scaling."""
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+
+from steelyard.errors import RecipeError
+from steelyard.schemes import Scheme
+from steelyard.tensor.elements import fp8_element
+from steelyard.tensor.quantized_tensor import QuantizedTensor
+from steelyard.tensor.scheme_quantizer import SchemeQuantizer
+from steelyard.tensor.scheme_storage import CopyFields, SchemeStorage
+
+
+@cache
+def _scheme(element: str, source: str, power_of_two: bool = False, epsilon: float = 0.0) -> Scheme:
+    return Scheme(element, "tensor", "f32", source=source, power_of_two=power_of_two, epsilon=epsilon)
+
+
+class Float8TensorStorage(SchemeStorage):
+    """`_data` (codes of the tensor's shape), `_transpose` (codes of the transposed matrix), `_scale_inv` (0-d f32)."""
+
+    ROWWISE = CopyFields("_data", "_scale_inv")
+    COLUMNWISE = CopyFields("_transpose", "_scale_inv")
+    ARGUMENTS = {"data": "_data", "data_transpose": "_transpose", "fp8_scale_inv": "_scale_inv"}  # noqa: RUF012
+
+    def __init__(
+        self,
+        *,
+        data: torch.Tensor | None = None,
+        fp8_dtype: torch.dtype,
+        fp8_scale_inv: torch.Tensor | float,
+        dtype: torch.dtype = torch.float32,
+        data_transpose: torch.Tensor | None = None,
+        shape=None,
+        quantizer: SchemeQuantizer | None = None,
+    ):
+        scale_inv = torch.as_tensor(fp8_scale_inv, dtype=torch.float32)
+        if scale_inv.numel() != 1:
+            raise RecipeError(f"fp8_scale_inv must be one value, got shape {tuple(scale_inv.shape)}")
+        parts = {"data": as_codes(data), "data_transpose": as_codes(data_transpose)}
+        quantizer = quantizer or Float8CurrentScalingQuantizer(fp8_dtype)
+        if fp8_element(fp8_dtype) != quantizer.row_scheme.element:
+            raise RecipeError(f"fp8_dtype must be the quantizer's, {quantizer.fp8_dtype}, got {fp8_dtype}")
+        shape = shape_of(shape, data, data_transpose)
+        self._initialize(shape, dtype, quantizer, {**parts, "fp8_scale_inv": scale_inv.reshape(())})
+
+    @property
+    def _fp8_dtype(self) -> torch.dtype:
+        return self._quantizer.fp8_dtype
+
+    def _traits(self) -> dict[str, Any]:
+        return {"fp8_dtype": self._fp8_dtype}
+
+
+class Float8Tensor(QuantizedTensor, Float8TensorStorage):
+    """FP8 codes with one scale: `Float8Tensor(data=, fp8_dtype=, fp8_scale_inv=, dtype=)`.
+
+    Written to without a quantizer of its own, it takes its new scale from the new values.
+    """
+
+    STORAGE = Float8TensorStorage
+
+
+@dataclass(eq=False)
+class Float8Quantizer(SchemeQuantizer):
+    """Quantizes with a scale that is given, and records the amax for the one who updates it (delayed scaling)."""
+
+    STORAGE = Float8TensorStorage
+    TENSOR = Float8Tensor
+
+    scale: torch.Tensor
+    amax: torch.Tensor
+    """Overwritten by each quantize with the largest magnitude."""
+    fp8_dtype: torch.dtype
+
+    def __post_init__(self):
+        fp8_element(self.fp8_dtype)
+        for name in ("scale", "amax"):
+            value = getattr(self, name)
+            if not (isinstance(value, torch.Tensor) and value.dtype == torch.float32 and value.numel() == 1):
+                raise RecipeError(f"Float8Quantizer.{name} must be a float32 tensor of one value, got {value!r}")
+
+    def _make_scheme(self, columnwise: bool) -> Scheme:
+        return _scheme(fp8_element(self.fp8_dtype), "delayed")
+
+    def _operands(self, matrix, row, col) -> dict[str, Any]:
+        return {"scale": self.scale.reshape(())}
+
+    def observe(self, copies) -> None:
+        made = copies[0] or copies[1]
+        if made is not None:
+            self.amax.copy_(made.amax.reshape(self.amax.shape))
+
+    # Two delayed quantizers with the same numbers now may differ after the next step.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+@dataclass(eq=False)
+class Float8CurrentScalingQuantizer(SchemeQuantizer):
+    """Quantizes with a scale from the tensor's own amax."""
+
+    STORAGE = Float8TensorStorage
+    TENSOR = Float8Tensor
+
+    fp8_dtype: torch.dtype
+    force_pow_2_scales: bool = field(default=False, kw_only=True)
+    amax_epsilon: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self):
+        self.row_scheme  # noqa: B018  a wrong option shows here, not at the first quantize
+
+    def _make_scheme(self, columnwise: bool) -> Scheme:
+        return _scheme(fp8_element(self.fp8_dtype), "current", self.force_pow_2_scales, self.amax_epsilon)
+
+    def _operands(self, matrix, row, col) -> dict[str, Any]:
+        return self._reduced_amaxes(matrix, row, col)
+
+
+def as_codes(data: torch.Tensor | None) -> torch.Tensor | None:
+    """Codes as bytes, whatever one-byte dtype they are presented in."""
+    if data is None or data.dtype == torch.uint8:
+        return data
+    if data.element_size() != 1:
+        raise RecipeError(f"codes must be uint8 or a dtype of one byte, got {data.dtype}")
+    return data.view(torch.uint8)
+
+
+def shape_of(shape, rowwise: torch.Tensor | None, transposed: torch.Tensor | None = None):
+    """The shape of a tensor: as given, or as its codes say."""
+    if shape is not None:
+        return shape
+    if rowwise is not None:
+        return rowwise.shape
+    if transposed is not None:
+        return transposed.shape[::-1]
+    raise RecipeError("a quantized tensor needs the codes and scales of at least one copy, got none")

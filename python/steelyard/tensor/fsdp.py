@@ -1,0 +1,113 @@
+"""FSDP2 gathers the codes and scales of a sharded parameter, not its values in high precision."""
+
+from typing import NamedTuple
+
+import torch
+
+from steelyard.errors import RecipeError
+from steelyard.quantized_copy import QuantizedCopy, round_up
+from steelyard.tensor.elements import matrix_shape
+
+
+class _Gathered(NamedTuple):
+    """What each rank knows of a gather without asking the others."""
+
+    columnwise: tuple[bool, ...]
+    shape: torch.Size
+
+
+class ShardedGather:
+    """The hooks that `torch.distributed.fsdp.fully_shard` looks for on a parameter sharded along its first dim."""
+
+    def fsdp_pre_all_gather(self, mesh, outer_size, outer_stride, module, mp_policy):
+        """The codes, scales and amaxes of this shard, each with rows of the shard first."""
+        _check_shard(self, mesh.size(), outer_size)
+        # From now on the optimizer's updates of all shards must agree on one scale.
+        owner = self if self._root is None else self._root
+        owner._quantizer = owner._quantizer.copy()
+        owner._quantizer.amax_reduction_group = mesh.get_group()
+        usages = _gathered_usages(self)
+        inputs = []
+        for columnwise in usages:
+            copy = self._copy(columnwise)
+            inputs += [_rows_first(copy, copy.codes), _rows_first(copy, copy.scales)]
+            inputs += [] if copy.scheme.family != "nvfp4" else [copy.amax.reshape(-1)]
+        return tuple(inputs), _Gathered(usages, torch.Size(outer_size))
+
+    def fsdp_post_all_gather(self, all_gather_outputs, metadata, param_dtype, *, out=None):
+        """The whole parameter, whose parts are views of what was gathered; `out` takes them if it is there."""
+        outputs = list(all_gather_outputs)
+        copies = [_gathered_copy(self, columnwise, metadata.shape, outputs) for columnwise in metadata.columnwise]
+        quantizer = self._quantizer.copy()
+        quantizer.amax_reduction_group = None
+        storage = self.STORAGE._from_copies(copies, metadata.shape, param_dtype, quantizer)
+        if out is None:
+            return type(self)._wrap(storage), ()
+        for tensor in (out, out._root):
+            if tensor is not None:
+                for name in self.PARTS:
+                    setattr(tensor, name, getattr(storage, name))
+        return None
+
+
+def _gathered_usages(tensor) -> tuple[bool, ...]:
+    """Both copies, unless one follows from the codes of the other."""
+    rowwise, columnwise = tensor._has(False), tensor._has(True)
+    if rowwise and columnwise and tensor._scheme(False).is_transposable:
+        return (False,)
+    return tuple(usage for usage, exists in ((False, rowwise), (True, columnwise)) if exists)
+
+
+def _check_shard(tensor, world_size: int, outer_size) -> None:
+    """Refuse shards that do not put together the blocks of the whole."""
+    rows = matrix_shape(tensor.shape)[0]
+    if tensor._with_gemm_swizzled_scales:
+        raise RecipeError(
+            "a parameter to shard must have compact scales, got swizzled ones; set optimize_for_gemm=False"
+        )
+    multiple = 1
+    for columnwise in _gathered_usages(tensor):
+        scheme = tensor._scheme(columnwise)
+        stored_rows, stored_columns = scheme.block_shape or (1, 1)
+        transposed = columnwise and scheme.family != "mx"
+        multiple = max(multiple, stored_columns if transposed else stored_rows)
+    whole = matrix_shape(outer_size)[0]
+    if rows % multiple or rows * world_size != whole:
+        raise RecipeError(
+            f"each of {world_size} shards of a {tuple(outer_size)} parameter must have the same number of rows, a "
+            f"multiple of {multiple} for {tensor._scheme(False).block} blocks, got {rows}; pad the parameter to "
+            f"{round_up(whole, multiple * world_size)} rows, or quantize it rowwise only"
+        )
+
+
+def _rows_first(copy: QuantizedCopy, part: torch.Tensor) -> torch.Tensor:
+    """A part whose first dim follows the rows of the shard; one value for the tensor is a row by itself."""
+    if part.dim() == 0:
+        return part.reshape(1)
+    return part.T.contiguous() if copy.is_stored_transposed else part
+
+
+def _gathered_copy(shard, columnwise: bool, shape: torch.Size, outputs: list[torch.Tensor]) -> QuantizedCopy:
+    scheme = shard._scheme(columnwise)
+    copy = QuantizedCopy(outputs.pop(0), outputs.pop(0), None, scheme, matrix_shape(shape), columnwise)
+    if copy.is_stored_transposed:
+        copy.codes = copy.codes.T
+    if scheme.family == "tensor":
+        copy.scales = _shared(copy.scales, "scale")
+    elif copy.is_stored_transposed:
+        copy.scales = copy.scales.T
+    if scheme.family == "nvfp4":
+        amaxes = outputs.pop(0)
+        copy.amax = amaxes if scheme.second_level == "row" else _shared(amaxes, "amax")
+    return copy
+
+
+def _shared(values: torch.Tensor, name: str) -> torch.Tensor:
+    """The value that every rank holds."""
+    bits = values.view(torch.int32)
+    if not bool((bits == bits[0]).all()):
+        raise RecipeError(
+            f"the shards of a parameter must have one {name}, got {values.tolist()}; quantize the parameter before it is "
+            "sharded, and write to the shards only after the first forward"
+        )
+    return values[0]

@@ -1,0 +1,150 @@
+"""A quantized tensor that is a `torch.Tensor`: it presents a high-precision dtype and keeps its codes."""
+
+import copy as copy_module
+from typing import ClassVar
+
+import torch
+
+from steelyard.tensor import dispatch
+from steelyard.tensor.autograd import DequantizeFunction
+from steelyard.tensor.fsdp import ShardedGather
+from steelyard.tensor.quantizer import is_noop
+from steelyard.tensor.scheme_storage import SchemeStorage
+
+
+class QuantizedTensor(ShardedGather, torch.Tensor):
+    """A storage that is a tensor too; what its constructor takes is what its storage's constructor takes.
+
+    Views keep codes where the scheme allows. In-place operations decode, compute and quantize again; anything else
+    decodes and runs in high precision.
+    """
+
+    STORAGE: ClassVar[type[SchemeStorage]]
+
+    def __new__(cls, *, requires_grad: bool = False, **arguments):
+        return cls._wrap(cls.STORAGE(**arguments), requires_grad=requires_grad)
+
+    def __init__(self, **arguments):
+        """Everything is done by `__new__`."""
+
+    @classmethod
+    def _wrap(cls, storage: SchemeStorage, *, layout: torch.Tensor | None = None, requires_grad: bool = False):
+        """The tensor of a storage; `layout` has the strides and the offset of a view."""
+        strided = {} if layout is None else {"strides": layout.stride(), "storage_offset": layout.storage_offset()}
+        tensor = torch.Tensor._make_wrapper_subclass(
+            cls,
+            storage._shape,
+            **strided,
+            dtype=storage._dtype,
+            device=storage._device,
+            requires_grad=requires_grad,
+        )
+        vars(tensor).update(vars(storage))
+        return tensor
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return dispatch.dispatch(func, args, kwargs or {})
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def dequantize(self, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The values in `dtype`, by default the one presented; from the rowwise copy if there is one."""
+        dtype = dtype or self.dtype
+        if self.requires_grad and torch.is_grad_enabled():
+            return DequantizeFunction.apply(self, dtype)
+        return self._decode(dtype)
+
+    def quantize_(self, tensor: torch.Tensor, *, noop_flag: torch.Tensor | None = None) -> "QuantizedTensor":
+        """Overwrite the values with those of `tensor`, unless the tensor `noop_flag` is not zero."""
+        if not is_noop(noop_flag):
+            with torch.no_grad():
+                self.copy_(tensor)
+        return self
+
+    def float(self) -> torch.Tensor:
+        return self.dequantize(dtype=torch.float32)
+
+    def bfloat16(self) -> torch.Tensor:
+        return self.dequantize(dtype=torch.bfloat16)
+
+    def half(self) -> torch.Tensor:
+        return self.dequantize(dtype=torch.float16)
+
+    @property
+    def data(self) -> torch.Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        # The default setter would leave the old codes under the new tensor.
+        self.quantize_(value)
+
+    def __repr__(self, *, tensor_contents=None) -> str:
+        usages = " and ".join(name for name, exists in self.get_usages().items() if exists)
+        if not usages:
+            return f"{type(self).__name__}(shape={tuple(self.shape)}, cleared)"
+        values = repr(self._decode(self.dtype))
+        grad = ", requires_grad=True" if self.requires_grad else ""
+        return f"{type(self).__name__}({values}, {usages}{grad})"
+
+    def __tensor_flatten__(self):
+        names = [name for name in self.PARTS if getattr(self, name) is not None]
+        return names, (self._shape, self._dtype, self._quantizer, self._with_gemm_swizzled_scales)
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner_tensors, metadata, outer_size, outer_stride):
+        _, dtype, quantizer, swizzled = metadata
+        storage = cls.STORAGE._from_copies((), outer_size, dtype, quantizer, swizzled=swizzled)
+        for name, tensor in inner_tensors.items():
+            setattr(storage, name, tensor)
+            storage._device = tensor.device
+        layout = torch.empty_strided(outer_size, outer_stride, dtype=dtype, device="meta")
+        return cls._wrap(storage, layout=layout)
+
+    def __reduce_ex__(self, protocol):
+        is_parameter = isinstance(self, torch.nn.Parameter)
+        return rebuild_tensor, (type(self), self.get_metadata(), self.requires_grad, is_parameter)
+
+    def __deepcopy__(self, memo):
+        if not self.is_leaf:
+            raise RuntimeError("only leaves of the autograd graph can be deep-copied; detach the tensor first")
+        detached = self.detach().clone(memory_format=torch.contiguous_format)
+        detached._quantizer = copy_module.deepcopy(self._quantizer, memo)
+        new = _as_parameter(detached, self.requires_grad, isinstance(self, torch.nn.Parameter))
+        new.grad = copy_module.deepcopy(self.grad, memo)
+        memo[id(self)] = new
+        return new
+
+    def _shallow_copy(self) -> "QuantizedTensor":
+        return type(self)._wrap(self._as_storage(), layout=self._layout())
+
+    def _as_storage(self) -> SchemeStorage:
+        """The storage of the same parts, without what users hung on the tensor."""
+        storage = self.STORAGE._from_copies(
+            (), self._shape, self.dtype, self._quantizer, swizzled=self._with_gemm_swizzled_scales
+        )
+        storage._device, storage._root = self._device, self._root
+        for name in self.PARTS:
+            setattr(storage, name, getattr(self, name))
+        return storage
+
+    def _layout(self) -> torch.Tensor:
+        """A tensor without memory that has the sizes, strides and offset of this one."""
+        offset = self.storage_offset()
+        extent = 1 + offset + sum((size - 1) * step for size, step in zip(self.shape, self.stride(), strict=True))
+        memory = torch.empty(max(extent, 0), dtype=self.dtype, device="meta")
+        return memory.as_strided(self.shape, self.stride(), offset)
+
+
+def rebuild_tensor(tensor_class: type[QuantizedTensor], arguments: dict, requires_grad: bool, is_parameter: bool):
+    """The tensor that was pickled."""
+    if not (isinstance(tensor_class, type) and issubclass(tensor_class, QuantizedTensor)):
+        raise TypeError(f"a pickled quantized tensor must be of a QuantizedTensor class, got {tensor_class!r}")
+    return _as_parameter(tensor_class(**arguments), requires_grad, is_parameter)
+
+
+def _as_parameter(tensor: QuantizedTensor, requires_grad: bool, is_parameter: bool) -> QuantizedTensor:
+    if is_parameter:
+        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
+    return tensor.requires_grad_(requires_grad)

@@ -1,0 +1,140 @@
+"""What turns tensors into quantized tensors."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from steelyard.errors import RecipeError
+from steelyard.schemes import Scheme
+from steelyard.tensor.elements import HIGH_PRECISION
+from steelyard.tensor.storage import QuantizedTensorStorage
+
+
+@dataclass(eq=False)
+class Quantizer(ABC):
+    """Makes quantized tensors of one format.
+
+    A format of your own implements `quantize_impl`; `qgemm` too, if a compiled model is to multiply with it.
+    """
+
+    rowwise: bool = field(default=True, kw_only=True)
+    """Make the copy that is quantized along the last dim."""
+    columnwise: bool = field(default=True, kw_only=True)
+    """Make the copy that is quantized along the first dim."""
+    internal: bool = field(default=False, kw_only=True)
+    """Make storages instead of `torch.Tensor` subclasses: less work a call, no autograd."""
+    optimize_for_gemm: bool = field(default=False, kw_only=True)
+    """Store block scales in the order that GPU GEMMs read."""
+
+    @abstractmethod
+    def quantize_impl(self, tensor: torch.Tensor) -> QuantizedTensorStorage:
+        """Quantize a tensor that is quantizable, without autograd."""
+
+    @property
+    def row_scheme(self) -> Scheme:
+        """How the rowwise copy is quantized."""
+        return Scheme("custom", "tensor", "f32", custom=type(self).__name__)
+
+    @property
+    def col_scheme(self) -> Scheme:
+        """How the columnwise copy is quantized."""
+        return self.row_scheme
+
+    def schemes(self) -> tuple[Scheme | None, Scheme | None]:
+        """The rowwise and the columnwise scheme, None for a copy that is not made: what a recipe asks."""
+        return self.row_scheme if self.rowwise else None, self.col_scheme if self.columnwise else None
+
+    def scheme(self, usage: str) -> Scheme | None:
+        """The scheme of `rowwise` or `columnwise`, None if that copy is not made."""
+        if usage not in ("rowwise", "columnwise"):
+            raise RecipeError(f"usage must be rowwise or columnwise, got {usage!r}")
+        return self.schemes()[usage == "columnwise"]
+
+    def quantize(self, tensor: torch.Tensor, *, out=None, dtype: torch.dtype | None = None):
+        """A quantized tensor that presents `dtype` (by default the tensor's), or `out`, overwritten."""
+        if out is not None:
+            return self.update_quantized(tensor, out)
+        self._check_quantizable(tensor)
+        return self.quantize_impl(tensor.detach() if dtype is None else tensor.detach().to(dtype))
+
+    def __call__(self, tensor: torch.Tensor, **options):
+        return self.quantize(tensor, **options)
+
+    def update_quantized(self, src: torch.Tensor, dst: QuantizedTensorStorage, *, noop_flag=None):
+        """Quantize `src` into `dst`, unless the tensor `noop_flag` is not zero; returns `dst`."""
+        if is_noop(noop_flag):
+            return dst
+        self._check_quantizable(src)
+        vars(dst).update(vars(self.quantize_impl(src.detach())))
+        return dst
+
+    def make_empty(self, shape, *, dtype: torch.dtype = torch.float32, device=None, requires_grad: bool = False):
+        """A quantized tensor of a shape, to be filled by `update_quantized`."""
+        return self.quantize_impl(torch.zeros(shape, dtype=dtype, device=device))
+
+    def is_quantizable(self, tensor: torch.Tensor) -> bool:
+        """Whether `quantize` takes this tensor."""
+        return tensor.dtype in HIGH_PRECISION and tensor.dim() > 0
+
+    def set_usage(self, *, rowwise: bool | None = None, columnwise: bool | None = None) -> None:
+        """Say which copies are made from now on; None leaves that as it is."""
+        if rowwise is not None:
+            self.rowwise = rowwise
+        if columnwise is not None:
+            self.columnwise = columnwise
+
+    @property
+    def rowwise_usage(self) -> bool:
+        return self.rowwise
+
+    @property
+    def columnwise_usage(self) -> bool:
+        return self.columnwise
+
+    def get_usages(self) -> dict[str, bool]:
+        """Which copies are made."""
+        return {"rowwise": self.rowwise, "columnwise": self.columnwise}
+
+    def copy(self) -> "Quantizer":
+        """A quantizer whose options can change without changing this one; tensors of its state are shared."""
+        new = object.__new__(type(self))
+        vars(new).update(vars(self))
+        return new
+
+    def _options(self) -> dict[str, Any]:
+        """What makes two quantizers of a class equal, and what is serialized."""
+        return dict(vars(self))
+
+    def __eq__(self, other) -> bool:
+        return type(self) is type(other) and self._options() == other._options()
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+    def __reduce__(self):
+        return rebuild_quantizer, (type(self), self._options())
+
+    def _check_quantizable(self, tensor: torch.Tensor) -> None:
+        if not (self.rowwise or self.columnwise):
+            raise RecipeError(f"{type(self).__name__} must make a copy, got no usage; call set_usage first")
+        if not self.is_quantizable(tensor):
+            raise RecipeError(
+                f"{type(self).__name__} takes float32, bfloat16 or float16 tensors with at least one dim, "
+                f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
+            )
+
+
+def rebuild_quantizer(quantizer_class: type[Quantizer], options: dict[str, Any]) -> Quantizer:
+    """The quantizer that was pickled."""
+    if not (isinstance(quantizer_class, type) and issubclass(quantizer_class, Quantizer)):
+        raise RecipeError(f"a pickled quantizer must be of a Quantizer class, got {quantizer_class!r}")
+    new = object.__new__(quantizer_class)
+    vars(new).update(options)
+    return new
+
+
+def is_noop(noop_flag: torch.Tensor | None) -> bool:
+    """Whether an update is to be skipped."""
+    return noop_flag is not None and bool(noop_flag.item() != 0)

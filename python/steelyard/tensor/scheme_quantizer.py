@@ -1,0 +1,135 @@
+"""The quantizer of every built-in format: schemes say what to do, kernels do it."""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed
+
+from steelyard.errors import RecipeError
+from steelyard.quantized_copy import QuantizedCopy
+from steelyard.schemes import Scheme
+from steelyard.tensor import kernels
+from steelyard.tensor.autograd import QuantizeFunction
+from steelyard.tensor.elements import matrix_shape
+from steelyard.tensor.quantizer import Quantizer, is_noop
+from steelyard.tensor.scheme_storage import SchemeStorage
+
+Copies = tuple[QuantizedCopy | None, QuantizedCopy | None]
+
+
+@dataclass(eq=False)
+class SchemeQuantizer(Quantizer):
+    """A quantizer of built-in schemes; a family says which, and what its kernels need beside the data."""
+
+    STORAGE: ClassVar[type[SchemeStorage]]
+    TENSOR: ClassVar[type]
+
+    transposed: bool = field(default=False, kw_only=True)
+    """The quantizer of a transposed tensor: the copies have changed places, and the columnwise one has its values."""
+    amax_reduction_group: Any = field(default=None, kw_only=True)
+    """Process group over which tensor amaxes are max-reduced, so that shards of one tensor share a scale."""
+
+    def _make_scheme(self, columnwise: bool) -> Scheme:
+        """The scheme of one usage of a tensor that is not transposed."""
+        raise NotImplementedError
+
+    @property
+    def row_scheme(self) -> Scheme:
+        return self._make_scheme(columnwise=self.transposed)
+
+    @property
+    def col_scheme(self) -> Scheme:
+        return self._make_scheme(columnwise=not self.transposed)
+
+    def of_transpose(self) -> "SchemeQuantizer":
+        """The quantizer of the transpose of a tensor."""
+        new = self.copy()
+        new.transposed = not self.transposed
+        return new
+
+    def quantize(self, tensor: torch.Tensor, *, out=None, dtype: torch.dtype | None = None):
+        if out is not None:
+            return self.update_quantized(tensor, out)
+        self._check_quantizable(tensor)
+        if tensor.requires_grad and torch.is_grad_enabled() and not self.internal:
+            return QuantizeFunction.apply(tensor, self, dtype)
+        return self.quantize_impl(tensor.detach(), dtype)
+
+    def quantize_impl(self, tensor: torch.Tensor, dtype: torch.dtype | None = None):
+        copies = self.encode(tensor, *self.schemes())
+        self.observe(copies)
+        return self.assemble(copies, tensor.shape, dtype or tensor.dtype)
+
+    def update_quantized(self, src: torch.Tensor, dst: SchemeStorage, *, noop_flag: torch.Tensor | None = None):
+        """Quantize `src` into the copies that `dst` has, unless the tensor `noop_flag` is not zero."""
+        if is_noop(noop_flag):
+            return dst
+        theirs = dst._quantizer
+        if (self.row_scheme, self.col_scheme) != (theirs.row_scheme, theirs.col_scheme):
+            raise RecipeError(f"dst must have been made by a quantizer like {self}, got one made by {theirs}")
+        self.write(src, dst)
+        return dst
+
+    def write(self, src: torch.Tensor, dst: SchemeStorage) -> None:
+        """Quantize `src` into the memory of the copies that `dst` has."""
+        self._check_quantizable(src)
+        if src.shape != dst.shape:
+            raise RecipeError(f"src must have the shape of dst, {tuple(dst.shape)}, got {tuple(src.shape)}")
+        usages = dst.get_usages()
+        wanted = self.row_scheme if usages["rowwise"] else None, self.col_scheme if usages["columnwise"] else None
+        copies = self.encode(src.detach(), *wanted)
+        self.observe(copies)
+        with torch.no_grad():
+            for copy in copies:
+                if copy is not None:
+                    copy.scales = kernels.swizzle(copy) if dst._with_gemm_swizzled_scales else copy.scales
+                    dst._write_copy(copy)
+
+    def make_empty(self, shape, *, dtype: torch.dtype = torch.float32, device=None, requires_grad: bool = False):
+        # Encoding zeros gives every part its shape, and values that decode to zero.
+        copies = self.encode(torch.zeros(shape, dtype=dtype, device=device), *self.schemes())
+        made = self.assemble(copies, shape, dtype)
+        return made.requires_grad_() if requires_grad else made
+
+    def assemble(self, copies: Copies, shape, dtype: torch.dtype):
+        """A storage or a tensor of copies."""
+        swizzled = self.optimize_for_gemm and self.row_scheme.family != "tensor"
+        for copy in copies:
+            if swizzled and copy is not None:
+                copy.scales = kernels.swizzle(copy)
+        storage = self.STORAGE._from_copies(copies, shape, dtype, self.copy(), swizzled=swizzled)
+        return storage if self.internal else self.TENSOR._wrap(storage)
+
+    def encode(self, tensor: torch.Tensor, row: Scheme | None, col: Scheme | None) -> Copies:
+        """The copies of a tensor by these schemes; nothing is remembered."""
+        dense = tensor._decode(tensor.dtype) if isinstance(tensor, SchemeStorage) else tensor
+        matrix = dense.reshape(matrix_shape(dense.shape))
+        return kernels.quantize(matrix, row, col, **self._operands(matrix, row, col))
+
+    def observe(self, copies: Copies) -> None:
+        """Remember what delayed scaling needs to know of a quantize."""
+
+    def _operands(self, matrix: torch.Tensor, row: Scheme | None, col: Scheme | None) -> dict[str, Any]:
+        """What the schemes need beside the data."""
+        return {}
+
+    def _reduced_amaxes(self, matrix: torch.Tensor, row: Scheme | None, col: Scheme | None) -> dict[str, Any]:
+        """The amaxes of the copies, reduced over the group, if there is one."""
+        if self.amax_reduction_group is None:
+            return {}
+        amaxes = []
+        for scheme in (row, col):
+            if scheme is None or scheme.second_level == "row":
+                amaxes.append(None)
+                continue
+            amax = kernels.amax(matrix.T if scheme is row and scheme.rht else matrix, rht=scheme.rht)
+            # The bits of numbers that are not negative sort as the numbers do, with NaN above all.
+            bits = amax.view(torch.int32)
+            torch.distributed.all_reduce(bits, torch.distributed.ReduceOp.MAX, group=self.amax_reduction_group)
+            amaxes.append(amax)
+        return {"amax": tuple(amaxes)}
+
+    def _options(self) -> dict[str, Any]:
+        # A process group belongs to its process.
+        return {**vars(self), "amax_reduction_group": None}

@@ -1,0 +1,245 @@
+"""The storage of every built-in format: one or two quantized copies, kept under the field names that users know."""
+
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from steelyard.errors import RecipeError
+from steelyard.quantized_copy import QuantizedCopy
+from steelyard.runtime.cpu.arguments import amax_shape, codes_shape, scales_shape, stored_shape
+from steelyard.schemes import Scheme
+from steelyard.tensor import kernels, swizzles
+from steelyard.tensor.elements import HIGH_PRECISION, matrix_shape
+from steelyard.tensor.quantizer import is_noop
+from steelyard.tensor.storage import QuantizedTensorStorage
+
+# Kernels check that a per-tensor copy has its amax, but decode without reading it.
+_UNREAD_AMAX = torch.zeros(())
+
+
+class CopyFields(NamedTuple):
+    """The attributes that hold one copy."""
+
+    codes: str
+    scales: str
+    amax: str | None = None
+
+
+class SchemeStorage(QuantizedTensorStorage):
+    """Codes, scales and amaxes of one or two copies, as the schemes of the quantizer describe them.
+
+    Rowwise codes have the shape of the tensor (FP4: half of the last dim), and so have columnwise ones of MXFP8; other
+    columnwise codes are the transpose of the matrix. Scales have the compact shapes of their matrix.
+    """
+
+    ROWWISE: ClassVar[CopyFields]
+    COLUMNWISE: ClassVar[CopyFields]
+    ARGUMENTS: ClassVar[dict[str, str]]
+    """Constructor keyword -> attribute, for each tensor."""
+
+    _with_gemm_swizzled_scales = False
+    _root = None
+    """The tensor whose memory this one is a view of; writes go through it."""
+
+    def __init_subclass__(cls, **options):
+        super().__init_subclass__(**options)
+        if "ARGUMENTS" in vars(cls):
+            cls.PARTS = tuple(cls.ARGUMENTS.values())
+
+    def _initialize(self, shape, dtype, quantizer, parts: dict[str, torch.Tensor | None], swizzled: bool = False):
+        """Adopt the tensors a user gave, after checking that they belong together."""
+        given = {self.ARGUMENTS[name]: tensor for name, tensor in parts.items()}
+        if dtype not in HIGH_PRECISION:
+            raise RecipeError(f"dtype must be float32, bfloat16 or float16, got {dtype}")
+        for name in self.PARTS:
+            tensor = given.get(name)
+            setattr(self, name, None if tensor is None else tensor.detach())
+        self._shape, self._dtype, self._quantizer = torch.Size(shape), dtype, quantizer
+        self._with_gemm_swizzled_scales = swizzled
+        copies = [self._raw_copy(columnwise) for columnwise in (False, True)]
+        if not any(copies):
+            raise RecipeError(f"{type(self).__name__} needs the codes and scales of at least one copy, got none")
+        for copy in copies:
+            if copy is not None:
+                self._check(copy)
+                self._set_copy(copy)
+        self._device = next(getattr(self, name).device for name in self.PARTS if getattr(self, name) is not None)
+
+    @classmethod
+    def _from_copies(cls, copies, shape, dtype, quantizer, *, swizzled: bool = False) -> "SchemeStorage":
+        """A storage of copies that are known to be right."""
+        storage = cls.__new__(cls)
+        storage.clear()
+        storage._shape, storage._dtype, storage._quantizer = torch.Size(shape), dtype, quantizer
+        storage._with_gemm_swizzled_scales = swizzled
+        for copy in copies:
+            if copy is not None:
+                storage._set_copy(copy)
+                storage._device = copy.codes.device
+        return storage
+
+    @property
+    def shape(self) -> torch.Size:
+        return self._shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def size(self, dim: int | None = None):
+        return self._shape if dim is None else self._shape[dim]
+
+    def dim(self) -> int:
+        return len(self._shape)
+
+    def numel(self) -> int:
+        return self._shape.numel()
+
+    def __repr__(self) -> str:
+        usages = " and ".join(name for name, exists in self.get_usages().items() if exists) or "no"
+        return f"{type(self).__name__}({self.dequantize() if usages != 'no' else '...'}, {usages} copies)"
+
+    def get_usages(self) -> dict[str, bool]:
+        return {"rowwise": self._has(False), "columnwise": self._has(True)}
+
+    def update_usage(self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None) -> None:
+        wanted = {False: rowwise_usage, True: columnwise_usage}
+        for columnwise in (False, True):
+            if wanted[columnwise] and not self._has(columnwise):
+                self._set_copy(self._derive(columnwise))
+        for columnwise in (False, True):
+            if wanted[columnwise] is False:
+                self._drop(columnwise)
+
+    def dequantize(self, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The values in `dtype`, by default the one presented; from the rowwise copy if there is one."""
+        return self._decode(self._dtype if dtype is None else dtype)
+
+    def quantize_(self, tensor: torch.Tensor, *, noop_flag: torch.Tensor | None = None) -> "SchemeStorage":
+        """Overwrite the values with those of `tensor`."""
+        if not is_noop(noop_flag):
+            self._quantizer.write(tensor, self)
+        return self
+
+    def get_metadata(self) -> dict[str, Any]:
+        tensors = {argument: getattr(self, name) for argument, name in self.ARGUMENTS.items()}
+        return {"shape": self._shape, "dtype": self._dtype, "quantizer": self._quantizer, **tensors, **self._traits()}
+
+    def _traits(self) -> dict[str, Any]:
+        """Constructor keywords beyond the tensors, shape, dtype and quantizer."""
+        return {}
+
+    def _fields(self, columnwise: bool) -> CopyFields:
+        return self.COLUMNWISE if columnwise else self.ROWWISE
+
+    def _scheme(self, columnwise: bool) -> Scheme:
+        return self._quantizer.col_scheme if columnwise else self._quantizer.row_scheme
+
+    def _has(self, columnwise: bool) -> bool:
+        return getattr(self, self._fields(columnwise).codes) is not None
+
+    def _raw_copy(self, columnwise: bool) -> QuantizedCopy | None:
+        """A copy whose parts alias the fields, in whatever strides and scale order they have."""
+        codes, scales, amax = self._fields(columnwise)
+        if getattr(self, codes) is None:
+            return None
+        scheme, shape = self._scheme(columnwise), matrix_shape(self._shape)
+        stored = codes_shape(scheme, stored_shape(scheme, shape, columnwise))
+        field = getattr(self, codes)
+        if field.numel() != stored[0] * stored[1]:
+            raise RecipeError(
+                f"{codes} of a tensor of shape {tuple(self._shape)} must hold {stored[0]}x{stored[1]} codes, "
+                f"got shape {tuple(field.shape)}"
+            )
+        amax_value = _UNREAD_AMAX if scheme.family == "tensor" else getattr(self, amax) if amax else None
+        return QuantizedCopy(field.reshape(stored), getattr(self, scales), amax_value, scheme, shape, columnwise)
+
+    def _copy(self, columnwise: bool) -> QuantizedCopy | None:
+        """A copy as kernels read it: contiguous, scales compact."""
+        copy = self._raw_copy(columnwise)
+        if copy is None:
+            return None
+        if copy.codes.numel() and copy.codes.untyped_storage().nbytes() == 0:
+            raise RecipeError(
+                f"the codes of a {type(self).__name__} must be in memory, got freed ones; gather it first"
+            )
+        if self._with_gemm_swizzled_scales:
+            copy.scales = swizzles.unswizzle(copy)
+        copy.codes, copy.scales = copy.codes.contiguous(), copy.scales.contiguous()
+        copy.amax = None if copy.amax is None else copy.amax.contiguous()
+        return copy
+
+    def _set_copy(self, copy: QuantizedCopy) -> None:
+        """Keep a copy's parts in their fields; the codes get the rank that users see."""
+        codes, scales, amax = self._fields(copy.columnwise)
+        transposed = copy.is_stored_transposed
+        shape = copy.codes.shape if transposed else (*self._shape[:-1], copy.codes.shape[-1])
+        setattr(self, codes, copy.codes.reshape(shape))
+        setattr(self, scales, copy.scales)
+        if amax is not None:
+            setattr(self, amax, copy.amax)
+
+    def _write_copy(self, copy: QuantizedCopy) -> None:
+        """Overwrite the memory of a copy that exists, so that every alias of it sees the new values."""
+        codes, scales, amax = self._fields(copy.columnwise)
+        field = getattr(self, codes)
+        field.copy_(copy.codes.reshape(field.shape))
+        getattr(self, scales).copy_(copy.scales)
+        if amax is not None:
+            getattr(self, amax).copy_(copy.amax)
+
+    def _drop(self, columnwise: bool) -> None:
+        kept = self._fields(not columnwise) if self._has(not columnwise) else ()
+        for name in self._fields(columnwise):
+            if name is not None and name not in kept:
+                setattr(self, name, None)
+
+    def _derive(self, columnwise: bool) -> QuantizedCopy:
+        """The copy of one usage from the codes of the other."""
+        source = self._copy(not columnwise)
+        usage = "columnwise" if columnwise else "rowwise"
+        if source is None or not source.scheme.is_transposable or self._scheme(columnwise) != source.scheme:
+            found = "no copy at all" if source is None else f"block {source.scheme.block}"
+            raise RecipeError(
+                f"the {usage} copy must follow from the codes of the other one: one scale a tensor or square tiles, "
+                f"got {found}; quantize it from the source with {usage}=True"
+            )
+        derived = kernels.transpose(source)
+        if self._with_gemm_swizzled_scales:
+            derived.scales = kernels.swizzle(derived)
+        return derived
+
+    def _decode_order(self) -> list[bool]:
+        """The usages that exist; the copy of the first one holds the values."""
+        first = self._quantizer.transposed
+        return [columnwise for columnwise in (first, not first) if self._has(columnwise)]
+
+    def _decode(self, dtype: torch.dtype) -> torch.Tensor:
+        usages = self._decode_order()
+        if not usages:
+            raise RecipeError(f"{type(self).__name__} must have a copy to decode, got none; it was cleared")
+        copy = self._copy(usages[0])
+        kernel_dtype = dtype if dtype in HIGH_PRECISION else torch.float32
+        return kernels.dequantize(copy, kernel_dtype).reshape(self._shape).to(dtype)
+
+    def _check(self, copy: QuantizedCopy) -> None:
+        """Refuse parts that kernels cannot read."""
+        codes, scales, amax = self._fields(copy.columnwise)
+        scheme, stored = copy.scheme, copy.stored_shape
+        _check_part(codes, copy.codes, torch.uint8, codes_shape(scheme, stored))
+        compact = scales_shape(scheme, stored, copy.columnwise)
+        scale_dtype = torch.float32 if scheme.scale == "f32" else torch.uint8
+        expected = swizzles.swizzled_shape(copy, compact) if self._with_gemm_swizzled_scales else compact
+        _check_part(scales, copy.scales, scale_dtype, expected)
+        if amax is not None:
+            _check_part(amax, copy.amax, torch.float32, amax_shape(scheme, stored))
+
+
+def _check_part(name: str, tensor: torch.Tensor | None, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    found = "None" if tensor is None else f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+    if tensor is None or tensor.dtype != dtype or tuple(tensor.shape) != tuple(shape):
+        raise RecipeError(f"{name} must be {dtype} of shape {tuple(shape)}, got {found}")

@@ -1,0 +1,94 @@
+"""What every quantized tensor has, whatever its format, and how it is saved for backward."""
+
+import copy
+from typing import Any, ClassVar
+
+import torch
+
+from steelyard.errors import RecipeError
+
+
+class QuantizedTensorStorage:
+    """The parts of a quantized tensor, without being a `torch.Tensor`.
+
+    A format lists the attributes that hold its tensors in `PARTS` and implements `dequantize`.
+    """
+
+    PARTS: ClassVar[tuple[str, ...]] = ()
+
+    def dequantize(self, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The values in high precision."""
+        raise NotImplementedError(f"{type(self).__name__} must implement dequantize")
+
+    def get_metadata(self) -> dict[str, Any]:
+        """The keyword arguments that make this object again."""
+        return dict(vars(self))
+
+    def prepare_for_saving(self) -> tuple[list[torch.Tensor | None], "QuantizedTensorStorage"]:
+        """The tensors, for `save_for_backward`, and an object without them that `restore_from_saved` fills."""
+        skeleton = self._shallow_copy()
+        skeleton.clear()
+        return [getattr(self, name) for name in self.PARTS], skeleton
+
+    def restore_from_saved(self, tensors) -> list[torch.Tensor | None]:
+        """Take this object's tensors from the front of a list; returns the rest."""
+        tensors = list(tensors)
+        if len(tensors) < len(self.PARTS):
+            raise RecipeError(
+                f"{type(self).__name__} needs {len(self.PARTS)} saved tensors, got {len(tensors)}; "
+                "pass what prepare_for_saving returned"
+            )
+        for name, tensor in zip(self.PARTS, tensors, strict=False):
+            setattr(self, name, tensor)
+        return tensors[len(self.PARTS) :]
+
+    def clear(self) -> None:
+        """Let go of every tensor."""
+        for name in self.PARTS:
+            setattr(self, name, None)
+
+    def get_usages(self) -> dict[str, bool]:
+        """Which copies exist."""
+        return {"rowwise": True, "columnwise": False}
+
+    def update_usage(self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None) -> None:
+        """Drop copies that are not wanted, make those that are; None leaves a copy as it is."""
+        for name, wanted in (("rowwise", rowwise_usage), ("columnwise", columnwise_usage)):
+            if wanted is not None and wanted != self.get_usages()[name]:
+                raise RecipeError(f"{type(self).__name__} must implement update_usage to change its {name} copy")
+
+    def _shallow_copy(self) -> "QuantizedTensorStorage":
+        return copy.copy(self)
+
+
+class SavedObjects(list):
+    """What `prepare_for_saving` leaves beside the tensors; a type of its own, so that either order restores."""
+
+
+def prepare_for_saving(*tensors) -> tuple[list[torch.Tensor | None], SavedObjects]:
+    """Plain tensors for `save_for_backward`, and the objects that make quantized storages of them again."""
+    saved, objects = [], SavedObjects()
+    for tensor in tensors:
+        if tensor is None or isinstance(tensor, torch.Tensor):
+            saved.append(tensor)
+            objects.append(None)
+            continue
+        parts, skeleton = tensor.prepare_for_saving()
+        saved.extend(parts)
+        objects.append(skeleton)
+    return saved, objects
+
+
+def restore_from_saved(saved, objects) -> list:
+    """What `prepare_for_saving` was given, from the pair that it returned, in either order."""
+    if isinstance(saved, SavedObjects):
+        saved, objects = objects, saved
+    saved, restored = list(saved), []
+    for skeleton in objects:
+        if skeleton is None:
+            restored.append(saved.pop(0))
+            continue
+        filled = skeleton._shallow_copy()
+        saved = filled.restore_from_saved(saved)
+        restored.append(filled)
+    return restored

@@ -1,0 +1,37 @@
+"""Back from the order of scales that GPU GEMMs read."""
+
+import torch
+
+from steelyard.quantized_copy import QuantizedCopy, round_up
+from steelyard.runtime.cpu.arguments import scales_shape
+
+
+def swizzled_shape(copy: QuantizedCopy, compact: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of the swizzled scales of a copy, from the compact shape."""
+    if copy.scheme.family == "tensor":
+        return compact
+    rows, columns = compact
+    if copy.scheme.block == "1x128":
+        return columns, round_up(rows, 4)
+    if copy.scheme.block == "128x128":
+        return rows, round_up(columns, 4)
+    if copy.scheme.family == "mx" and copy.columnwise:
+        rows, columns = columns, rows
+    return round_up(rows, 128), round_up(columns, 4)
+
+
+def unswizzle(copy: QuantizedCopy) -> torch.Tensor:
+    """The compact scales of a copy whose scales are swizzled."""
+    rows, columns = scales_shape(copy.scheme, copy.stored_shape, copy.columnwise) or (0, 0)
+    if copy.scheme.family == "tensor":
+        return copy.scales
+    if copy.scheme.block == "1x128":
+        return copy.scales[:, :rows].T
+    if copy.scheme.block == "128x128":
+        return copy.scales[:, :columns]
+    padded_rows, padded_columns = copy.scales.shape
+    tiles = copy.scales.reshape(padded_rows // 128, padded_columns // 4, 32, 4, 4)
+    scales = tiles.permute(0, 3, 2, 1, 4).reshape(padded_rows, padded_columns)
+    if copy.scheme.family == "mx" and copy.columnwise:
+        return scales[:columns, :rows].T
+    return scales[:rows, :columns]

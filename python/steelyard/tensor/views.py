@@ -1,0 +1,130 @@
+"""Views of quantized tensors whose codes stay codes.
+
+A view is read from the sizes and strides it would have on a contiguous tensor, whatever operation made it: a box of
+rows and columns of the matrix, its transpose, or all elements under another last dim.
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from steelyard.quantized_copy import QuantizedCopy
+
+_SWAPPED_BLOCKS = {"1x32": "32x1", "32x1": "1x32"}
+
+
+class Box(NamedTuple):
+    """Rows and columns of a matrix, half open, perhaps transposed."""
+
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+    transposed: bool
+
+
+def read_box(view: torch.Tensor, matrix: tuple[int, int]) -> Box | None:
+    """The box of a contiguous (M, N) matrix that a view shows; None if it shows something else."""
+    if view.dim() == 0:
+        return None
+    if view.numel() == 0:
+        return _empty_box(view, matrix)
+    row, column = divmod(view.storage_offset(), matrix[1])
+    sizes, strides = view.shape, view.stride()
+    if _is_dense_rows(sizes, strides, matrix[1]) and column + sizes[-1] <= matrix[1]:
+        return Box((row, row + sizes[:-1].numel()), (column, column + sizes[-1]), False)
+    if _is_transpose(sizes, strides, matrix[1]) and column + sizes[0] <= matrix[1]:
+        return Box((row, row + sizes[1]), (column, column + sizes[0]), True)
+    return None
+
+
+def _empty_box(view: torch.Tensor, matrix: tuple[int, int]) -> Box | None:
+    rows, columns = view.shape[:-1].numel(), view.shape[-1]
+    if rows > matrix[0] or columns > matrix[1]:
+        return None
+    return Box((0, rows), (0, columns), False)
+
+
+def _is_dense_rows(sizes, strides, columns: int) -> bool:
+    """The last dim runs along a row, the others together run down the rows."""
+    if sizes[-1] > 1 and strides[-1] != 1:
+        return False
+    step = columns
+    for size, stride in zip(reversed(sizes[:-1]), reversed(strides[:-1]), strict=True):
+        if size > 1 and stride != step:
+            return False
+        step *= size
+    return True
+
+
+def _is_transpose(sizes, strides, columns: int) -> bool:
+    return len(sizes) == 2 and (sizes[0] == 1 or strides[0] == 1) and (sizes[1] == 1 or strides[1] == columns)
+
+
+def view_copy(copy: QuantizedCopy, box: Box) -> QuantizedCopy | None:
+    """The copy of a box that shares this copy's memory; None where the box cuts through a block."""
+    narrowed = _narrow(copy, box)
+    return _swap(narrowed) if narrowed is not None and box.transposed else narrowed
+
+
+def _narrow(copy: QuantizedCopy, box: Box) -> QuantizedCopy | None:
+    rows, columns = (box.columns, box.rows) if copy.is_stored_transposed else (box.rows, box.columns)
+    shape = box.rows[1] - box.rows[0], box.columns[1] - box.columns[0]
+    if (rows, columns) == tuple((0, size) for size in copy.stored_shape):
+        return copy
+    block = copy.scheme.block_shape or (1, 1)
+    stored = copy.shape[::-1] if copy.is_stored_transposed else copy.shape
+    if not all(map(_is_whole_blocks, (rows, columns), block, stored)):
+        return None
+    if copy.scheme.rht:
+        columns = columns[0], -(-columns[1] // 16) * 16
+    packed = 2 if copy.scheme.element == "f4E2M1FN" else 1
+    codes = copy.codes[_slice(rows), _slice(columns, packed)]
+    scales, amax = copy.scales, copy.amax
+    if copy.scheme.family != "tensor":
+        per_row, per_column = _scale_extent(copy)
+        scales = scales[_slice(rows, per_row), _slice(columns, per_column)]
+    if copy.scheme.second_level == "row":
+        amax = amax[_slice(rows)]
+    return replace(copy, codes=codes, scales=scales, amax=amax, shape=shape)
+
+
+def _is_whole_blocks(span: tuple[int, int], block: int, size: int) -> bool:
+    start, stop = span
+    return start % block == 0 and (stop % block == 0 or stop == size)
+
+
+def _slice(span: tuple[int, int], step: int = 1) -> slice:
+    return slice(span[0] // step, -(-span[1] // step))
+
+
+def _scale_extent(copy: QuantizedCopy) -> tuple[int, int]:
+    """Elements that one stored scale stands for: MX and NVFP4 tiles repeat theirs along one dim."""
+    rows, columns = copy.scheme.block_shape
+    if copy.scheme.block == "32x32":
+        return (32, 1) if copy.columnwise else (1, 32)
+    return (1, columns) if copy.scheme.block == "16x16" else (rows, columns)
+
+
+def _swap(copy: QuantizedCopy) -> QuantizedCopy:
+    """A copy of a matrix read as the other usage of its transpose: the same bytes."""
+    swapped = replace(copy, shape=copy.shape[::-1], columnwise=not copy.columnwise)
+    if copy.scheme.family != "mx":
+        return swapped
+    scheme = replace(copy.scheme, block=_SWAPPED_BLOCKS.get(copy.scheme.block, copy.scheme.block))
+    return replace(swapped, codes=copy.codes.T, scales=copy.scales.T, scheme=scheme)
+
+
+def reflow_copy(copy: QuantizedCopy, shape: tuple[int, int]) -> QuantizedCopy | None:
+    """The copy of the same elements as a matrix with other rows; None where rows cut through blocks."""
+    scheme = copy.scheme
+    if copy.columnwise or not (copy.codes.is_contiguous() and copy.scales.is_contiguous()):
+        return None
+    if scheme.family == "tensor":
+        return replace(copy, codes=copy.codes.view(shape), shape=shape)
+    block_rows, width = scheme.block_shape
+    whole = copy.shape[1] % width == 0 and shape[1] % width == 0
+    if block_rows != 1 or not whole or scheme.second_level == "row" or scheme.rht:
+        return None
+    packed = 2 if scheme.element == "f4E2M1FN" else 1
+    scales = copy.scales.view(shape[0], shape[1] // width)
+    return replace(copy, codes=copy.codes.view(shape[0], shape[1] // packed), scales=scales, shape=shape)
