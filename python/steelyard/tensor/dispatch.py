@@ -67,9 +67,9 @@ def _write(tensor, dense: torch.Tensor) -> None:
 
 def _view(func, tensor, *args, **kwargs):
     """A view with codes where the scheme allows; otherwise the view of a decoded copy."""
-    layout = tensor._layout()
-    on_contiguous = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-    actual, canonical = func(layout, *args, **kwargs), func(on_contiguous, *args, **kwargs)
+    canonical = actual = func(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), *args, **kwargs)
+    if not tensor.is_contiguous() or tensor.storage_offset():
+        actual = func(tensor._layout(), *args, **kwargs)
     if not isinstance(actual, torch.Tensor):
         pieces = [_quantized_view(tensor, *pair) for pair in zip(canonical, actual, strict=True)]
     else:

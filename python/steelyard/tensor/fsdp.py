@@ -62,9 +62,7 @@ def _check_shard(tensor, world_size: int, outer_size) -> None:
     """Refuse shards that do not put together the blocks of the whole."""
     rows = matrix_shape(tensor.shape)[0]
     if tensor._with_gemm_swizzled_scales:
-        raise RecipeError(
-            "a parameter to shard must have compact scales, got swizzled ones; set optimize_for_gemm=False"
-        )
+        raise RecipeError("a parameter to shard must have compact scales, got swizzled ones; unset optimize_for_gemm")
     multiple = 1
     for columnwise in _gathered_usages(tensor):
         scheme = tensor._scheme(columnwise)
@@ -107,7 +105,7 @@ def _shared(values: torch.Tensor, name: str) -> torch.Tensor:
     bits = values.view(torch.int32)
     if not bool((bits == bits[0]).all()):
         raise RecipeError(
-            f"the shards of a parameter must have one {name}, got {values.tolist()}; quantize the parameter before it is "
-            "sharded, and write to the shards only after the first forward"
+            f"the shards of a parameter must have one {name}, got {values.tolist()}; quantize the parameter before "
+            "it is sharded, and write to the shards only after the first forward"
         )
     return values[0]

@@ -11,12 +11,15 @@ from steelyard.schemes import Scheme
 from steelyard.tensor.elements import HIGH_PRECISION
 from steelyard.tensor.storage import QuantizedTensorStorage
 
+GEMM_USAGES = {"fprop": (False, False), "dgrad": (False, True), "wgrad": (True, True)}
+"""Whether each operand of a GEMM is read columnwise."""
+
 
 @dataclass(eq=False)
 class Quantizer(ABC):
     """Makes quantized tensors of one format.
 
-    A format of your own implements `quantize_impl`; `qgemm` too, if a compiled model is to multiply with it.
+    A format of your own implements `quantize_impl`, and `qgemm` where decoded operands are not what it multiplies.
     """
 
     rowwise: bool = field(default=True, kw_only=True)
@@ -74,6 +77,27 @@ class Quantizer(ABC):
         """A quantized tensor of a shape, to be filled by `update_quantized`."""
         return self.quantize_impl(torch.zeros(shape, dtype=dtype, device=device))
 
+    def qgemm(
+        self,
+        a: QuantizedTensorStorage,
+        b: QuantizedTensorStorage,
+        *,
+        kind: str = "fprop",
+        bias: torch.Tensor | None = None,
+        accumulate: torch.Tensor | None = None,
+        out_dtype: torch.dtype = torch.float32,
+    ) -> torch.Tensor:
+        """The product of two quantized matrices, by default of their decoded values.
+
+        `fprop` is x w^T of (x, w), `dgrad` is dy w of (dy, w), `wgrad` is dy^T x of (dy, x).
+        """
+        check_kind(kind)
+        left, right = (operand.dequantize(dtype=torch.float32).flatten(0, -2) for operand in (a, b))
+        product = (left.T if kind == "wgrad" else left) @ (right.T if kind == "fprop" else right)
+        for addend in (bias, accumulate):
+            product = product if addend is None else product + addend.float()
+        return product.to(out_dtype)
+
     def is_quantizable(self, tensor: torch.Tensor) -> bool:
         """Whether `quantize` takes this tensor."""
         return tensor.dtype in HIGH_PRECISION and tensor.dim() > 0
@@ -124,6 +148,12 @@ class Quantizer(ABC):
                 f"{type(self).__name__} takes float32, bfloat16 or float16 tensors with at least one dim, "
                 f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
             )
+
+
+def check_kind(kind: str) -> None:
+    """Refuse what is not one of the three GEMMs of a linear layer."""
+    if kind not in GEMM_USAGES:
+        raise RecipeError(f"kind must be one of {', '.join(GEMM_USAGES)}, got {kind!r}")
 
 
 def rebuild_quantizer(quantizer_class: type[Quantizer], options: dict[str, Any]) -> Quantizer:

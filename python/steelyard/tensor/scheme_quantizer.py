@@ -12,7 +12,7 @@ from steelyard.schemes import Scheme
 from steelyard.tensor import kernels
 from steelyard.tensor.autograd import QuantizeFunction
 from steelyard.tensor.elements import matrix_shape
-from steelyard.tensor.quantizer import Quantizer, is_noop
+from steelyard.tensor.quantizer import GEMM_USAGES, Quantizer, check_kind, is_noop
 from steelyard.tensor.scheme_storage import SchemeStorage
 
 Copies = tuple[QuantizedCopy | None, QuantizedCopy | None]
@@ -100,6 +100,16 @@ class SchemeQuantizer(Quantizer):
                 copy.scales = kernels.swizzle(copy)
         storage = self.STORAGE._from_copies(copies, shape, dtype, self.copy(), swizzled=swizzled)
         return storage if self.internal else self.TENSOR._wrap(storage)
+
+    def qgemm(self, a, b, *, kind: str = "fprop", bias=None, accumulate=None, out_dtype=torch.float32) -> torch.Tensor:
+        check_kind(kind)
+        copies = []
+        for operand, columnwise in zip((a, b), GEMM_USAGES[kind], strict=True):
+            if not operand._has(columnwise):
+                usage = "columnwise" if columnwise else "rowwise"
+                raise RecipeError(f"{kind} needs the {usage} copy of an operand, got {operand.get_usages()}")
+            copies.append(operand._copy(columnwise))
+        return kernels.qgemm(*copies, bias=bias, accumulate=accumulate, out_dtype=out_dtype)
 
     def encode(self, tensor: torch.Tensor, row: Scheme | None, col: Scheme | None) -> Copies:
         """The copies of a tensor by these schemes; nothing is remembered."""
