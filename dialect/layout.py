@@ -8,7 +8,16 @@ from torch_mlir import ir
 from torch_mlir.dialects import ext
 
 from steelyard.dialect.base import ScaledOp, attribute_of, build, require
-from steelyard.dialect.types import ScaledInfo, Shape, TensorInfo, TensorType, float_info, format_shape, scaled_info, shapes_agree
+from steelyard.dialect.types import (
+    ScaledInfo,
+    Shape,
+    TensorInfo,
+    TensorType,
+    float_info,
+    format_shape,
+    scaled_info,
+    shapes_agree,
+)
 
 SIZE_TYPES = ("index", "!torch.int")
 
@@ -27,7 +36,8 @@ class PadOp(ScaledOp, name="pad", traits=[ext.Pure]):
     multiples: Any
 
     def check(self) -> None:
-        source, result = _either_info(self.source, "pad_c1", "source"), _either_info(self.result, "pad_c1", "result")
+        source = _either_info(self.source, "pad_c1", "source")
+        result = _either_info(self.result, "pad_c1", "result")
         _require_alike(source, result, "pad_c1")
         multiples = list(attribute_of(self, "multiples", ir.DenseI64ArrayAttr))
         _require_multiples(multiples, source.shape)
@@ -71,17 +81,17 @@ class UnpadOp(ScaledOp, name="unpad", traits=[ext.Pure]):
     result: ext.Result[Any]
 
     def check(self) -> None:
-        source, result = _either_info(self.source, "unpad_c1", "source"), _either_info(self.result, "unpad_c1", "result")
+        source = _either_info(self.source, "unpad_c1", "source")
+        result = _either_info(self.result, "unpad_c1", "result")
         _require_alike(source, result, "unpad_c1")
-        require(
-            len(source.shape) == len(result.shape) and all(map(_may_shrink, source.shape, result.shape)),
-            "unpad_c2",
-            f"no dim of the result may be larger than in {format_shape(source.shape)}, got {format_shape(result.shape)}",
-        )
+        shrinks = len(source.shape) == len(result.shape) and all(map(_may_shrink, source.shape, result.shape))
+        before, after = format_shape(source.shape), format_shape(result.shape)
+        require(shrinks, "unpad_c2", f"no dim of the result may be larger than in {before}, got {after}")
         unknown = result.shape.count(None)
         sizes = [str(size.type) for size in self.sizes]
         fits = len(sizes) == unknown and all(type_ in SIZE_TYPES for type_ in sizes)
-        require(fits, "unpad_c3", f"there must be {unknown} sizes of type index or !torch.int, got ({', '.join(sizes)})")
+        found = ", ".join(sizes)
+        require(fits, "unpad_c3", f"there must be {unknown} sizes of type index or !torch.int, got ({found})")
 
 
 def unpad(
@@ -114,7 +124,8 @@ class SwizzleOp(ScaledOp, name="swizzle", traits=[ext.Pure]):
         result = scaled_info(self.result, "swizzle_c2", "result")
         same = (result.row, result.col, result.dtype) == (wanted.row, wanted.col, wanted.dtype)
         agree = same and shapes_agree(result.shape, wanted.shape)
-        require(agree, "swizzle_c2", f"result must be the source with layout gemm in every copy, got {self.result.type}")
+        found = self.result.type
+        require(agree, "swizzle_c2", f"result must be the source with layout gemm in every copy, got {found}")
 
 
 def swizzle(source: ir.Value, *, loc: ir.Location | None = None, ip: ir.InsertionPoint | None = None) -> ScaledOp:

@@ -69,7 +69,8 @@ class MatmulOp(ScaledOp, name="matmul", traits=[ext.Pure]):
             "matmul_c2",
             f"lhs, rhs and result must all be builtin or all torch tensors, got {lhs}, {rhs} and {result}",
         )
-        require(lhs.dtype == rhs.dtype, "matmul_c3", f"lhs and rhs must have one dtype, got {lhs.dtype} and {rhs.dtype}")
+        found = f"{lhs.dtype} and {rhs.dtype}"
+        require(lhs.dtype == rhs.dtype, "matmul_c3", f"lhs and rhs must have one dtype, got {found}")
         product = product_shape(kind, lhs.shape, rhs.shape, self.batch_dims.value, "matmul", 4)
         require_result(result.shape, product, "matmul_c7")
         if self.bias is not None:
@@ -137,7 +138,8 @@ class GemmOp(ScaledOp, name="gemm", traits=[ext.Pure]):
         lhs, rhs = scaled_info(self.lhs, "gemm_c2", "lhs"), scaled_info(self.rhs, "gemm_c2", "rhs")
         require_pair(*copies_read(kind, lhs, rhs), kind)
         result = float_info(self.result, "gemm_c11", "result")
-        require_result(result.shape, product_shape(kind, lhs.shape, rhs.shape, self.batch_dims.value, "gemm", 8), "gemm_c11")
+        product = product_shape(kind, lhs.shape, rhs.shape, self.batch_dims.value, "gemm", 8)
+        require_result(result.shape, product, "gemm_c11")
         self._check_epilogue(kind, result)
 
     def _check_epilogue(self, kind: str, result: TensorInfo) -> None:
@@ -196,7 +198,8 @@ def require_pair(lhs: Scheme, rhs: Scheme, kind: str) -> None:
         f"both copies must be of one family, got {_family_name(lhs)} and {_family_name(rhs)}",
     )
     both_tiled = lhs.block == rhs.block == "128x128"
-    require(not both_tiled, "gemm_c4", "at most one copy may be in 128x128 tiles, got both; quantize one in 1x128 blocks")
+    remedy = "quantize one in 1x128 blocks"
+    require(not both_tiled, "gemm_c4", f"at most one copy may be in 128x128 tiles, got both; {remedy}")
     require(lhs.rht == rhs.rht, "gemm_c5", "the random Hadamard transform must be on both copies or on none, got one")
     require(rhs.second_level != "row", "gemm_c6", "a second level per row must be on lhs, got it on rhs")
     _require_nearest(lhs, "lhs", kind, gradient=kind != "fprop")

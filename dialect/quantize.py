@@ -35,7 +35,8 @@ class QuantizeOp(ScaledOp, name="quantize", traits=[ext.Pure]):
     - quantize_c2: result is a !scaled.tensor of the source's shape and dtype
     - quantize_c3: role is input, weight or grad_output
     - quantize_c4: a delayed scheme needs a scale, and only schemes with one scale a tensor take one
-    - quantize_c5: only current per-tensor schemes and f4E2M1FN without the transform take an amax, and not beside a scale
+    - quantize_c5: only current per-tensor schemes and f4E2M1FN without the transform take an amax, never beside a
+      scale
     - quantize_c6: stochastic rounding needs rng, and nothing else takes it
     - quantize_c7: only role grad_output is rounded stochastically
     - quantize_c8: only schemes with an amax a tensor or a row give a new_amax
@@ -80,18 +81,20 @@ class QuantizeOp(ScaledOp, name="quantize", traits=[ext.Pure]):
         if self.amax is not None:
             require(self.scale is None, "quantize_c5", "amax and scale exclude each other, got both")
             takes = all(_takes_amax(scheme) for scheme in result.schemes)
-            require(takes, "quantize_c5", "the operand amax needs current per-tensor or f4E2M1FN schemes without the transform")
+            needed = "current per-tensor or f4E2M1FN schemes without the transform"
+            require(takes, "quantize_c5", f"the operand amax needs {needed}")
             require_tensor(self.amax, amax_type, "quantize_c9", "amax")
         if self.new_amax is not None:
             gives = all(scheme.family in ("tensor", "nvfp4", "custom") for scheme in result.schemes)
-            require(gives, "quantize_c8", "new_amax needs schemes with an amax a tensor or a row, got block scales alone")
+            needed = "schemes with an amax a tensor or a row"
+            require(gives, "quantize_c8", f"new_amax needs {needed}, got block scales alone")
             require_tensor(self.new_amax, amax_type, "quantize_c9", "new_amax")
 
     def _check_rng(self, source: TensorInfo, schemes: tuple[Scheme, ...], role: str) -> None:
         stochastic = any(scheme.rounding == "stochastic" for scheme in schemes)
         has_rng = self.rng is not None
-        found = "one" if has_rng else "none"
-        require(stochastic == has_rng, "quantize_c6", f"rng must be there for stochastic rounding and only then, got {found}")
+        message = f"rng must be there for stochastic rounding and only then, got {'one' if has_rng else 'none'}"
+        require(stochastic == has_rng, "quantize_c6", message)
         require(
             not stochastic or role == "grad_output",
             "quantize_c7",
@@ -153,7 +156,8 @@ class DequantizeOp(ScaledOp, name="dequantize", traits=[ext.Pure]):
         scheme = source.copy_of(usage)
         require(scheme is not None, "dequantize_c1", f"source must have the {usage} copy, got none")
         assert scheme is not None
-        require(not scheme.rht, "dequantize_c2", f"the {usage} copy must be of the source's values, got transformed ones")
+        message = f"the {usage} copy must be of the source's values, got transformed ones"
+        require(not scheme.rht, "dequantize_c2", message)
         result = float_info(self.result, "dequantize_c3", "result")
         wanted, found = format_shape(source.shape), format_shape(result.shape)
         agree = shapes_agree(source.shape, result.shape)
@@ -197,9 +201,7 @@ class TransposeOp(ScaledOp, name="transpose", traits=[ext.Pure]):
         require(agree, "transpose_c4", f"result must be the source with its one copy {usage}, got {self.result.type}")
 
 
-def transpose(
-    source: ir.Value, *, loc: ir.Location | None = None, ip: ir.InsertionPoint | None = None
-) -> ScaledOp:
+def transpose(source: ir.Value, *, loc: ir.Location | None = None, ip: ir.InsertionPoint | None = None) -> ScaledOp:
     """Build a `scaled.transpose`."""
     return build(TransposeOp, [source], [transposed(scaled_info(source, "transpose_c1", "source")).type()], {}, loc, ip)
 

@@ -208,4 +208,3 @@ def _scheme_or_none(scheme: Scheme | None) -> ir.Attribute:
     if scheme is None:
         return ir.TypeAttr.get(ir.NoneType.get())
     return SchemeAttr.from_scheme(scheme)
-

@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 from torch_mlir.dialects import ext
@@ -21,7 +22,8 @@ NOTICE = "<!-- Made by `make docs` from the code. Do not edit. -->\n"
 def dialect_page() -> str:
     """The reference of the dialect."""
     parts = [NOTICE, "# The dialect `scaled`\n", _DIALECT_INTRODUCTION]
-    parts += ["## Attribute `#scaled.scheme`\n", _body(SchemeAttr), "### Fields\n", _scheme_fields(), _constraints(Scheme)]
+    parts += ["## Attribute `#scaled.scheme`\n", _body(SchemeAttr)]
+    parts += ["### Fields\n", _scheme_fields(), _constraints(Scheme)]
     parts += ["## Type `!scaled.tensor`\n", _body(TensorType)]
     parts += ["## The three GEMMs of a linear layer\n", inspect.getdoc(matmul).partition("\n\n")[2] + "\n"]
     for op in sorted(Scaled.operations, key=lambda op: op.OPERATION_NAME):
@@ -40,7 +42,8 @@ def passes_page() -> str:
     parts.append("# Pipelines\n")
     for pipeline in all_pipelines().values():
         options = ", ".join(f"`{name}` (default {default})" for name, default in pipeline.options.items())
-        parts += [f"## `{pipeline.name}`\n", f"{pipeline.description} Options: {options}.\n", f"```\n{pipeline.text}\n```\n"]
+        parts += [f"## `{pipeline.name}`\n", f"{pipeline.description} Options: {options}.\n"]
+        parts.append(f"```\n{pipeline.text}\n```\n")
     return "\n".join(parts)
 
 
@@ -84,7 +87,7 @@ def _emphasize(constraints: str) -> str:
 def _scheme_fields() -> str:
     source = inspect.getsource(Scheme).splitlines()
     rows = ["| field | default | meaning |", "|---|---|---|"]
-    for line, following in zip(source, source[1:], strict=False):
+    for line, following in pairwise(source):
         name, colon, rest = line.strip().partition(":")
         if colon and name in Scheme.__dataclass_fields__ and following.strip().startswith('"""'):
             default = rest.partition("=")[2].strip() or "required"

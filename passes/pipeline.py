@@ -15,7 +15,7 @@ from torch_mlir.passmanager import PassManager
 
 from steelyard.errors import PipelineError
 from steelyard.passes.pipelines import all_pipelines
-from steelyard.passes.registry import Pass, PassFailure, all_passes
+from steelyard.passes.registry import Pass, PassFailedError, all_passes
 
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _WRAPPER = re.compile(r"(?:builtin\.module|any)\s*\((.*)\)", re.DOTALL)
@@ -137,7 +137,7 @@ def _as_external_pass(run: Callable[[ir.Operation], None]) -> Callable:
         with operation.context:
             try:
                 run(operation)
-            except PassFailure:
+            except PassFailedError:
                 handle.signal_pass_failure()
 
     return external_pass

@@ -14,7 +14,7 @@ PassFunction = Callable[..., None]
 _TRUE, _FALSE = ("true", "1", ""), ("false", "0")
 
 
-class PassFailure(IRError):
+class PassFailedError(IRError):
     """A pass gave up; the diagnostic that says why was emitted."""
 
 
@@ -35,7 +35,8 @@ class PassOption:
         try:
             return self.type(text)
         except ValueError:
-            raise PipelineError(f"option '{self.name}' of {pass_name} must be an {self.type.__name__}, got '{text}'") from None
+            wanted = f"an {self.type.__name__}"
+            raise PipelineError(f"option '{self.name}' of {pass_name} must be {wanted}, got '{text}'") from None
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def all_passes() -> dict[str, Pass]:
 def fail(op: ir.Operation | ir.OpView, message: str) -> NoReturn:
     """Give up a pass with an error at an op."""
     op.location.emit_error(f"'{op.operation.name}' op {message}")
-    raise PassFailure(message)
+    raise PassFailedError(message)
 
 
 def _key(option: PassOption) -> str:

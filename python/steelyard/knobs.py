@@ -4,5 +4,5 @@ import os
 
 
 def isa() -> str | None:
-    """`STEELYARD_ISA`: use this instruction set in the CPU kernels instead of the widest one (`baseline`, `avx2`, ...)."""
+    """`STEELYARD_ISA`: use this instruction set in the CPU kernels instead of the widest (`baseline`, `avx2`)."""
     return os.environ.get("STEELYARD_ISA") or None

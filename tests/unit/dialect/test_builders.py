@@ -127,7 +127,8 @@ def test_builders_raise_the_named_constraint(function):
 def test_loading_twice_does_nothing_and_contexts_are_apart():
     first, second = make_context(), make_context()
     assert load(first) is first
-    text = '%0 = "test.source"() : () -> !scaled.tensor<tensor<4xf32>, #scaled.scheme<i8, "1x4", f32, {custom = "a"}>, none>'
+    scheme = '#scaled.scheme<i8, "1x4", f32, {custom = "a"}>'
+    text = f'%0 = "test.source"() : () -> !scaled.tensor<tensor<4xf32>, {scheme}, none>'
     for context in (first, second):
         context.allow_unregistered_dialects = True
         module = ir.Module.parse(text, context)

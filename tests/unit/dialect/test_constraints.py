@@ -1,4 +1,4 @@
-"""Every constraint that an op, the type or the attribute documents is tested by an `expected-error`, and no other is."""
+"""Every constraint that an op, the type or the attribute documents is tested by an `expected-error`."""
 
 import inspect
 import re

@@ -1,5 +1,7 @@
 """Pipelines as text."""
 
+from contextlib import suppress
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,8 @@ from steelyard.dialect import make_context
 from steelyard.errors import PipelineError
 from steelyard.passes import all_passes, build_pass_manager, parse_pipeline
 from steelyard.passes.pipeline import parse_options, split_top_level
+
+CONTEXT = make_context()
 
 
 def names(text: str) -> list[tuple[str, bool]]:
@@ -57,16 +61,10 @@ def test_an_unknown_pass_gets_a_suggestion():
         build_pass_manager(parse_pipeline("scaled-canonicalise"), make_context())
 
 
-@given(st.text(max_size=40))
+@given(st.text(alphabet="abcs-_{}(),='\"\\. \0", max_size=40) | st.text(max_size=40))
 def test_any_text_parses_or_is_refused(text):
-    try:
-        elements = parse_pipeline(text)
-        build_pass_manager(elements, CONTEXT)
-    except PipelineError as error:
-        assert str(error)
-
-
-CONTEXT = make_context()
+    with suppress(PipelineError):
+        build_pass_manager(parse_pipeline(text), CONTEXT)
 
 
 def test_splitting_respects_brackets_and_quotes():

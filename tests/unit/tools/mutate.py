@@ -23,7 +23,8 @@ PIPELINES = (
 )
 SNIPPETS = (
     *("0", "-1", "1", "99999999999999999999", "9223372036854775808", "1.0e400", "0x7FF", "?", "*", "tensor<", "none"),
-    *("unit", "!scaled.tensor<", "#scaled.scheme<", "!torch.vtensor<[", '"', "{{", "}}", "->", "loc(unknown)", "\\", "é"),
+    *("unit", "!scaled.tensor<", "#scaled.scheme<", "!torch.vtensor<[", '"', "{{", "}}", "->", "loc(unknown)"),
+    *("\\", "é"),
     *("f8E4M3FN", "f4E2M1FN", "f32", "i1", "index", "array<i32: 1, 2, 3>", "array<i64>", "dense<0> : ", "@", "^bb0"),
     *("\x00", "\x7f", "// -----\n", "module {", "func.func @f() {", "return", "<" * 300, "(" * 300),
 )

@@ -15,7 +15,9 @@ RECIPES = ("fp8-current", "fp8-block", "mxfp8", "nvfp4")
 
 _OPERAND_TYPES = re.compile(r" : \(?.*\)? -> ")
 # What generic syntax needs and a first look does not.
-_NOISE = re.compile(r'(?:batch_dims = 0 : i64|epilogue = "none"|layer = ""|\w+SegmentSizes = array<i32: [\d, ]+>)(?:, )?')
+_NOISE = re.compile(
+    r'(?:batch_dims = 0 : i64|epilogue = "none"|layer = ""|\w+SegmentSizes = array<i32: [\d, ]+>)(?:, )?'
+)
 
 
 def run(recipe: str = "mxfp8") -> int:

@@ -48,7 +48,8 @@ def run(source: Source, arguments: argparse.Namespace) -> int:
     except PipelineError as error:
         return _say(f"steelyard-opt: error: {error}", EXIT_USAGE)
     if arguments.dump_pass_pipeline:
-        _say(f"Pass Manager with {len(elements)} passes:\nbuiltin.module({','.join(e.text for e in elements)})", EXIT_OK)
+        text = ",".join(element.text for element in elements)
+        _say(f"Pass Manager with {len(elements)} passes:\nbuiltin.module({text})", EXIT_OK)
     exit_code, outputs = EXIT_OK, []
     for chunk in source.chunks(arguments.split_input_file):
         result = _process(chunk, source.name, elements, context, arguments)
@@ -191,7 +192,7 @@ def _replace(path: Path, data: bytes) -> None:
         try:
             file.write(data)
             file.flush()
-            os.chmod(file.name, 0o666 & ~_umask())
+            Path(file.name).chmod(0o666 & ~_umask())
             Path(file.name).replace(path)
         except BaseException:
             Path(file.name).unlink(missing_ok=True)
