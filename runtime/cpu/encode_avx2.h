@@ -37,7 +37,19 @@ static inline __m256i in_order(__m256i packed) {
                                      _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
-// The codes of 32 products, one a byte; the rare NaN takes the scalar way.
+template <class Format>
+[[gnu::noinline, gnu::cold]] static __m256i
+encode_32_with_nan(const __m256 (&values)[4]) {
+  alignas(32) float floats[32];
+  alignas(32) uint8_t bytes[32];
+  for (int i = 0; i < 4; ++i)
+    _mm256_store_ps(floats + 8 * i, values[i]);
+  for (int i = 0; i < 32; ++i)
+    bytes[i] = static_cast<uint8_t>(encode<Format>(floats[i]));
+  return _mm256_load_si256(reinterpret_cast<const __m256i *>(bytes));
+}
+
+// The codes of 32 values, one a byte; the rare NaN takes the scalar way.
 template <class Format>
 static inline __m256i encode_32(const __m256 (&values)[4]) {
   constexpr int lowest = (127 + Format::min_exponent) << 23;
@@ -46,15 +58,8 @@ static inline __m256i encode_32(const __m256 (&values)[4]) {
     codes[i] = encode_magnitude<Format>(values[i], largest);
   const __m256i above =
       _mm256_cmpgt_epi32(largest, _mm256_set1_epi32(kInfinity));
-  if (__builtin_expect(!_mm256_testz_si256(above, above), 0)) {
-    alignas(32) float floats[32];
-    alignas(32) uint8_t bytes[32];
-    for (int i = 0; i < 4; ++i)
-      _mm256_store_ps(floats + 8 * i, values[i]);
-    for (int i = 0; i < 32; ++i)
-      bytes[i] = static_cast<uint8_t>(encode<Format>(floats[i]));
-    return _mm256_load_si256(reinterpret_cast<const __m256i *>(bytes));
-  }
+  if (__builtin_expect(!_mm256_testz_si256(above, above), 0))
+    return encode_32_with_nan<Format>(values);
   const __m256i offset = _mm256_set1_epi16(lowest >> (23 - Format::mantissa));
   const __m256i low =
       _mm256_sub_epi16(_mm256_packus_epi32(codes[0], codes[1]), offset);

@@ -107,10 +107,15 @@ static inline float from_bf16(uint16_t value) {
   return float_of(static_cast<uint32_t>(value) << 16);
 }
 
-static inline uint16_t to_bf16(float value) {
+// Rounded to bf16, kept as float32.
+static inline float round_to_bf16(float value) {
   const uint32_t bits = bits_of(value);
-  const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-  return (bits & kAbsMask) > kInfinity ? 0x7fc0 : rounded;
+  const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
+  return float_of((bits & kAbsMask) > kInfinity ? 0x7fc00000u : rounded);
+}
+
+static inline uint16_t to_bf16(float value) {
+  return static_cast<uint16_t>(bits_of(round_to_bf16(value)) >> 16);
 }
 
 static inline float from_f16(uint16_t value) {

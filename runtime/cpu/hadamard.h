@@ -38,9 +38,9 @@ static inline void transform_8(float (*rows)[kTileSide]) {
   }
 }
 
-static inline void round_to_bf16(const float *in, int64_t n, float *out) {
+static inline void round_row_to_bf16(const float *in, int64_t n, float *out) {
   for (int64_t j = 0; j < n; ++j)
-    out[j] = from_bf16(to_bf16(in[j]));
+    out[j] = round_to_bf16(in[j]);
 }
 
 // Rows [first, first + 16) of the tile, missing ones as zero, transformed down
@@ -51,14 +51,14 @@ static inline void transform_rows(const Tile &tile, int64_t first,
   for (int64_t i = 0; i < 16; ++i) {
     const int64_t present = first + i < tile.rows ? n : 0;
     if (present)
-      round_to_bf16(tile.at(first + i), n, group.values[i]);
+      round_row_to_bf16(tile.at(first + i), n, group.values[i]);
     std::memset(group.values[i] + present, 0,
                 (whole - present) * sizeof(float));
   }
   for (int64_t j = 0; j < whole; j += 8)
     transform_8(reinterpret_cast<float (*)[kTileSide]>(&group.values[0][j]));
   for (auto &row : group.values)
-    round_to_bf16(row, n, row);
+    round_row_to_bf16(row, n, row);
 }
 
 } // namespace steelyard::STEELYARD_ISA

@@ -11,7 +11,7 @@ static constexpr int kBlock = 16;
 
 struct alignas(64) RowScratch {
   int32_t amax[kTileColumns / kBlock];
-  float factors[kTileColumns / kBlock];
+  float factors[kTileColumns / kBlock], spread[kTileColumns];
   uint8_t codes[kTileColumns];
   uint8_t random[kTileColumns + kPhiloxSlack];
 };
@@ -56,17 +56,10 @@ static const uint8_t *random_bytes(const CopyCall &copy, const Tile &tile,
   return philox_bytes(key, first, copy.random_column, tile.columns, scratch);
 }
 
-// One factor for the row.
-static void encode_row_stochastic(const float *x, int64_t n, float factor,
-                                  const uint8_t *random, uint8_t *out) {
-  for (int64_t j = 0; j < n; ++j)
-    out[j] = static_cast<uint8_t>(encode_stochastic(x[j] * factor, random[j]));
-}
-
 // One factor a column.
-static void encode_row_stochastic_by(const float *x, int64_t n,
-                                     const float *factors,
-                                     const uint8_t *random, uint8_t *out) {
+static void encode_row_stochastic(const float *x, int64_t n,
+                                  const float *factors, const uint8_t *random,
+                                  uint8_t *out) {
   for (int64_t j = 0; j < n; ++j)
     out[j] =
         static_cast<uint8_t>(encode_stochastic(x[j] * factors[j], random[j]));
@@ -76,13 +69,14 @@ static void choose_row(const Tile &tile, int64_t i, const CopyCall &copy,
                        const TwoLevel &level, uint8_t *bytes,
                        RowScratch &scratch) {
   Candidate best;
+  Block16 block;
   for (int64_t j = 0; j < tile.columns; j += kBlock) {
-    const Block16 block{tile.at(i) + j, 0, 1,
-                        smaller(kBlock, tile.columns - j)};
+    const int64_t columns = smaller(kBlock, tile.columns - j);
+    load_block(tile.at(i) + j, 0, 1, columns, block);
     four_over_six(block, float_of(scratch.amax[j / kBlock]), level,
                   copy.four_over_six, best);
     bytes[j / kBlock] = best.byte;
-    std::memcpy(scratch.codes + j, best.codes[0], block.columns);
+    std::memcpy(scratch.codes + j, best.codes[0], columns);
   }
 }
 
@@ -92,10 +86,10 @@ static void encode_row_blocks(const Tile &tile, int64_t i, const CopyCall &copy,
   if (!copy.stochastic)
     return encode_e2m1_blocks(tile.at(i), tile.columns, scratch.factors, out);
   const uint8_t *random = random_bytes(copy, tile, i, scratch.random);
-  for (int64_t j = 0; j < tile.columns; j += kBlock)
-    encode_row_stochastic(tile.at(i) + j, smaller(kBlock, tile.columns - j),
-                          scratch.factors[j / kBlock], random + j,
-                          scratch.codes + j);
+  for (int64_t j = 0; j < tile.columns; ++j)
+    scratch.spread[j] = scratch.factors[j / kBlock];
+  encode_row_stochastic(tile.at(i), tile.columns, scratch.spread, random,
+                        scratch.codes);
   pack_row(scratch.codes, tile.columns, out);
 }
 
@@ -136,7 +130,7 @@ static void store_columns(const Tile &tile, int64_t rows, const CodeTile &codes,
 }
 
 struct alignas(64) ColumnScratch {
-  TwoLevel levels[kTileSide];
+  float level_amax[kTileSide], encode[kTileSide], decode[kTileSide];
   int32_t amax[kTileSide];
   float factors[kTileSide];
   uint8_t bytes[kTileSide / kBlock][kTileSide];
@@ -165,12 +159,16 @@ static void choose_columns(const Tile &part, const CopyCall &copy,
                            ColumnScratch &scratch, uint8_t *bytes,
                            uint8_t (*codes)[kTileSide]) {
   Candidate best;
-  float column[kBlock];
+  Block16 block;
+  block.rows = 1;
+  std::memset(block.values[0], 0, sizeof block.values[0]);
   for (int64_t j = 0; j < part.columns; ++j) {
     for (int64_t i = 0; i < part.rows; ++i)
-      column[i] = part.at(i)[j];
-    four_over_six({column, 0, 1, part.rows}, float_of(scratch.amax[j]),
-                  scratch.levels[j], copy.four_over_six, best);
+      block.values[0][i] = part.at(i)[j];
+    const TwoLevel level{scratch.level_amax[j], scratch.encode[j],
+                         scratch.decode[j]};
+    four_over_six(block, float_of(scratch.amax[j]), level, copy.four_over_six,
+                  best);
     bytes[j] = best.byte;
     for (int64_t i = 0; i < part.rows; ++i)
       codes[i][j] = best.codes[0][i];
@@ -182,25 +180,36 @@ static void encode_columns(const Tile &part, const CopyCall &copy,
                            uint8_t (*codes)[kTileSide]) {
   for (int64_t j = 0; j < part.columns; ++j) {
     const uint32_t byte =
-        nvfp4_block_scale(float_of(scratch.amax[j]), scratch.levels[j].encode);
+        nvfp4_block_scale(float_of(scratch.amax[j]), scratch.encode[j]);
     bytes[j] = static_cast<uint8_t>(byte);
-    scratch.factors[j] = nvfp4_encode_factor(byte, scratch.levels[j].decode);
+    scratch.factors[j] = nvfp4_encode_factor(byte, scratch.decode[j]);
   }
   for (int64_t i = 0; i < part.rows; ++i) {
     if (copy.stochastic)
-      encode_row_stochastic_by(part.at(i), part.columns, scratch.factors,
-                               random_bytes(copy, part, i, scratch.random),
-                               codes[i]);
+      encode_row_stochastic(part.at(i), part.columns, scratch.factors,
+                            random_bytes(copy, part, i, scratch.random),
+                            codes[i]);
     else
       encode_row_by<E2M1>(part.at(i), part.columns, scratch.factors, codes[i]);
+  }
+}
+
+static void load_levels(const Tile &tile, const CopyCall &copy,
+                        ColumnScratch &scratch) {
+  TwoLevel level = level_of(copy, tile.column);
+  for (int64_t j = 0; j < tile.columns; ++j) {
+    if (copy.row_scaled)
+      level = level_of(copy, tile.column + j);
+    scratch.level_amax[j] = level.amax;
+    scratch.encode[j] = level.encode;
+    scratch.decode[j] = level.decode;
   }
 }
 
 static void quantize_columns(const Tile &tile, const CopyCall &copy) {
   ColumnScratch scratch;
   int64_t rows = 0;
-  for (int64_t j = 0; j < tile.columns; ++j)
-    scratch.levels[j] = level_of(copy, tile.column + j);
+  load_levels(tile, copy, scratch);
   for (int64_t first = 0; first < tile.rows; first += kBlock) {
     const Tile part = group_of(tile, first, copy, scratch.group);
     amax_of_columns(part, 0, part.rows, scratch.amax);
@@ -221,14 +230,15 @@ static void choose_squares(const Tile &part, const CopyCall &copy,
                            const TwoLevel &level, const int32_t *amax,
                            uint8_t *bytes, uint8_t (*codes)[kTileSide]) {
   Candidate best;
+  Block16 block;
   for (int64_t j = 0; j < part.columns; j += kBlock) {
-    const Block16 block{part.data + j, part.stride, part.rows,
-                        smaller(kBlock, part.columns - j)};
+    const int64_t columns = smaller(kBlock, part.columns - j);
+    load_block(part.data + j, part.stride, part.rows, columns, block);
     four_over_six(block, float_of(amax[j / kBlock]), level, copy.four_over_six,
                   best);
     bytes[j / kBlock] = best.byte;
     for (int64_t i = 0; i < part.rows; ++i)
-      std::memcpy(codes[i] + j, best.codes[i], block.columns);
+      std::memcpy(codes[i] + j, best.codes[i], columns);
   }
 }
 
@@ -242,9 +252,9 @@ static void encode_squares(const Tile &part, const CopyCall &copy,
     scratch.factors[j] = factors[j / kBlock];
   for (int64_t i = 0; i < part.rows; ++i) {
     if (copy.stochastic)
-      encode_row_stochastic_by(part.at(i), part.columns, scratch.factors,
-                               random_bytes(copy, part, i, scratch.random),
-                               codes[i]);
+      encode_row_stochastic(part.at(i), part.columns, scratch.factors,
+                            random_bytes(copy, part, i, scratch.random),
+                            codes[i]);
     else
       encode_row_by<E2M1>(part.at(i), part.columns, scratch.factors, codes[i]);
   }
