@@ -3,9 +3,9 @@
 import torch
 from torch.utils._pytree import tree_map
 
-from steelyard.tensor.elements import HIGH_PRECISION, matrix_shape
+from steelyard.tensor.elements import HIGH_PRECISION
 from steelyard.tensor.scheme_storage import SchemeStorage
-from steelyard.tensor.views import read_box, reflow_copy, view_copy
+from steelyard.tensor.views import read_box, view_copy
 
 aten = torch.ops.aten
 
@@ -83,21 +83,20 @@ def _view(func, tensor, *args, **kwargs):
 
 def _quantized_view(tensor, canonical: torch.Tensor, actual: torch.Tensor):
     """The quantized tensor that a view shows, from the view of a contiguous tensor; None if there is none."""
-    box = read_box(canonical, matrix_shape(tensor.shape))
-    whole = canonical.numel() == tensor.numel()
-    if tensor._with_gemm_swizzled_scales and (box is None or box.transposed or not whole):
+    box = read_box(canonical, tensor._matrix)
+    if box is None:
         return None
-    if box is None and not (whole and canonical.is_contiguous() and canonical.dim() > 0):
+    if tensor._with_gemm_swizzled_scales and (box.transposed or canonical.numel() != tensor.numel()):
         return None
     views = []
     for columnwise in tensor._decode_order():
         copy = tensor._raw_copy(columnwise) if _is_matrix(tensor, columnwise) else None
         if copy is not None:
-            views.append(reflow_copy(copy, matrix_shape(canonical.shape)) if box is None else view_copy(copy, box))
+            views.append(view_copy(copy, box))
         # The copy that holds the values must be in the view, or the view would show others.
         if not views or views[0] is None:
             return None
-    quantizer = tensor._quantizer.of_transpose() if box is not None and box.transposed else tensor._quantizer
+    quantizer = tensor._quantizer.of_transpose() if box.transposed else tensor._quantizer
     return _assemble_view(tensor, actual, quantizer, views)
 
 
@@ -110,12 +109,12 @@ def _assemble_view(tensor, actual: torch.Tensor, quantizer, copies):
 
 
 def _is_matrix(tensor, columnwise: bool) -> bool:
-    """The codes of a copy exist, and their leading dims lie in memory as one."""
+    """The codes of a copy exist and lie in memory as a matrix does."""
     codes = getattr(tensor, tensor._fields(columnwise).codes)
     if codes is None:
         return False
     sizes, strides = codes.shape, codes.stride()
-    return codes.dim() < 3 or all(
+    return codes.is_contiguous() or all(
         sizes[dim] == 1 or strides[dim] == strides[dim + 1] * sizes[dim + 1] for dim in range(codes.dim() - 2)
     )
 
@@ -208,7 +207,11 @@ def _copy_(func, dst, src, non_blocking=False):
 def _takes_codes(dst, src) -> bool:
     """Codes can be copied as they are: the same schemes, and no scale that spans more than `dst`."""
     root = root_of(dst)
-    if dst.shape != src.shape or dst._with_gemm_swizzled_scales or src._with_gemm_swizzled_scales:
+    if (
+        (dst.shape, dst._matrix) != (src.shape, src._matrix)
+        or dst._with_gemm_swizzled_scales
+        or src._with_gemm_swizzled_scales
+    ):
         return False
     if dst.get_usages() != root.get_usages():
         return False

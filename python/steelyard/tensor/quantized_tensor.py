@@ -7,6 +7,7 @@ import torch
 
 from steelyard.tensor import dispatch
 from steelyard.tensor.autograd import DequantizeFunction
+from steelyard.tensor.elements import matrix_shape
 from steelyard.tensor.fsdp import ShardedGather
 from steelyard.tensor.quantizer import is_noop
 from steelyard.tensor.scheme_storage import SchemeStorage
@@ -90,12 +91,13 @@ class QuantizedTensor(ShardedGather, torch.Tensor):
 
     def __tensor_flatten__(self):
         names = [name for name in self.PARTS if getattr(self, name) is not None]
-        return names, (self._shape, self._dtype, self._quantizer, self._with_gemm_swizzled_scales)
+        return names, (self.dtype, self._quantizer, self._matrix, self._with_gemm_swizzled_scales)
 
     @classmethod
     def __tensor_unflatten__(cls, inner_tensors, metadata, outer_size, outer_stride):
-        _, dtype, quantizer, swizzled = metadata
+        dtype, quantizer, matrix, swizzled = metadata
         storage = cls.STORAGE._from_copies((), outer_size, dtype, quantizer, swizzled=swizzled)
+        storage._matrix = matrix
         for name, tensor in inner_tensors.items():
             setattr(storage, name, tensor)
             storage._device = tensor.device
@@ -103,8 +105,11 @@ class QuantizedTensor(ShardedGather, torch.Tensor):
         return cls._wrap(storage, layout=layout)
 
     def __reduce_ex__(self, protocol):
+        arguments = self.get_metadata()
+        if self._matrix != matrix_shape(self.shape):
+            arguments["shape"] = torch.Size(self._matrix)
         is_parameter = isinstance(self, torch.nn.Parameter)
-        return rebuild_tensor, (type(self), self.get_metadata(), self.requires_grad, is_parameter)
+        return rebuild_tensor, (type(self), arguments, self.shape, self.requires_grad, is_parameter)
 
     def __deepcopy__(self, memo):
         if not self.is_leaf:
@@ -124,7 +129,7 @@ class QuantizedTensor(ShardedGather, torch.Tensor):
         storage = self.STORAGE._from_copies(
             (), self._shape, self.dtype, self._quantizer, swizzled=self._with_gemm_swizzled_scales
         )
-        storage._device, storage._root = self._device, self._root
+        storage._device, storage._root, storage._matrix = self._device, self._root, self._matrix
         for name in self.PARTS:
             setattr(storage, name, getattr(self, name))
         return storage
@@ -137,11 +142,13 @@ class QuantizedTensor(ShardedGather, torch.Tensor):
         return memory.as_strided(self.shape, self.stride(), offset)
 
 
-def rebuild_tensor(tensor_class: type[QuantizedTensor], arguments: dict, requires_grad: bool, is_parameter: bool):
+def rebuild_tensor(
+    tensor_class: type[QuantizedTensor], arguments: dict, shape, requires_grad: bool, is_parameter: bool
+):
     """The tensor that was pickled."""
     if not (isinstance(tensor_class, type) and issubclass(tensor_class, QuantizedTensor)):
         raise TypeError(f"a pickled quantized tensor must be of a QuantizedTensor class, got {tensor_class!r}")
-    return _as_parameter(tensor_class(**arguments), requires_grad, is_parameter)
+    return _as_parameter(tensor_class(**arguments).view(shape), requires_grad, is_parameter)
 
 
 def _as_parameter(tensor: QuantizedTensor, requires_grad: bool, is_parameter: bool) -> QuantizedTensor:

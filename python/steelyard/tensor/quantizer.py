@@ -8,7 +8,7 @@ import torch
 
 from steelyard.errors import RecipeError
 from steelyard.schemes import Scheme
-from steelyard.tensor.elements import HIGH_PRECISION
+from steelyard.tensor.elements import HIGH_PRECISION, matrix_shape
 from steelyard.tensor.storage import QuantizedTensorStorage
 
 GEMM_USAGES = {"fprop": (False, False), "dgrad": (False, True), "wgrad": (True, True)}
@@ -92,7 +92,7 @@ class Quantizer(ABC):
         `fprop` is x w^T of (x, w), `dgrad` is dy w of (dy, w), `wgrad` is dy^T x of (dy, x).
         """
         check_kind(kind)
-        left, right = (operand.dequantize(dtype=torch.float32).flatten(0, -2) for operand in (a, b))
+        left, right = (_matrix(operand.dequantize(dtype=torch.float32)) for operand in (a, b))
         product = (left.T if kind == "wgrad" else left) @ (right.T if kind == "fprop" else right)
         for addend in (bias, accumulate):
             product = product if addend is None else product + addend.float()
@@ -168,3 +168,7 @@ def rebuild_quantizer(quantizer_class: type[Quantizer], options: dict[str, Any])
 def is_noop(noop_flag: torch.Tensor | None) -> bool:
     """Whether an update is to be skipped."""
     return noop_flag is not None and bool(noop_flag.item() != 0)
+
+
+def _matrix(dense: torch.Tensor) -> torch.Tensor:
+    return dense.reshape(matrix_shape(dense.shape))

@@ -57,7 +57,7 @@ class SchemeQuantizer(Quantizer):
         return self.quantize_impl(tensor.detach(), dtype)
 
     def quantize_impl(self, tensor: torch.Tensor, dtype: torch.dtype | None = None):
-        copies = self.encode(tensor, *self.schemes())
+        copies = self.encode(tensor, matrix_shape(tensor.shape), *self.schemes())
         self.observe(copies)
         return self.assemble(copies, tensor.shape, dtype or tensor.dtype)
 
@@ -78,7 +78,7 @@ class SchemeQuantizer(Quantizer):
             raise RecipeError(f"src must have the shape of dst, {tuple(dst.shape)}, got {tuple(src.shape)}")
         usages = dst.get_usages()
         wanted = self.row_scheme if usages["rowwise"] else None, self.col_scheme if usages["columnwise"] else None
-        copies = self.encode(src.detach(), *wanted)
+        copies = self.encode(src.detach(), dst._matrix, *wanted)
         self.observe(copies)
         with torch.no_grad():
             for copy in copies:
@@ -88,7 +88,8 @@ class SchemeQuantizer(Quantizer):
 
     def make_empty(self, shape, *, dtype: torch.dtype = torch.float32, device=None, requires_grad: bool = False):
         # Encoding zeros gives every part its shape, and values that decode to zero.
-        copies = self.encode(torch.zeros(shape, dtype=dtype, device=device), *self.schemes())
+        zeros = torch.zeros(shape, dtype=dtype, device=device)
+        copies = self.encode(zeros, matrix_shape(shape), *self.schemes())
         made = self.assemble(copies, shape, dtype)
         return made.requires_grad_() if requires_grad else made
 
@@ -108,13 +109,18 @@ class SchemeQuantizer(Quantizer):
             if not operand._has(columnwise):
                 usage = "columnwise" if columnwise else "rowwise"
                 raise RecipeError(f"{kind} needs the {usage} copy of an operand, got {operand.get_usages()}")
+            if operand._matrix != matrix_shape(operand.shape):
+                raise RecipeError(
+                    f"an operand of shape {tuple(operand.shape)} must be quantized along its last dim, got the codes of "
+                    f"a {operand._matrix[0]}x{operand._matrix[1]} matrix; dequantize and quantize it in its new shape"
+                )
             copies.append(operand._copy(columnwise))
         return kernels.qgemm(*copies, bias=bias, accumulate=accumulate, out_dtype=out_dtype)
 
-    def encode(self, tensor: torch.Tensor, row: Scheme | None, col: Scheme | None) -> Copies:
-        """The copies of a tensor by these schemes; nothing is remembered."""
+    def encode(self, tensor: torch.Tensor, shape: tuple[int, int], row: Scheme | None, col: Scheme | None) -> Copies:
+        """The copies of a tensor as a matrix of this shape, by these schemes; nothing is remembered."""
         dense = tensor._decode(tensor.dtype) if isinstance(tensor, SchemeStorage) else tensor
-        matrix = dense.reshape(matrix_shape(dense.shape))
+        matrix = dense.reshape(shape)
         return kernels.quantize(matrix, row, col, **self._operands(matrix, row, col))
 
     def observe(self, copies: Copies) -> None:

@@ -26,10 +26,11 @@ class CopyFields(NamedTuple):
 
 
 class SchemeStorage(QuantizedTensorStorage):
-    """Codes, scales and amaxes of one or two copies, as the schemes of the quantizer describe them.
+    """Codes, scales and amaxes of one or two copies of a matrix, as the schemes of the quantizer describe them.
 
-    Rowwise codes have the shape of the tensor (FP4: half of the last dim), and so have columnwise ones of MXFP8; other
-    columnwise codes are the transpose of the matrix. Scales have the compact shapes of their matrix.
+    The matrix has the last dim of the tensor that was quantized; a reshaped tensor keeps it. Rowwise codes have the
+    shape of the tensor (FP4: half of the last dim), and so have columnwise ones of MXFP8; other columnwise codes are
+    the transpose of the matrix. Scales have the compact shapes of the matrix.
     """
 
     ROWWISE: ClassVar[CopyFields]
@@ -55,6 +56,7 @@ class SchemeStorage(QuantizedTensorStorage):
             tensor = given.get(name)
             setattr(self, name, None if tensor is None else tensor.detach())
         self._shape, self._dtype, self._quantizer = torch.Size(shape), dtype, quantizer
+        self._matrix = matrix_shape(shape)
         self._with_gemm_swizzled_scales = swizzled
         copies = [self._raw_copy(columnwise) for columnwise in (False, True)]
         if not any(copies):
@@ -71,6 +73,7 @@ class SchemeStorage(QuantizedTensorStorage):
         storage = cls.__new__(cls)
         storage.clear()
         storage._shape, storage._dtype, storage._quantizer = torch.Size(shape), dtype, quantizer
+        storage._matrix = next((copy.shape for copy in copies if copy is not None), None) or matrix_shape(shape)
         storage._with_gemm_swizzled_scales = swizzled
         for copy in copies:
             if copy is not None:
@@ -147,8 +150,8 @@ class SchemeStorage(QuantizedTensorStorage):
         codes, scales, amax = self._fields(columnwise)
         if getattr(self, codes) is None:
             return None
-        scheme, shape = self._scheme(columnwise), matrix_shape(self._shape)
-        stored = codes_shape(scheme, stored_shape(scheme, shape, columnwise))
+        scheme = self._scheme(columnwise)
+        stored = codes_shape(scheme, stored_shape(scheme, self._matrix, columnwise))
         field = getattr(self, codes)
         if field.numel() != stored[0] * stored[1]:
             raise RecipeError(
@@ -156,7 +159,7 @@ class SchemeStorage(QuantizedTensorStorage):
                 f"got shape {tuple(field.shape)}"
             )
         amax_value = _UNREAD_AMAX if scheme.family == "tensor" else getattr(self, amax) if amax else None
-        return QuantizedCopy(field.reshape(stored), getattr(self, scales), amax_value, scheme, shape, columnwise)
+        return QuantizedCopy(field.reshape(stored), getattr(self, scales), amax_value, scheme, self._matrix, columnwise)
 
     def _copy(self, columnwise: bool) -> QuantizedCopy | None:
         """A copy as kernels read it: contiguous, scales compact."""
@@ -176,8 +179,11 @@ class SchemeStorage(QuantizedTensorStorage):
     def _set_copy(self, copy: QuantizedCopy) -> None:
         """Keep a copy's parts in their fields; the codes get the rank that users see."""
         codes, scales, amax = self._fields(copy.columnwise)
-        transposed = copy.is_stored_transposed
-        shape = copy.codes.shape if transposed else (*self._shape[:-1], copy.codes.shape[-1])
+        shape = copy.codes.shape
+        if not copy.is_stored_transposed and copy.scheme.family == "tensor":
+            shape = self._shape
+        elif not copy.is_stored_transposed and self._shape[-1] == self._matrix[1]:
+            shape = *self._shape[:-1], shape[-1]
         setattr(self, codes, copy.codes.reshape(shape))
         setattr(self, scales, copy.scales)
         if amax is not None:

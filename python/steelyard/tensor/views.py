@@ -1,7 +1,7 @@
 """Views of quantized tensors whose codes stay codes.
 
 A view is read from the sizes and strides it would have on a contiguous tensor, whatever operation made it: a box of
-rows and columns of the matrix, its transpose, or all elements under another last dim.
+rows and columns of the matrix, or its transpose. Rows of a matrix in another shape are still rows of that matrix.
 """
 
 from dataclasses import replace
@@ -34,6 +34,8 @@ def read_box(view: torch.Tensor, matrix: tuple[int, int]) -> Box | None:
         return Box((row, row + sizes[:-1].numel()), (column, column + sizes[-1]), False)
     if _is_transpose(sizes, strides, matrix[1]) and column + sizes[0] <= matrix[1]:
         return Box((row, row + sizes[1]), (column, column + sizes[0]), True)
+    if view.is_contiguous() and column == 0 and view.numel() % matrix[1] == 0:
+        return Box((row, row + view.numel() // matrix[1]), (0, matrix[1]), False)
     return None
 
 
@@ -112,19 +114,3 @@ def _swap(copy: QuantizedCopy) -> QuantizedCopy:
         return swapped
     scheme = replace(copy.scheme, block=_SWAPPED_BLOCKS.get(copy.scheme.block, copy.scheme.block))
     return replace(swapped, codes=copy.codes.T, scales=copy.scales.T, scheme=scheme)
-
-
-def reflow_copy(copy: QuantizedCopy, shape: tuple[int, int]) -> QuantizedCopy | None:
-    """The copy of the same elements as a matrix with other rows; None where rows cut through blocks."""
-    scheme = copy.scheme
-    if copy.columnwise or not (copy.codes.is_contiguous() and copy.scales.is_contiguous()):
-        return None
-    if scheme.family == "tensor":
-        return replace(copy, codes=copy.codes.view(shape), shape=shape)
-    block_rows, width = scheme.block_shape
-    whole = copy.shape[1] % width == 0 and shape[1] % width == 0
-    if block_rows != 1 or not whole or scheme.second_level == "row" or scheme.rht:
-        return None
-    packed = 2 if scheme.element == "f4E2M1FN" else 1
-    scales = copy.scales.view(shape[0], shape[1] // width)
-    return replace(copy, codes=copy.codes.view(shape[0], shape[1] // packed), scales=scales, shape=shape)
