@@ -119,17 +119,12 @@ def sharded(tmp_path_factory) -> list[dict]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, __file__]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    workers = [
-        subprocess.Popen(
-            [*command, str(rank), str(port), str(folder)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for rank in range(WORLD_SIZE)
-    ]
+    workers = []
+    for rank in range(WORLD_SIZE):
+        command = [sys.executable, __file__, str(rank), str(port), str(folder)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        workers.append(subprocess.Popen(command, env=environment, **pipes))
     try:
         outputs = [worker.communicate(timeout=120)[0].decode() for worker in workers]
     finally:
@@ -142,6 +137,15 @@ def sharded(tmp_path_factory) -> list[dict]:
 
 @pytest.mark.parametrize("name", QUANTIZERS)
 def test_sharded_training_equals_the_unsharded_run(name, sharded):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        check_against_unsharded(name, sharded)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def check_against_unsharded(name, sharded):
     model = make_model(name)
     before = [model[index].weight.dequantize() for index in (0, 2)]
     losses = train(model)
@@ -162,10 +166,10 @@ def test_sharded_training_equals_the_unsharded_run(name, sharded):
 
 @pytest.mark.parametrize("name", QUANTIZERS)
 def test_codes_are_gathered_not_values(name, sharded):
-    bits = 4.75 if name.startswith("nvfp4") else 8.5
+    bits = 5 if name.startswith("nvfp4") else 8.5
     for results in sharded:
         gathered = results[name]["gathered"]
-        # Both layers, gathered for each forward and again for each backward of all but the root's last use.
+        # Both layers, at least once a step.
         assert len(gathered) >= 2 * STEPS
         for numel, copies, sent in gathered:
             assert sent <= copies * numel * bits / 8 + 16

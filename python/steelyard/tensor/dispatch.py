@@ -195,9 +195,7 @@ def _copy_(func, dst, src, non_blocking=False):
     if not isinstance(dst, SchemeStorage):
         return NotImplemented
     if isinstance(src, SchemeStorage) and _takes_codes(dst, src):
-        for columnwise in (False, True):
-            if dst._has(columnwise):
-                dst._write_copy(src._raw_copy(columnwise))
+        dst._write_copies(src._raw_copy(columnwise) for columnwise in dst._decode_order())
         return dst
     dense = src._decode(dst.dtype) if isinstance(src, SchemeStorage) else src.to(dst.dtype)
     _write(dst, dense.expand(dst.shape))
@@ -207,13 +205,9 @@ def _copy_(func, dst, src, non_blocking=False):
 def _takes_codes(dst, src) -> bool:
     """Codes can be copied as they are: the same schemes, and no scale that spans more than `dst`."""
     root = root_of(dst)
-    if (
-        (dst.shape, dst._matrix) != (src.shape, src._matrix)
-        or dst._with_gemm_swizzled_scales
-        or src._with_gemm_swizzled_scales
-    ):
+    if dst._with_gemm_swizzled_scales or src._with_gemm_swizzled_scales:
         return False
-    if dst.get_usages() != root.get_usages():
+    if (dst.shape, dst._matrix) != (src.shape, src._matrix) or dst.get_usages() != root.get_usages():
         return False
     if dst.numel() != root.numel() and dst._quantizer.row_scheme.family in ("tensor", "nvfp4"):
         return False

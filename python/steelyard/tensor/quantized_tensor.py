@@ -31,6 +31,8 @@ class QuantizedTensor(ShardedGather, torch.Tensor):
     @classmethod
     def _wrap(cls, storage: SchemeStorage, *, layout: torch.Tensor | None = None, requires_grad: bool = False):
         """The tensor of a storage; `layout` has the strides and the offset of a view."""
+        if torch.compiler.is_dynamo_compiling():
+            torch._dynamo.skip_frame("a quantized tensor is assembled outside of graphs")
         strided = {} if layout is None else {"strides": layout.stride(), "storage_offset": layout.storage_offset()}
         tensor = torch.Tensor._make_wrapper_subclass(
             cls,
@@ -142,9 +144,7 @@ class QuantizedTensor(ShardedGather, torch.Tensor):
         return memory.as_strided(self.shape, self.stride(), offset)
 
 
-def rebuild_tensor(
-    tensor_class: type[QuantizedTensor], arguments: dict, shape, requires_grad: bool, is_parameter: bool
-):
+def rebuild_tensor(tensor_class: type, arguments: dict, shape, requires_grad: bool, is_parameter: bool):
     """The tensor that was pickled."""
     if not (isinstance(tensor_class, type) and issubclass(tensor_class, QuantizedTensor)):
         raise TypeError(f"a pickled quantized tensor must be of a QuantizedTensor class, got {tensor_class!r}")

@@ -80,11 +80,10 @@ class SchemeQuantizer(Quantizer):
         wanted = self.row_scheme if usages["rowwise"] else None, self.col_scheme if usages["columnwise"] else None
         copies = self.encode(src.detach(), dst._matrix, *wanted)
         self.observe(copies)
+        if dst._with_gemm_swizzled_scales:
+            _swizzle(copies)
         with torch.no_grad():
-            for copy in copies:
-                if copy is not None:
-                    copy.scales = kernels.swizzle(copy) if dst._with_gemm_swizzled_scales else copy.scales
-                    dst._write_copy(copy)
+            dst._write_copies(copies)
 
     def make_empty(self, shape, *, dtype: torch.dtype = torch.float32, device=None, requires_grad: bool = False):
         # Encoding zeros gives every part its shape, and values that decode to zero.
@@ -96,9 +95,8 @@ class SchemeQuantizer(Quantizer):
     def assemble(self, copies: Copies, shape, dtype: torch.dtype):
         """A storage or a tensor of copies."""
         swizzled = self.optimize_for_gemm and self.row_scheme.family != "tensor"
-        for copy in copies:
-            if swizzled and copy is not None:
-                copy.scales = kernels.swizzle(copy)
+        if swizzled:
+            _swizzle(copies)
         storage = self.STORAGE._from_copies(copies, shape, dtype, self.copy(), swizzled=swizzled)
         return storage if self.internal else self.TENSOR._wrap(storage)
 
@@ -111,8 +109,8 @@ class SchemeQuantizer(Quantizer):
                 raise RecipeError(f"{kind} needs the {usage} copy of an operand, got {operand.get_usages()}")
             if operand._matrix != matrix_shape(operand.shape):
                 raise RecipeError(
-                    f"an operand of shape {tuple(operand.shape)} must be quantized along its last dim, got the codes of "
-                    f"a {operand._matrix[0]}x{operand._matrix[1]} matrix; dequantize and quantize it in its new shape"
+                    f"an operand of shape {tuple(operand.shape)} must be quantized along its last dim, got codes of a "
+                    f"{operand._matrix[0]}x{operand._matrix[1]} matrix; dequantize and quantize it in its new shape"
                 )
             copies.append(operand._copy(columnwise))
         return kernels.qgemm(*copies, bias=bias, accumulate=accumulate, out_dtype=out_dtype)
@@ -149,3 +147,9 @@ class SchemeQuantizer(Quantizer):
     def _options(self) -> dict[str, Any]:
         # A process group belongs to its process.
         return {**vars(self), "amax_reduction_group": None}
+
+
+def _swizzle(copies: Copies) -> None:
+    for copy in copies:
+        if copy is not None:
+            copy.scales = kernels.swizzle(copy)

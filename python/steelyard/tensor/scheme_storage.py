@@ -8,13 +8,10 @@ from steelyard.errors import RecipeError
 from steelyard.quantized_copy import QuantizedCopy
 from steelyard.runtime.cpu.arguments import amax_shape, codes_shape, scales_shape, stored_shape
 from steelyard.schemes import Scheme
-from steelyard.tensor import kernels, swizzles
+from steelyard.tensor import kernels, swizzles, traced
 from steelyard.tensor.elements import HIGH_PRECISION, matrix_shape
 from steelyard.tensor.quantizer import is_noop
 from steelyard.tensor.storage import QuantizedTensorStorage
-
-# Kernels check that a per-tensor copy has its amax, but decode without reading it.
-_UNREAD_AMAX = torch.zeros(())
 
 
 class CopyFields(NamedTuple):
@@ -158,15 +155,17 @@ class SchemeStorage(QuantizedTensorStorage):
                 f"{codes} of a tensor of shape {tuple(self._shape)} must hold {stored[0]}x{stored[1]} codes, "
                 f"got shape {tuple(field.shape)}"
             )
-        amax_value = _UNREAD_AMAX if scheme.family == "tensor" else getattr(self, amax) if amax else None
-        return QuantizedCopy(field.reshape(stored), getattr(self, scales), amax_value, scheme, self._matrix, columnwise)
+        # Kernels ask for the amax of a per-tensor copy, but do not read it to decode: any value will do.
+        amax = scales if scheme.family == "tensor" else amax
+        parts = field.reshape(stored), getattr(self, scales), None if amax is None else getattr(self, amax)
+        return QuantizedCopy(*parts, scheme, self._matrix, columnwise)
 
     def _copy(self, columnwise: bool) -> QuantizedCopy | None:
         """A copy as kernels read it: contiguous, scales compact."""
         copy = self._raw_copy(columnwise)
         if copy is None:
             return None
-        if copy.codes.numel() and copy.codes.untyped_storage().nbytes() == 0:
+        if traced.has_memory(copy.codes) and copy.codes.numel() and copy.codes.untyped_storage().nbytes() == 0:
             raise RecipeError(
                 f"the codes of a {type(self).__name__} must be in memory, got freed ones; gather it first"
             )
@@ -189,14 +188,16 @@ class SchemeStorage(QuantizedTensorStorage):
         if amax is not None:
             setattr(self, amax, copy.amax)
 
-    def _write_copy(self, copy: QuantizedCopy) -> None:
-        """Overwrite the memory of a copy that exists, so that every alias of it sees the new values."""
-        codes, scales, amax = self._fields(copy.columnwise)
-        field = getattr(self, codes)
-        field.copy_(copy.codes.reshape(field.shape))
-        getattr(self, scales).copy_(copy.scales)
-        if amax is not None:
-            getattr(self, amax).copy_(copy.amax)
+    def _write_copies(self, copies) -> None:
+        """Overwrite the memory of copies that exist, so that every alias of them sees the new values."""
+        values = {}
+        for copy in copies:
+            if copy is not None:
+                values.update(zip(self._fields(copy.columnwise), (copy.codes, copy.scales, copy.amax), strict=True))
+        for name, value in values.items():
+            if name is not None:
+                field = getattr(self, name)
+                field.copy_(value.reshape(field.shape))
 
     def _drop(self, columnwise: bool) -> None:
         kept = self._fields(not columnwise) if self._has(not columnwise) else ()

@@ -1,0 +1,90 @@
+"""The kernels as torch operators, for tensors without memory: what torch.compile traces with and puts in its graph."""
+
+import dataclasses
+import json
+from functools import cache
+
+import torch
+
+from steelyard.quantized_copy import QuantizedCopy
+from steelyard.runtime import cpu
+from steelyard.schemes import Scheme
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether kernels can read a tensor, rather than a tracer's stand-in."""
+    return type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
+
+
+@cache
+def _text(scheme: Scheme | None) -> str:
+    return "" if scheme is None else json.dumps(dataclasses.asdict(scheme))
+
+
+@cache
+def _scheme(text: str) -> Scheme | None:
+    return Scheme(**json.loads(text)) if text else None
+
+
+def dequantize(copy: QuantizedCopy, dtype: torch.dtype) -> torch.Tensor:
+    return torch.ops.steelyard.dequantize(
+        copy.codes, copy.scales, copy.amax, _text(copy.scheme), *copy.shape, copy.columnwise, dtype
+    )
+
+
+def quantize(x, row: Scheme | None, col: Scheme | None, *, scale=None, amax=None, rng=None):
+    row_amax, col_amax = amax if isinstance(amax, tuple) else (amax, amax)
+    parts = torch.ops.steelyard.quantize(x, _text(row), _text(col), scale, row_amax, col_amax, rng)
+    copies = []
+    for scheme, columnwise in ((row, False), (col, True)):
+        if scheme is None:
+            copies.append(None)
+            continue
+        codes, scales = parts.pop(0), parts.pop(0)
+        amax = None if scheme.family in ("block", "mx") else parts.pop(0)
+        copies.append(QuantizedCopy(codes, scales, amax, scheme, tuple(x.shape), columnwise))
+    return tuple(copies)
+
+
+@torch.library.custom_op("steelyard::dequantize", mutates_args=())
+def _dequantize(
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    amax: torch.Tensor | None,
+    scheme: str,
+    rows: int,
+    columns: int,
+    columnwise: bool,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    return cpu.dequantize(QuantizedCopy(codes, scales, amax, _scheme(scheme), (rows, columns), columnwise), dtype)
+
+
+@_dequantize.register_fake
+def _(codes, scales, amax, scheme, rows, columns, columnwise, dtype):
+    return codes.new_empty((rows, columns), dtype=dtype)
+
+
+@torch.library.custom_op("steelyard::quantize", mutates_args=())
+def _quantize(
+    x: torch.Tensor,
+    row: str,
+    col: str,
+    scale: torch.Tensor | None,
+    row_amax: torch.Tensor | None,
+    col_amax: torch.Tensor | None,
+    rng: list[int] | None,
+) -> list[torch.Tensor]:
+    amax = None if row_amax is None and col_amax is None else (row_amax, col_amax)
+    return _parts(cpu.quantize(x, _scheme(row), _scheme(col), scale=scale, amax=amax, rng=rng))
+
+
+@_quantize.register_fake
+def _(x, row, col, scale, row_amax, col_amax, rng):
+    schemes = ((_scheme(row), False), (_scheme(col), True))
+    return _parts([None if scheme is None else cpu.empty_copy(scheme, x.shape, columnwise=c) for scheme, c in schemes])
+
+
+def _parts(copies) -> list[torch.Tensor]:
+    parts = [part for copy in copies if copy is not None for part in (copy.codes, copy.scales, copy.amax)]
+    return [part for part in parts if part is not None]
