@@ -46,17 +46,17 @@ def scheme_bits(scheme: Scheme) -> int:
 
 def check_tensor(tensor: torch.Tensor, what: str) -> None:
     """Refuse what has no plain memory on this machine."""
-    require(isinstance(tensor, torch.Tensor), "cpu_tensor", f"{what} must be a tensor, got {type(tensor).__name__}")
-    require(
-        tensor.device.type == "cpu" and tensor.layout == torch.strided,
-        "cpu_tensor",
-        f"{what} must be a strided tensor on the CPU, got {tensor.layout} on {tensor.device}",
-    )
-    require(
-        type(tensor) in (torch.Tensor, torch.nn.Parameter) or _has_memory(tensor),
-        "cpu_tensor",
-        f"{what} must have memory of its own, got a {type(tensor).__name__}; pass the tensor it stands for",
-    )
+    if not isinstance(tensor, torch.Tensor):
+        raise ConstraintError("cpu_tensor", f"{what} must be a tensor, got {type(tensor).__name__}")
+    if not (tensor.is_cpu and tensor.layout is torch.strided):
+        raise ConstraintError(
+            "cpu_tensor", f"{what} must be a strided tensor on the CPU, got {tensor.layout} on {tensor.device}"
+        )
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and not _has_memory(tensor):
+        raise ConstraintError(
+            "cpu_tensor",
+            f"{what} must have memory of its own, got a {type(tensor).__name__}; pass the tensor it stands for",
+        )
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
@@ -67,11 +67,11 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 def matrix_of(x: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int, int, int, int, int]]:
     """`x` with its leading dims flattened, and what kernels read it by; keep the tensor while they run."""
     check_tensor(x, "x")
-    require(
-        x.dtype in DTYPES and x.dim() > 0,
-        "quantize_input",
-        f"x must be float32, bfloat16 or float16 with at least one dim, got {x.dtype} of shape {tuple(x.shape)}",
-    )
+    if x.dtype not in DTYPES or x.dim() == 0:
+        raise ConstraintError(
+            "quantize_input",
+            f"x must be float32, bfloat16 or float16 with at least one dim, got {x.dtype} of shape {tuple(x.shape)}",
+        )
     if x.dim() != 2:
         x = x.detach().reshape(x.shape[:-1].numel(), x.shape[-1])
     if x.is_neg():

@@ -6,16 +6,23 @@ import torch
 
 from steelyard.quantized_copy import QuantizedCopy, round_up
 from steelyard.runtime import _cpu
-from steelyard.runtime.cpu.arguments import DTYPES, check_copy, require, scheme_bits
+from steelyard.runtime.cpu.arguments import DTYPES, check_copy, check_disjoint, check_part, require, scheme_bits
 
 
-def dequantize(copy: QuantizedCopy, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """The values of a copy as a logical (M, N) matrix; the random Hadamard transform is undone."""
+def dequantize(
+    copy: QuantizedCopy, dtype: torch.dtype = torch.float32, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The values of a copy as a logical (M, N) matrix, in `out` if given; the random Hadamard transform is undone."""
     check_copy(copy, "copy")
     require(dtype in DTYPES, "dequantize_dtype", f"dtype must be float32, bfloat16 or float16, got {dtype}")
+    if out is None:
+        out = torch.empty(copy.shape, dtype=dtype)
+    else:
+        check_part(out, "out", dtype, tuple(copy.shape))
+        parts = {"copy.codes": copy.codes, "copy.scales": copy.scales, "copy.amax": copy.amax}
+        check_disjoint({"out": out}, {name: part for name, part in parts.items() if part is not None})
     if copy.scheme.rht and not copy.columnwise:
-        return dequantize(replace(copy, shape=copy.shape[::-1], columnwise=True), dtype).T.contiguous()
-    out = torch.empty(copy.shape, dtype=dtype)
+        return out.copy_(dequantize(replace(copy, shape=copy.shape[::-1], columnwise=True), dtype).T)
     _cpu.dequantize(
         scheme_bits(copy.scheme),
         copy.columnwise,
@@ -27,6 +34,7 @@ def dequantize(copy: QuantizedCopy, dtype: torch.dtype = torch.float32) -> torch
         DTYPES[dtype],
         torch.get_num_threads(),
     )
+    torch.autograd.graph.increment_version(out)
     return out
 
 

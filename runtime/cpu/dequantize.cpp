@@ -7,7 +7,7 @@ namespace steelyard::STEELYARD_ISA {
 
 struct alignas(64) Scratch {
   float values[kTileSide][kTileSide];
-  float row[kTileSide];
+  float row[kTileColumns];
 };
 
 static float scale_value(const DequantizeCall &call, int64_t row,
@@ -52,14 +52,14 @@ static void decode_scaled(const uint8_t *codes, int64_t n, const float *scales,
 // n values of a stored row from `column`, a multiple of 128.
 static void decode_row(const DequantizeCall &call, int64_t row, int64_t column,
                        int64_t n, float *out) {
-  float scales[kTileSide];
+  alignas(64) float scales[kTileColumns];
   spread_scales(call, row, column, n, scales);
   const uint8_t *codes = call.codes + row * call.codes_stride;
   if (call.element == Element::e4m3)
     return decode_scaled<E4M3>(codes + column, n, scales, out);
   if (call.element == Element::e5m2)
     return decode_scaled<E5M2>(codes + column, n, scales, out);
-  uint8_t unpacked[kTileSide];
+  alignas(64) uint8_t unpacked[kTileColumns];
   unpack_row(codes + column / 2, n, unpacked);
   decode_scaled<E2M1>(unpacked, n, scales, out);
   const float amax = call.amax[call.row_scaled ? row : 0];
@@ -134,11 +134,7 @@ static void dequantize_tile(const DequantizeCall &call, const Tile &tile,
 void dequantize(const DequantizeCall &call, int64_t begin, int64_t end) {
   Scratch scratch;
   for (int64_t index = begin; index < end; ++index) {
-    Tile tile{};
-    tile.row = index / call.tiling.per_row * call.tiling.rows;
-    tile.column = index % call.tiling.per_row * call.tiling.columns;
-    tile.rows = smaller(call.tiling.rows, call.rows - tile.row);
-    tile.columns = smaller(call.tiling.columns, call.columns - tile.column);
+    const Tile tile = locate_tile(call.tiling, call.rows, call.columns, index);
     dequantize_tile(call, tile, scratch);
   }
 }

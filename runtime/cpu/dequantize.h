@@ -22,7 +22,7 @@ struct DequantizeCall {
   void *out;
   Dtype dtype;
   int64_t rows, columns; // of the output
-  Tiling tiling;         // of the output, 128x128
+  Tiling tiling;         // of the output, 128x128 if transposed
 };
 
 #ifdef STEELYARD_ISA

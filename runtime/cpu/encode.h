@@ -78,10 +78,14 @@ static inline void encode_e2m1_blocks(const float *x, int64_t n,
 template <int Block>
 static inline void amax_blocks(const float *x, int64_t n, int32_t *amax) {
   int64_t j = 0;
-  for (; j + Block <= n; j += Block)
-    amax[j / Block] = static_cast<int32_t>(amax_bits(x + j, Block));
-  if (j < n)
-    amax[j / Block] = static_cast<int32_t>(amax_bits(x + j, n - j));
+#if defined(__AVX2__)
+  for (; j + 8 * Block <= n; j += 8 * Block)
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(amax + j / Block),
+                        amax_8_blocks<Block>(x + j));
+#endif
+  for (; j < n; j += Block)
+    amax[j / Block] =
+        static_cast<int32_t>(amax_bits(x + j, smaller(Block, n - j)));
 }
 
 // Bits of the amax of each column of `rows` rows from `first`.

@@ -78,6 +78,32 @@ static inline __m256i encode_32(const __m256 (&values)[4]) {
   return in_order(_mm256_or_si256(_mm256_packus_epi16(low, high), placed));
 }
 
+// Bits of the amax of each of 8 blocks of `Block` values. Each step of the tree
+// leaves half the vectors, twice as many blocks in each.
+template <int Block> static inline __m256i amax_8_blocks(const float *x) {
+  const __m256i mask = _mm256_set1_epi32(kAbsMask);
+  __m256i largest[8];
+  for (int b = 0; b < 8; ++b) {
+    largest[b] = _mm256_setzero_si256();
+    for (int j = 0; j < Block; j += 8) {
+      const __m256i bits = _mm256_loadu_si256(
+          reinterpret_cast<const __m256i *>(x + b * Block + j));
+      largest[b] = _mm256_max_epi32(largest[b], _mm256_and_si256(bits, mask));
+    }
+  }
+  __m256i pairs[4], quads[2];
+  for (int i = 0; i < 4; ++i)
+    pairs[i] = _mm256_max_epi32(
+        _mm256_unpacklo_epi32(largest[2 * i], largest[2 * i + 1]),
+        _mm256_unpackhi_epi32(largest[2 * i], largest[2 * i + 1]));
+  for (int i = 0; i < 2; ++i)
+    quads[i] =
+        _mm256_max_epi32(_mm256_unpacklo_epi64(pairs[2 * i], pairs[2 * i + 1]),
+                         _mm256_unpackhi_epi64(pairs[2 * i], pairs[2 * i + 1]));
+  return _mm256_max_epi32(_mm256_permute2x128_si256(quads[0], quads[1], 0x20),
+                          _mm256_permute2x128_si256(quads[0], quads[1], 0x31));
+}
+
 // Nibbles of 32 codes, two a byte.
 static inline __m128i pack_nibbles(__m256i codes) {
   const __m256i pairs = _mm256_maddubs_epi16(codes, _mm256_set1_epi16(0x1001));

@@ -18,6 +18,7 @@ typedef float Lanes8 __attribute__((vector_size(32)));
 // In place: the signs, butterflies and 1/4 of 8 columns, in registers.
 static inline void transform_8(float (*rows)[kTileSide]) {
   Lanes8 v[16];
+#pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) {
     std::memcpy(&v[i], rows[i], sizeof v[i]);
     v[i] *= kHadamardSigns[i];
@@ -32,6 +33,7 @@ static inline void transform_8(float (*rows)[kTileSide]) {
       v[i] = a + b;
       v[i + stride] = a - b;
     }
+#pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) {
     v[i] *= 0.25f;
     std::memcpy(rows[i], &v[i], sizeof v[i]);

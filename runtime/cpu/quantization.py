@@ -170,18 +170,9 @@ def _amax_pair(amax, row: QuantizedCopy | None, col: QuantizedCopy | None) -> tu
 
 def _check_operands(scheme: Scheme, columnwise: bool, scale, rng) -> None:
     usage, refused, taken = ("columnwise", "1x32", "32x1") if columnwise else ("rowwise", "32x1", "1x32")
-    require(
-        scheme.block != refused,
-        "quantize_block",
-        f"a {usage} MX copy must have {taken} blocks or 32x32, got {refused}",
-    )
-    require(
-        scheme.source != "delayed" or scale is not None,
-        "quantize_scale",
-        "a delayed scheme needs its scale, got None; pass scale=",
-    )
-    require(
-        scheme.rounding != "stochastic" or rng is not None,
-        "quantize_rng",
-        "stochastic rounding needs rng, got None; pass rng=(seed, offset)",
-    )
+    if scheme.block == refused:
+        raise ConstraintError("quantize_block", f"a {usage} MX copy must have {taken} blocks or 32x32, got {refused}")
+    if scheme.source == "delayed" and scale is None:
+        raise ConstraintError("quantize_scale", "a delayed scheme needs its scale, got None; pass scale=")
+    if scheme.rounding == "stochastic" and rng is None:
+        raise ConstraintError("quantize_rng", "stochastic rounding needs rng, got None; pass rng=(seed, offset)")

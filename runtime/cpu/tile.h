@@ -56,15 +56,22 @@ static inline void gather(const Matrix &x, const Tile &tile, float *out) {
               widen(base[i * x.row_stride + j * x.column_stride], x.dtype);
 }
 
+// Where tile `index` of a matrix of this size lies; its data is not there yet.
+static inline Tile locate_tile(const Tiling &tiling, int64_t rows,
+                               int64_t columns, int64_t index) {
+  Tile tile{};
+  tile.row = index / tiling.per_row * tiling.rows;
+  tile.column = index % tiling.per_row * tiling.columns;
+  tile.rows = smaller(tiling.rows, rows - tile.row);
+  tile.columns = smaller(tiling.columns, columns - tile.column);
+  return tile;
+}
+
 // Contiguous float32 rows are used where they are; anything else is widened
 // into `staging`.
 static inline Tile load_tile(const Matrix &x, const Tiling &tiling,
                              int64_t index, Staging &staging) {
-  Tile tile;
-  tile.row = index / tiling.per_row * tiling.rows;
-  tile.column = index % tiling.per_row * tiling.columns;
-  tile.rows = smaller(tiling.rows, x.rows - tile.row);
-  tile.columns = smaller(tiling.columns, x.columns - tile.column);
+  Tile tile = locate_tile(tiling, x.rows, x.columns, index);
   const int64_t width =
       x.dtype == Dtype::f32 ? sizeof(float) : sizeof(uint16_t);
   const char *first =
