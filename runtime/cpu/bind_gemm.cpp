@@ -1,15 +1,14 @@
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
-#include <cstdlib>
-#include <memory>
-#include <new>
 #include <vector>
 
 #include "bindings.h"
 #include "copy_arguments.h"
 #include "gemm.h"
+#include "gemm_workspace.h"
 #include "kernel_table.h"
 #include "thread_pool.h"
 
@@ -21,9 +20,10 @@ namespace steelyard {
 using OperandArguments =
     std::tuple<int, bool, uintptr_t, uintptr_t, uintptr_t, int64_t, int64_t>;
 
-// Blocks of the output and slabs of k, by the size of their workspace.
-static constexpr int64_t kBlockRows = 43 * kRowUnit; // about 2048
-static constexpr int64_t kBlockElements = 4 << 20;
+// Most rows and elements of a block of the output, and elements of a slab: the
+// workspace should stay in the shared cache.
+static constexpr int64_t kBlockRows = 22 * kRowUnit;
+static constexpr int64_t kBlockElements = kBlockRows * kBlockRows;
 static constexpr int64_t kSlabElements = 1 << 20;
 // More binades of scales than this, over both operands, and products of panels
 // leave float32.
@@ -38,8 +38,8 @@ struct PlannedOperand {
 
 static void describe_scales(SchemeBits scheme, bool columnwise,
                             StoredShape stored, GemmOperand &x) {
-  x.outer_block = 1;
-  x.k_block = kSlice;
+  x.outer_shift = 0;
+  x.k_shift = std::countr_zero<uint64_t>(kSlice);
   x.outer_stride = x.k_stride = 1;
   switch (scheme.family()) {
   case Family::tensor:
@@ -47,19 +47,19 @@ static void describe_scales(SchemeBits scheme, bool columnwise,
     return;
   case Family::block:
     x.scale_type = ScaleType::f32;
-    x.outer_block = scheme.tiled() ? 128 : 1;
-    x.k_block = 128;
+    x.outer_shift = scheme.tiled() ? 7 : 0;
+    x.k_shift = 7;
     x.outer_stride = ceil_div(stored.columns, 128);
     return;
   case Family::mx:
     x.scale_type = ScaleType::e8m0;
-    x.k_block = 32;
+    x.k_shift = 5;
     (columnwise ? x.k_stride : x.outer_stride) =
         scales_stride(scheme, columnwise, stored);
     return;
   case Family::nvfp4:
     x.scale_type = ScaleType::e4m3;
-    x.k_block = 16;
+    x.k_shift = 4;
     x.outer_stride = ceil_div(stored.columns, 16);
     return;
   }
@@ -142,17 +142,9 @@ static void choose_range(GemmCall &call, const KernelTable &table) {
   }
 }
 
-struct Free {
-  void operator()(void *memory) const { std::free(memory); }
-};
-using Workspace = std::unique_ptr<void, Free>;
-
-static Workspace allocate(int64_t elements, bool wide) {
-  const size_t size = elements * (wide ? sizeof(double) : sizeof(float));
-  void *memory = std::aligned_alloc(64, (size + 63) / 64 * 64);
-  if (!memory)
-    throw std::bad_alloc();
-  return Workspace(memory);
+static void *workspace(WorkspaceUse use, int64_t elements, bool wide) {
+  return thread_workspace(use,
+                          elements * (wide ? sizeof(double) : sizeof(float)));
 }
 
 // Tiles small enough that every thread gets some; which ones does not change
@@ -179,8 +171,12 @@ static void run_block(GemmCall &call, int threads, const KernelTable &table) {
   const int64_t rows = call.units() * kRowUnit;
   const int64_t slab =
       std::clamp<int64_t>(kSlabElements / (rows * kSlice), 1, slices);
-  const Workspace packed = allocate(rows * kRowStride * slab, call.wide);
-  call.packed = packed.get();
+  call.packed =
+      workspace(WorkspaceUse::rows, rows * kRowStride * slab, call.wide);
+  call.accumulators = workspace(WorkspaceUse::accumulators,
+                                call.tiles_down() * call.tile_rows *
+                                    call.tiles_across() * call.tile_columns,
+                                call.wide);
   for (int64_t slice = 0; slice < slices; slice += slab) {
     call.k = slice * kSlice;
     call.slices = std::min(slab, slices - slice);
@@ -196,20 +192,18 @@ static void run_block(GemmCall &call, int threads, const KernelTable &table) {
   }
 }
 
+// The size of parts of at most `most`, as few and as even as can be.
+static int64_t even_share(int64_t size, int64_t most, int64_t unit) {
+  return ceil_div(ceil_div(size, ceil_div(size, most)), unit) * unit;
+}
+
 static void run(GemmCall &call, int threads) {
   const KernelTable &table = kernels();
   choose_range(call, table);
   const int64_t M = call.a.outer, N = call.b.outer;
-  const int64_t block_rows =
-      std::min(kBlockRows, ceil_div(M, kRowUnit) * kRowUnit);
+  const int64_t block_rows = even_share(M, kBlockRows, kRowUnit);
   const int64_t block_columns =
-      std::min(kBlockElements / block_rows, N + kColumnUnit) / kColumnUnit *
-      kColumnUnit;
-  // Rows of accumulators must not all start in one cache set either.
-  call.accumulators_stride = block_columns + 16;
-  const Workspace accumulators =
-      allocate(block_rows * call.accumulators_stride, call.wide);
-  call.accumulators = accumulators.get();
+      even_share(N, kBlockElements / block_rows, kColumnUnit);
   for (call.row = 0; call.row < M; call.row += block_rows)
     for (call.column = 0; call.column < N; call.column += block_columns) {
       call.rows = std::min(block_rows, M - call.row);

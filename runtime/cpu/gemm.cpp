@@ -1,9 +1,7 @@
 #include "gemm.h"
 
-#include <cstdlib>
-#include <new>
-
 #include "gemm_pack.h"
+#include "gemm_workspace.h"
 #include "tile.h"
 
 namespace steelyard::STEELYARD_ISA {
@@ -35,33 +33,35 @@ static void pack_units(const GemmCall &call, int64_t begin, int64_t end) {
   }
 }
 
-// A part of the block, relative to it.
-struct Part {
+// A tile of the block: where it is in the block, and its accumulators.
+template <class T> struct OutputTile {
   int64_t row, rows, column, columns;
+  T *sums; // rows are tile_columns apart
 };
 
-static Part tile_of(const GemmCall &call, int64_t task) {
+template <class T>
+static OutputTile<T> tile_of(const GemmCall &call, int64_t task) {
   const int64_t row = task % call.tiles_down() * call.tile_rows;
   const int64_t column = task / call.tiles_down() * call.tile_columns;
   return {row, smaller(call.tile_rows, call.rows - row), column,
-          smaller(call.tile_columns, call.columns - column)};
+          smaller(call.tile_columns, call.columns - column),
+          static_cast<T *>(call.accumulators) +
+              task * call.tile_rows * call.tile_columns};
 }
 
 template <class T>
-static void multiply_slice(const GemmCall &call, const Part &part,
+static void multiply_slice(const GemmCall &call, const OutputTile<T> &tile,
                            const T *columns, int64_t slice) {
   const int64_t k = slice_length(call, slice);
   const bool first = call.first_slab && slice == 0;
-  const int64_t bottom = part.row + part.rows;
-  for (int64_t top = part.row; top < bottom; top += kCachedRows)
-    for (int64_t j = 0; j < part.columns; j += kWidth)
-      for (int64_t i = top; i < smaller(top + kCachedRows, bottom);
-           i += kHeight) {
-        T *target = static_cast<T *>(call.accumulators) +
-                    i * call.accumulators_stride + part.column + j;
-        multiply_panel(packed_row<T>(call, slice, i), columns + j * kSlice, k,
-                       target, call.accumulators_stride, first);
-      }
+  for (int64_t top = 0; top < tile.rows; top += kCachedRows) {
+    const int64_t bottom = smaller(top + kCachedRows, tile.rows);
+    for (int64_t j = 0; j < tile.columns; j += kWidth)
+      for (int64_t i = top; i < bottom; i += kHeight)
+        multiply_panel(
+            packed_row<T>(call, slice, tile.row + i), columns + j * kSlice, k,
+            tile.sums + i * call.tile_columns + j, call.tile_columns, first);
+  }
 }
 
 static void store_row(const float *values, int64_t n, Dtype dtype, void *out) {
@@ -122,58 +122,42 @@ static void finish_row(const GemmCall &call, int64_t row, int64_t column,
 }
 
 template <class T>
-static void store_part(const GemmCall &call, const Part &part) {
+static void store_tile(const GemmCall &call, const OutputTile<T> &tile) {
   const int64_t size = call.out_dtype == Dtype::f32 ? 4 : 2;
+  const int64_t column = call.column + tile.column;
   const bool in_float = scales_in_float(call);
   const float factor = static_cast<float>(call.a.factor * call.b.factor);
   float values[kMaxTileColumns];
-  for (int64_t i = part.row; i < part.row + part.rows; ++i) {
-    const T *sums = static_cast<const T *>(call.accumulators) +
-                    i * call.accumulators_stride + part.column;
-    const int64_t row = call.row + i, column = call.column + part.column;
+  for (int64_t i = 0; i < tile.rows; ++i) {
+    const T *sums = tile.sums + i * call.tile_columns;
+    const int64_t row = call.row + tile.row + i;
     if (in_float)
-      for (int64_t j = 0; j < part.columns; ++j)
+      for (int64_t j = 0; j < tile.columns; ++j)
         values[j] = static_cast<float>(sums[j]) * factor;
     else
-      finish_row(call, row, column, part.columns, sums, values);
+      finish_row(call, row, column, tile.columns, sums, values);
     char *out =
         static_cast<char *>(call.out) + (row * call.out_stride + column) * size;
-    store_row(values, part.columns, call.out_dtype, out);
+    store_row(values, tile.columns, call.out_dtype, out);
   }
 }
-
-// Columns of one slice of a tile, for one task at a time.
-template <class T> class ColumnPanels {
-public:
-  explicit ColumnPanels(int64_t columns)
-      : data_(static_cast<T *>(
-            std::aligned_alloc(64, columns * kSlice * sizeof(T)))) {
-    if (!data_)
-      throw std::bad_alloc();
-  }
-  ~ColumnPanels() { std::free(data_); }
-  ColumnPanels(const ColumnPanels &) = delete;
-  T *data() { return data_; }
-
-private:
-  T *data_;
-};
 
 template <class T, Element E>
 static void multiply_tiles(const GemmCall &call, int64_t begin, int64_t end) {
   const Packer<E> packer(call.b);
-  ColumnPanels<T> columns(call.tile_columns);
+  T *columns = static_cast<T *>(thread_workspace(
+      WorkspaceUse::columns, call.tile_columns * kSlice * sizeof(T)));
   for (int64_t task = begin; task < end; ++task) {
-    const Part part = tile_of(call, task);
+    const OutputTile<T> tile = tile_of<T>(call, task);
     for (int64_t slice = 0; slice < call.slices; ++slice) {
-      for (int64_t j = 0; j < part.columns; j += kWidth)
-        packer.pack_columns(call.column + part.column + j,
+      for (int64_t j = 0; j < tile.columns; j += kWidth)
+        packer.pack_columns(call.column + tile.column + j,
                             call.k + slice * kSlice, slice_length(call, slice),
-                            columns.data() + j * kSlice);
-      multiply_slice<T>(call, part, columns.data(), slice);
+                            columns + j * kSlice);
+      multiply_slice(call, tile, columns, slice);
     }
     if (call.last_slab)
-      store_part<T>(call, part);
+      store_tile(call, tile);
   }
 }
 

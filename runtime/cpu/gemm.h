@@ -34,10 +34,13 @@ struct GemmOperand {
   bool k_major; // stored (k, outer), as columnwise MX; otherwise (outer, k)
   int64_t outer, k;
 
-  const void *scales; // of element (i, p): [i / outer_block][p / k_block]
+  const void *scales; // of element (i, p): [i >> outer_shift][p >> k_shift]
   ScaleType scale_type;
-  int64_t outer_block, k_block;
+  int outer_shift, k_shift;       // the sides of a block are powers of two
   int64_t outer_stride, k_stride; // in scales
+
+  int64_t outer_block() const { return int64_t{1} << outer_shift; }
+  int64_t k_block() const { return int64_t{1} << k_shift; }
 
   // Panels hold code * scale * unit * fold; the rest of the value is left to
   // the factors at the end.
@@ -56,8 +59,7 @@ struct GemmCall {
 
   bool wide;          // panels and accumulators are float64
   void *packed;       // rows of `a`: [slice][row][kRowStride]
-  void *accumulators; // [row][accumulators_stride]; both 64-byte aligned
-  int64_t accumulators_stride;
+  void *accumulators; // [tile][tile_rows][tile_columns]; both 64-byte aligned
 
   int64_t row, rows, column, columns; // the block of the output
   int64_t k, slices;                  // the slab: first k, number of slices

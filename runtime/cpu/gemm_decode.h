@@ -82,7 +82,7 @@ static inline void decode_16(Bytes16 codes, Factor factor, float *out) {
 #endif
 
 static inline int64_t scale_index(const GemmOperand &x, int64_t i, int64_t p) {
-  return i / x.outer_block * x.outer_stride + p / x.k_block * x.k_stride;
+  return (i >> x.outer_shift) * x.outer_stride + (p >> x.k_shift) * x.k_stride;
 }
 
 static inline float scale_at(const GemmOperand &x, int64_t index) {

@@ -42,6 +42,10 @@ template <class T, class Vector>
 static inline void multiply_panel(const T *a, const T *b, int64_t k, T *c,
                                   int64_t c_stride, bool first) {
   constexpr int vectors = kWidth * sizeof(T) / kVectorBytes;
+  // Sums of the slices before are far by now; they arrive while k is summed.
+  for (int r = 0; r < kHeight; ++r)
+    for (int line = 0; line < kWidth; line += 64 / sizeof(T))
+      __builtin_prefetch(c + r * c_stride + line, 1);
   Vector sum[kHeight][vectors] = {};
   for (int64_t p = 0; p < k; ++p) {
     const Vector *columns = reinterpret_cast<const Vector *>(b + p * kWidth);

@@ -15,8 +15,7 @@ static constexpr int64_t kPerByte = E == Element::e2m1 ? 2 : 1;
 
 template <Element E> class Packer {
 public:
-  explicit Packer(const GemmOperand &x)
-      : x_(x), block_shift_(__builtin_ctzll(x.k_block)) {
+  explicit Packer(const GemmOperand &x) : x_(x) {
     if (x.scale_type != ScaleType::e8m0 && x.scale_type != ScaleType::e4m3)
       return;
     for (int byte = 0; byte < 256; ++byte) {
@@ -112,7 +111,7 @@ private:
                   float *out) const {
     float scale = 0.0f;
     for (int64_t q = 0; q < k; q += 16) {
-      if (q % x_.k_block == 0)
+      if (q % x_.k_block() == 0)
         scale = factor(i, p + q);
       decode_16<E>(load_some(codes + q, k - q), scale, out + q);
     }
@@ -122,12 +121,12 @@ private:
   void pack_group(int64_t first, int64_t p, int64_t k, float *out) const {
     const int64_t columns = smaller(16, x_.outer - first);
     float factors[kSlice / 16][16];
-    for (int64_t q = 0; q < k; q += x_.k_block)
+    for (int64_t q = 0; q < k; q += x_.k_block())
       for (int64_t c = 0; c < 16; ++c)
-        factors[q >> block_shift_][c] =
+        factors[q >> x_.k_shift][c] =
             c < columns ? factor(first + c, p + q) : 0.0f;
     const auto put = [&](int64_t q, Bytes16 codes) {
-      const float *scales = factors[q >> block_shift_];
+      const float *scales = factors[q >> x_.k_shift];
       decode_16<E>(codes, scales, out + q * kWidth);
     };
     if (x_.k_major) {
@@ -199,7 +198,6 @@ private:
   static constexpr int64_t kStaged = 64;
 
   const GemmOperand &x_;
-  const int block_shift_;
   float table_[256];
 };
 

@@ -14,8 +14,8 @@ static ScaleRange range_of_bytes(const uint8_t *bytes, int64_t n) {
 }
 
 static bool is_zero_block(const GemmOperand &x, int64_t i, int64_t p) {
-  const int64_t bottom = smaller(i + x.outer_block, x.outer);
-  const int64_t end = smaller(p + x.k_block, x.k);
+  const int64_t bottom = smaller(i + x.outer_block(), x.outer);
+  const int64_t end = smaller(p + x.k_block(), x.k);
   for (int64_t r = i; r < bottom; ++r)
     for (int64_t q = p; q < end; ++q)
       if (code_at(x, r, q) != 0.0f)
@@ -39,8 +39,8 @@ static void include(ScaleRange &range, float scale) {
 
 static ScaleRange range_of_blocks(const GemmOperand &x, bool skip_zeros) {
   ScaleRange range{1000, -1000};
-  for (int64_t i = 0; i < x.outer; i += x.outer_block)
-    for (int64_t p = 0; p < x.k; p += x.k_block) {
+  for (int64_t i = 0; i < x.outer; i += x.outer_block())
+    for (int64_t p = 0; p < x.k; p += x.k_block()) {
       const float scale = scale_at(x, scale_index(x, i, p));
       if (has_exponent(scale) && !(skip_zeros && is_zero_block(x, i, p)))
         include(range, scale);
@@ -51,7 +51,7 @@ static ScaleRange range_of_blocks(const GemmOperand &x, bool skip_zeros) {
 ScaleRange gemm_scale_range(const GemmOperand &x, bool skip_zeros) {
   if (x.scale_type != ScaleType::e8m0 || skip_zeros)
     return range_of_blocks(x, skip_zeros);
-  const int64_t blocks = (x.k + x.k_block - 1) / x.k_block;
+  const int64_t blocks = (x.k + x.k_block() - 1) / x.k_block();
   return range_of_bytes(static_cast<const uint8_t *>(x.scales),
                         x.outer * blocks);
 }
