@@ -148,3 +148,9 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
         return begin, begin
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return begin, begin + (last + 1) * tensor.element_size()
+
+
+def count_version(tensor: torch.Tensor) -> None:
+    """Tell autograd and caches that a kernel wrote here; inference tensors count no versions."""
+    if not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)

@@ -6,7 +6,15 @@ import torch
 
 from steelyard.quantized_copy import QuantizedCopy, round_up
 from steelyard.runtime import _cpu
-from steelyard.runtime.cpu.arguments import DTYPES, check_copy, check_disjoint, check_part, require, scheme_bits
+from steelyard.runtime.cpu.arguments import (
+    DTYPES,
+    check_copy,
+    check_disjoint,
+    check_part,
+    count_version,
+    require,
+    scheme_bits,
+)
 
 
 def dequantize(
@@ -34,7 +42,7 @@ def dequantize(
         DTYPES[dtype],
         torch.get_num_threads(),
     )
-    torch.autograd.graph.increment_version(out)
+    count_version(out)
     return out
 
 

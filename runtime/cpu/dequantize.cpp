@@ -5,8 +5,11 @@
 
 namespace steelyard::STEELYARD_ISA {
 
+static constexpr int64_t kStripe = 16;
+
 struct alignas(64) Scratch {
   float values[kTileSide][kTileSide];
+  float stripe[kStripe][kTileSide];
   float row[kTileColumns];
 };
 
@@ -124,10 +127,14 @@ static void dequantize_tile(const DequantizeCall &call, const Tile &tile,
   for (int64_t j = 0; j < tile.columns; ++j)
     decode_stored(call, tile.column + j, tile.row, tile.rows,
                   scratch.values[j]);
-  for (int64_t i = 0; i < tile.rows; ++i) {
+  // A cache line of each decoded row at a time.
+  for (int64_t first = 0; first < tile.rows; first += kStripe) {
     for (int64_t j = 0; j < tile.columns; ++j)
-      scratch.row[j] = scratch.values[j][i];
-    store_row(call, tile.row + i, tile.column, tile.columns, scratch.row);
+      for (int64_t i = 0; i < kStripe; ++i)
+        scratch.stripe[i][j] = scratch.values[j][first + i];
+    for (int64_t i = 0; i < smaller(kStripe, tile.rows - first); ++i)
+      store_row(call, tile.row + first + i, tile.column, tile.columns,
+                scratch.stripe[i]);
   }
 }
 

@@ -11,6 +11,7 @@ from steelyard.runtime.cpu.arguments import (
     check_disjoint,
     check_part,
     codes_shape,
+    count_version,
     matrix_of,
     require,
     scales_shape,
@@ -84,7 +85,7 @@ def quantize_into(
     check_disjoint(outputs, {"x": x})
     _quantize(x, matrix, row, col, scale, amax, rng)
     for tensor in outputs.values():
-        torch.autograd.graph.increment_version(tensor)
+        count_version(tensor)
 
 
 def empty_copy(scheme: Scheme, shape: tuple[int, int], *, columnwise: bool) -> QuantizedCopy:

@@ -32,20 +32,27 @@ static void scale_blocks(const int32_t *amax, int64_t n, const TwoLevel &level,
   }
 }
 
-// Rounds up with the probability of the distance. byte / 256 * step is exact,
-// so the sum rounds once.
+// Rounds up with the probability of the distance: adds byte / 256 of a step,
+// which is exact, and truncates. Above 6 every draw is 6.
 static inline uint32_t encode_stochastic(float value, uint32_t random) {
   const uint32_t bits = bits_of(value);
-  const float magnitude = float_of(bits & kAbsMask);
-  const float step = magnitude < 2.0f ? 0.5f : magnitude < 4.0f ? 1.0f : 2.0f;
+  const int32_t magnitude = static_cast<int32_t>(bits & kAbsMask);
+  const int32_t limit = static_cast<int32_t>(bits_of(E2M1::max)),
+                one = static_cast<int32_t>(bits_of(1.0f));
+  const int32_t clamped = magnitude < limit ? magnitude : limit;
+  const int32_t exponent = clamped & static_cast<int32_t>(kInfinity);
+  const int32_t binade = exponent > one ? exponent : one;
+  const float step = float_of(binade - (1 << 23));
   const float dithered =
-      at_most(static_cast<float>(random) * 0x1p-8f * step + magnitude, 6.0f);
-  const float per_unit = dithered < 2.0f ? 2.0f : dithered < 4.0f ? 1.0f : 0.5f;
-  const int32_t offset = dithered < 2.0f ? 0 : dithered < 4.0f ? 2 : 4;
-  const bool is_nan = (bits & kAbsMask) > kInfinity;
-  const int32_t steps =
-      static_cast<int32_t>((is_nan ? 0.0f : dithered) * per_unit);
-  return is_nan ? E2M1::nan : (steps + offset) | (bits >> 28 & 8);
+      static_cast<float>(static_cast<int32_t>(random)) * 0x1p-8f * step +
+      float_of(clamped);
+  // Exponent and first mantissa bit: 0.5 is 252, 1 is 254, and codes count on.
+  const int32_t head = static_cast<int32_t>(bits_of(dithered)) >> 22;
+  const int32_t tail = head > 251 ? 1 : 0;
+  const int32_t counted = head - 252 > tail ? head - 252 : tail;
+  const int32_t code = counted < 7 ? counted : 7;
+  const bool is_nan = magnitude > static_cast<int32_t>(kInfinity);
+  return is_nan ? E2M1::nan : code | (bits >> 28 & 8);
 }
 
 static const uint8_t *random_bytes(const CopyCall &copy, const Tile &tile,
@@ -86,8 +93,9 @@ static void encode_row_blocks(const Tile &tile, int64_t i, const CopyCall &copy,
   if (!copy.stochastic)
     return encode_e2m1_blocks(tile.at(i), tile.columns, scratch.factors, out);
   const uint8_t *random = random_bytes(copy, tile, i, scratch.random);
-  for (int64_t j = 0; j < tile.columns; ++j)
-    scratch.spread[j] = scratch.factors[j / kBlock];
+  for (int64_t j = 0; j < tile.columns; j += kBlock)
+    for (int64_t k = 0; k < kBlock; ++k)
+      scratch.spread[j + k] = scratch.factors[j / kBlock];
   encode_row_stochastic(tile.at(i), tile.columns, scratch.spread, random,
                         scratch.codes);
   pack_row(scratch.codes, tile.columns, out);
