@@ -154,7 +154,7 @@ static void choose_tiles(GemmCall &call, int threads) {
     return std::max(ceil_div(size / 2, unit) * unit, unit);
   };
   call.tile_rows = call.units() * kRowUnit;
-  call.tile_columns = 128;
+  call.tile_columns = kMostTileColumns;
   const int64_t wanted = threads > 1 ? 4 * threads : 1;
   const auto tiles = [&] { return call.tiles_down() * call.tiles_across(); };
   while (tiles() < wanted && call.tile_rows > 2 * call.tile_columns)

@@ -18,6 +18,8 @@ namespace steelyard {
 inline constexpr int64_t kSlice = 256;
 // Packed rows and columns come in these units, which every kernel divides.
 inline constexpr int64_t kRowUnit = 48, kColumnUnit = 32;
+// Columns of b that a task packs at a time.
+inline constexpr int64_t kMostTileColumns = 128;
 // From one packed row to the next: they must not all start in one cache set.
 inline constexpr int64_t kRowStride = kSlice + 16;
 // What panels hold at most, as a power of two, before the code is multiplied:

@@ -1,0 +1,92 @@
+// From the sums of a tile to the output: factors, addends, rounding. Included
+// by kernel sources only.
+#pragma once
+
+#include "gemm.h"
+#include "tile.h"
+
+namespace steelyard::STEELYARD_ISA {
+
+// A tile of the block: where it is in the block, and its accumulators.
+template <class T> struct OutputTile {
+  int64_t row, rows, column, columns;
+  T *sums; // rows are tile_columns apart
+};
+
+static void store_row(const float *values, int64_t n, Dtype dtype, void *out) {
+  if (dtype == Dtype::f32) {
+    std::memcpy(out, values, n * sizeof *values);
+    return;
+  }
+  uint16_t *halves = static_cast<uint16_t *>(out);
+  if (dtype == Dtype::bf16)
+    for (int64_t j = 0; j < n; ++j)
+      halves[j] = to_bf16(values[j]);
+  else
+    for (int64_t j = 0; j < n; ++j)
+      halves[j] = to_f16(values[j]);
+}
+
+static void add_row(const Matrix &addend, int64_t row, int64_t column,
+                    int64_t n, double *sum) {
+  const int64_t first = row * addend.row_stride + column * addend.column_stride;
+  if (addend.dtype == Dtype::f32) {
+    const float *values = static_cast<const float *>(addend.data) + first;
+    for (int64_t j = 0; j < n; ++j)
+      sum[j] += values[j * addend.column_stride];
+    return;
+  }
+  const uint16_t *halves = static_cast<const uint16_t *>(addend.data) + first;
+  for (int64_t j = 0; j < n; ++j)
+    sum[j] += widen(halves[j * addend.column_stride], addend.dtype);
+}
+
+// One factor for all that float32 holds well, and nothing to add.
+static bool scales_in_float(const GemmCall &call) {
+  const double factor = call.a.factor * call.b.factor;
+  const double magnitude = factor < 0 ? -factor : factor;
+  return !call.wide && !call.a.factors && !call.b.factors &&
+         !call.addends[0].data && !call.addends[1].data &&
+         magnitude >= 0x1p-126 && magnitude <= kFloatMax;
+}
+
+// factors * sums + addends, in float64 so that only the result overflows.
+template <class T>
+static void finish_row(const GemmCall &call, int64_t row, int64_t column,
+                       int64_t n, const T *sums, float *out) {
+  const double row_factor =
+      call.a.factors ? call.a.factors[row] : call.a.factor;
+  double values[kMostTileColumns];
+  for (int64_t j = 0; j < n; ++j)
+    values[j] =
+        sums[j] * (row_factor * (call.b.factors ? call.b.factors[column + j]
+                                                : call.b.factor));
+  for (const Matrix &addend : call.addends)
+    if (addend.data)
+      add_row(addend, row, column, n, values);
+  for (int64_t j = 0; j < n; ++j)
+    out[j] = static_cast<float>(values[j]);
+}
+
+template <class T>
+static void store_tile(const GemmCall &call, const OutputTile<T> &tile) {
+  const int64_t size = call.out_dtype == Dtype::f32 ? 4 : 2;
+  const int64_t column = call.column + tile.column;
+  const bool in_float = scales_in_float(call);
+  const float factor = static_cast<float>(call.a.factor * call.b.factor);
+  float values[kMostTileColumns];
+  for (int64_t i = 0; i < tile.rows; ++i) {
+    const T *sums = tile.sums + i * call.tile_columns;
+    const int64_t row = call.row + tile.row + i;
+    if (in_float)
+      for (int64_t j = 0; j < tile.columns; ++j)
+        values[j] = static_cast<float>(sums[j]) * factor;
+    else
+      finish_row(call, row, column, tile.columns, sums, values);
+    char *out =
+        static_cast<char *>(call.out) + (row * call.out_stride + column) * size;
+    store_row(values, tile.columns, call.out_dtype, out);
+  }
+}
+
+} // namespace steelyard::STEELYARD_ISA
