@@ -31,17 +31,24 @@ class SchemeAttr(Scaled.Attribute, name="scheme"):
     @classmethod
     def from_scheme(cls, scheme: Scheme) -> "SchemeAttr":
         """The attribute of a scheme, in the current context."""
-        return cls.get(
-            ir.TypeAttr.get(ir.Type.parse(scheme.element)),
-            ir.StringAttr.get(scheme.block),
-            ir.TypeAttr.get(ir.Type.parse(scheme.scale)),
-            ir.DictAttr.get({name: _to_attribute(value) for name, value in scheme.options().items()}),
-        )
+        return _make(scheme, ir.Context.current)
 
     @property
     def scheme(self) -> Scheme:
         """The scheme, verified; raises `ConstraintError`."""
         return _scheme(self)
+
+
+@lru_cache(maxsize=4096)
+def _make(scheme: Scheme, context: ir.Context) -> SchemeAttr:
+    options = {name: _to_attribute(value) for name, value in scheme.options().items()}
+    return SchemeAttr.get(
+        ir.TypeAttr.get(ir.Type.parse(scheme.element, context)),
+        ir.StringAttr.get(scheme.block, context=context),
+        ir.TypeAttr.get(ir.Type.parse(scheme.scale, context)),
+        ir.DictAttr.get(options, context=context),
+        context=context,
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -1,6 +1,7 @@
 """The dialect object, and what every op of it shares: named constraints and located diagnostics."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from torch_mlir import ir
@@ -25,6 +26,9 @@ class ScaledOp(Scaled.Operation):
     Printing an op inside its verifier would recurse, and the verifier runs before the declared operands and attributes
     are checked, so whatever goes wrong in `check` becomes a diagnostic at the op's location that names the layer; one
     that lacks what it declares fails as `<op>_c0`.
+
+    A check reads the op's types and attributes alone, never its neighbours or its `layer`, so that one op of a kind
+    is checked for all: programs repeat few signatures, and MLIR verifies after every pass.
     """
 
     def check(self) -> None:
@@ -33,15 +37,52 @@ class ScaledOp(Scaled.Operation):
     @classmethod
     def verify_invariants(cls, op: "ScaledOp") -> bool:
         try:
+            signature = cls._signature(op)
+            if signature in _verified:
+                return True
             op.check()
         except ConstraintError as error:
             message = str(error)
         except (KeyError, IndexError, AttributeError, TypeError) as error:
             message = f"{_describe_ill_formed(op, error)} [{cls._op_name}_c0]"
         else:
+            _remember(signature)
             return True
         op.location.emit_error(f"'{cls.OPERATION_NAME}' op {message}{_layer_suffix(op)}")
         return False
+
+    @classmethod
+    def _signature(cls, op: "ScaledOp") -> tuple:
+        operands, results, attributes = op.operands, op.results, op.attributes
+        return (
+            cls,
+            len(operands),
+            *[value.type for value in operands],
+            *[value.type for value in results],
+            *[attributes[name] for name in cls._signature_attributes()],
+        )
+
+    @classmethod
+    @cache
+    def _signature_attributes(cls) -> tuple[str, ...]:
+        declared = [field.name for field in cls._fields if isinstance(field, ext.AttributeDef)]
+        segments = {
+            "operandSegmentSizes": cls._ODS_OPERAND_SEGMENTS,
+            "resultSegmentSizes": cls._ODS_RESULT_SEGMENTS,
+        }
+        stored = [name for name, sizes in segments.items() if sizes is not None]
+        return tuple(name for name in declared + stored if name != "layer")
+
+
+_verified: set[tuple] = set()
+_MOST_SIGNATURES = 20_000
+
+
+def _remember(signature: tuple) -> None:
+    # Signatures keep their context alive, so they must not pile up in a process that makes many.
+    if len(_verified) >= _MOST_SIGNATURES:
+        _verified.clear()
+    _verified.add(signature)
 
 
 def _describe_ill_formed(op: ScaledOp, error: Exception) -> str:

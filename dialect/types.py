@@ -12,6 +12,7 @@ from torch_mlir import ir
 
 from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.base import Scaled, require
+from steelyard.errors import ConstraintError
 from steelyard.schemes import Scheme
 
 FLOAT_DTYPES = ("f32", "bf16", "f16")
@@ -45,7 +46,7 @@ class TensorInfo:
 
     def type(self) -> ir.Type:
         """The type, in the current context."""
-        return ir.Type.parse(str(self))
+        return _make_plain_type(self, ir.Context.current)
 
 
 class TensorType(Scaled.Type, name="tensor"):
@@ -70,8 +71,7 @@ class TensorType(Scaled.Type, name="tensor"):
     @classmethod
     def from_schemes(cls, shape: Shape, dtype: str, row: Scheme | None, col: Scheme | None) -> "TensorType":
         """The type of a quantized tensor, in the current context."""
-        base = TensorInfo("builtin", shape, dtype).type()
-        return cls.get(base, *(_scheme_or_none(scheme) for scheme in (row, col)))
+        return _make_scaled_type(ScaledInfo(shape, dtype, row, col), ir.Context.current)
 
     @property
     def info(self) -> "ScaledInfo":
@@ -103,10 +103,22 @@ class ScaledInfo:
 
     def type(self) -> ir.Type:
         """The type, in the current context."""
-        return TensorType.from_schemes(self.shape, self.dtype, self.row, self.col)
+        return _make_scaled_type(self, ir.Context.current)
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=16384)
+def _make_plain_type(info: TensorInfo, context: ir.Context) -> ir.Type:
+    return ir.Type.parse(str(info), context)
+
+
+@lru_cache(maxsize=16384)
+def _make_scaled_type(info: ScaledInfo, context: ir.Context) -> TensorType:
+    with context:
+        base = TensorInfo("builtin", info.shape, info.dtype).type()
+        return TensorType.get(base, *(_scheme_or_none(scheme) for scheme in (info.row, info.col)))
+
+
+@lru_cache(maxsize=16384)
 def tensor_info(type_: ir.Type) -> TensorInfo | None:
     """What a ranked `tensor` or `!torch.vtensor` with a known dtype says; None for any other type."""
     if isinstance(type_, ir.RankedTensorType):
@@ -127,19 +139,18 @@ _VTENSOR = re.compile(r"!torch\.vtensor<\[(?P<sizes>[0-9?,]*)\],(?P<dtype>[a-z0-
 def scaled_info(value: ir.Value, constraint: str, name: str) -> ScaledInfo:
     """What the `!scaled.tensor` type of a value says, verified."""
     type_ = value.type
-    require(isinstance(type_, TensorType), constraint, f"{name} must be a !scaled.tensor, got {type_}")
+    # Printing a type costs more than the rest of a check, so these three do it only for a message.
+    if not isinstance(type_, TensorType):
+        raise ConstraintError(constraint, f"{name} must be a !scaled.tensor, got {type_}")
     return type_.info
 
 
 def float_info(value: ir.Value, constraint: str, name: str) -> TensorInfo:
     """What the type of a high-precision tensor says, verified."""
     info = tensor_info(value.type)
-    require(
-        info is not None and info.dtype in FLOAT_DTYPES,
-        constraint,
-        f"{name} must be a ranked tensor of {', '.join(FLOAT_DTYPES)}, got {value.type}",
-    )
-    assert info is not None
+    if info is None or info.dtype not in FLOAT_DTYPES:
+        dtypes = ", ".join(FLOAT_DTYPES)
+        raise ConstraintError(constraint, f"{name} must be a ranked tensor of {dtypes}, got {value.type}")
     return info
 
 
@@ -152,7 +163,8 @@ def require_tensor(value: ir.Value, expected: TensorInfo, constraint: str, name:
         and info.dtype == expected.dtype
         and shapes_agree(info.shape, expected.shape)
     )
-    require(fits, constraint, f"{name} must be {expected}, got {value.type}")
+    if not fits:
+        raise ConstraintError(constraint, f"{name} must be {expected}, got {value.type}")
 
 
 def shapes_agree(left: Shape, right: Shape) -> bool:
@@ -170,7 +182,7 @@ def format_shape(shape: Shape) -> str:
     return "[" + ",".join("?" if size is None else str(size) for size in shape) + "]"
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=16384)
 def _scaled_info(type_: TensorType) -> ScaledInfo:
     base, row, col = (parameter.maybe_downcast() for parameter in type_.params)
     info = tensor_info(base.value) if isinstance(base, ir.TypeAttr) else None

@@ -33,13 +33,14 @@ def insert_quantize(module: ir.Operation, *, recipe: str) -> None:
         return ir.WalkResult.ADVANCE
 
     module.walk(collect)
+    schemes = {role: dict(zip(("rowwise", "columnwise"), chosen.schemes(role), strict=True)) for role in recipes.ROLES}
     for op in matmuls:
-        _quantize_operands(op, chosen)
+        _quantize_operands(op, schemes)
 
 
-def _quantize_operands(op: MatmulOp, recipe: recipes.Recipe) -> None:
+def _quantize_operands(op: MatmulOp, schemes_by_role: dict[str, dict[str, Scheme | None]]) -> None:
     kind = op.kind.value
-    schemes = [_scheme_of(recipe, role, usage) for role, usage in zip(ROLES[kind], USAGES[kind], strict=True)]
+    schemes = [schemes_by_role[role][usage] for role, usage in zip(ROLES[kind], USAGES[kind], strict=True)]
     if None in schemes:
         return
     layer = op.layer.value
@@ -59,11 +60,6 @@ def _quantize_operands(op: MatmulOp, recipe: recipes.Recipe) -> None:
         )
     op.result.replace_all_uses_with(product.result)
     op.operation.erase()
-
-
-def _scheme_of(recipe: recipes.Recipe, role: str, usage: str) -> Scheme | None:
-    row, col = recipe.schemes(role)
-    return row if usage == "rowwise" else col
 
 
 def _require_stateless(op: MatmulOp, role: str, scheme: Scheme) -> None:
