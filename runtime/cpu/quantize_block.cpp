@@ -34,10 +34,10 @@ static void quantize_columns(const Tile &tile, const CopyCall &copy) {
   alignas(64) float scales[kTileSide];
   CodeTile codes;
   amax_of_columns(tile, 0, tile.rows, amax);
-  for (int64_t j = 0; j < tile.columns; ++j) {
+  for (int64_t j = 0; j < tile.columns; ++j)
     scales[j] = scale_of<Format>(copy, amax[j]);
+  for (int64_t j = 0; j < tile.columns; ++j)
     store_float(copy, tile.column + j, tile.row / kBlock, 1.0f / scales[j]);
-  }
   for (int64_t i = 0; i < tile.rows; ++i)
     encode_row_by<Format>(tile.at(i), tile.columns, scales, codes.values[i]);
   transpose_bytes(codes.values[0], kTileSide, tile.rows, tile.columns,

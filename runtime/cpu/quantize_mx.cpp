@@ -6,14 +6,30 @@ namespace steelyard::STEELYARD_ISA {
 
 static constexpr int kBlock = 32;
 
+template <class Format, Rule rule>
+static void scale_blocks_by(const int32_t *amax, int64_t n,
+                            uint8_t *__restrict bytes,
+                            float *__restrict factors) {
+  for (int64_t b = 0; b < n; ++b) {
+    const int32_t byte = e8m0_from_amax<Format, rule>(amax[b]);
+    bytes[b] = static_cast<uint8_t>(byte);
+    factors[b] = e8m0_encode_factor(byte);
+  }
+}
+
 // Scale bytes and encode factors of n blocks.
 template <class Format>
 static void scale_blocks(const int32_t *amax, int64_t n, Rule rule,
                          uint8_t *bytes, float *factors) {
-  for (int64_t b = 0; b < n; ++b) {
-    const int32_t byte = e8m0_from_amax<Format>(amax[b], rule);
-    bytes[b] = static_cast<uint8_t>(byte);
-    factors[b] = e8m0_encode_factor(byte);
+  switch (rule) {
+  case Rule::rceil:
+    return scale_blocks_by<Format, Rule::rceil>(amax, n, bytes, factors);
+  case Rule::floor:
+    return scale_blocks_by<Format, Rule::floor>(amax, n, bytes, factors);
+  case Rule::ceil:
+    return scale_blocks_by<Format, Rule::ceil>(amax, n, bytes, factors);
+  case Rule::even:
+    return scale_blocks_by<Format, Rule::even>(amax, n, bytes, factors);
   }
 }
 

@@ -32,6 +32,18 @@ static void scale_blocks(const int32_t *amax, int64_t n, const TwoLevel &level,
   }
 }
 
+// The same with a second level for each.
+static void scale_columns(const int32_t *amax, const float *encode,
+                          const float *decode, int64_t n,
+                          uint8_t *__restrict bytes,
+                          float *__restrict factors) {
+  for (int64_t j = 0; j < n; ++j) {
+    const uint32_t byte = nvfp4_block_scale(float_of(amax[j]), encode[j]);
+    bytes[j] = static_cast<uint8_t>(byte);
+    factors[j] = nvfp4_encode_factor(byte, decode[j]);
+  }
+}
+
 // Rounds up with the probability of the distance: adds byte / 256 of a step,
 // which is exact, and truncates. Above 6 every draw is 6.
 static inline uint32_t encode_stochastic(float value, uint32_t random) {
@@ -186,12 +198,8 @@ static void choose_columns(const Tile &part, const CopyCall &copy,
 static void encode_columns(const Tile &part, const CopyCall &copy,
                            ColumnScratch &scratch, uint8_t *bytes,
                            uint8_t (*codes)[kTileSide]) {
-  for (int64_t j = 0; j < part.columns; ++j) {
-    const uint32_t byte =
-        nvfp4_block_scale(float_of(scratch.amax[j]), scratch.encode[j]);
-    bytes[j] = static_cast<uint8_t>(byte);
-    scratch.factors[j] = nvfp4_encode_factor(byte, scratch.decode[j]);
-  }
+  scale_columns(scratch.amax, scratch.encode, scratch.decode, part.columns,
+                bytes, scratch.factors);
   for (int64_t i = 0; i < part.rows; ++i) {
     if (copy.stochastic)
       encode_row_stochastic(part.at(i), part.columns, scratch.factors,

@@ -23,11 +23,11 @@ static inline float scale_from_amax(float amax, float element_max,
 }
 
 // The E8M0 byte of a block from the bits of its amax.
-template <class Format>
-static inline int32_t e8m0_from_amax(int32_t amax, Rule rule) {
+template <class Format, Rule rule>
+static inline int32_t e8m0_from_amax(int32_t amax) {
   constexpr int32_t infinity = static_cast<int32_t>(kInfinity);
   int32_t byte;
-  if (rule == Rule::rceil) {
+  if constexpr (rule == Rule::rceil) {
     constexpr float inverse = static_cast<float>(1.0 / Format::max);
     const int32_t value =
         static_cast<int32_t>(bits_of(float_of(amax) * inverse));
