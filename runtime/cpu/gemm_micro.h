@@ -46,8 +46,11 @@ static inline void multiply_panel(const T *a, const T *b, int64_t k, T *c,
   for (int r = 0; r < kHeight; ++r)
     for (int line = 0; line < kWidth; line += 64 / sizeof(T))
       __builtin_prefetch(c + r * c_stride + line, 1);
+  // So do the rows that come next, a part of a line with each k.
+  constexpr int64_t ahead = kHeight * kRowStride, step = ahead / kSlice + 1;
   Vector sum[kHeight][vectors] = {};
   for (int64_t p = 0; p < k; ++p) {
+    __builtin_prefetch(a + ahead + p * step);
     const Vector *columns = reinterpret_cast<const Vector *>(b + p * kWidth);
 #pragma GCC unroll 16
     for (int r = 0; r < kHeight; ++r) {
