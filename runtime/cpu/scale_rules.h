@@ -32,8 +32,8 @@ static inline int32_t e8m0_from_amax(int32_t amax) {
     const int32_t value =
         static_cast<int32_t>(bits_of(float_of(amax) * inverse));
     const int32_t exponent = value >> 23, mantissa = value & 0x7fffff;
-    const bool up =
-        mantissa > (exponent == 0 ? 0x400000 : 0) && exponent != 254;
+    const int32_t threshold = exponent == 0 ? 0x400000 : 0;
+    const int32_t up = (mantissa > threshold) & (exponent != 254);
     byte = exponent + up;
   } else {
     const int32_t half = rule == Rule::even ? 1 << (22 - Format::mantissa) : 0;
