@@ -30,22 +30,27 @@ def _run_decoded(func, args, kwargs):
 
     dense_args, dense_kwargs = tree_map(decode, (tuple(args), dict(kwargs)))
     result = func(*dense_args, **dense_kwargs)
-    written = {id(decoded[id(tensor)]): tensor for tensor in _written(func, args, kwargs)}
+    alone, listed = _written(func, args, kwargs)
+    written = {id(decoded[id(tensor)]): tensor for tensor in (*alone, *listed)}
     for tensor in written.values():
         _write(tensor, decoded[id(tensor)])
+    # Autograd counts the writes to arguments, but not those to lists of them.
+    torch.autograd.graph.increment_version([tensor for tensor in listed if not tensor.is_inference()])
     return tree_map(lambda value: written.get(id(value), value), result) if written else result
 
 
-def _written(func, args, kwargs) -> list:
-    """The quantized tensors that an operation writes to."""
-    found = []
+def _written(func, args, kwargs) -> tuple[list, list]:
+    """The quantized tensors that an operation writes to: those that are arguments, and those in lists."""
+    alone, listed = [], []
     for position, argument in enumerate(func._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         value = args[position] if position < len(args) else kwargs.get(argument.name)
-        values = value if isinstance(value, list | tuple) else [value]
-        found += [each for each in values if isinstance(each, SchemeStorage)]
-    return found
+        if isinstance(value, SchemeStorage):
+            alone.append(value)
+        elif isinstance(value, list | tuple):
+            listed += [each for each in value if isinstance(each, SchemeStorage)]
+    return alone, listed
 
 
 def root_of(tensor):
@@ -104,7 +109,7 @@ def _assemble_view(tensor, actual: torch.Tensor, quantizer, copies):
     storage = tensor.STORAGE._from_copies(
         copies, actual.shape, tensor.dtype, quantizer, swizzled=tensor._with_gemm_swizzled_scales
     )
-    storage._root = root_of(tensor)
+    storage._root, storage._device = root_of(tensor), tensor.device
     return type(tensor)._wrap(storage, layout=actual)
 
 
@@ -134,7 +139,6 @@ def _elementwise_views(func, tensor, actual, args, kwargs):
         view = _assemble_view(tensor, layout, tensor._quantizer, ())
         setattr(view, fields.codes, piece)
         setattr(view, fields.scales, getattr(tensor, fields.scales))
-        view._device = tensor._device
         pieces.append(view)
     return pieces
 

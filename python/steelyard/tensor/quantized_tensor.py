@@ -16,8 +16,9 @@ from steelyard.tensor.scheme_storage import SchemeStorage
 class QuantizedTensor(ShardedGather, torch.Tensor):
     """A storage that is a tensor too; what its constructor takes is what its storage's constructor takes.
 
-    Views keep codes where the scheme allows. In-place operations decode, compute and quantize again; anything else
-    decodes and runs in high precision.
+    Views keep codes where the scheme allows; one that cuts through blocks is a decoded copy, and writing to it does not
+    write to the tensor. In-place operations decode, compute and quantize again; anything else decodes and runs in high
+    precision.
     """
 
     STORAGE: ClassVar[type[SchemeStorage]]
@@ -65,6 +66,14 @@ class QuantizedTensor(ShardedGather, torch.Tensor):
                 self.copy_(tensor)
         return self
 
+    def __setitem__(self, index, value) -> None:
+        # Through the whole, because the view that an index names may be a decoded copy.
+        if self.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError("a quantized tensor that requires grad must be written to under torch.no_grad()")
+        dense = self._decode(self.dtype)
+        dense[index] = value
+        self.quantize_(dense)
+
     def float(self) -> torch.Tensor:
         return self.dequantize(dtype=torch.float32)
 
@@ -105,6 +114,16 @@ class QuantizedTensor(ShardedGather, torch.Tensor):
             storage._device = tensor.device
         layout = torch.empty_strided(outer_size, outer_stride, dtype=dtype, device="meta")
         return cls._wrap(storage, layout=layout)
+
+    @classmethod
+    def __metadata_guard__(cls, saved, found) -> bool:
+        """Whether a compiled graph fits another tensor: the numbers in a delayed quantizer do not matter to it."""
+
+        def described(metadata):
+            dtype, quantizer, matrix, swizzled = metadata
+            return dtype, quantizer.row_scheme, quantizer.col_scheme, quantizer.transposed, matrix, swizzled
+
+        return described(saved) == described(found)
 
     def __reduce_ex__(self, protocol):
         arguments = self.get_metadata()

@@ -26,24 +26,25 @@ def read_box(view: torch.Tensor, matrix: tuple[int, int]) -> Box | None:
     """The box of a contiguous (M, N) matrix that a view shows; None if it shows something else."""
     if view.dim() == 0:
         return None
-    if view.numel() == 0:
-        return _empty_box(view, matrix)
-    row, column = divmod(view.storage_offset(), matrix[1])
+    box = _read_full_box(view, matrix[1]) if view.numel() else _empty_box(view)
+    inside = box is not None and box.rows[1] <= matrix[0] and box.columns[1] <= matrix[1]
+    return box if inside else None
+
+
+def _read_full_box(view: torch.Tensor, columns: int) -> Box | None:
+    row, column = divmod(view.storage_offset(), columns)
     sizes, strides = view.shape, view.stride()
-    if _is_dense_rows(sizes, strides, matrix[1]) and column + sizes[-1] <= matrix[1]:
+    if _is_dense_rows(sizes, strides, columns) and column + sizes[-1] <= columns:
         return Box((row, row + sizes[:-1].numel()), (column, column + sizes[-1]), False)
-    if _is_transpose(sizes, strides, matrix[1]) and column + sizes[0] <= matrix[1]:
+    if _is_transpose(sizes, strides, columns) and column + sizes[0] <= columns:
         return Box((row, row + sizes[1]), (column, column + sizes[0]), True)
-    if view.is_contiguous() and column == 0 and view.numel() % matrix[1] == 0:
-        return Box((row, row + view.numel() // matrix[1]), (0, matrix[1]), False)
+    if view.is_contiguous() and column == 0 and view.numel() % columns == 0:
+        return Box((row, row + view.numel() // columns), (0, columns), False)
     return None
 
 
-def _empty_box(view: torch.Tensor, matrix: tuple[int, int]) -> Box | None:
-    rows, columns = view.shape[:-1].numel(), view.shape[-1]
-    if rows > matrix[0] or columns > matrix[1]:
-        return None
-    return Box((0, rows), (0, columns), False)
+def _empty_box(view: torch.Tensor) -> Box:
+    return Box((0, view.shape[:-1].numel()), (0, view.shape[-1]), False)
 
 
 def _is_dense_rows(sizes, strides, columns: int) -> bool:
