@@ -71,7 +71,8 @@ class CurrentScalingQuantizerRef(Quantizer):
         """The factor that brings the largest magnitude to the largest code."""
         amax = matrix.abs().amax() if matrix.numel() else matrix.new_zeros(())
         amax = amax.clamp(min=self.eps)
-        scale = torch.finfo(self.fp8_dtype).max / amax
+        # A number over a tensor would be the number times a reciprocal, which rounds twice.
+        scale = amax.new_tensor(torch.finfo(self.fp8_dtype).max) / amax
         scale = torch.where(scale.isinf(), torch.finfo(torch.float32).max, scale)
         scale = torch.where((amax == 0) | ~amax.isfinite(), 1.0, scale)
         return (scale.view(torch.int32) & -0x800000).view(torch.float32) if self.pow_2_scales else scale
