@@ -9,6 +9,9 @@ from steelyard.errors import RecipeError
 from steelyard.passes.registry import fail, register_pass
 from steelyard.schemes import Scheme
 
+Copies = tuple[Scheme | None, Scheme | None]
+"""The schemes of a rowwise and a columnwise copy."""
+
 ROLES = {"fprop": ("input", "weight"), "dgrad": ("grad_output", "weight"), "wgrad": ("grad_output", "input")}
 """What lhs and rhs of each kind of GEMM are to a recipe."""
 
@@ -33,28 +36,26 @@ def insert_quantize(module: ir.Operation, *, recipe: str) -> None:
         return ir.WalkResult.ADVANCE
 
     module.walk(collect)
-    schemes = {role: dict(zip(("rowwise", "columnwise"), chosen.schemes(role), strict=True)) for role in recipes.ROLES}
+    schemes = {role: chosen.schemes(role) for role in recipes.ROLES}
     for op in matmuls:
         _quantize_operands(op, schemes)
 
 
-def _quantize_operands(op: MatmulOp, schemes_by_role: dict[str, dict[str, Scheme | None]]) -> None:
+def _quantize_operands(op: MatmulOp, schemes: dict[str, Copies]) -> None:
     kind = op.kind.value
-    schemes = [schemes_by_role[role][usage] for role, usage in zip(ROLES[kind], USAGES[kind], strict=True)]
-    if None in schemes:
+    copies = [_copy_read(schemes[role], usage) for role, usage in zip(ROLES[kind], USAGES[kind], strict=True)]
+    if (None, None) in copies:
         return
-    layer = op.layer.value
     operands = []
     with ir.InsertionPoint(op), op.location:
-        for value, role, usage, scheme in zip((op.lhs, op.rhs), ROLES[kind], USAGES[kind], schemes, strict=True):
-            _require_stateless(op, role, scheme)
-            row, col = (scheme, None) if usage == "rowwise" else (None, scheme)
+        for value, role, (row, col) in zip((op.lhs, op.rhs), ROLES[kind], copies, strict=True):
+            _require_stateless(op, role, row or col)
             operands.append(quantize(value, row, col, role=role).result)
         product = gemm(
             *operands,
             kind=kind,
             result=op.result.type,
-            layer=layer,
+            layer=op.layer.value,
             batch_dims=op.batch_dims.value,
             bias=op.bias,
         )
@@ -62,7 +63,13 @@ def _quantize_operands(op: MatmulOp, schemes_by_role: dict[str, dict[str, Scheme
     op.operation.erase()
 
 
-def _require_stateless(op: MatmulOp, role: str, scheme: Scheme) -> None:
+def _copy_read(copies: Copies, usage: str) -> Copies:
+    row, col = copies
+    return (row, None) if usage == "rowwise" else (None, col)
+
+
+def _require_stateless(op: MatmulOp, role: str, scheme: Scheme | None) -> None:
+    assert scheme is not None
     if scheme.source == "delayed":
         fail(op, f"{role} has a delayed scale, whose state this pass does not make (layer '{op.layer.value}')")
     if scheme.rounding == "stochastic":
