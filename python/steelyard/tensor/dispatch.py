@@ -63,11 +63,21 @@ def _write(tensor, dense: torch.Tensor) -> None:
     root = root_of(tensor)
     if root is tensor or (tensor.numel() == root.numel() and tensor.is_contiguous() and root.is_contiguous()):
         root._quantizer.write(dense.reshape(root.shape), root)
-        return
-    whole = torch.empty_strided(root.shape, root.stride(), dtype=root.dtype, device=root.device)
-    whole.copy_(root._decode(root.dtype))
-    whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).copy_(dense)
-    root._quantizer.write(whole, root)
+    else:
+        whole = _decode_in_place(root)
+        whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).copy_(dense)
+        root._quantizer.write(whole, root)
+    # A copy that this view derived for itself has memory that the whole does not know of.
+    own = [columnwise for columnwise in tensor._decode_order() if not root._has(columnwise)]
+    tensor._write_copies(tensor._derive(columnwise) for columnwise in own)
+
+
+def _decode_in_place(tensor) -> torch.Tensor:
+    """The values, laid out in memory as the tensor says."""
+    dense = tensor._decode(tensor.dtype)
+    if tensor.is_contiguous():
+        return dense
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dense.dtype, device=dense.device).copy_(dense)
 
 
 def _view(func, tensor, *args, **kwargs):
@@ -146,13 +156,14 @@ def _elementwise_views(func, tensor, actual, args, kwargs):
 def _as_strided(func, tensor, size, stride, storage_offset=None):
     # Offsets count from the start of the memory, not of the view.
     offset = tensor.storage_offset() if storage_offset is None else storage_offset
-    return _view(func, root_of(tensor), size, stride, offset)
+    root = root_of(tensor)
+    if not root.is_contiguous():
+        return func(_decode_in_place(root), size, stride, offset)
+    return _view(func, root, size, stride, offset)
 
 
 def _alias(func, tensor):
-    shared = tensor._shallow_copy()
-    shared._root = root_of(tensor)
-    return shared
+    return tensor._shallow_copy()
 
 
 def _clone(func, tensor, **kwargs):

@@ -90,6 +90,18 @@ def test_delayed_scaling_records_the_amax_of_what_is_written():
     assert quantizer.amax == 6
 
 
+@pytest.mark.parametrize(
+    "alias", [lambda t: t, torch.nn.Parameter, lambda t: t.view(-1).view(32, 48), lambda t: t[:32]]
+)
+def test_copies_that_were_derived_are_written_too(alias):
+    quantizer = Float8CurrentScalingQuantizer(E4M3, columnwise=False)
+    quantized = alias(quantizer(torch.randn(32, 48)))
+    quantized.update_usage(columnwise_usage=True)
+    with torch.no_grad():
+        quantized.mul_(torch.randn(32, 48))
+    assert torch.equal(quantized._transpose, quantized._data.t())
+
+
 def test_copy_between_tensors_of_one_format_copies_codes(quantizer):
     source, target = quantizer(torch.randn(32, 48)), quantizer(torch.zeros(32, 48))
     pointers = [getattr(target, name).data_ptr() for name in target.PARTS]
@@ -137,6 +149,9 @@ def test_clone_of_a_transpose(quantizer):
     clone = quantized.t().contiguous()
     assert clone.is_contiguous()
     assert torch.equal(clone.dequantize(), quantized.dequantize().t())
+    strided = quantized.t().clone()
+    assert strided.stride() == (1, 48)
+    assert torch.equal(strided.as_strided((2, 48), (48, 1)), quantized.dequantize()[:2])
     clone.mul_(2)
     values = quantized.dequantize().t() * 2
     assert same_parts(clone, quantizer(values.t()).t())
