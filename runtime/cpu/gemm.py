@@ -35,10 +35,10 @@ def qgemm(
         out = torch.empty(shape, dtype=out_dtype)
     else:
         _check_out(out, shape, out_dtype, a, b, bias, accumulate)
+        torch.autograd.graph.increment_version(out)
     if out.numel() > 0:
         matrix = out.data_ptr(), DTYPES[out.dtype], *shape, *out.stride()
         _cpu.qgemm(_operand(a), _operand(b), *addends, matrix, torch.get_num_threads())
-        torch.autograd.graph.increment_version(out)
     return out
 
 
