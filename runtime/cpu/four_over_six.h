@@ -8,72 +8,97 @@ namespace steelyard::STEELYARD_ISA {
 
 static constexpr float kFourOverSixRange = 6.0f * 256.0f;
 
-struct Candidate {
-  uint8_t codes[16][16];
-  uint8_t byte;
-  float error;
+// Runs of 16 values, one a lane: a 1x16 block, or a row of a 16x16 tile. A
+// missing value is zero, which has no error.
+struct alignas(64) BlockLanes {
+  int64_t count;
+  float values[16][kTileSide];
+  float amax[kTileSide]; // of the lane's block
+  float level_amax[kTileSide], encode[kTileSide],
+      decode[kTileSide]; // its second level
 };
 
-// A block of up to 16 rows of 16 values; missing ones are zero, which has no
-// error.
-struct alignas(64) Block16 {
-  float values[16][16];
-  int64_t rows;
+// One map of every lane: codes, scale bytes, and errors summed along the lane.
+struct alignas(64) LaneMap {
+  uint8_t codes[16][kTileSide];
+  uint8_t bytes[kTileSide];
+  float errors[kTileSide];
 };
 
-static inline void load_block(const float *data, int64_t stride, int64_t rows,
-                              int64_t columns, Block16 &block) {
-  block.rows = rows;
-  for (int64_t i = 0; i < rows; ++i) {
-    std::memcpy(block.values[i], data + i * stride, columns * sizeof(float));
-    std::memset(block.values[i] + columns, 0, (16 - columns) * sizeof(float));
+static inline void set_level(BlockLanes &lanes, int64_t lane,
+                             const TwoLevel &level) {
+  lanes.level_amax[lane] = level.amax;
+  lanes.encode[lane] = level.encode;
+  lanes.decode[lane] = level.decode;
+}
+
+template <bool Squared>
+static inline void map_lanes(const BlockLanes &lanes, float stretch,
+                             LaneMap &map) {
+  alignas(64) float factors[kTileSide], scales[kTileSide];
+  for (int64_t j = 0; j < lanes.count; ++j) {
+    const float scale = lanes.amax[j] / 6.0f * lanes.encode[j] * stretch;
+    const uint32_t byte = encode<E4M3>(at_most(scale, E4M3::max));
+    map.bytes[j] = static_cast<uint8_t>(byte);
+    scales[j] = decode_e4m3(byte);
+    factors[j] = nvfp4_encode_factor(byte, lanes.decode[j]);
+    map.errors[j] = 0.0f;
   }
-}
-
-static inline float block_error(float difference, FourOverSix measure) {
-  return measure == FourOverSix::mse ? difference * difference
-                                     : float_of(bits_of(difference) & kAbsMask);
-}
-
-static inline void try_scale(const Block16 &block, float scale,
-                             const TwoLevel &level, FourOverSix measure,
-                             Candidate &out) {
-  out.byte = static_cast<uint8_t>(encode<E4M3>(at_most(scale, E4M3::max)));
-  const float factor = nvfp4_encode_factor(out.byte, level.decode);
-  const float decoded_scale = decode_e4m3(out.byte);
-  float errors[16] = {};
-  for (int64_t i = 0; i < block.rows; ++i) {
-    const float *x = block.values[i];
-    alignas(64) float each[16];
-    for (int j = 0; j < 16; ++j) {
-      const uint32_t code = encode<E2M1>(x[j] * factor);
-      out.codes[i][j] = static_cast<uint8_t>(code);
-      const float decoded =
-          decode_e2m1(code) * decoded_scale * level.amax / kFourOverSixRange;
-      each[j] = block_error(decoded - x[j], measure);
+  for (int k = 0; k < 16; ++k)
+    for (int64_t j = 0; j < lanes.count; ++j) {
+      const float value = lanes.values[k][j];
+      const uint32_t code = encode<E2M1>(value * factors[j]);
+      const float decoded = decode_e2m1(code) * scales[j] *
+                            lanes.level_amax[j] / kFourOverSixRange;
+      const float difference = decoded - value;
+      map.codes[k][j] = static_cast<uint8_t>(code);
+      map.errors[j] += Squared ? difference * difference
+                               : float_of(bits_of(difference) & kAbsMask);
     }
-    for (int j = 0; j < 16; ++j)
-      errors[i] += each[j];
-  }
-  // Rows are added as a tree: 8, 4, 2, 1.
-  for (int64_t half = block.rows > 1 ? 8 : 0; half > 0; half /= 2)
-    for (int64_t i = 0; i < half; ++i)
-      errors[i] += errors[i + half];
-  out.error = errors[0];
 }
 
-// Leaves the better map in `best`; ties keep 6.
-static inline void four_over_six(const Block16 &block, float amax,
-                                 const TwoLevel &level, FourOverSix measure,
-                                 Candidate &best) {
-  const float base = amax / 6.0f * level.encode;
-  Candidate four;
-  try_scale(block, base, level, measure, best);
-  try_scale(block, base * 1.5f, level, measure, four);
-  if (!(four.error < best.error))
-    return;
-  std::memcpy(best.codes, four.codes, block.rows * sizeof four.codes[0]);
-  best.byte = four.byte;
+// The errors of 16 rows of a tile, added as a tree, for each of them.
+static inline void sum_tiles(LaneMap &map, int64_t count) {
+  for (int64_t first = 0; first < count; first += 16) {
+    float *errors = map.errors + first;
+    for (int half = 8; half > 0; half /= 2)
+      for (int i = 0; i < half; ++i)
+        errors[i] += errors[i + half];
+    for (int i = 1; i < 16; ++i)
+      errors[i] = errors[0];
+  }
+}
+
+template <bool Squared>
+static inline void choose_map(const BlockLanes &lanes, bool tiles,
+                              LaneMap &best) {
+  LaneMap four;
+  map_lanes<Squared>(lanes, 1.0f, best);
+  map_lanes<Squared>(lanes, 1.5f, four);
+  if (tiles) {
+    sum_tiles(best, lanes.count);
+    sum_tiles(four, lanes.count);
+  }
+  uint8_t keep[kTileSide];
+  for (int64_t j = 0; j < lanes.count; ++j) {
+    keep[j] = four.errors[j] < best.errors[j] ? 0xff : 0;
+    best.bytes[j] = static_cast<uint8_t>((four.bytes[j] & keep[j]) |
+                                         (best.bytes[j] & ~keep[j]));
+  }
+  for (int k = 0; k < 16; ++k)
+    for (int64_t j = 0; j < lanes.count; ++j)
+      best.codes[k][j] = static_cast<uint8_t>((four.codes[k][j] & keep[j]) |
+                                              (best.codes[k][j] & ~keep[j]));
+}
+
+// The better map of every block, in `best`; ties keep 6. With `tiles`, 16 lanes
+// make a block.
+static inline void four_over_six(const BlockLanes &lanes, bool tiles,
+                                 FourOverSix measure, LaneMap &best) {
+  if (measure == FourOverSix::mse)
+    choose_map<true>(lanes, tiles, best);
+  else
+    choose_map<false>(lanes, tiles, best);
 }
 
 } // namespace steelyard::STEELYARD_ISA

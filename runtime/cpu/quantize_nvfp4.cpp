@@ -84,19 +84,29 @@ static void encode_row_stochastic(const float *x, int64_t n,
         static_cast<uint8_t>(encode_stochastic(x[j] * factors[j], random[j]));
 }
 
+// A lane holds up to 16 values, `step` apart; the rest of it is zero.
+static void load_lane(const float *x, int64_t step, int64_t n, int64_t lane,
+                      BlockLanes &lanes) {
+  for (int64_t k = 0; k < kBlock; ++k)
+    lanes.values[k][lane] = k < n ? x[k * step] : 0.0f;
+}
+
 static void choose_row(const Tile &tile, int64_t i, const CopyCall &copy,
                        const TwoLevel &level, uint8_t *bytes,
                        RowScratch &scratch) {
-  Candidate best;
-  Block16 block;
-  for (int64_t j = 0; j < tile.columns; j += kBlock) {
-    const int64_t columns = smaller(kBlock, tile.columns - j);
-    load_block(tile.at(i) + j, 0, 1, columns, block);
-    four_over_six(block, float_of(scratch.amax[j / kBlock]), level,
-                  copy.four_over_six, best);
-    bytes[j / kBlock] = best.byte;
-    std::memcpy(scratch.codes + j, best.codes[0], columns);
+  BlockLanes lanes;
+  LaneMap best;
+  lanes.count = (tile.columns + kBlock - 1) / kBlock;
+  for (int64_t b = 0; b < lanes.count; ++b) {
+    load_lane(tile.at(i) + b * kBlock, 1, tile.columns - b * kBlock, b, lanes);
+    lanes.amax[b] = float_of(scratch.amax[b]);
+    set_level(lanes, b, level);
   }
+  four_over_six(lanes, false, copy.four_over_six, best);
+  std::memcpy(bytes, best.bytes, lanes.count);
+  for (int64_t b = 0; b < lanes.count; ++b)
+    for (int64_t k = 0; k < kBlock; ++k)
+      scratch.codes[b * kBlock + k] = best.codes[k][b];
 }
 
 // Codes of a row with one factor a block, two a byte.
@@ -178,21 +188,18 @@ static Tile group_of(const Tile &tile, int64_t first, const CopyCall &copy,
 static void choose_columns(const Tile &part, const CopyCall &copy,
                            ColumnScratch &scratch, uint8_t *bytes,
                            uint8_t (*codes)[kTileSide]) {
-  Candidate best;
-  Block16 block;
-  block.rows = 1;
-  std::memset(block.values[0], 0, sizeof block.values[0]);
+  BlockLanes lanes;
+  LaneMap best;
+  lanes.count = part.columns;
   for (int64_t j = 0; j < part.columns; ++j) {
-    for (int64_t i = 0; i < part.rows; ++i)
-      block.values[0][i] = part.at(i)[j];
-    const TwoLevel level{scratch.level_amax[j], scratch.encode[j],
-                         scratch.decode[j]};
-    four_over_six(block, float_of(scratch.amax[j]), level, copy.four_over_six,
-                  best);
-    bytes[j] = best.byte;
-    for (int64_t i = 0; i < part.rows; ++i)
-      codes[i][j] = best.codes[0][i];
+    load_lane(part.data + j, part.stride, part.rows, j, lanes);
+    lanes.amax[j] = float_of(scratch.amax[j]);
+    set_level(lanes, j,
+              {scratch.level_amax[j], scratch.encode[j], scratch.decode[j]});
   }
+  four_over_six(lanes, false, copy.four_over_six, best);
+  std::memcpy(bytes, best.bytes, part.columns);
+  std::memcpy(codes, best.codes, part.rows * kTileSide);
 }
 
 static void encode_columns(const Tile &part, const CopyCall &copy,
@@ -242,20 +249,28 @@ static void quantize_columns(const Tile &tile, const CopyCall &copy) {
       copy.scales_stride);
 }
 
+// Lane 16 * b + i is row i of tile b.
 static void choose_squares(const Tile &part, const CopyCall &copy,
                            const TwoLevel &level, const int32_t *amax,
                            uint8_t *bytes, uint8_t (*codes)[kTileSide]) {
-  Candidate best;
-  Block16 block;
-  for (int64_t j = 0; j < part.columns; j += kBlock) {
-    const int64_t columns = smaller(kBlock, part.columns - j);
-    load_block(part.data + j, part.stride, part.rows, columns, block);
-    four_over_six(block, float_of(amax[j / kBlock]), level, copy.four_over_six,
-                  best);
-    bytes[j / kBlock] = best.byte;
-    for (int64_t i = 0; i < part.rows; ++i)
-      std::memcpy(codes[i] + j, best.codes[i], columns);
+  BlockLanes lanes;
+  LaneMap best;
+  const int64_t blocks = (part.columns + kBlock - 1) / kBlock;
+  lanes.count = blocks * kBlock;
+  for (int64_t lane = 0; lane < lanes.count; ++lane) {
+    const int64_t b = lane / kBlock, i = lane % kBlock;
+    const int64_t columns = i < part.rows ? part.columns - b * kBlock : 0;
+    load_lane(part.data + i * part.stride + b * kBlock, 1, columns, lane,
+              lanes);
+    lanes.amax[lane] = float_of(amax[b]);
+    set_level(lanes, lane, level);
   }
+  four_over_six(lanes, true, copy.four_over_six, best);
+  for (int64_t b = 0; b < blocks; ++b)
+    bytes[b] = best.bytes[b * kBlock];
+  for (int64_t i = 0; i < part.rows; ++i)
+    for (int64_t j = 0; j < part.columns; ++j)
+      codes[i][j] = best.codes[j % kBlock][j / kBlock * kBlock + i];
 }
 
 static void encode_squares(const Tile &part, const CopyCall &copy,
