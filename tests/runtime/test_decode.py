@@ -48,6 +48,26 @@ def test_narrow_outputs_round_to_nearest_even(isa, dtype):
     assert same_values(cpu.dequantize(copy, dtype), exact.float().to(dtype))
 
 
+@pytest.mark.parametrize("pair", PAIRS[::4], ids=pair_name)
+def test_dequantize_into_given_memory(pair):
+    for copy in cpu.quantize(torch.randn(50, 70), *pair, **operands(*pair)):
+        out = torch.full((50, 70), float("nan"), dtype=torch.bfloat16)
+        before = out._version
+        assert cpu.dequantize(copy, torch.bfloat16, out=out) is out
+        assert out._version > before
+        assert same_values(out, reference.dequantize(copy, torch.bfloat16))
+
+
+def test_kernels_run_in_inference_mode():
+    scheme = Scheme("f8E4M3FN", "1x32", "f8E8M0FNU")
+    x = torch.randn(40, 64)
+    with torch.inference_mode():
+        copy, _ = cpu.quantize(x, scheme, None)
+        cpu.quantize_into(x, copy, None)
+        values = cpu.dequantize(copy)
+    assert same_values(values, reference.dequantize(reference.quantize(x, scheme, None)[0]))
+
+
 @settings(max_examples=60, deadline=None)
 @given(x=matrices(), pair=st.sampled_from(TRANSPOSABLE), columnwise=st.booleans(), threads=st.sampled_from((1, 2)))
 def test_transpose_equals_the_other_copy(x, pair, columnwise, threads):

@@ -153,6 +153,19 @@ def test_decoders_refuse_what_does_not_fit():
         cpu.swizzle(tensor)
 
 
+def test_dequantize_refuses_memory_that_does_not_fit():
+    copy, _ = cpu.quantize(torch.randn(40, 64), MX, None)
+    for out in (torch.zeros(40, 63), torch.zeros(40, 64).half(), torch.zeros(64, 40).t()):
+        with pytest.raises(ConstraintError, match="out must be contiguous"):
+            cpu.dequantize(copy, out=out)
+        assert (out == 0).all()
+    memory = torch.zeros(40, 64)
+    copy.codes = memory.view(torch.uint8).view(-1)[-40 * 64 :].view(40, 64)
+    with pytest.raises(ConstraintError, match=r"memory that copy\.codes uses"):
+        cpu.dequantize(copy, out=memory)
+    assert (memory == 0).all()
+
+
 def test_update_scale_refuses_a_matrix_and_an_unknown_algorithm():
     with pytest.raises(ConstraintError, match="vector"):
         cpu.update_scale(torch.tensor(1.0), torch.ones(2, 2), DELAYED)
