@@ -17,8 +17,8 @@ class QuantizeFunction(torch.autograd.Function):
         return quantizer.quantize_impl(tensor.detach(), dtype)
 
     @staticmethod
-    def backward(ctx, grad):
-        return _decoded(grad, ctx.input_dtype), None, None
+    def backward(ctx, *grads):
+        return _decoded(grads[0], ctx.input_dtype), None, None
 
 
 class DequantizeFunction(torch.autograd.Function):
@@ -30,5 +30,5 @@ class DequantizeFunction(torch.autograd.Function):
         return quantized._decode(dtype)
 
     @staticmethod
-    def backward(ctx, grad):
-        return _decoded(grad, ctx.input_dtype), None
+    def backward(ctx, *grads):
+        return _decoded(grads[0], ctx.input_dtype), None

@@ -38,7 +38,7 @@ class Float8BlockwiseQTensorStorage(SchemeStorage):
         dtype: torch.dtype = torch.float32,
         shape=None,
         is_2D_scaled: bool = False,
-        quantizer: SchemeQuantizer | None = None,
+        quantizer: "Float8BlockQuantizer | None" = None,
         with_gemm_swizzled_scales: bool = False,
     ):
         parts = {
@@ -69,7 +69,7 @@ class Float8BlockwiseQTensorStorage(SchemeStorage):
         }
 
 
-class Float8BlockwiseQTensor(QuantizedTensor, Float8BlockwiseQTensorStorage):
+class Float8BlockwiseQTensor(QuantizedTensor, Float8BlockwiseQTensorStorage):  # pyright: ignore[reportIncompatibleVariableOverride, reportIncompatibleMethodOverride]
     """FP8 codes with a scale a block: `Float8BlockwiseQTensor(fp8_dtype=, rowwise_data=, rowwise_scale_inv=, ...)`."""
 
     STORAGE = Float8BlockwiseQTensorStorage

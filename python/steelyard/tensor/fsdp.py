@@ -16,38 +16,36 @@ class _Gathered(NamedTuple):
     shape: torch.Size
 
 
-class ShardedGather:
-    """The hooks that `torch.distributed.fsdp.fully_shard` looks for on a parameter sharded along its first dim."""
+def pre_all_gather(shard, mesh, outer_size) -> tuple[tuple[torch.Tensor, ...], _Gathered]:
+    """The codes, scales and amaxes of a shard, each with rows of the shard first."""
+    _check_shard(shard, mesh.size(), outer_size)
+    # From now on the optimizer's updates of all shards must agree on one scale.
+    owner = shard if shard._root is None else shard._root
+    owner._quantizer = owner._quantizer.copy()
+    owner._quantizer.amax_reduction_group = mesh.get_group()
+    usages = _gathered_usages(shard)
+    inputs = []
+    for columnwise in usages:
+        copy = shard._copy(columnwise)
+        inputs += [_rows_first(copy, copy.codes), _rows_first(copy, copy.scales)]
+        inputs += [] if copy.scheme.family != "nvfp4" else [copy.amax.reshape(-1)]
+    return tuple(inputs), _Gathered(usages, torch.Size(outer_size))
 
-    def fsdp_pre_all_gather(self, mesh, outer_size, outer_stride, module, mp_policy):
-        """The codes, scales and amaxes of this shard, each with rows of the shard first."""
-        _check_shard(self, mesh.size(), outer_size)
-        # From now on the optimizer's updates of all shards must agree on one scale.
-        owner = self if self._root is None else self._root
-        owner._quantizer = owner._quantizer.copy()
-        owner._quantizer.amax_reduction_group = mesh.get_group()
-        usages = _gathered_usages(self)
-        inputs = []
-        for columnwise in usages:
-            copy = self._copy(columnwise)
-            inputs += [_rows_first(copy, copy.codes), _rows_first(copy, copy.scales)]
-            inputs += [] if copy.scheme.family != "nvfp4" else [copy.amax.reshape(-1)]
-        return tuple(inputs), _Gathered(usages, torch.Size(outer_size))
 
-    def fsdp_post_all_gather(self, all_gather_outputs, metadata, param_dtype, *, out=None):
-        """The whole parameter, whose parts are views of what was gathered; `out` takes them if it is there."""
-        outputs = list(all_gather_outputs)
-        copies = [_gathered_copy(self, columnwise, metadata.shape, outputs) for columnwise in metadata.columnwise]
-        quantizer = self._quantizer.copy()
-        quantizer.amax_reduction_group = None
-        storage = self.STORAGE._from_copies(copies, metadata.shape, param_dtype, quantizer)
-        if out is None:
-            return type(self)._wrap(storage), ()
-        for tensor in (out, out._root):
-            if tensor is not None:
-                for name in self.PARTS:
-                    setattr(tensor, name, getattr(storage, name))
-        return None
+def post_all_gather(shard, outputs, gathered: _Gathered, dtype: torch.dtype, out):
+    """The whole parameter, whose parts are views of what was gathered; `out` takes them if it is there."""
+    outputs = list(outputs)
+    copies = [_gathered_copy(shard, columnwise, gathered.shape, outputs) for columnwise in gathered.columnwise]
+    quantizer = shard._quantizer.copy()
+    quantizer.amax_reduction_group = None
+    storage = shard.STORAGE._from_copies(copies, gathered.shape, dtype, quantizer)
+    if out is None:
+        return type(shard)._wrap(storage), ()
+    for tensor in (out, out._root):
+        if tensor is not None:
+            for name in shard.PARTS:
+                setattr(tensor, name, getattr(storage, name))
+    return None
 
 
 def _gathered_usages(tensor) -> tuple[bool, ...]:

@@ -37,7 +37,7 @@ class MXFP8TensorStorage(SchemeStorage):
         columnwise_scale_inv: torch.Tensor | None = None,
         dtype: torch.dtype = torch.float32,
         shape=None,
-        quantizer: SchemeQuantizer | None = None,
+        quantizer: "MXFP8Quantizer | None" = None,
         with_gemm_swizzled_scales: bool = False,
     ):
         parts = {
@@ -60,7 +60,7 @@ class MXFP8TensorStorage(SchemeStorage):
         return {"fp8_dtype": self._fp8_dtype, "with_gemm_swizzled_scales": self._with_gemm_swizzled_scales}
 
 
-class MXFP8Tensor(QuantizedTensor, MXFP8TensorStorage):
+class MXFP8Tensor(QuantizedTensor, MXFP8TensorStorage):  # pyright: ignore[reportIncompatibleVariableOverride, reportIncompatibleMethodOverride]
     """FP8 codes with a scale byte a block: `MXFP8Tensor(fp8_dtype=, rowwise_data=, rowwise_scale_inv=, ...)`."""
 
     STORAGE = MXFP8TensorStorage

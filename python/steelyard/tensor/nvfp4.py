@@ -39,7 +39,7 @@ class NVFP4TensorStorage(SchemeStorage):
 
     ROWWISE = CopyFields("_rowwise_data", "_rowwise_scale_inv", "_amax_rowwise")
     COLUMNWISE = CopyFields("_columnwise_data", "_columnwise_scale_inv", "_amax_columnwise")
-    ARGUMENTS = {field[1:]: field for field in (*ROWWISE, *COLUMNWISE)}  # noqa: RUF012
+    ARGUMENTS = {field[1:]: field for field in (*ROWWISE, *COLUMNWISE) if field}  # noqa: RUF012
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class NVFP4TensorStorage(SchemeStorage):
         amax_columnwise: torch.Tensor | None = None,
         dtype: torch.dtype = torch.float32,
         shape=None,
-        quantizer: SchemeQuantizer | None = None,
+        quantizer: "NVFP4Quantizer | None" = None,
         with_gemm_swizzled_scales: bool = False,
     ):
         parts = {
@@ -82,7 +82,7 @@ def _unpacked_shape(rowwise: torch.Tensor | None, columnwise: torch.Tensor | Non
     raise RecipeError("a quantized tensor needs the codes and scales of at least one copy, got none")
 
 
-class NVFP4Tensor(QuantizedTensor, NVFP4TensorStorage):
+class NVFP4Tensor(QuantizedTensor, NVFP4TensorStorage):  # pyright: ignore[reportIncompatibleVariableOverride, reportIncompatibleMethodOverride]
     """E2M1 codes with two levels of scales: `NVFP4Tensor(rowwise_data=, rowwise_scale_inv=, amax_rowwise=, ...)`."""
 
     STORAGE = NVFP4TensorStorage

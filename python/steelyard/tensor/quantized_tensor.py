@@ -5,15 +5,14 @@ from typing import ClassVar
 
 import torch
 
-from steelyard.tensor import dispatch
+from steelyard.tensor import dispatch, fsdp
 from steelyard.tensor.autograd import DequantizeFunction
 from steelyard.tensor.elements import matrix_shape
-from steelyard.tensor.fsdp import ShardedGather
 from steelyard.tensor.quantizer import is_noop
 from steelyard.tensor.scheme_storage import SchemeStorage
 
 
-class QuantizedTensor(ShardedGather, torch.Tensor):
+class QuantizedTensor(torch.Tensor, SchemeStorage):  # pyright: ignore[reportIncompatibleVariableOverride, reportIncompatibleMethodOverride]
     """A storage that is a tensor too; what its constructor takes is what its storage's constructor takes.
 
     Views keep codes where the scheme allows; one that cuts through blocks is a decoded copy, and writing to it does not
@@ -50,7 +49,7 @@ class QuantizedTensor(ShardedGather, torch.Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         return dispatch.dispatch(func, args, kwargs or {})
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
 
     def dequantize(self, *, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The values in `dtype`, by default the one presented; from the rowwise copy if there is one."""
@@ -136,11 +135,19 @@ class QuantizedTensor(ShardedGather, torch.Tensor):
         if not self.is_leaf:
             raise RuntimeError("only leaves of the autograd graph can be deep-copied; detach the tensor first")
         detached = self.detach().clone(memory_format=torch.contiguous_format)
-        detached._quantizer = copy_module.deepcopy(self._quantizer, memo)
+        vars(detached)["_quantizer"] = copy_module.deepcopy(self._quantizer, memo)
         new = _as_parameter(detached, self.requires_grad, isinstance(self, torch.nn.Parameter))
         new.grad = copy_module.deepcopy(self.grad, memo)
         memo[id(self)] = new
         return new
+
+    def fsdp_pre_all_gather(self, mesh, outer_size, outer_stride, module, mp_policy):
+        """What `torch.distributed.fsdp.fully_shard` sends of a parameter that it sharded along the first dim."""
+        return fsdp.pre_all_gather(self, mesh, outer_size)
+
+    def fsdp_post_all_gather(self, all_gather_outputs, metadata, param_dtype, *, out=None):
+        """The parameter that `fully_shard` puts in place of its shards."""
+        return fsdp.post_all_gather(self, all_gather_outputs, metadata, param_dtype, out)
 
     def _shallow_copy(self) -> "QuantizedTensor":
         return type(self)._wrap(self._as_storage(), layout=self._layout())
@@ -170,7 +177,7 @@ def rebuild_tensor(tensor_class: type, arguments: dict, shape, requires_grad: bo
     return _as_parameter(tensor_class(**arguments).view(shape), requires_grad, is_parameter)
 
 
-def _as_parameter(tensor: QuantizedTensor, requires_grad: bool, is_parameter: bool) -> QuantizedTensor:
+def _as_parameter(tensor: torch.Tensor, requires_grad: bool, is_parameter: bool) -> torch.Tensor:
     if is_parameter:
         return torch.nn.Parameter(tensor, requires_grad=requires_grad)
     return tensor.requires_grad_(requires_grad)

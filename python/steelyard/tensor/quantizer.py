@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -121,7 +121,7 @@ class Quantizer(ABC):
         """Which copies are made."""
         return {"rowwise": self.rowwise, "columnwise": self.columnwise}
 
-    def copy(self) -> "Quantizer":
+    def copy(self) -> Self:
         """A quantizer whose options can change without changing this one; tensors of its state are shared."""
         new = object.__new__(type(self))
         vars(new).update(vars(self))

@@ -1,7 +1,7 @@
 """Current scaling written with nothing but torch: the pattern for a format of your own."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -31,7 +31,7 @@ class CurrentScalingTensorRef(QuantizedTensorStorage):
     dtype: torch.dtype
 
     def dequantize(self, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-        codes = self.data_t.T if self.data is None else self.data
+        codes = self.data if self.data is not None else self._transposed(self.data_t)
         return (codes.float() * self.scale_inv).reshape(self.shape).to(dtype or self.dtype)
 
     def get_usages(self) -> dict[str, bool]:
@@ -39,11 +39,17 @@ class CurrentScalingTensorRef(QuantizedTensorStorage):
 
     def update_usage(self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None) -> None:
         if rowwise_usage and self.data is None:
-            self.data = self.data_t.T.contiguous()
+            self.data = self._transposed(self.data_t)
         if columnwise_usage and self.data_t is None:
-            self.data_t = self.data.T.contiguous()
+            self.data_t = self._transposed(self.data)
         self.data = None if rowwise_usage is False else self.data
         self.data_t = None if columnwise_usage is False else self.data_t
+
+    @staticmethod
+    def _transposed(codes: torch.Tensor | None) -> torch.Tensor:
+        if codes is None:
+            raise RecipeError("a tensor must have one copy to make the other, got none; it was cleared")
+        return codes.T.contiguous()
 
 
 @dataclass(eq=False)
@@ -79,8 +85,8 @@ class CurrentScalingQuantizerRef(Quantizer):
 
     def qgemm(
         self,
-        a: CurrentScalingTensorRef,
-        b: CurrentScalingTensorRef,
+        a: Any,
+        b: Any,
         *,
         kind: str = "fprop",
         bias: torch.Tensor | None = None,

@@ -1,7 +1,7 @@
 """The quantizer of every built-in format: schemes say what to do, kernels do it."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.distributed
@@ -23,7 +23,7 @@ class SchemeQuantizer(Quantizer):
     """A quantizer of built-in schemes; a family says which, and what its kernels need beside the data."""
 
     STORAGE: ClassVar[type[SchemeStorage]]
-    TENSOR: ClassVar[type]
+    TENSOR: ClassVar[Any]
 
     transposed: bool = field(default=False, kw_only=True)
     """The quantizer of a transposed tensor: the copies have changed places, and the columnwise one has its values."""
@@ -42,7 +42,7 @@ class SchemeQuantizer(Quantizer):
     def col_scheme(self) -> Scheme:
         return self._make_scheme(columnwise=not self.transposed)
 
-    def of_transpose(self) -> "SchemeQuantizer":
+    def of_transpose(self) -> Self:
         """The quantizer of the transpose of a tensor."""
         new = self.copy()
         new.transposed = not self.transposed
@@ -61,7 +61,7 @@ class SchemeQuantizer(Quantizer):
         self.observe(copies)
         return self.assemble(copies, tensor.shape, dtype or tensor.dtype)
 
-    def update_quantized(self, src: torch.Tensor, dst: SchemeStorage, *, noop_flag: torch.Tensor | None = None):
+    def update_quantized(self, src: torch.Tensor, dst: Any, *, noop_flag: torch.Tensor | None = None):
         """Quantize `src` into the copies that `dst` has, unless the tensor `noop_flag` is not zero."""
         if is_noop(noop_flag):
             return dst
@@ -92,7 +92,7 @@ class SchemeQuantizer(Quantizer):
         made = self.assemble(copies, shape, dtype)
         return made.requires_grad_() if requires_grad else made
 
-    def assemble(self, copies: Copies, shape, dtype: torch.dtype):
+    def assemble(self, copies: Copies, shape, dtype: torch.dtype) -> Any:
         """A storage or a tensor of copies."""
         swizzled = self.optimize_for_gemm and self.row_scheme.family != "tensor"
         if swizzled:
@@ -100,7 +100,9 @@ class SchemeQuantizer(Quantizer):
         storage = self.STORAGE._from_copies(copies, shape, dtype, self.copy(), swizzled=swizzled)
         return storage if self.internal else self.TENSOR._wrap(storage)
 
-    def qgemm(self, a, b, *, kind: str = "fprop", bias=None, accumulate=None, out_dtype=torch.float32) -> torch.Tensor:
+    def qgemm(
+        self, a: Any, b: Any, *, kind: str = "fprop", bias=None, accumulate=None, out_dtype=torch.float32
+    ) -> torch.Tensor:
         check_kind(kind)
         copies = []
         for operand, columnwise in zip((a, b), GEMM_USAGES[kind], strict=True):

@@ -226,10 +226,9 @@ class SchemeStorage(QuantizedTensorStorage):
         return [columnwise for columnwise in (first, not first) if self._has(columnwise)]
 
     def _decode(self, dtype: torch.dtype) -> torch.Tensor:
-        usages = self._decode_order()
-        if not usages:
+        copy = next((self._copy(columnwise) for columnwise in self._decode_order()), None)
+        if copy is None:
             raise RecipeError(f"{type(self).__name__} must have a copy to decode, got none; it was cleared")
-        copy = self._copy(usages[0])
         kernel_dtype = dtype if dtype in HIGH_PRECISION else torch.float32
         return kernels.dequantize(copy, kernel_dtype).reshape(self._shape).to(dtype)
 
@@ -243,7 +242,7 @@ class SchemeStorage(QuantizedTensorStorage):
         expected = swizzles.swizzled_shape(copy, compact) if self._with_gemm_swizzled_scales else compact
         _check_part(scales, copy.scales, scale_dtype, expected)
         if amax is not None:
-            _check_part(amax, copy.amax, torch.float32, amax_shape(scheme, stored))
+            _check_part(amax, copy.amax, torch.float32, amax_shape(scheme, stored) or ())
 
 
 def _check_part(name: str, tensor: torch.Tensor | None, dtype: torch.dtype, shape: tuple[int, ...]) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -22,7 +23,7 @@ def _text(scheme: Scheme | None) -> str:
 
 
 @cache
-def _scheme(text: str) -> Scheme | None:
+def _scheme(text: str) -> Any:
     return Scheme(**json.loads(text)) if text else None
 
 
@@ -76,7 +77,11 @@ def _quantize(
     rng: list[int] | None,
 ) -> list[torch.Tensor]:
     amax = None if row_amax is None and col_amax is None else (row_amax, col_amax)
-    return _parts(cpu.quantize(x, _scheme(row), _scheme(col), scale=scale, amax=amax, rng=rng))
+    return _parts(
+        cpu.quantize(
+            x, _scheme(row), _scheme(col), scale=scale, amax=amax, rng=None if rng is None else (rng[0], rng[1])
+        )
+    )
 
 
 @_quantize.register_fake

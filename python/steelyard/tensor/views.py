@@ -5,11 +5,13 @@ rows and columns of the matrix, or its transpose. Rows of a matrix in another sh
 """
 
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import torch
 
 from steelyard.quantized_copy import QuantizedCopy
+from steelyard.schemes import Scheme
 
 _SWAPPED_BLOCKS = {"1x32": "32x1", "32x1": "1x32"}
 
@@ -32,7 +34,7 @@ def read_box(view: torch.Tensor, matrix: tuple[int, int]) -> Box | None:
 
 
 def _read_full_box(view: torch.Tensor, columns: int) -> Box | None:
-    row, column = divmod(view.storage_offset(), columns)
+    row, column = divmod(int(view.storage_offset()), columns)
     sizes, strides = view.shape, view.stride()
     if _is_dense_rows(sizes, strides, columns) and column + sizes[-1] <= columns:
         return Box((row, row + sizes[:-1].numel()), (column, column + sizes[-1]), False)
@@ -86,7 +88,7 @@ def _narrow(copy: QuantizedCopy, box: Box) -> QuantizedCopy | None:
     if copy.scheme.family != "tensor":
         per_row, per_column = _scale_extent(copy)
         scales = scales[_slice(rows, per_row), _slice(columns, per_column)]
-    if copy.scheme.second_level == "row":
+    if amax is not None and copy.scheme.second_level == "row":
         amax = amax[_slice(rows)]
     return replace(copy, codes=codes, scales=scales, amax=amax, shape=shape)
 
@@ -102,7 +104,7 @@ def _slice(span: tuple[int, int], step: int = 1) -> slice:
 
 def _scale_extent(copy: QuantizedCopy) -> tuple[int, int]:
     """Elements that one stored scale stands for: MX and NVFP4 tiles repeat theirs along one dim."""
-    rows, columns = copy.scheme.block_shape
+    rows, columns = copy.scheme.block_shape or (1, 1)
     if copy.scheme.block == "32x32":
         return (32, 1) if copy.columnwise else (1, 32)
     return (1, columns) if copy.scheme.block == "16x16" else (rows, columns)
@@ -113,5 +115,9 @@ def _swap(copy: QuantizedCopy) -> QuantizedCopy:
     swapped = replace(copy, shape=copy.shape[::-1], columnwise=not copy.columnwise)
     if copy.scheme.family != "mx":
         return swapped
-    scheme = replace(copy.scheme, block=_SWAPPED_BLOCKS.get(copy.scheme.block, copy.scheme.block))
-    return replace(swapped, codes=copy.codes.T, scales=copy.scales.T, scheme=scheme)
+    return replace(swapped, codes=copy.codes.T, scales=copy.scales.T, scheme=_swapped_scheme(copy.scheme))
+
+
+@cache
+def _swapped_scheme(scheme: Scheme) -> Scheme:
+    return replace(scheme, block=_SWAPPED_BLOCKS.get(scheme.block, scheme.block))
