@@ -20,9 +20,10 @@ def pre_all_gather(shard, mesh, outer_size) -> tuple[tuple[torch.Tensor, ...], _
     """The codes, scales and amaxes of a shard, each with rows of the shard first."""
     _check_shard(shard, mesh.size(), outer_size)
     # From now on the optimizer's updates of all shards must agree on one scale.
-    owner = shard if shard._root is None else shard._root
-    owner._quantizer = owner._quantizer.copy()
-    owner._quantizer.amax_reduction_group = mesh.get_group()
+    owner, group = shard if shard._root is None else shard._root, mesh.get_group()
+    if owner._quantizer.amax_reduction_group is not group:
+        owner._quantizer = owner._quantizer.copy()
+        owner._quantizer.amax_reduction_group = group
     usages = _gathered_usages(shard)
     inputs = []
     for columnwise in usages:

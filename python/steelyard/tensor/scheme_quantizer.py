@@ -68,7 +68,12 @@ class SchemeQuantizer(Quantizer):
         theirs = dst._quantizer
         if (self.row_scheme, self.col_scheme) != (theirs.row_scheme, theirs.col_scheme):
             raise RecipeError(f"dst must have been made by a quantizer like {self}, got one made by {theirs}")
+        if dst._root is not None:
+            # A scale may span more than a view, so the tensor it is a view of is written to, as that one quantizes.
+            return dst.quantize_(src)
         self.write(src, dst)
+        if isinstance(dst, torch.Tensor) and not dst.is_inference():
+            torch.autograd.graph.increment_version(dst)
         return dst
 
     def write(self, src: torch.Tensor, dst: SchemeStorage) -> None:
@@ -86,9 +91,11 @@ class SchemeQuantizer(Quantizer):
             dst._write_copies(copies)
 
     def make_empty(self, shape, *, dtype: torch.dtype = torch.float32, device=None, requires_grad: bool = False):
-        # Encoding zeros gives every part its shape, and values that decode to zero.
+        # Encoding zeros gives every part its shape, and values that decode to zero; other ranks are not asked.
+        alone = self.copy()
+        alone.amax_reduction_group = None
         zeros = torch.zeros(shape, dtype=dtype, device=device)
-        copies = self.encode(zeros, matrix_shape(shape), *self.schemes())
+        copies = alone.encode(zeros, matrix_shape(shape), *self.schemes())
         made = self.assemble(copies, shape, dtype)
         return made.requires_grad_() if requires_grad else made
 

@@ -168,6 +168,23 @@ def test_update_quantized_writes_the_same_memory(quantizer):
         assert torch.equal(getattr(quantized, name), getattr(fresh, name))
 
 
+def test_update_quantized_of_a_view_goes_through_the_whole():
+    quantizer = Float8CurrentScalingQuantizer(E4M3)
+    x, y = torch.randn(8, 8), torch.randn(4, 8) * 100
+    quantized = quantizer(x)
+    expected = quantized.dequantize()
+    expected[4:] = y
+    quantizer.update_quantized(y, quantized[4:])
+    assert torch.equal(quantized.dequantize(), quantizer(expected).dequantize())
+
+
+def test_every_update_counts_as_a_write(quantizer):
+    quantized = quantizer(torch.randn(32, 48))
+    for count, update in enumerate((quantizer.update_quantized, lambda x, t: t.quantize_(x)), start=1):
+        update(torch.randn(32, 48), quantized)
+        assert quantized._version == count
+
+
 def test_noop_flag(quantizer):
     quantized = quantizer(torch.ones(4, 4))
     quantizer.update_quantized(torch.zeros(4, 4), quantized, noop_flag=torch.ones(1))
