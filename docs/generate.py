@@ -42,7 +42,7 @@ def passes_page() -> str:
     parts.append("# Pipelines\n")
     for pipeline in all_pipelines().values():
         options = ", ".join(f"`{name}` (default {default})" for name, default in pipeline.options.items())
-        parts += [f"## `{pipeline.name}`\n", f"{pipeline.description} Options: {options}.\n"]
+        parts += [f"## `{pipeline.name}`\n", f"{pipeline.description}{f' Options: {options}.' if options else ''}\n"]
         parts.append(f"```\n{pipeline.text}\n```\n")
     return "\n".join(parts)
 

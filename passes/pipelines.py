@@ -31,10 +31,16 @@ class Pipeline:
 
 _PIPELINES = (
     Pipeline(
+        "steelyard-raised",
+        "scaled-raise-gemms,canonicalize",
+        {},
+        "Every GEMM is a `scaled.matmul`; nothing after this stage looks for torch's spellings.",
+    ),
+    Pipeline(
         "steelyard-quantized",
-        "scaled-insert-quantize{recipe=<recipe>},cse,scaled-canonicalize",
+        "scaled-apply-recipe{recipe=<recipe>},scaled-insert-quantize,scaled-merge-quantize,cse,scaled-canonicalize",
         {"recipe": "mxfp8"},
-        "Operands of every GEMM are quantized, each value once a copy.",
+        "Operands of every GEMM that the recipe takes are quantized, each tensor once.",
     ),
 )
 

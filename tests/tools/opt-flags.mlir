@@ -43,7 +43,7 @@
 
 // RUN: steelyard-opt --help | FileCheck %s --check-prefix=HELP
 // HELP: --pass-pipeline
-// HELP: scaled-insert-quantize
+// HELP: scaled-apply-recipe
 // HELP: recipe=<str> (required)
 
 // RUN: steelyard-opt --version | FileCheck %s --check-prefix=VERSION

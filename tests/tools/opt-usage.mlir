@@ -12,8 +12,8 @@
 // RUN: not steelyard-opt %s -p 'scaled-canonicalize{max-rewrites=many}' 2>&1 | FileCheck %s --check-prefix=VALUE
 // VALUE: option 'max-rewrites' of scaled-canonicalize must be an int, got 'many'
 
-// RUN: not steelyard-opt %s -p 'scaled-insert-quantize' 2>&1 | FileCheck %s --check-prefix=REQUIRED
-// REQUIRED: scaled-insert-quantize needs the option 'recipe', as in scaled-insert-quantize{recipe=...}
+// RUN: not steelyard-opt %s -p 'scaled-apply-recipe' 2>&1 | FileCheck %s --check-prefix=REQUIRED
+// REQUIRED: scaled-apply-recipe needs the option 'recipe', as in scaled-apply-recipe{recipe=...}
 
 // RUN: not steelyard-opt %s -p 'cse,scaled-canonicalize{' 2>&1 | FileCheck %s --check-prefix=OPEN
 // OPEN: unbalanced bracket in pipeline

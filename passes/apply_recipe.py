@@ -1,0 +1,99 @@
+"""`scaled-apply-recipe`."""
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+
+from torch_mlir import ir
+
+from steelyard import recipes
+from steelyard.dialect.attributes import SchemeAttr
+from steelyard.dialect.matmul import USAGES, MatmulOp
+from steelyard.errors import RecipeError
+from steelyard.passes.raise_gemms import HIGH_PRECISION
+from steelyard.passes.registry import fail, register_pass
+from steelyard.passes.torch_ops import parameter_of, walk_ops
+
+ROLES = {"fprop": ("input", "weight"), "dgrad": ("grad_output", "weight"), "wgrad": ("grad_output", "input")}
+"""What lhs and rhs of each kind of GEMM are to a recipe."""
+
+NO_PARAMETER = "no operand is a parameter"
+
+Choose = Callable[[str], recipes.Recipe | None]
+"""The recipe of a layer, None for high precision."""
+
+
+@register_pass
+def apply_recipe(module: ir.Operation, *, recipe: str, overrides: str = "", without_parameters: bool = False) -> None:
+    """Decide how each GEMM is quantized, or why it is not.
+
+    Takes `scaled.matmul`. Leaves on each the schemes that its two operands are quantized by (`lhs_scheme`,
+    `rhs_scheme`), or the reason it stays in high precision (`scaled.high_precision`). `recipe` is a recipe's name.
+    `overrides` gives layers another recipe, or none: "lm_head=none layers.0.*=nvfp4"; the first pattern that matches
+    a layer's name decides. A GEMM with no parameter operand stays as it is unless `without-parameters` is set.
+    """
+    try:
+        chosen = parse_overrides(overrides)
+        default = recipes.get(recipe)
+    except RecipeError as error:
+        fail(module, str(error))
+    unmatched = decide(module, default, chosen, without_parameters=without_parameters)
+    if unmatched:
+        fail(module, f"override pattern '{unmatched[0]}' matches no layer")
+
+
+def parse_overrides(text: str) -> dict[str, recipes.Recipe | None]:
+    """Overrides from text: `pattern=recipe`, separated by spaces."""
+    overrides = {}
+    for word in text.split():
+        pattern, equals, name = word.partition("=")
+        if not equals:
+            raise RecipeError(f"an override must be pattern=recipe, got '{word}'")
+        overrides[pattern] = None if name == "none" else recipes.get(name)
+    return overrides
+
+
+def decide(
+    module: ir.Operation,
+    default: recipes.Recipe,
+    overrides: dict[str, recipes.Recipe | None],
+    *,
+    without_parameters: bool = False,
+) -> list[str]:
+    """Annotate every matmul; returns the override patterns that matched no layer."""
+    unmatched = dict.fromkeys(overrides)
+    for op in walk_ops(module):
+        if not isinstance(op.opview, MatmulOp):
+            continue
+        matmul = op.opview
+        layer = matmul.layer.value
+        pattern = next((pattern for pattern in overrides if fnmatchcase(layer, pattern)), None)
+        if pattern is not None:
+            unmatched.pop(pattern, None)
+        recipe = default if pattern is None else overrides[pattern]
+        reason = _reason_against(matmul, recipe, pattern, without_parameters)
+        if reason is None and recipe is not None:
+            reason = _annotate(matmul, recipe)
+        if reason is not None:
+            matmul.attributes[HIGH_PRECISION] = ir.StringAttr.get(reason)
+    return list(unmatched)
+
+
+def _reason_against(
+    op: MatmulOp, recipe: recipes.Recipe | None, pattern: str | None, without_parameters: bool
+) -> str | None:
+    if recipe is None:
+        return f"override '{pattern}' asks for high precision"
+    has_parameter = any(parameter_of(operand) is not None for operand in (op.lhs, op.rhs))
+    return None if has_parameter or without_parameters else NO_PARAMETER
+
+
+def _annotate(op: MatmulOp, recipe: recipes.Recipe) -> str | None:
+    """Put the schemes on a matmul; returns the reason where the recipe leaves an operand alone."""
+    kind = op.kind.value
+    for name, role, usage in zip(("lhs", "rhs"), ROLES[kind], USAGES[kind], strict=True):
+        row, col = recipe.schemes(role)
+        scheme = row if usage == "rowwise" else col
+        if scheme is None:
+            return f"the recipe leaves the {role} of {kind} in high precision"
+        op.attributes[f"{name}_scheme"] = SchemeAttr.from_scheme(scheme)
+    return None

@@ -1,0 +1,78 @@
+"""`scaled-merge-quantize`."""
+
+from torch_mlir import ir
+
+from steelyard.dialect.quantize import QuantizeOp, quantize
+from steelyard.dialect.types import ScaledInfo
+from steelyard.passes.registry import register_pass
+from steelyard.passes.torch_ops import flatten_root, walk_ops
+from steelyard.schemes import Scheme
+
+
+@register_pass
+def merge_quantize(module: ir.Operation) -> None:
+    """Quantize each tensor once, however many GEMMs read it.
+
+    Takes `scaled.quantize`. Leaves one for all that quantize the same tensor in the same shape, with every copy that
+    any of them made, where the copies agree: no two different schemes for one usage. Views that only flatten the dims
+    before the last count as the same tensor.
+    """
+    groups: dict[tuple, list[QuantizeOp]] = {}
+    for op in walk_ops(module):
+        if isinstance(op.opview, QuantizeOp):
+            _join(groups.setdefault(_key(op.opview), []), op.opview)
+
+
+def _key(op: QuantizeOp) -> tuple:
+    """What must be equal for one quantize to serve in place of another."""
+    info = op.result.type.info
+    state = tuple(op.operands)[1:]
+    attributes = tuple(op.attributes[name] for name in ("layer", "role", "operandSegmentSizes"))
+    return (op.operation.block, flatten_root(op.source), info.shape, info.dtype, *state, *attributes)
+
+
+def _join(group: list[QuantizeOp], op: QuantizeOp) -> None:
+    """Merge an op into the first of its group whose copies agree with its own, or start another."""
+    for index, first in enumerate(group):
+        merged = _merged(first.result.type.info, op.result.type.info)
+        if merged is None or (first.new_amax is None) != (op.new_amax is None):
+            continue
+        group[index] = _widen(first, merged)
+        op.result.replace_all_uses_with(group[index].result)
+        if op.new_amax is not None:
+            op.new_amax.replace_all_uses_with(group[index].new_amax)
+        op.operation.erase()
+        return
+    group.append(op)
+
+
+def _widen(op: QuantizeOp, merged: ScaledInfo) -> QuantizeOp:
+    """The op with the copies of the merged type."""
+    if op.result.type.info == merged:
+        return op
+    with ir.InsertionPoint(op), op.location:
+        wide = quantize(
+            op.source,
+            merged.row,
+            merged.col,
+            role=op.role.value,
+            layer=op.layer.value,
+            scale=op.scale,
+            amax=op.amax,
+            rng=op.rng,
+            new_amax=op.new_amax is not None,
+        )
+    for old, new in zip(op.results, wide.results, strict=True):
+        old.replace_all_uses_with(new)
+    op.operation.erase()
+    return wide
+
+
+def _merged(first: ScaledInfo, second: ScaledInfo) -> ScaledInfo | None:
+    if _differ(first.row, second.row) or _differ(first.col, second.col):
+        return None
+    return first.with_schemes(first.row or second.row, first.col or second.col)
+
+
+def _differ(first: Scheme | None, second: Scheme | None) -> bool:
+    return first is not None and second is not None and first != second

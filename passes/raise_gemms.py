@@ -1,0 +1,151 @@
+"""`scaled-raise-gemms`."""
+
+from collections.abc import Callable
+
+from torch_mlir import ir
+
+from steelyard.dialect.matmul import matmul
+from steelyard.dialect.types import FLOAT_DTYPES, TensorInfo
+from steelyard.passes.registry import register_pass
+from steelyard.passes.torch_ops import constant_number, info_of, is_none, transpose_last, walk_ops
+
+HIGH_PRECISION = "scaled.high_precision"
+"""Attribute of an op that stays in high precision: why."""
+
+
+class NotRaisedError(Exception):
+    """A GEMM that cannot become a `scaled.matmul`; the message is the reason that is reported."""
+
+
+@register_pass
+def raise_gemms(module: ir.Operation) -> None:
+    """Find the GEMMs, whatever their spelling.
+
+    Takes the `torch` dialect. Leaves each linear, addmm, mm, bmm and matmul as a `scaled.matmul` that reads its
+    second operand as [N, K], through the transpose that made it [K, N] if there is one; the layer's name comes from
+    the location. What cannot be raised, and convolutions and fused attention, which are not tried, get the attribute
+    `scaled.high_precision` with the reason. Nothing after this pass looks for torch's spellings.
+    """
+    for op in walk_ops(module):
+        name = _spelling(op)
+        if name in _REASONS:
+            _report(op, _REASONS[name])
+            continue
+        raise_one = _SPELLINGS.get(name)
+        if raise_one is None:
+            continue
+        try:
+            with ir.InsertionPoint(op), op.location:
+                result = raise_one(op)
+        except NotRaisedError as reason:
+            _report(op, str(reason))
+            continue
+        op.result.replace_all_uses_with(result)
+        op.erase()
+
+
+def _raise_linear(op: ir.Operation) -> ir.Value:
+    x, weight, bias = op.operands
+    _require_rank(weight, 2)
+    return _matmul(op, x, weight, bias=None if is_none(bias) else bias)
+
+
+def _raise_addmm(op: ir.Operation) -> ir.Value:
+    bias, lhs, rhs, beta, alpha = op.operands
+    if constant_number(beta) != 1 or constant_number(alpha) != 1:
+        raise NotRaisedError("addmm with alpha or beta other than 1")
+    info = _float_info(bias)
+    if len(info.shape) != 1:
+        raise NotRaisedError(f"addmm with a bias of {len(info.shape)} dims")
+    return _matmul(op, lhs, _transposed(rhs), bias=bias)
+
+
+def _raise_mm(op: ir.Operation) -> ir.Value:
+    lhs, rhs = op.operands
+    return _matmul(op, lhs, _transposed(rhs))
+
+
+def _raise_matmul(op: ir.Operation) -> ir.Value:
+    lhs, rhs = op.operands
+    left, right = _float_info(lhs), _float_info(rhs)
+    if len(right.shape) == 2:
+        return _matmul(op, lhs, _transposed(rhs))
+    if len(left.shape) != len(right.shape) or len(left.shape) < 3 or left.shape[:-2] != right.shape[:-2]:
+        raise NotRaisedError(f"matmul of {left} and {right}: batch dims broadcast, or an operand is a vector")
+    return _matmul(op, lhs, _transposed(rhs), batch_dims=len(left.shape) - 2)
+
+
+def _raise_bmm(op: ir.Operation) -> ir.Value:
+    lhs, rhs = op.operands
+    return _matmul(op, lhs, _transposed(rhs), batch_dims=1)
+
+
+_SPELLINGS: dict[str, Callable[[ir.Operation], ir.Value]] = {
+    "torch.aten.linear": _raise_linear,
+    "torch.aten.addmm": _raise_addmm,
+    "torch.aten.mm": _raise_mm,
+    "torch.aten.matmul": _raise_matmul,
+    "torch.aten.bmm": _raise_bmm,
+}
+_ATTENTION = "attention is one fused op, whose products have no parameter operand"
+_REASONS = {
+    "torch.aten.convolution": "convolutions stay in high precision",
+    "torch.aten.conv2d": "convolutions stay in high precision",
+    "torch.aten.baddbmm": "baddbmm adds a whole tensor, which no GEMM kernel takes",
+    "torch.aten.einsum": "an einsum that was not decomposed",
+    "torch.aten.scaled_dot_product_attention": _ATTENTION,
+    "torch.aten._scaled_dot_product_flash_attention_for_cpu": _ATTENTION,
+}
+
+
+def _matmul(
+    op: ir.Operation, lhs: ir.Value, rhs: ir.Value, *, batch_dims: int = 0, bias: ir.Value | None = None
+) -> ir.Value:
+    left, right = _float_info(lhs), _float_info(rhs)
+    if left.dtype != right.dtype:
+        raise NotRaisedError(f"operands of two dtypes, {left.dtype} and {right.dtype}")
+    result = _float_info(op.result)
+    layer = layer_of(op.location)
+    raised = matmul(lhs, rhs, kind="fprop", layer=layer, batch_dims=batch_dims, bias=bias, dtype=result.dtype).result
+    if raised.type == op.result.type:
+        return raised
+    # A size that inference knows and the frontend does not, or the other way round: the same tensor at run time.
+    cast = ir.Operation.create("torch.tensor_static_info_cast", results=[op.result.type], operands=[raised])
+    return cast.result
+
+
+def _transposed(rhs: ir.Value) -> ir.Value:
+    _float_info(rhs)
+    return transpose_last(rhs)
+
+
+def layer_of(location: ir.Location) -> str:
+    """The layer that a location names; empty where it names none."""
+    location = ir.Location.from_attr(location.attr, location.context)
+    return location.name_str if isinstance(location, ir.NameLoc) else ""
+
+
+def _float_info(value: ir.Value) -> TensorInfo:
+    info = info_of(value)
+    if info is None:
+        raise NotRaisedError(f"an operand of type {value.type}, whose rank or dtype is unknown")
+    if info.dtype not in FLOAT_DTYPES:
+        raise NotRaisedError(f"operands of {info.dtype}: recipes take f32, bf16 and f16")
+    return info
+
+
+def _require_rank(value: ir.Value, rank: int) -> None:
+    info = _float_info(value)
+    if len(info.shape) != rank:
+        raise NotRaisedError(f"a weight of {len(info.shape)} dims")
+
+
+def _spelling(op: ir.Operation) -> str:
+    """The op's name; one that torch-mlir does not know by itself is a `torch.operator` that carries it."""
+    if op.name == "torch.operator":
+        return ir.StringAttr(op.attributes["name"]).value
+    return op.name
+
+
+def _report(op: ir.Operation, reason: str) -> None:
+    op.attributes[HIGH_PRECISION] = ir.StringAttr.get(reason)

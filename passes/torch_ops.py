@@ -1,0 +1,147 @@
+"""What passes need to know of the `torch` dialect: constants, views, and which argument a value comes from."""
+
+from collections.abc import Iterator
+
+from torch_mlir import ir
+
+from steelyard.dialect.types import TensorInfo, tensor_info
+
+PARAMETER = "scaled.parameter"
+"""Argument attribute: the name of the parameter that the argument is."""
+
+# Ops whose result is their first operand in another shape, order, layout or dtype.
+_SEE_THROUGH = {
+    f"torch.aten.{name}"
+    for name in (
+        *("t", "transpose.int", "permute", "numpy_T", "view", "_unsafe_view", "reshape", "expand", "unsqueeze"),
+        *("squeeze", "squeeze.dim", "contiguous", "clone", "detach", "alias", "_to_copy", "to.dtype", "slice.Tensor"),
+    )
+}
+_FLATTEN = {"torch.aten.view", "torch.aten._unsafe_view", "torch.aten.reshape"}
+
+
+def defining_op(value: ir.Value) -> ir.Operation | None:
+    """The op that makes a value; None for an argument."""
+    owner = value.owner
+    return owner.operation if isinstance(owner, ir.Operation | ir.OpView) else None
+
+
+def walk_ops(root: ir.Operation) -> Iterator[ir.Operation]:
+    """Every op below a root, collected first so that the caller may change the IR."""
+    found: list[ir.Operation] = []
+
+    def collect(op: ir.Operation) -> ir.WalkResult:
+        found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    root.walk(collect)
+    return iter(found)
+
+
+def constant_int(value: ir.Value) -> int | None:
+    """The value of a `torch.constant.int`."""
+    op = defining_op(value)
+    if op is None or op.name != "torch.constant.int":
+        return None
+    return ir.IntegerAttr(op.attributes["value"]).value
+
+
+def constant_number(value: ir.Value) -> float | None:
+    """The value of a `torch.constant.int` or `torch.constant.float`."""
+    op = defining_op(value)
+    if op is not None and op.name == "torch.constant.float":
+        return ir.FloatAttr(op.attributes["value"]).value
+    return constant_int(value)
+
+
+def constant_ints(value: ir.Value) -> list[int] | None:
+    """The elements of a list of integer constants."""
+    op = defining_op(value)
+    if op is None or op.name != "torch.prim.ListConstruct":
+        return None
+    elements = [constant_int(element) for element in op.operands]
+    return None if None in elements else [element for element in elements if element is not None]
+
+
+def is_none(value: ir.Value) -> bool:
+    """Whether a value is torch's None."""
+    op = defining_op(value)
+    return op is not None and op.name == "torch.constant.none"
+
+
+def info_of(value: ir.Value) -> TensorInfo | None:
+    """What the type of a tensor says; None for anything else."""
+    return tensor_info(value.type)
+
+
+def parameter_of(value: ir.Value) -> str | None:
+    """The name of the parameter that a value is a view, a transpose or a cast of."""
+    root = view_root(value)
+    if not isinstance(root, ir.BlockArgument):
+        return None
+    function = root.owner.owner
+    if "arg_attrs" not in function.attributes:
+        return None
+    attributes = ir.DictAttr(ir.ArrayAttr(function.attributes["arg_attrs"])[root.arg_number])
+    return ir.StringAttr(attributes[PARAMETER]).value if PARAMETER in attributes else None
+
+
+def view_root(value: ir.Value) -> ir.Value:
+    """The value that another is a view, a transpose or a cast of."""
+    while (op := defining_op(value)) is not None and op.name in _SEE_THROUGH:
+        value = op.operands[0]
+    return value
+
+
+def flatten_root(value: ir.Value) -> ir.Value:
+    """The value whose dims before the last a value flattens; such views quantize to the same codes."""
+    while (op := defining_op(value)) is not None and op.name in _FLATTEN:
+        source, result = info_of(op.operands[0]), info_of(value)
+        if source is None or result is None or not source.shape or not result.shape:
+            break
+        if source.shape[-1] is None or source.shape[-1] != result.shape[-1]:
+            break
+        value = op.operands[0]
+    return value
+
+
+def transpose_source(value: ir.Value) -> ir.Value | None:
+    """The value whose last two dims this one swaps."""
+    op = defining_op(value)
+    if op is None:
+        return None
+    info = info_of(value)
+    rank = len(info.shape) if info is not None else 0
+    if op.name in ("torch.aten.t", "torch.aten.numpy_T") and rank == 2:
+        return op.operands[0]
+    if op.name == "torch.aten.transpose.int":
+        dims = [constant_int(operand) for operand in op.operands[1:]]
+        return op.operands[0] if _normalized(dims, rank) == {rank - 2, rank - 1} else None
+    if op.name == "torch.aten.permute":
+        order = constant_ints(op.operands[1])
+        swapped = [*range(rank - 2), rank - 1, rank - 2]
+        return op.operands[0] if order is not None and [d % rank for d in order] == swapped else None
+    return None
+
+
+def transpose_last(value: ir.Value) -> ir.Value:
+    """A value with its last two dims swapped, looking through a swap that is there; inserts at the current place."""
+    source = transpose_source(value)
+    if source is not None:
+        return source
+    info = info_of(value)
+    assert info is not None
+    rank = len(info.shape)
+    result = info.with_((*info.shape[:-2], info.shape[-1], info.shape[-2])).type()
+    first, second = (_int_constant(dim) for dim in (rank - 2, rank - 1))
+    return ir.Operation.create("torch.aten.transpose.int", results=[result], operands=[value, first, second]).result
+
+
+def _int_constant(value: int) -> ir.Value:
+    attribute = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
+    int_type = ir.Type.parse("!torch.int")
+    return ir.Operation.create("torch.constant.int", results=[int_type], attributes={"value": attribute}).result
+
+
+def _normalized(dims: list[int | None], rank: int) -> set[int | None]:
+    return {dim if dim is None else dim % rank for dim in dims}

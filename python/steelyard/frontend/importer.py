@@ -1,0 +1,54 @@
+"""An FX graph of ATen ops as a function of the `torch` dialect.
+
+Every op's location is its layer's name around the source lines it came from, so that a diagnostic of any later stage
+names both. Arguments that are parameters say so in the attribute `scaled.parameter`.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch_mlir import ir
+from torch_mlir.extras.fx_importer import ContextCache, FxImporter
+
+from steelyard.passes.torch_ops import PARAMETER
+
+
+def import_graph(
+    graph: torch.fx.Graph,
+    context: ir.Context,
+    *,
+    name: str,
+    layers: Mapping[torch.fx.Node, str],
+    parameters: Sequence[str | None],
+) -> ir.Module:
+    """Import a graph. `layers` names the layer of each node, `parameters` the parameter of each argument."""
+    importer = FxImporter(context=context)
+    importer._cc = _LayerLocations(context, py_attr_tracker=importer._py_attr_tracker, layers=layers)
+    function = importer.import_stateless_graph(graph, func_name=name)
+    with context:
+        _name_parameters(function, parameters)
+    return importer.module
+
+
+class _LayerLocations(ContextCache):
+    """Wraps a node's location in its layer's name."""
+
+    __slots__ = ("_layers",)
+
+    def __init__(self, context: ir.Context, *, layers: Mapping[torch.fx.Node, str], **keywords):
+        super().__init__(context, **keywords)
+        self._layers = layers
+
+    def get_node_location(self, node: torch.fx.Node) -> ir.Location | None:
+        location = super().get_node_location(node)
+        layer = self._layers.get(node)
+        if not layer:
+            return location
+        return ir.Location.name(layer, location or ir.Location.unknown(self._c), context=self._c)
+
+
+def _name_parameters(function: ir.Operation, parameters: Sequence[str | None]) -> None:
+    attributes = [
+        ir.DictAttr.get({} if name is None else {PARAMETER: ir.StringAttr.get(name)}) for name in parameters
+    ]
+    function.attributes["arg_attrs"] = ir.ArrayAttr.get(attributes)

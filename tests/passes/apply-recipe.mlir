@@ -1,0 +1,29 @@
+// RUN: steelyard-opt %s -p 'scaled-apply-recipe{recipe=mxfp8 overrides="lm_head=none layers.0.*=nvfp4"}' | FileCheck %s
+// RUN: steelyard-opt %s -p 'scaled-apply-recipe{recipe=fp8-block without-parameters}' | FileCheck %s --check-prefix=ALL
+// RUN: not steelyard-opt %s -p 'scaled-apply-recipe{recipe=mxfp8 overrides=encoder.*=none}' 2>&1 | FileCheck %s --check-prefix=UNMATCHED
+// RUN: not steelyard-opt %s -p 'scaled-apply-recipe{recipe=mxfp8 overrides=lm_head}' 2>&1 | FileCheck %s --check-prefix=FORM
+
+// UNMATCHED: error: {{.*}}override pattern 'encoder.*' matches no layer
+// FORM: error: {{.*}}an override must be pattern=recipe, got 'lm_head'
+
+// CHECK-LABEL: func.func @model
+// ALL-LABEL: func.func @model
+func.func @model(%x: !torch.vtensor<[8,64],f32>, %w: !torch.vtensor<[64,64],f32> {scaled.parameter = "layers.0.q.weight"}, %v: !torch.vtensor<[64,64],f16> {scaled.parameter = "layers.1.q.weight"}, %k: !torch.vtensor<[8,64],f32>) {
+  // CHECK: "scaled.matmul"({{.*}}) {{.*}}layer = "layers.0.q", lhs_scheme = #nvfp4_1x16, {{.*}}rhs_scheme = #nvfp4_16x16
+  // ALL: "scaled.matmul"({{.*}}) {{.*}}layer = "layers.0.q", lhs_scheme = #fp8_1x128_power_of_two, {{.*}}rhs_scheme = #fp8_128x128_power_of_two
+  %0 = "scaled.matmul"(%x, %w) {batch_dims = 0 : i64, kind = "fprop", layer = "layers.0.q", operandSegmentSizes = array<i32: 1, 1, 0>} : (!torch.vtensor<[8,64],f32>, !torch.vtensor<[64,64],f32>) -> !torch.vtensor<[8,64],f32>
+  // The parameter is seen through a cast and a transpose.
+  // CHECK: "scaled.matmul"({{.*}}) {{.*}}layer = "layers.1.q", lhs_scheme = #mxfp8_1x32, {{.*}}rhs_scheme = #mxfp8_1x32
+  %six = torch.constant.int 6
+  %false = torch.constant.bool false
+  %none = torch.constant.none
+  %cast = torch.aten.to.dtype %v, %six, %false, %false, %none : !torch.vtensor<[64,64],f16>, !torch.int, !torch.bool, !torch.bool, !torch.none -> !torch.vtensor<[64,64],f32>
+  %t = torch.aten.t %cast : !torch.vtensor<[64,64],f32> -> !torch.vtensor<[64,64],f32>
+  %1 = "scaled.matmul"(%x, %t) {batch_dims = 0 : i64, kind = "fprop", layer = "layers.1.q", operandSegmentSizes = array<i32: 1, 1, 0>} : (!torch.vtensor<[8,64],f32>, !torch.vtensor<[64,64],f32>) -> !torch.vtensor<[8,64],f32>
+  // CHECK: "scaled.matmul"({{.*}}) {{.*}}layer = "lm_head", {{.*}}scaled.high_precision = "override 'lm_head' asks for high precision"
+  %2 = "scaled.matmul"(%x, %w) {batch_dims = 0 : i64, kind = "fprop", layer = "lm_head", operandSegmentSizes = array<i32: 1, 1, 0>} : (!torch.vtensor<[8,64],f32>, !torch.vtensor<[64,64],f32>) -> !torch.vtensor<[8,64],f32>
+  // CHECK: "scaled.matmul"({{.*}}) {{.*}}layer = "scores", {{.*}}scaled.high_precision = "no operand is a parameter"
+  // ALL: "scaled.matmul"({{.*}}) {{.*}}layer = "scores", lhs_scheme
+  %3 = "scaled.matmul"(%x, %k) {batch_dims = 0 : i64, kind = "fprop", layer = "scores", operandSegmentSizes = array<i32: 1, 1, 0>} : (!torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],f32>) -> !torch.vtensor<[8,8],f32>
+  return
+}

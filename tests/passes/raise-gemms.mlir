@@ -1,0 +1,70 @@
+// RUN: steelyard-opt %s -p scaled-raise-gemms | FileCheck %s
+
+// A weight is read as [N, K], through the transpose that torch puts before mm.
+// CHECK-LABEL: func.func @addmm_of_transposed_weight
+// CHECK: %[[Y:.*]] = "scaled.matmul"(%arg0, %arg1, %arg2) {{.*}}kind = "fprop", layer = "mlp.up"{{.*}} : (!torch.vtensor<[10,64],f32>, !torch.vtensor<[48,64],f32>, !torch.vtensor<[48],f32>) -> !torch.vtensor<[10,48],f32>
+// CHECK: return %[[Y]]
+func.func @addmm_of_transposed_weight(%x: !torch.vtensor<[10,64],f32>, %w: !torch.vtensor<[48,64],f32>, %b: !torch.vtensor<[48],f32>) -> !torch.vtensor<[10,48],f32> {
+  %t = torch.aten.t %w : !torch.vtensor<[48,64],f32> -> !torch.vtensor<[64,48],f32>
+  %one = torch.constant.int 1
+  %y = torch.aten.addmm %b, %x, %t, %one, %one : !torch.vtensor<[48],f32>, !torch.vtensor<[10,64],f32>, !torch.vtensor<[64,48],f32>, !torch.int, !torch.int -> !torch.vtensor<[10,48],f32> loc("mlp.up"("model.py":3:0))
+  return %y : !torch.vtensor<[10,48],f32>
+}
+
+// A weight that is stored [K, N] gets a transpose.
+// CHECK-LABEL: func.func @addmm_of_stored_transpose
+// CHECK: %[[T:.*]] = torch.aten.transpose.int %arg1, {{.*}} -> !torch.vtensor<[48,64],f32>
+// CHECK: "scaled.matmul"(%arg0, %[[T]], %arg2)
+func.func @addmm_of_stored_transpose(%x: !torch.vtensor<[10,64],f32>, %w: !torch.vtensor<[64,48],f32>, %b: !torch.vtensor<[48],f32>) -> !torch.vtensor<[10,48],f32> {
+  %one = torch.constant.int 1
+  %y = torch.aten.addmm %b, %x, %w, %one, %one : !torch.vtensor<[48],f32>, !torch.vtensor<[10,64],f32>, !torch.vtensor<[64,48],f32>, !torch.int, !torch.int -> !torch.vtensor<[10,48],f32>
+  return %y : !torch.vtensor<[10,48],f32>
+}
+
+// CHECK-LABEL: func.func @linear
+// CHECK: "scaled.matmul"(%arg0, %arg1) {{.*}} -> !torch.vtensor<[2,?,48],bf16>
+func.func @linear(%x: !torch.vtensor<[2,?,64],bf16>, %w: !torch.vtensor<[48,64],bf16>) -> !torch.vtensor<[2,?,48],bf16> {
+  %none = torch.constant.none
+  %y = torch.aten.linear %x, %w, %none : !torch.vtensor<[2,?,64],bf16>, !torch.vtensor<[48,64],bf16>, !torch.none -> !torch.vtensor<[2,?,48],bf16>
+  return %y : !torch.vtensor<[2,?,48],bf16>
+}
+
+// CHECK-LABEL: func.func @mm_of_permuted_weight
+// CHECK: "scaled.matmul"(%arg0, %arg1)
+func.func @mm_of_permuted_weight(%x: !torch.vtensor<[10,64],f16>, %w: !torch.vtensor<[48,64],f16>) -> !torch.vtensor<[10,48],f16> {
+  %zero = torch.constant.int 0
+  %one = torch.constant.int 1
+  %order = torch.prim.ListConstruct %one, %zero : (!torch.int, !torch.int) -> !torch.list<int>
+  %t = torch.aten.permute %w, %order : !torch.vtensor<[48,64],f16>, !torch.list<int> -> !torch.vtensor<[64,48],f16>
+  %y = torch.aten.mm %x, %t : !torch.vtensor<[10,64],f16>, !torch.vtensor<[64,48],f16> -> !torch.vtensor<[10,48],f16>
+  return %y : !torch.vtensor<[10,48],f16>
+}
+
+// CHECK-LABEL: func.func @attention_scores
+// CHECK: "scaled.matmul"(%arg0, %arg1) {batch_dims = 2 : i64{{.*}} -> !torch.vtensor<[2,4,?,?],f32>
+// CHECK: %[[V:.*]] = torch.aten.transpose.int %arg2
+// CHECK: "scaled.matmul"({{.*}}, %[[V]]) {batch_dims = 1 : i64
+func.func @attention_scores(%q: !torch.vtensor<[2,4,?,16],f32>, %k: !torch.vtensor<[2,4,?,16],f32>, %v: !torch.vtensor<[8,5,16],f32>, %p: !torch.vtensor<[8,5,5],f32>) -> (!torch.vtensor<[2,4,?,?],f32>, !torch.vtensor<[8,5,16],f32>) {
+  %minus_one = torch.constant.int -1
+  %minus_two = torch.constant.int -2
+  %t = torch.aten.transpose.int %k, %minus_one, %minus_two : !torch.vtensor<[2,4,?,16],f32>, !torch.int, !torch.int -> !torch.vtensor<[2,4,16,?],f32>
+  %s = torch.aten.matmul %q, %t : !torch.vtensor<[2,4,?,16],f32>, !torch.vtensor<[2,4,16,?],f32> -> !torch.vtensor<[2,4,?,?],f32>
+  %o = torch.aten.bmm %p, %v : !torch.vtensor<[8,5,5],f32>, !torch.vtensor<[8,5,16],f32> -> !torch.vtensor<[8,5,16],f32>
+  return %s, %o : !torch.vtensor<[2,4,?,?],f32>, !torch.vtensor<[8,5,16],f32>
+}
+
+// What stays says why.
+// CHECK-LABEL: func.func @not_raised
+// CHECK: torch.aten.addmm {{.*}} {scaled.high_precision = "addmm with alpha or beta other than 1"}
+// CHECK: torch.aten.mm {{.*}} {scaled.high_precision = "operands of si64: recipes take f32, bf16 and f16"}
+// CHECK: torch.aten.matmul {{.*}} {scaled.high_precision = "matmul of !torch.vtensor<[64],f32> and !torch.vtensor<[2,64,48],f32>: batch dims broadcast, or an operand is a vector"}
+// CHECK: torch.operator "torch.aten._scaled_dot_product_flash_attention_for_cpu"({{.*}}) {scaled.high_precision = "attention is one fused op, whose products have no parameter operand"}
+func.func @not_raised(%x: !torch.vtensor<[10,64],f32>, %w: !torch.vtensor<[64,48],f32>, %b: !torch.vtensor<[48],f32>, %i: !torch.vtensor<[8,8],si64>, %v: !torch.vtensor<[64],f32>, %m: !torch.vtensor<[2,64,48],f32>, %q: !torch.vtensor<[2,4,5,16],f32>) {
+  %one = torch.constant.int 1
+  %two = torch.constant.int 2
+  %0 = torch.aten.addmm %b, %x, %w, %one, %two : !torch.vtensor<[48],f32>, !torch.vtensor<[10,64],f32>, !torch.vtensor<[64,48],f32>, !torch.int, !torch.int -> !torch.vtensor<[10,48],f32>
+  %1 = torch.aten.mm %i, %i : !torch.vtensor<[8,8],si64>, !torch.vtensor<[8,8],si64> -> !torch.vtensor<[8,8],si64>
+  %2 = torch.aten.matmul %v, %m : !torch.vtensor<[64],f32>, !torch.vtensor<[2,64,48],f32> -> !torch.vtensor<[2,48],f32>
+  %3 = torch.operator "torch.aten._scaled_dot_product_flash_attention_for_cpu"(%q, %q, %q) : (!torch.vtensor<[2,4,5,16],f32>, !torch.vtensor<[2,4,5,16],f32>, !torch.vtensor<[2,4,5,16],f32>) -> !torch.vtensor<[2,4,5,16],f32>
+  return
+}
