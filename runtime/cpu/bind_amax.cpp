@@ -12,7 +12,9 @@ namespace nb = nanobind;
 namespace steelyard {
 
 void run_amax(AmaxCall &call, int threads) {
-  call.tiling = make_tiling(call.x, call.column || call.transformed);
+  call.tiling =
+      make_tiling(call.x, call.column || call.transformed ? TileShape::square
+                                                          : TileShape::flat);
   const KernelTable &table = kernels();
   parallel_for(
       call.tiling.count, tile_grain(call.tiling), threads,

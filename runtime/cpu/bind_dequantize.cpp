@@ -35,8 +35,9 @@ static void dequantize(SchemeBits scheme, bool columnwise, DequantizeCall &call,
       1.0 /
       (6.0 * (scheme.four_over_six() == FourOverSix::none ? 448.0 : 256.0)));
   set_scale_extent(scheme, columnwise, call);
-  call.tiling = make_tiling(
-      {nullptr, Dtype::f32, call.rows, call.columns, 1, 1}, call.transposed);
+  call.tiling =
+      make_tiling({nullptr, Dtype::f32, call.rows, call.columns, 1, 1},
+                  call.transposed ? TileShape::square : TileShape::flat);
   const KernelTable &table = kernels();
   parallel_for(
       call.tiling.count, tile_grain(call.tiling), threads,

@@ -122,6 +122,15 @@ bool share_codes(const Copy &row, const Copy &col) {
   return row.family != Family::nvfp4 || *row.amax_bits() == *col.amax_bits();
 }
 
+TileShape tile_shape(const std::optional<Copy> &row,
+                     const std::optional<Copy> &col) {
+  if (!col && !row->tiled)
+    return TileShape::flat;
+  const bool row_fits = !row || !row->tiled || row->family == Family::mx;
+  const bool col_fits = !col || col->family == Family::mx;
+  return row_fits && col_fits ? TileShape::band : TileShape::square;
+}
+
 class Quantization {
 public:
   Quantization(const Matrix &x, std::optional<Copy> row,
@@ -138,7 +147,7 @@ public:
                       col_ ? &*col_ : nullptr,
                       row_ && col_ && share_codes(*row_, *col_),
                       amax_on_the_way_ ? &tensor_amax_ : nullptr};
-    call.tiling = make_tiling(x_, col_ || (row_ && row_->tiled));
+    call.tiling = make_tiling(x_, tile_shape(row_, col_));
     const KernelTable &table = kernels();
     parallel_for(
         call.tiling.count, tile_grain(call.tiling), threads_,

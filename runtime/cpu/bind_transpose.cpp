@@ -21,8 +21,8 @@ void bind_transpose(nb::module_ &m) {
                            columns,
                            nibbles,
                            {}};
-        call.tiling =
-            make_tiling({nullptr, Dtype::f32, rows, columns, 1, 1}, true);
+        call.tiling = make_tiling({nullptr, Dtype::f32, rows, columns, 1, 1},
+                                  TileShape::square);
         const KernelTable &table = kernels();
         parallel_for(call.tiling.count, tile_grain(call.tiling), threads,
                      [&](int64_t begin, int64_t end) {

@@ -21,10 +21,12 @@ struct Matrix {
 struct Tiling {
   int64_t rows, columns; // of one tile
   int64_t per_row, count;
+  bool staged; // read more than once: copied to contiguous rows first
 };
 
 inline constexpr int64_t kTileElements = 128 * 128;
 inline constexpr int64_t kTileSide = 128;
+inline constexpr int64_t kBandRows = 32, kBandColumns = 512;
 inline constexpr int64_t kTileColumns = 2048;  // widest tile
 inline constexpr int64_t kFlatElements = 4096; // of a flat tile: stays in L1
 

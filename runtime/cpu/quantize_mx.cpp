@@ -54,8 +54,8 @@ static void quantize_rows(const Tile &tile, const CopyCall &copy) {
 
 template <class Format>
 static void quantize_columns(const Tile &tile, const CopyCall &copy) {
-  alignas(64) int32_t amax[kTileSide];
-  alignas(64) float factors[kTileSide];
+  alignas(64) int32_t amax[kBandColumns];
+  alignas(64) float factors[kBandColumns];
   for (int64_t first = 0; first < tile.rows; first += kBlock) {
     const int64_t rows = smaller(kBlock, tile.rows - first);
     amax_of_columns(tile, first, rows, amax);
@@ -89,9 +89,9 @@ static void store_tile_scales(const Tile &tile, int64_t first, int64_t rows,
 template <class Format>
 static void quantize_square(const Tile &tile, const CopyCall *row,
                             const CopyCall *col) {
-  alignas(64) int32_t amax[kTileSide];
-  alignas(64) float factors[kTileSide];
-  uint8_t bytes[kTileSide / kBlock];
+  alignas(64) int32_t amax[kBandColumns];
+  alignas(64) float factors[kBandColumns];
+  uint8_t bytes[kBandColumns / kBlock];
   const CopyCall &copy = row ? *row : *col;
   for (int64_t first = 0; first < tile.rows; first += kBlock) {
     const int64_t rows = smaller(kBlock, tile.rows - first);

@@ -67,8 +67,8 @@ static inline Tile locate_tile(const Tiling &tiling, int64_t rows,
   return tile;
 }
 
-// Contiguous float32 rows are used where they are; anything else is widened
-// into `staging`.
+// Contiguous float32 rows that are read once are used where they are. Anything
+// else goes through `staging`, where rows cannot evict each other.
 static inline Tile load_tile(const Matrix &x, const Tiling &tiling,
                              int64_t index, Staging &staging) {
   Tile tile = locate_tile(tiling, x.rows, x.columns, index);
@@ -77,7 +77,7 @@ static inline Tile load_tile(const Matrix &x, const Tiling &tiling,
   const char *first =
       static_cast<const char *>(x.data) +
       (tile.row * x.row_stride + tile.column * x.column_stride) * width;
-  if (x.column_stride == 1 && x.dtype == Dtype::f32) {
+  if (x.column_stride == 1 && x.dtype == Dtype::f32 && !tiling.staged) {
     tile.data = reinterpret_cast<const float *>(first);
     tile.stride = x.row_stride;
     return tile;

@@ -8,15 +8,23 @@
 
 namespace steelyard {
 
-// Square tiles serve transposed reads and writes; flat ones read long rows.
-inline Tiling make_tiling(const Matrix &x, bool square) {
+// Square tiles serve transposed reads and writes, bands the blocks of 32 rows
+// that stay in place; flat tiles read long rows once.
+enum class TileShape { flat, band, square };
+
+inline Tiling make_tiling(const Matrix &x, TileShape shape) {
   Tiling tiling;
-  tiling.rows = tiling.columns = kTileSide;
-  if (!square && x.column_stride == 1) {
+  if (shape == TileShape::square || x.column_stride != 1) {
+    tiling.rows = tiling.columns = kTileSide;
+  } else if (shape == TileShape::band) {
+    tiling.rows = kBandRows;
+    tiling.columns = kBandColumns;
+  } else {
     tiling.columns =
         std::clamp((x.columns + 127) / 128 * 128, kTileSide, kTileColumns);
     tiling.rows = kFlatElements / tiling.columns;
   }
+  tiling.staged = shape != TileShape::flat;
   tiling.per_row = (x.columns + tiling.columns - 1) / tiling.columns;
   tiling.count = tiling.per_row * ((x.rows + tiling.rows - 1) / tiling.rows);
   return tiling;
