@@ -25,6 +25,7 @@ from steelyard.tensor import (
 )
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+ROW_SCALED = recipes.NVFP4BlockScaling(row_scaled=True, rht=False, weight_tiles=False, stochastic_rounding=False)
 
 
 def test_current_scaling_bytes():
@@ -125,6 +126,8 @@ def test_fields_hold_the_bytes_of_the_reference(make_quantizer, shape, dtype, us
         ("nvfp4", "input", NVFP4Quantizer(with_rht=True)),
         ("nvfp4", "weight", NVFP4Quantizer(with_2d_quantization=True)),
         ("nvfp4", "grad_output", NVFP4Quantizer(with_rht=True, stochastic_rounding=True)),
+        (ROW_SCALED, "input", NVFP4Quantizer(row_scaled=True)),
+        (replace(ROW_SCALED, row_scaled=False, four_over_six="all"), "weight", NVFP4Quantizer(four_over_six="mae")),
     ],
 )
 def test_quantizers_and_recipes_name_the_same_schemes(recipe, role, quantizer):
