@@ -2,6 +2,7 @@
 #pragma once
 
 #include "formats.h"
+#include "matrix.h"
 
 namespace steelyard::STEELYARD_ISA {
 
@@ -37,15 +38,20 @@ static inline void transpose_16x16(const uint8_t *in, int64_t in_stride,
     std::memcpy(out + i * out_stride, &a[i], 16);
 }
 
-// out[j][i] = in[i][j]; strides in bytes.
+// out[j][i] = in[i][j]; strides in bytes, at most 128 rows. Whole rows of `out`
+// are written at once: rows a page apart would evict each other's lines.
 static inline void transpose_bytes(const uint8_t *in, int64_t in_stride,
                                    int64_t rows, int64_t columns, uint8_t *out,
                                    int64_t out_stride) {
+  alignas(64) uint8_t strip[16][kTileSide];
   const int64_t whole_rows = rows / 16 * 16, whole_columns = columns / 16 * 16;
-  for (int64_t j = 0; j < whole_columns; j += 16)
+  for (int64_t j = 0; j < whole_columns; j += 16) {
     for (int64_t i = 0; i < whole_rows; i += 16)
-      transpose_16x16(in + i * in_stride + j, in_stride,
-                      out + j * out_stride + i, out_stride);
+      transpose_16x16(in + i * in_stride + j, in_stride, strip[0] + i,
+                      kTileSide);
+    for (int64_t k = 0; k < 16; ++k)
+      std::memcpy(out + (j + k) * out_stride, strip[k], whole_rows);
+  }
   for (int64_t j = 0; j < columns; ++j)
     for (int64_t i = j < whole_columns ? whole_rows : 0; i < rows; ++i)
       out[j * out_stride + i] = in[i * in_stride + j];
