@@ -17,6 +17,7 @@ ROLES = {"fprop": ("input", "weight"), "dgrad": ("grad_output", "weight"), "wgra
 """What lhs and rhs of each kind of GEMM are to a recipe."""
 
 NO_PARAMETER = "no operand is a parameter"
+BATCHED = "a batched product, as of attention"
 
 Choose = Callable[[str], recipes.Recipe | None]
 """The recipe of a layer, None for high precision."""
@@ -83,6 +84,8 @@ def _reason_against(
 ) -> str | None:
     if recipe is None:
         return f"override '{pattern}' asks for high precision"
+    if op.batch_dims.value:
+        return BATCHED
     has_parameter = any(parameter_of(operand) is not None for operand in (op.lhs, op.rhs))
     return None if has_parameter or without_parameters else NO_PARAMETER
 

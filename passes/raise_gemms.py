@@ -7,7 +7,15 @@ from torch_mlir import ir
 from steelyard.dialect.matmul import matmul
 from steelyard.dialect.types import FLOAT_DTYPES, TensorInfo
 from steelyard.passes.registry import register_pass
-from steelyard.passes.torch_ops import constant_number, info_of, is_none, transpose_last, walk_ops
+from steelyard.passes.torch_ops import (
+    constant_number,
+    defining_op,
+    info_of,
+    is_none,
+    transpose_last,
+    transpose_source,
+    walk_ops,
+)
 
 HIGH_PRECISION = "scaled.high_precision"
 """Attribute of an op that stays in high precision: why."""
@@ -40,7 +48,16 @@ def raise_gemms(module: ir.Operation) -> None:
         except NotRaisedError as reason:
             _report(op, str(reason))
             continue
+        makers = [defining_op(operand) for operand in op.operands]
         op.result.replace_all_uses_with(result)
+        op.erase()
+        for maker in makers:
+            _erase_unused_transpose(maker)
+
+
+def _erase_unused_transpose(op: ir.Operation | None) -> None:
+    """torch's views are not pure to MLIR, so no pass of its own removes the transposes that GEMMs no longer read."""
+    if op is not None and transpose_source(op.results[0]) is not None and not list(op.results[0].uses):
         op.erase()
 
 

@@ -3,6 +3,15 @@
 Importing this package imports neither torch nor torch_mlir: each name is loaded when it is first used.
 """
 
+from importlib import import_module
 from importlib.metadata import version as _distribution_version
 
 __version__ = _distribution_version("steelyard")
+
+_LAZY = {"compile": "steelyard.compiled"}
+
+
+def __getattr__(name: str):
+    if name not in _LAZY:
+        raise AttributeError(f"module 'steelyard' has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)

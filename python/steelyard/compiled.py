@@ -1,0 +1,129 @@
+"""`steelyard.compile`: a module whose calls run the compiled program."""
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from steelyard import recipes
+from steelyard.errors import RecipeError, SteelyardError, TargetError, UnsupportedModelError
+from steelyard.explanation import Explanation
+from steelyard.frontend.backend import Backend
+from steelyard.stages import STAGES, Settings
+
+TARGETS = ("cpu",)
+
+
+def compile(
+    model: torch.nn.Module,
+    recipe: str | recipes.Recipe,
+    *,
+    target: str = "cpu",
+    overrides: Mapping[str, str | recipes.Recipe | None] | None = None,
+) -> Any:
+    """A module like `model`, whose matrix multiplications run by a recipe.
+
+    It shares the model's parameters, buffers and submodules, and is an instance of the model's class: methods that
+    call the module, such as `generate`, run the compiled program. `overrides` maps patterns of layer names to another
+    recipe, or to None for high precision; the first that matches a layer decides. Nothing is compiled before the
+    first call or `lower`.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise UnsupportedModelError(f"steelyard.compile takes an nn.Module, got {type(model).__name__}")
+    if isinstance(model, CompiledModule):
+        raise UnsupportedModelError("the model is compiled already; compile `net.model` by another recipe instead")
+    if target not in TARGETS:
+        raise TargetError(f"target must be one of {', '.join(TARGETS)}, got {target!r}")
+    chosen = {pattern: None if r is None else recipes.get(r) for pattern, r in (overrides or {}).items()}
+    settings = Settings(recipes.get(recipe), chosen)
+    net = object.__new__(_compiled_class(type(model)))
+    # The containers are shared, not copied: a parameter that is replaced in one is replaced in both.
+    net.__dict__ = dict(model.__dict__)
+    object.__setattr__(net, "_steelyard", _State(net, model, settings))
+    return net
+
+
+class _State:
+    """What a compiled module has beyond the model."""
+
+    def __init__(self, net: torch.nn.Module, model: torch.nn.Module, settings: Settings):
+        self.model = model
+        self.backend = Backend(settings, net)
+        # One cache of compiled code a net: torch shares it by default, and runs nets beyond its limit uncompiled.
+        self.forward = torch.compile(type(model).forward, backend=self.backend, isolate_recompiles=True)
+
+
+class CompiledModule(torch.nn.Module):
+    """The part of a compiled module that is not the model's own class."""
+
+    _steelyard: _State
+
+    def forward(self, *arguments, **keywords):
+        """Run the compiled program."""
+        result = self._steelyard.forward(self, *arguments, **keywords)
+        self._check_overrides()
+        return result
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model that was compiled, untouched."""
+        return self._steelyard.model
+
+    def lower(self, *arguments, **keywords) -> "CompiledModule":
+        """Compile for arguments like these, now; the call's results are dropped."""
+        with torch.no_grad():
+            self(*arguments, **keywords)
+        return self
+
+    def ir(self, stage: str) -> str:
+        """The IR of a stage: traced, raised, quantized or lowered."""
+        if stage not in STAGES:
+            raise SteelyardError(f"stage must be one of {', '.join(STAGES)}, got {stage!r}")
+        texts = [compilation.stages[stage] for compilation in self._compilations()]
+        return "\n".join(texts)
+
+    def ir_dump(self, folder: str | Path) -> list[Path]:
+        """Write every stage of every graph into numbered files."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        written = []
+        for graph, compilation in enumerate(self._compilations()):
+            for number, (stage, text) in enumerate(compilation.stages.items()):
+                path = Path(folder, f"graph{graph}_{number}_{stage}.mlir")
+                path.write_text(text)
+                written.append(path)
+            path = Path(folder, f"graph{graph}_program.py")
+            path.write_text(compilation.program.text)
+            written.append(path)
+        return written
+
+    def explain(self) -> Explanation:
+        """One row a GEMM: its formats and kernel, or why it stayed in high precision."""
+        return Explanation([row for compilation in self._compilations() for row in compilation.rows])
+
+    def requantize(self) -> None:
+        """Quantize every weight anew at the next call: for writes that nothing announces, as through `.data`."""
+        for compilation in self._steelyard.backend.compilations:
+            compilation.program.forget_weights()
+
+    def _compilations(self) -> list:
+        compilations = self._steelyard.backend.compilations
+        if not compilations:
+            raise SteelyardError("nothing is compiled yet: call the net, or net.lower(...) with example arguments")
+        return compilations
+
+    def _check_overrides(self) -> None:
+        compilations = self._steelyard.backend.compilations
+        unmatched = set.intersection(*(set(c.unmatched) for c in compilations)) if compilations else set()
+        if unmatched:
+            layers = sorted({row.layer for c in compilations for row in c.rows if row.layer})
+            raise RecipeError(
+                f"override pattern {sorted(unmatched)[0]!r} matches no layer; the layers with GEMMs: {', '.join(layers)}"
+            )
+
+
+@functools.cache
+def _compiled_class(model_class: type) -> type:
+    """A class that is the model's class and a compiled module."""
+    return type(f"Compiled{model_class.__name__}", (CompiledModule, model_class), {"__module__": model_class.__module__})

@@ -1,0 +1,118 @@
+"""`explain()`: one row a GEMM."""
+
+import json
+from dataclasses import asdict, dataclass
+
+from torch_mlir import ir
+
+from steelyard.dialect.matmul import USAGES, GemmOp, MatmulOp
+from steelyard.dialect.types import Shape, tensor_info
+from steelyard.passes.raise_gemms import HIGH_PRECISION, layer_of
+from steelyard.passes.torch_ops import walk_ops
+from steelyard.schemes import Scheme
+
+COLUMNS = ("layer", "kind", "M", "N", "K", "lhs", "rhs", "kernel", "reason")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one GEMM, or of an op that holds some."""
+
+    layer: str
+    kind: str
+    M: str
+    N: str
+    K: str
+    lhs: str
+    rhs: str
+    kernel: str
+    """What runs it."""
+    reason: str
+    """Why it stayed in high precision; empty for one that is quantized."""
+
+
+class Explanation(str):
+    """The rows of every graph as a table; `rows` has them as data."""
+
+    rows: list[Row]
+
+    def __new__(cls, rows: list[Row]):
+        text = super().__new__(cls, _table(rows))
+        text.rows = rows
+        return text
+
+    def to_json(self) -> str:
+        """The rows as JSON."""
+        return json.dumps([asdict(row) for row in self.rows], indent=1)
+
+
+def rows_of(module: ir.Module) -> list[Row]:
+    """The rows of a module whose GEMMs are quantized."""
+    rows = []
+    for op in walk_ops(module.operation):
+        view = op.opview
+        if isinstance(view, GemmOp):
+            rows.append(_gemm_row(view))
+        elif HIGH_PRECISION in op.attributes:
+            rows.append(_high_precision_row(op))
+    return rows
+
+
+def _gemm_row(op: GemmOp) -> Row:
+    lhs, rhs = op.lhs.type.info, op.rhs.type.info
+    kind = op.kind.value
+    left, right = (info.copy_of(usage) for info, usage in zip((lhs, rhs), USAGES[kind], strict=True))
+    sizes = _sizes(kind, lhs.shape, rhs.shape)
+    return Row(op.layer.value, kind, *sizes, _format(left), _format(right), f"cpu {left.family} gemm", "")
+
+
+def _high_precision_row(op: ir.Operation) -> Row:
+    reason = ir.StringAttr(op.attributes[HIGH_PRECISION]).value
+    view = op.opview
+    layer = layer_of(op.location)
+    if not isinstance(view, MatmulOp):
+        name = ir.StringAttr(op.attributes["name"]).value if op.name == "torch.operator" else op.name
+        return Row(layer, "", "", "", "", "", "", name.removeprefix("torch."), reason)
+    lhs, rhs = (tensor_info(value.type) for value in (view.lhs, view.rhs))
+    assert lhs is not None
+    assert rhs is not None
+    sizes = _sizes(view.kind.value, lhs.shape[view.batch_dims.value :], rhs.shape[view.batch_dims.value :])
+    return Row(layer, view.kind.value, *sizes, lhs.dtype, rhs.dtype, "torch", reason)
+
+
+def _sizes(kind: str, lhs: Shape, rhs: Shape) -> tuple[str, str, str]:
+    tokens = _product(lhs[:-1])
+    if kind == "fprop":
+        return tokens, _size(rhs[0]), _size(lhs[-1])
+    if kind == "dgrad":
+        return tokens, _size(rhs[1]), _size(lhs[-1])
+    return _size(lhs[-1]), _size(rhs[-1]), tokens
+
+
+def _product(sizes: Shape) -> str:
+    product = 1
+    for size in sizes:
+        if size is None:
+            return "?"
+        product *= size
+    return str(product)
+
+
+def _size(size: int | None) -> str:
+    return "?" if size is None else str(size)
+
+
+def _format(scheme: Scheme) -> str:
+    if scheme.custom:
+        return scheme.custom
+    element = {"f8E4M3FN": "e4m3", "f8E5M2": "e5m2", "f4E2M1FN": "e2m1"}[scheme.element]
+    return f"{element} {scheme.block}"
+
+
+def _table(rows: list[Row]) -> str:
+    cells = [COLUMNS, *(tuple(str(getattr(row, column)) for column in COLUMNS) for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(COLUMNS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    quantized = sum(1 for row in rows if not row.reason)
+    summary = f"{quantized} GEMMs quantized, {len(rows) - quantized} left in high precision"
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], summary])

@@ -1,0 +1,83 @@
+"""The torch.compile backend: each graph of ATen ops that AOTAutograd hands over becomes a program."""
+
+import re
+from collections.abc import Callable, Sequence
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+
+from steelyard.errors import UnsupportedModelError
+from steelyard.frontend.importer import import_graph
+from steelyard.stages import Compilation, Settings
+
+
+class Backend:
+    """Compiles the graphs of one net. `compilations` has one entry a graph, in the order of compilation."""
+
+    def __init__(self, settings: Settings, root: torch.nn.Module | None = None):
+        self.settings = settings
+        self.root = root
+        self.compilations: list[Compilation] = []
+
+    def __call__(self, graph_module: torch.fx.GraphModule, example_inputs: Sequence) -> Callable:
+        parameters = self._parameter_names(graph_module, example_inputs)
+
+        def compile_inference(aten: torch.fx.GraphModule, inputs: Sequence) -> Callable:
+            return self._compile(aten, parameters if len(parameters) == len(inputs) else [None] * len(inputs))
+
+        return aot_autograd(
+            fw_compiler=_refuse_training, bw_compiler=_refuse_training, inference_compiler=compile_inference
+        )(graph_module, example_inputs)
+
+    def _compile(self, aten: torch.fx.GraphModule, parameters: Sequence[str | None]) -> Callable:
+        layers = {node: _layer_name(node, self._module_names()) for node in aten.graph.nodes}
+        compilation = Compilation(self.settings)
+        module = import_graph(
+            aten.graph, compilation.context, name="forward", layers=layers, parameters=parameters
+        )
+        program = compilation.run(module)
+        self.compilations.append(compilation)
+
+        def call(arguments: list) -> tuple:
+            values = tuple(arguments)
+            # The boxed calling convention: dropping the caller's list lets inputs die at their last use.
+            arguments.clear()
+            return program(*values)
+
+        call._boxed_call = True
+        return call
+
+    def _module_names(self) -> dict[str, str]:
+        if self.root is None:
+            return {}
+        return {str(id(module)): name for name, module in self.root.named_modules(remove_duplicate=False)}
+
+    def _parameter_names(self, graph_module: torch.fx.GraphModule, inputs: Sequence) -> list[str | None]:
+        known = {}
+        if self.root is not None:
+            known = {id(p): name for name, p in self.root.named_parameters(remove_duplicate=False)}
+        placeholders = [node.name for node in graph_module.graph.nodes if node.op == "placeholder"]
+        return [
+            known.get(id(value), placeholder) if isinstance(value, torch.nn.Parameter) else None
+            for placeholder, value in zip(placeholders, inputs, strict=True)
+        ]
+
+
+def _refuse_training(*_) -> Callable:
+    raise UnsupportedModelError(
+        "a graph that needs gradients cannot be compiled yet; call the net under torch.no_grad(), "
+        "or train the model itself"
+    )
+
+
+def _layer_name(node: torch.fx.Node, names: dict[str, str]) -> str:
+    """The name of the innermost module that a node runs in."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    key, (path, _) = list(stack.items())[-1]
+    known = names.get(str(key).partition("@")[0])
+    if known is not None:
+        return known
+    # Without the root, the path of the traced frame: L['self'].layers.0.mlp
+    return re.sub(r"^L\[[^\]]*\]\.?", "", path)

@@ -1,0 +1,78 @@
+"""The stages of a compilation: traced -> raised -> quantized -> lowered, each one function with a contract."""
+
+from dataclasses import dataclass, field
+
+from torch_mlir import ir
+
+from steelyard.dialect import make_context
+from steelyard.dialect.printing import print_module
+from steelyard.errors import IRError, RecipeError
+from steelyard.explanation import Row, rows_of
+from steelyard.passes import build_pass_manager, parse_pipeline
+from steelyard.passes.apply_recipe import decide
+from steelyard.recipes import Recipe
+from steelyard.runtime.program import Program
+
+STAGES = ("traced", "raised", "quantized", "lowered")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user asked for."""
+
+    recipe: Recipe
+    overrides: dict[str, Recipe | None] = field(default_factory=dict)
+
+
+class Compilation:
+    """One graph on its way from ATen ops to a program; keeps the text of every stage."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        self.context = make_context()
+        self.stages: dict[str, str] = {}
+        self.rows: list[Row] = []
+        self.unmatched: list[str] = []
+        self.program: Program | None = None
+
+    def run(self, module: ir.Module) -> Program:
+        """Take an imported module through every stage."""
+        self._record("traced", module)
+        make_raised(module)
+        self._record("raised", module)
+        self.unmatched = make_quantized(module, self.settings)
+        self.rows = rows_of(module)
+        self._record("quantized", module)
+        self.program = make_lowered(module)
+        self._record("lowered", module)
+        return self.program
+
+    def _record(self, stage: str, module: ir.Module) -> None:
+        self.stages[stage] = print_module(module.operation)
+
+
+def make_raised(module: ir.Module) -> None:
+    """torch.aten ops -> every GEMM a `scaled.matmul`."""
+    _run(module, "steelyard-raised")
+
+
+def make_quantized(module: ir.Module, settings: Settings) -> list[str]:
+    """`scaled.matmul` -> `scaled.gemm` on quantized operands; returns override patterns that matched nothing."""
+    with module.context:
+        unmatched = decide(module.operation, settings.recipe, settings.overrides)
+    _run(module, "scaled-insert-quantize,scaled-merge-quantize,cse,scaled-canonicalize")
+    return unmatched
+
+
+def make_lowered(module: ir.Module) -> Program:
+    """Weights leave the step, and what is left becomes a Python function that calls kernels."""
+    _run(module, "scaled-hoist-weights,canonicalize,cse")
+    return Program(module)
+
+
+def _run(module: ir.Module, pipeline: str) -> None:
+    try:
+        build_pass_manager(parse_pipeline(pipeline), module.context).run(module.operation)
+    except ir.MLIRError as error:
+        reasons = "; ".join(f"{d.location}: {d.message}" for d in error.error_diagnostics) or error.message
+        raise (RecipeError if "state this pass does not make" in reasons else IRError)(reasons) from None

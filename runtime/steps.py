@@ -1,0 +1,73 @@
+"""The steps of a program that are not ATen calls: each op's kernel, bound to what is known when it is compiled."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from steelyard.dialect.matmul import USAGES, GemmOp, MatmulOp
+from steelyard.dialect.quantize import QuantizeOp
+from steelyard.dialect.types import tensor_info
+from steelyard.errors import InternalError
+from steelyard.quantized_copy import QuantizedCopy
+from steelyard.runtime import cpu
+
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedValue:
+    """A `!scaled.tensor` at run time."""
+
+    row: QuantizedCopy | None
+    col: QuantizedCopy | None
+    lead: torch.Size
+    """The dims before the last, which the copies flatten."""
+
+    def copy_of(self, usage: str) -> QuantizedCopy:
+        """The copy that a GEMM reads."""
+        copy = self.row if usage == "rowwise" else self.col
+        if copy is None:
+            raise InternalError(f"a GEMM reads the {usage} copy of a tensor that has none")
+        return copy
+
+
+def bind_quantize(op: QuantizeOp) -> Callable[[torch.Tensor], QuantizedValue]:
+    """The kernel of a quantize without state."""
+    info = op.result.type.info
+    row, col = info.row, info.col
+
+    def quantize(source: torch.Tensor) -> QuantizedValue:
+        copies = cpu.quantize(source.detach(), row, col)
+        return QuantizedValue(*copies, source.shape[:-1])
+
+    return quantize
+
+
+def bind_gemm(op: GemmOp) -> Callable[..., torch.Tensor]:
+    """The kernel of a GEMM without an epilogue."""
+    if op.epilogue.value != "none" or op.residual is not None or op.accumulator is not None:
+        raise InternalError("the CPU target has no kernel for a fused epilogue")
+    kind = op.kind.value
+    left_usage, right_usage = USAGES[kind]
+    info = tensor_info(op.result.type)
+    assert info is not None
+    out_dtype = DTYPES[info.dtype]
+
+    def gemm(lhs: QuantizedValue, rhs: QuantizedValue, bias: torch.Tensor | None = None) -> torch.Tensor:
+        left, right = lhs.copy_of(left_usage), rhs.copy_of(right_usage)
+        bias = None if bias is None else bias.detach()
+        product = cpu.qgemm(left, right, bias=bias, out_dtype=out_dtype)
+        return product if kind == "wgrad" else product.view(*lhs.lead, product.shape[-1])
+
+    return gemm
+
+
+def bind_matmul(op: MatmulOp) -> Callable[..., torch.Tensor]:
+    """A GEMM that stays in high precision: torch's own."""
+    if op.kind.value != "fprop":
+        raise InternalError(f"a high-precision {op.kind.value} has no spelling in torch here")
+    if op.batch_dims.value == 0:
+        return F.linear
+    return lambda lhs, rhs: torch.matmul(lhs, rhs.transpose(-1, -2))
