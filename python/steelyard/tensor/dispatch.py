@@ -92,7 +92,7 @@ def _view(func, tensor, *args, **kwargs):
     if any(piece is None for piece in pieces):
         pieces = _elementwise_views(func, tensor, actual, args, kwargs)
     if pieces is None:
-        return func(tensor._decode(tensor.dtype), *args, **kwargs)
+        return func(_decode_in_place(tensor), *args, **kwargs)
     return pieces if not isinstance(actual, torch.Tensor) else pieces[0]
 
 
