@@ -3,13 +3,14 @@
 from torch_mlir import ir
 
 from steelyard.dialect.quantize import QuantizeOp
+from steelyard.passes.functions import PARAMETER, add_argument, make_private_function
 from steelyard.passes.registry import register_pass
-from steelyard.passes.torch_ops import PARAMETER, defining_op, parameter_of, view_root, walk_ops
+from steelyard.passes.torch_ops import defining_op, parameter_of, view_root, walk_ops
 
 WEIGHT = "scaled.weight"
 """Argument attribute: the function that makes the argument from a parameter."""
-SOURCE = "scaled.source"
-"""Argument attribute beside it: which argument that parameter is."""
+SOURCES = "scaled.sources"
+"""Argument attribute beside it: which arguments that function takes."""
 
 
 @register_pass
@@ -17,9 +18,10 @@ def hoist_weights(module: ir.Operation) -> None:
     """Move the quantization of parameters out of the step.
 
     Takes `scaled.quantize` of a value that is a view, a transpose or a cast of a parameter. Leaves each in a function
-    of its own, `@weight_0` and so on, from the parameter to the quantized tensor, and an argument in its place that
-    names that function (`scaled.weight`) and the parameter's place among the arguments (`scaled.source`). Whoever
-    calls the program may keep the function's result until the parameter changes. Quantizations with state stay.
+    of its own, `@weight_0` and so on, from the parameter (and the scale, where it is state) to the quantized tensor,
+    and an argument in its place that names that function (`scaled.weight`) and which arguments it takes
+    (`scaled.sources`). Whoever calls the program may keep the function's result until one of them changes.
+    Quantizations that give an amax or take random bits stay.
     """
     count = 0
     for op in walk_ops(module):
@@ -29,45 +31,27 @@ def hoist_weights(module: ir.Operation) -> None:
 
 
 def _is_of_parameter(op: QuantizeOp) -> bool:
-    stateless = len(op.operands) == 1 and op.new_amax is None
-    return stateless and parameter_of(op.source) is not None
+    if op.new_amax is not None or op.rng is not None or parameter_of(op.source) is None:
+        return False
+    return all(isinstance(operand, ir.BlockArgument) for operand in list(op.operands)[1:])
 
 
 def _hoist(module: ir.Operation, op: QuantizeOp, name: str) -> None:
-    argument = ir.BlockArgument(view_root(op.source))
+    source = ir.BlockArgument(view_root(op.source))
     parameter = parameter_of(op.source)
     assert parameter is not None
-    _make_function(module, op, argument, name, parameter)
+    arguments = [source, *(ir.BlockArgument(operand) for operand in list(op.operands)[1:])]
+    block = make_private_function(module, name, arguments, op.result.type, op.location)
+    with ir.InsertionPoint(block):
+        result = _clone_slice(op.result, dict(zip(arguments, block.arguments, strict=True)))
+        ir.Operation.create("func.return", operands=[result], loc=op.location)
     attributes = {
         PARAMETER: ir.StringAttr.get(parameter),
         WEIGHT: ir.FlatSymbolRefAttr.get(name),
-        SOURCE: ir.IntegerAttr.get(ir.IntegerType.get_signless(64), argument.arg_number),
+        SOURCES: ir.DenseI64ArrayAttr.get([argument.arg_number for argument in arguments]),
     }
-    op.result.replace_all_uses_with(_add_argument(argument.owner, op.result.type, op.location, attributes))
+    op.result.replace_all_uses_with(add_argument(source.owner, op.result.type, op.location, attributes))
     op.operation.erase()
-
-
-def _make_function(module: ir.Operation, op: QuantizeOp, argument: ir.BlockArgument, name: str, parameter: str) -> None:
-    """A function that makes the quantized tensor from the parameter, by the ops that do so now."""
-    body = module.regions[0].blocks[0]
-    function_type = ir.FunctionType.get([argument.type], [op.result.type])
-    parameter_name = ir.DictAttr.get({PARAMETER: ir.StringAttr.get(parameter)})
-    function = ir.Operation.create(
-        "func.func",
-        regions=1,
-        attributes={
-            "sym_name": ir.StringAttr.get(name),
-            "sym_visibility": ir.StringAttr.get("private"),
-            "function_type": ir.TypeAttr.get(function_type),
-            "arg_attrs": ir.ArrayAttr.get([parameter_name]),
-        },
-        loc=op.location,
-        ip=ir.InsertionPoint(body),
-    )
-    block = ir.Block.create_at_start(function.regions[0], [argument.type], [op.location])
-    with ir.InsertionPoint(block):
-        result = _clone_slice(op.result, {argument: block.arguments[0]})
-        ir.Operation.create("func.return", operands=[result], loc=op.location)
 
 
 def _clone_slice(value: ir.Value, copies: dict[ir.Value, ir.Value]) -> ir.Value:
@@ -75,7 +59,7 @@ def _clone_slice(value: ir.Value, copies: dict[ir.Value, ir.Value]) -> ir.Value:
     if value in copies:
         return copies[value]
     op = defining_op(value)
-    assert op is not None, "a quantized parameter depends on nothing but the parameter"
+    assert op is not None, "a quantized parameter depends on nothing but the parameter and its state"
     operands = [_clone_slice(operand, copies) for operand in op.operands]
     clone = op.clone()
     for index, operand in enumerate(operands):
@@ -83,15 +67,3 @@ def _clone_slice(value: ir.Value, copies: dict[ir.Value, ir.Value]) -> ir.Value:
     for old, new in zip(op.results, clone.results, strict=True):
         copies[old] = new
     return copies[value]
-
-
-def _add_argument(block: ir.Block, type_: ir.Type, location: ir.Location, attributes: dict) -> ir.Value:
-    """Append an argument to a function."""
-    function = block.owner
-    argument = block.add_argument(type_, location)
-    old_type = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
-    new_type = ir.FunctionType.get([*old_type.inputs, type_], old_type.results)
-    function.attributes["function_type"] = ir.TypeAttr.get(new_type)
-    others = ir.ArrayAttr(function.attributes["arg_attrs"])
-    function.attributes["arg_attrs"] = ir.ArrayAttr.get([*others, ir.DictAttr.get(attributes)])
-    return argument

@@ -1,11 +1,15 @@
 """`scaled-insert-quantize`."""
 
+from typing import Any
+
 from torch_mlir import ir
 
 from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.matmul import USAGES, MatmulOp, gemm
 from steelyard.dialect.quantize import quantize
+from steelyard.dialect.types import tensor_info
 from steelyard.passes.apply_recipe import ROLES, apply_recipe
+from steelyard.passes.functions import STATE, add_argument, argument_name
 from steelyard.passes.registry import fail, register_pass
 from steelyard.passes.torch_ops import walk_ops
 from steelyard.schemes import Scheme
@@ -17,8 +21,9 @@ def insert_quantize(module: ir.Operation, *, recipe: str = "") -> None:
 
     Takes `scaled.matmul` with the schemes of its operands. Leaves `scaled.gemm` on the copies that its kind reads,
     each made by a `scaled.quantize` of its own, for `scaled-merge-quantize` to merge. A matmul without schemes stays.
-    State is not made here: an operand with a delayed scale or random bits is an error. With `recipe`, that recipe is
-    applied first, to GEMMs with and without parameters alike.
+    A delayed scale is state: an argument that is added to the function and named `layer.role.scale`. Random bits are
+    not made here: an operand that needs some is an error. With `recipe`, that recipe is applied first, to GEMMs with
+    and without parameters alike.
     """
     if recipe:
         apply_recipe(module, recipe=recipe, without_parameters=True)
@@ -33,9 +38,10 @@ def _quantize_operands(op: MatmulOp) -> None:
     with ir.InsertionPoint(op), op.location:
         for name, role, usage in zip(("lhs", "rhs"), ROLES[kind], USAGES[kind], strict=True):
             scheme = SchemeAttr(op.attributes[f"{name}_scheme"]).scheme
-            _require_stateless(op, role, scheme)
+            _require_no_random_bits(op, role, scheme)
             row, col = (scheme, None) if usage == "rowwise" else (None, scheme)
-            operands.append(quantize(getattr(op, name), row, col, role=role).result)
+            state = _scale_argument(op, role) if scheme.source == "delayed" else {}
+            operands.append(quantize(getattr(op, name), row, col, role=role, **state).result)
         product = gemm(
             *operands,
             kind=kind,
@@ -48,8 +54,22 @@ def _quantize_operands(op: MatmulOp) -> None:
     op.operation.erase()
 
 
-def _require_stateless(op: MatmulOp, role: str, scheme: Scheme) -> None:
-    if scheme.source == "delayed":
-        fail(op, f"{role} has a delayed scale, whose state this pass does not make (layer '{op.layer.value}')")
+def _scale_argument(op: MatmulOp, role: str) -> dict[str, Any]:
+    """The scale of a layer's operand, and the layer whose state it is; each is one argument of the function."""
+    layer = op.layer.value
+    name = f"{layer}.{role}.scale"
+    block = op.operation.block
+    found = next((a for a in block.arguments if argument_name(a, STATE) == name), None)
+    if found is None:
+        info = tensor_info(op.lhs.type)
+        assert info is not None
+        found = add_argument(block, info.with_((), "f32").type(), op.location, {STATE: ir.StringAttr.get(name)})
+    return {"layer": layer, "scale": found}
+
+
+def _require_no_random_bits(op: MatmulOp, role: str, scheme: Scheme) -> None:
     if scheme.rounding == "stochastic":
-        fail(op, f"{role} is rounded stochastically, whose state this pass does not make (layer '{op.layer.value}')")
+        fail(
+            op,
+            f"{role} is rounded stochastically, whose random bits this pass does not make (layer '{op.layer.value}')",
+        )

@@ -5,9 +5,7 @@ from collections.abc import Iterator
 from torch_mlir import ir
 
 from steelyard.dialect.types import TensorInfo, tensor_info
-
-PARAMETER = "scaled.parameter"
-"""Argument attribute: the name of the parameter that the argument is."""
+from steelyard.passes.functions import PARAMETER, argument_name
 
 # Ops whose result is their first operand in another shape, order, layout or dtype.
 _SEE_THROUGH = {
@@ -77,13 +75,7 @@ def info_of(value: ir.Value) -> TensorInfo | None:
 def parameter_of(value: ir.Value) -> str | None:
     """The name of the parameter that a value is a view, a transpose or a cast of."""
     root = view_root(value)
-    if not isinstance(root, ir.BlockArgument):
-        return None
-    function = root.owner.owner
-    if "arg_attrs" not in function.attributes:
-        return None
-    attributes = ir.DictAttr(ir.ArrayAttr(function.attributes["arg_attrs"])[root.arg_number])
-    return ir.StringAttr(attributes[PARAMETER]).value if PARAMETER in attributes else None
+    return argument_name(root, PARAMETER) if isinstance(root, ir.BlockArgument) else None
 
 
 def view_root(value: ir.Value) -> ir.Value:

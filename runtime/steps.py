@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 from steelyard.dialect.matmul import USAGES, GemmOp, MatmulOp
 from steelyard.dialect.quantize import QuantizeOp
@@ -33,13 +33,15 @@ class QuantizedValue:
         return copy
 
 
-def bind_quantize(op: QuantizeOp) -> Callable[[torch.Tensor], QuantizedValue]:
-    """The kernel of a quantize without state."""
+def bind_quantize(op: QuantizeOp) -> Callable[..., QuantizedValue]:
+    """The kernel of a quantize; a second operand is its scale."""
+    if op.amax is not None or op.rng is not None or op.new_amax is not None:
+        raise InternalError("the CPU target has no kernel for a quantize with an amax or random bits of its own")
     info = op.result.type.info
     row, col = info.row, info.col
 
-    def quantize(source: torch.Tensor) -> QuantizedValue:
-        copies = cpu.quantize(source.detach(), row, col)
+    def quantize(source: torch.Tensor, scale: torch.Tensor | None = None) -> QuantizedValue:
+        copies = cpu.quantize(source.detach(), row, col, scale=scale)
         return QuantizedValue(*copies, source.shape[:-1])
 
     return quantize
@@ -69,5 +71,5 @@ def bind_matmul(op: MatmulOp) -> Callable[..., torch.Tensor]:
     if op.kind.value != "fprop":
         raise InternalError(f"a high-precision {op.kind.value} has no spelling in torch here")
     if op.batch_dims.value == 0:
-        return F.linear
+        return functional.linear
     return lambda lhs, rhs: torch.matmul(lhs, rhs.transpose(-1, -2))

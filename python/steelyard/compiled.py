@@ -66,10 +66,11 @@ class CompiledModule(torch.nn.Module):
         self._check_overrides()
         return result
 
-    @property
-    def model(self) -> torch.nn.Module:
-        """The model that was compiled, untouched."""
-        return self._steelyard.model
+    def __getattr__(self, name: str) -> Any:
+        # `net.model` is the user's model, untouched, unless the model has a `model` of its own.
+        if name == "model" and "model" not in self._modules:
+            return self._steelyard.model
+        return super().__getattr__(name)
 
     def lower(self, *arguments, **keywords) -> "CompiledModule":
         """Compile for arguments like these, now; the call's results are dropped."""
@@ -118,12 +119,13 @@ class CompiledModule(torch.nn.Module):
         unmatched = set.intersection(*(set(c.unmatched) for c in compilations)) if compilations else set()
         if unmatched:
             layers = sorted({row.layer for c in compilations for row in c.rows if row.layer})
-            raise RecipeError(
-                f"override pattern {sorted(unmatched)[0]!r} matches no layer; the layers with GEMMs: {', '.join(layers)}"
-            )
+            pattern, known = sorted(unmatched)[0], ", ".join(layers)
+            raise RecipeError(f"override pattern {pattern!r} matches no layer; the layers with GEMMs: {known}")
 
 
 @functools.cache
 def _compiled_class(model_class: type) -> type:
     """A class that is the model's class and a compiled module."""
-    return type(f"Compiled{model_class.__name__}", (CompiledModule, model_class), {"__module__": model_class.__module__})
+    return type(
+        f"Compiled{model_class.__name__}", (CompiledModule, model_class), {"__module__": model_class.__module__}
+    )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import torch
 from torch_mlir import ir
 
 from steelyard.dialect import make_context
@@ -22,6 +23,8 @@ class Settings:
 
     recipe: Recipe
     overrides: dict[str, Recipe | None] = field(default_factory=dict)
+    state: dict[str, torch.Tensor] = field(default_factory=dict)
+    """The net's state by name, shared by all its programs."""
 
 
 class Compilation:
@@ -43,7 +46,7 @@ class Compilation:
         self.unmatched = make_quantized(module, self.settings)
         self.rows = rows_of(module)
         self._record("quantized", module)
-        self.program = make_lowered(module)
+        self.program = make_lowered(module, self.settings.state)
         self._record("lowered", module)
         return self.program
 
@@ -64,10 +67,10 @@ def make_quantized(module: ir.Module, settings: Settings) -> list[str]:
     return unmatched
 
 
-def make_lowered(module: ir.Module) -> Program:
+def make_lowered(module: ir.Module, state: dict[str, torch.Tensor]) -> Program:
     """Weights leave the step, and what is left becomes a Python function that calls kernels."""
     _run(module, "scaled-hoist-weights,canonicalize,cse")
-    return Program(module)
+    return Program(module, state)
 
 
 def _run(module: ir.Module, pipeline: str) -> None:
@@ -75,4 +78,4 @@ def _run(module: ir.Module, pipeline: str) -> None:
         build_pass_manager(parse_pipeline(pipeline), module.context).run(module.operation)
     except ir.MLIRError as error:
         reasons = "; ".join(f"{d.location}: {d.message}" for d in error.error_diagnostics) or error.message
-        raise (RecipeError if "state this pass does not make" in reasons else IRError)(reasons) from None
+        raise (RecipeError if "random bits this pass does not make" in reasons else IRError)(reasons) from None

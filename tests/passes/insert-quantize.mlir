@@ -29,3 +29,12 @@ func.func @linear(%x: tensor<?x64xbf16>, %w: tensor<48x64xbf16>, %dy: tensor<?x4
   %dw = "scaled.matmul"(%dy, %x) {batch_dims = 0 : i64, kind = "wgrad", layer = "mlp.up", operandSegmentSizes = array<i32: 1, 1, 0>} : (tensor<?x48xbf16>, tensor<?x64xbf16>) -> tensor<48x64xf32>
   return %y, %dx, %dw : tensor<?x48xbf16>, tensor<?x64xbf16>, tensor<48x64xf32>
 }
+
+// A delayed scale is state: one argument for each layer and role, however often it is read.
+// RUN: steelyard-opt %s -p 'scaled-insert-quantize{recipe=fp8-delayed}' | FileCheck %s --check-prefix=DELAYED
+// DELAYED-LABEL: func.func @linear
+// DELAYED-SAME: %arg4: tensor<f32> {scaled.state = "mlp.up.input.scale"}, %arg5: tensor<f32> {scaled.state = "mlp.up.weight.scale"}, %arg6: tensor<f32> {scaled.state = "mlp.up.grad_output.scale"})
+// DELAYED: "scaled.quantize"(%arg0, %arg4) {layer = "mlp.up"
+// DELAYED: "scaled.quantize"(%arg1, %arg5)
+// DELAYED: "scaled.quantize"(%arg2, %arg6)
+// DELAYED: "scaled.quantize"(%arg1, %arg5)

@@ -32,9 +32,7 @@ class Backend:
     def _compile(self, aten: torch.fx.GraphModule, parameters: Sequence[str | None]) -> Callable:
         layers = {node: _layer_name(node, self._module_names()) for node in aten.graph.nodes}
         compilation = Compilation(self.settings)
-        module = import_graph(
-            aten.graph, compilation.context, name="forward", layers=layers, parameters=parameters
-        )
+        module = import_graph(aten.graph, compilation.context, name="forward", layers=layers, parameters=parameters)
         program = compilation.run(module)
         self.compilations.append(compilation)
 

@@ -10,7 +10,7 @@ import torch
 from torch_mlir import ir
 from torch_mlir.extras.fx_importer import ContextCache, FxImporter
 
-from steelyard.passes.torch_ops import PARAMETER
+from steelyard.passes.functions import PARAMETER
 
 
 def import_graph(
@@ -48,7 +48,5 @@ class _LayerLocations(ContextCache):
 
 
 def _name_parameters(function: ir.Operation, parameters: Sequence[str | None]) -> None:
-    attributes = [
-        ir.DictAttr.get({} if name is None else {PARAMETER: ir.StringAttr.get(name)}) for name in parameters
-    ]
+    attributes = [ir.DictAttr.get({} if name is None else {PARAMETER: ir.StringAttr.get(name)}) for name in parameters]
     function.attributes["arg_attrs"] = ir.ArrayAttr.get(attributes)
