@@ -134,7 +134,11 @@ def _last_uses(block: ir.Block) -> dict[int, list[ir.Value]]:
     for position, op in enumerate(block.operations):
         for value in op.operation.operands:
             use(value, position)
-        if op.operation.name in ("torch.prim.ListConstruct", "torch.prim.TupleConstruct", "torch.tensor_static_info_cast"):
+        if op.operation.name in (
+            "torch.prim.ListConstruct",
+            "torch.prim.TupleConstruct",
+            "torch.tensor_static_info_cast",
+        ):
             holds[op.operation.result] = list(op.operation.operands)
     positions: dict[int, list[ir.Value]] = {}
     for value, position in last.items():
