@@ -45,8 +45,11 @@ test: $(STAMP)-package ## Run every test but the slow ones.
 	@echo "[test] pytest"
 	@$(BIN)/pytest -n $(JOBS) -m 'not slow'
 
-test-slow: $(STAMP)-package ## Run the slow tests: fuzzing, sanitizers.
-	@$(BIN)/pytest -m slow
+test-slow: $(STAMP)-package ## Run the slow tests: fuzzing, packaging, sanitizers.
+	@echo "[test-slow] pytest"
+	@$(BIN)/pytest -n $(JOBS) -m slow
+	@echo "[test-slow] kernels under AddressSanitizer and UBSan"
+	@tests/runtime/sanitize.sh
 
 lint: $(STAMP)-lint ## Check style and types.
 	$(BIN)/ruff check .

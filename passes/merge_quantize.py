@@ -1,5 +1,7 @@
 """`scaled-merge-quantize`."""
 
+from typing import Any
+
 from torch_mlir import ir
 
 from steelyard.dialect.quantize import QuantizeOp, quantize
@@ -46,7 +48,7 @@ def _join(group: list[QuantizeOp], op: QuantizeOp) -> None:
     group.append(op)
 
 
-def _widen(op: QuantizeOp, merged: ScaledInfo) -> QuantizeOp:
+def _widen(op: QuantizeOp, merged: ScaledInfo) -> Any:
     """The op with the copies of the merged type."""
     if op.result.type.info == merged:
         return op

@@ -16,6 +16,11 @@ from steelyard.dialect.quantize import QuantizeOp
 from steelyard.errors import UnsupportedModelError
 from steelyard.runtime.steps import bind_gemm, bind_matmul, bind_quantize
 
+_KERNELS: dict[type, Callable[[Any], Callable]] = {
+    QuantizeOp: bind_quantize,
+    GemmOp: bind_gemm,
+    MatmulOp: bind_matmul,
+}
 _CONSTANTS = {"torch.constant.int", "torch.constant.float", "torch.constant.bool", "torch.constant.str"}
 _ENUMERATIONS = {
     "ScalarType": {number: dtype for dtype, number in fx_importer.TORCH_DTYPE_TO_INT.items()},
@@ -74,10 +79,10 @@ class _Emitter:
     def _call(self, op: ir.Operation) -> str:
         view = op.opview
         arguments = self._operands(op)
-        for op_class, bind in ((QuantizeOp, bind_quantize), (GemmOp, bind_gemm), (MatmulOp, bind_matmul)):
-            if isinstance(view, op_class):
-                kernel = self._bind(op.name.removeprefix("scaled."), bind(view))
-                return f"{self._results(op)} = {kernel}({', '.join(arguments)})"
+        bind = _KERNELS.get(type(view))
+        if bind is not None:
+            kernel = self._bind(op.name.removeprefix("scaled."), bind(view))
+            return f"{self._results(op)} = {kernel}({', '.join(arguments)})"
         overload = _find_overload(op)
         called = self._bind(str(overload).replace(".", "_"), overload)
         return f"{self._results(op)} = {called}({self._arguments(overload, op)})"

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -35,7 +36,7 @@ class Weight:
     stamp: tuple | None = None
     value: QuantizedValue | None = None
 
-    def get(self, arguments: Sequence[torch.Tensor]) -> QuantizedValue:
+    def get(self, arguments: Sequence[Any]) -> QuantizedValue:
         """The quantized parameter, made anew if it or its scale was written since."""
         sources = [arguments[index] for index in self.sources]
         stamp = (_optimizer_steps, *(part for source in sources for part in _stamp(source)))

@@ -11,7 +11,7 @@ from steelyard import recipes
 from steelyard.errors import RecipeError, SteelyardError, TargetError, UnsupportedModelError
 from steelyard.explanation import Explanation
 from steelyard.frontend.backend import Backend
-from steelyard.stages import STAGES, Settings
+from steelyard.stages import STAGES, Settings, make_settings
 
 TARGETS = ("cpu",)
 
@@ -36,8 +36,7 @@ def compile(
         raise UnsupportedModelError("the model is compiled already; compile `net.model` by another recipe instead")
     if target not in TARGETS:
         raise TargetError(f"target must be one of {', '.join(TARGETS)}, got {target!r}")
-    chosen = {pattern: None if r is None else recipes.get(r) for pattern, r in (overrides or {}).items()}
-    settings = Settings(recipes.get(recipe), chosen)
+    settings = make_settings(recipe, overrides)
     net = object.__new__(_compiled_class(type(model)))
     # The containers are shared, not copied: a parameter that is replaced in one is replaced in both.
     net.__dict__ = dict(model.__dict__)
@@ -52,7 +51,8 @@ class _State:
         self.model = model
         self.backend = Backend(settings, net)
         # One cache of compiled code a net: torch shares it by default, and runs nets beyond its limit uncompiled.
-        self.forward = torch.compile(type(model).forward, backend=self.backend, isolate_recompiles=True)
+        compile_options: dict[str, Any] = {"backend": self.backend, "isolate_recompiles": True}
+        self.forward = torch.compile(type(model).forward, **compile_options)
 
 
 class CompiledModule(torch.nn.Module):
@@ -106,7 +106,7 @@ class CompiledModule(torch.nn.Module):
     def requantize(self) -> None:
         """Quantize every weight anew at the next call: for writes that nothing announces, as through `.data`."""
         for compilation in self._steelyard.backend.compilations:
-            compilation.program.forget_weights()
+            compilation.forget_weights()
 
     def _compilations(self) -> list:
         compilations = self._steelyard.backend.compilations

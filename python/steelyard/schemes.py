@@ -95,6 +95,13 @@ class Scheme:
         return int(rows), int(columns)
 
     @property
+    def block_sizes(self) -> tuple[int, int]:
+        """Rows and columns of a block, of a scheme that has blocks."""
+        if self.block_shape is None:
+            raise ValueError("a scheme with one scale a tensor has no blocks")
+        return self.block_shape
+
+    @property
     def is_tiled(self) -> bool:
         """Blocks are square: the columnwise copy holds the same values as the rowwise one."""
         return self.block_shape is not None and self.block_shape[0] == self.block_shape[1]

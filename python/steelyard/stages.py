@@ -1,5 +1,6 @@
 """The stages of a compilation: traced -> raised -> quantized -> lowered, each one function with a contract."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -11,7 +12,7 @@ from steelyard.errors import IRError, RecipeError
 from steelyard.explanation import Row, rows_of
 from steelyard.passes import build_pass_manager, parse_pipeline
 from steelyard.passes.apply_recipe import decide
-from steelyard.recipes import Recipe
+from steelyard.recipes import Recipe, get
 from steelyard.runtime.program import Program
 
 STAGES = ("traced", "raised", "quantized", "lowered")
@@ -25,6 +26,12 @@ class Settings:
     overrides: dict[str, Recipe | None] = field(default_factory=dict)
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     """The net's state by name, shared by all its programs."""
+
+
+def make_settings(recipe: str | Recipe, overrides: Mapping[str, str | Recipe | None] | None = None) -> Settings:
+    """Settings from what a user says; raises `RecipeError`."""
+    chosen = {pattern: None if other is None else get(other) for pattern, other in (overrides or {}).items()}
+    return Settings(get(recipe), chosen)
 
 
 class Compilation:
@@ -49,6 +56,11 @@ class Compilation:
         self.program = make_lowered(module, self.settings.state)
         self._record("lowered", module)
         return self.program
+
+    def forget_weights(self) -> None:
+        """Quantize every weight anew at the next call."""
+        if self.program is not None:
+            self.program.forget_weights()
 
     def _record(self, stage: str, module: ir.Module) -> None:
         self.stages[stage] = print_module(module.operation)

@@ -44,7 +44,7 @@ def scheme_bits(scheme: Scheme) -> int:
     return sum(int(value) << shift for value, shift in fields)
 
 
-def check_tensor(tensor: torch.Tensor, what: str) -> None:
+def check_tensor(tensor: torch.Tensor | None, what: str) -> None:
     """Refuse what has no plain memory on this machine."""
     if not isinstance(tensor, torch.Tensor):
         raise ConstraintError("cpu_tensor", f"{what} must be a tensor, got {type(tensor).__name__}")
@@ -77,7 +77,8 @@ def matrix_of(x: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int, int, int, 
     if x.is_neg():
         x = x.detach().resolve_neg()
     rows, columns = x.shape
-    return x, (x.data_ptr(), DTYPES[x.dtype], rows, columns, *x.stride())
+    row_stride, column_stride = x.stride()
+    return x, (x.data_ptr(), DTYPES[x.dtype], rows, columns, row_stride, column_stride)
 
 
 def codes_shape(scheme: Scheme, stored: tuple[int, int]) -> tuple[int, int]:
@@ -90,7 +91,7 @@ def scales_shape(scheme: Scheme, stored: tuple[int, int], columnwise: bool) -> t
     if scheme.family == "tensor":
         return ()
     if scheme.family == "block":
-        return -(-rows // scheme.block_shape[0]), -(-columns // 128)
+        return -(-rows // scheme.block_sizes[0]), -(-columns // 128)
     if scheme.family == "mx":
         return (-(-rows // 32), columns) if columnwise else (rows, -(-columns // 32))
     return rows, -(-columns // 16)
@@ -119,8 +120,9 @@ def check_copy(copy: QuantizedCopy, what: str) -> None:
         check_part(copy.amax, f"{what}.amax", torch.float32, shape)
 
 
-def check_part(tensor: torch.Tensor, what: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def check_part(tensor: torch.Tensor | None, what: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     check_tensor(tensor, what)
+    assert tensor is not None
     found = tensor.dtype, tuple(tensor.shape), tensor.is_contiguous() and not tensor.is_neg()
     require(
         found == (dtype, shape, True),

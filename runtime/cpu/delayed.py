@@ -41,7 +41,7 @@ def update_scale(
 
 def _pick_amax(history: torch.Tensor, newest: float, algorithm) -> float:
     if callable(algorithm):
-        return float(algorithm(history.clone()))
+        return float(algorithm(history.clone()))  # pyright: ignore[reportArgumentType]
     require(
         algorithm in ("max", "most_recent"),
         "update_scale_algorithm",

@@ -117,7 +117,7 @@ def _quantize(x, matrix, row, col, scale, amax, rng) -> None:
     if scale is not None:
         check_part(scale.reshape(()) if scale.numel() == 1 else scale, "scale", torch.float32, ())
     row_arguments, col_arguments = map(_copy_arguments, (row, col), amaxes)
-    if row is not None and row.scheme.rht:
+    if row is not None and row.scheme.rht and row_arguments is not None:
         _run(_transposed(matrix), None, (*row_arguments[:-1], True), scale, rng)
         row_arguments = None
     if row_arguments is not None or col_arguments is not None:
@@ -138,7 +138,7 @@ def _transposed(matrix):
 def _copy_arguments(copy: QuantizedCopy | None, given: torch.Tensor | None):
     if copy is None:
         return None
-    if given is not None:
+    if given is not None and copy.amax is not None:
         copy.amax.copy_(given)
     amax = 0 if copy.amax is None else copy.amax.data_ptr()
     bits = scheme_bits(copy.scheme)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch._dynamo.backends.common import aot_autograd
 
-from steelyard.errors import UnsupportedModelError
+from steelyard.errors import RecipeError, UnsupportedModelError
 from steelyard.frontend.importer import import_graph
-from steelyard.stages import Compilation, Settings
+from steelyard.stages import Compilation, Settings, make_settings
 
 
 class Backend:
@@ -42,7 +42,7 @@ class Backend:
             arguments.clear()
             return program(*values)
 
-        call._boxed_call = True
+        call._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
         return call
 
     def _module_names(self) -> dict[str, str]:
@@ -79,3 +79,14 @@ def _layer_name(node: torch.fx.Node, names: dict[str, str]) -> str:
         return known
     # Without the root, the path of the traced frame: L['self'].layers.0.mlp
     return re.sub(r"^L\[[^\]]*\]\.?", "", path)
+
+
+def steelyard(graph_module: torch.fx.GraphModule, example_inputs: Sequence, *, options: dict | None = None) -> Callable:
+    """`torch.compile(model, backend="steelyard", options={"recipe": "mxfp8", "overrides": {...}})`."""
+    options = dict(options or {})
+    if "recipe" not in options:
+        raise RecipeError('backend "steelyard" needs a recipe, as in options={"recipe": "mxfp8"}')
+    settings = make_settings(options.pop("recipe"), options.pop("overrides", None))
+    if options:
+        raise RecipeError(f"backend \"steelyard\" has no option {sorted(options)[0]!r}; its options: recipe, overrides")
+    return Backend(settings)(graph_module, example_inputs)

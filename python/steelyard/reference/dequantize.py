@@ -28,6 +28,7 @@ def decode_stored(copy: QuantizedCopy) -> np.ndarray:
         decoded = values * spread_scales(copy)
         if scheme.family != "nvfp4":
             return decoded
+        assert copy.amax is not None
         amax = copy.amax.numpy()
         return decoded * (amax[:, None] if scheme.second_level == "row" else amax) * np.float32(1 / nvfp4_range(scheme))
 
@@ -54,7 +55,7 @@ def spread_scales(copy: QuantizedCopy) -> np.ndarray:
 
 def _scale_extent(scheme: Scheme, columnwise: bool) -> tuple[int, int]:
     """Elements that one compact scale stands for; MX and NVFP4 tiles repeat theirs along one dim."""
-    rows, columns = scheme.block_shape
+    rows, columns = scheme.block_sizes
     if scheme.block == "32x32":
         return (32, 1) if columnwise else (1, 32)
     return (1, columns) if scheme.block == "16x16" else (rows, columns)

@@ -36,6 +36,7 @@ def operand(copy: QuantizedCopy) -> np.ndarray:
     """The exact float64 values of a copy, reduction last; still transformed where the scheme transforms."""
     values = element_values(copy).astype(np.float64) * spread_scales(copy)
     if copy.scheme.family == "nvfp4":
+        assert copy.amax is not None
         amax = copy.amax.numpy().astype(np.float64) / nvfp4_range(copy.scheme)
         with np.errstate(invalid="ignore"):
             values = values * (amax[:, None] if copy.scheme.second_level == "row" else amax)

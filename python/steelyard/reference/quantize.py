@@ -134,8 +134,13 @@ def _quantize_copy(request: _Request, scheme: Scheme) -> QuantizedCopy:
     by_family = {"tensor": _per_tensor, "block": _per_block, "mx": _mx, "nvfp4": _nvfp4}
     with np.errstate(over="ignore", invalid="ignore"):
         codes, scales, amax = by_family[scheme.family](np.ascontiguousarray(stored), scheme, request)
-    parts = (None if part is None else torch.from_numpy(np.array(part, order="C")) for part in (codes, scales, amax))
-    return QuantizedCopy(*parts, scheme, request.matrix.shape, request.columnwise)
+    amax = None if amax is None else _tensor(amax)
+    rows, columns = request.matrix.shape
+    return QuantizedCopy(_tensor(codes), _tensor(scales), amax, scheme, (rows, columns), request.columnwise)
+
+
+def _tensor(part: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.array(part, order="C"))
 
 
 def _per_tensor(stored: np.ndarray, scheme: Scheme, request: _Request) -> tuple:
@@ -147,7 +152,7 @@ def _per_tensor(stored: np.ndarray, scheme: Scheme, request: _Request) -> tuple:
 
 
 def _per_block(stored: np.ndarray, scheme: Scheme, request: _Request) -> tuple:
-    blocks = to_blocks(stored, scheme.block_shape)
+    blocks = to_blocks(stored, scheme.block_sizes)
     scale = scale_from_amax(
         _amax(blocks, axis=(1, 3), keepdims=True),
         scheme.element_max,
@@ -160,7 +165,7 @@ def _per_block(stored: np.ndarray, scheme: Scheme, request: _Request) -> tuple:
 
 
 def _mx(stored: np.ndarray, scheme: Scheme, request: _Request) -> tuple:
-    blocks = to_blocks(stored, scheme.block_shape)
+    blocks = to_blocks(stored, scheme.block_sizes)
     fmt = FORMATS[scheme.element]
     scale_bytes = e8m0_from_amax(_amax(blocks, axis=(1, 3), keepdims=True), fmt, scheme.rule)
     codes = encode(blocks * e8m0_encode_factor(scale_bytes), fmt)
@@ -178,7 +183,7 @@ def _nvfp4(stored: np.ndarray, scheme: Scheme, request: _Request) -> tuple:
         amax = _given("amax", request.amax, stored.shape[:1] if per_row else ())
     over_blocks = amax.reshape(-1, 1, 1, 1)
     encode_scale, decode_scale = nvfp4_tensor_scale(over_blocks, nvfp4_range(scheme))
-    blocks = to_blocks(stored, scheme.block_shape)
+    blocks = to_blocks(stored, scheme.block_sizes)
     block_amax = _amax(blocks, axis=(1, 3), keepdims=True)
     if scheme.four_over_six != "none":
         codes, scale_bytes = four_over_six.choose(
@@ -187,14 +192,15 @@ def _nvfp4(stored: np.ndarray, scheme: Scheme, request: _Request) -> tuple:
     else:
         scale_bytes = nvfp4_block_scale(block_amax, encode_scale)
         codes = _encode_e2m1(blocks * nvfp4_encode_factor(scale_bytes, decode_scale), stored.shape, scheme, request)
-    scales = np.repeat(scale_bytes[:, 0, :, 0], scheme.block_shape[0], axis=0)[: stored.shape[0]]
+    scales = np.repeat(scale_bytes[:, 0, :, 0], scheme.block_sizes[0], axis=0)[: stored.shape[0]]
     return pack_nibbles(from_blocks(codes, stored.shape)), scales, amax
 
 
 def _encode_e2m1(blocks: np.ndarray, shape: tuple[int, int], scheme: Scheme, request: _Request) -> np.ndarray:
-    if scheme.rounding == "nearest":
+    if scheme.rounding == "nearest" or request.rng is None:
         return encode(blocks, E2M1)
-    logical_shape = shape[::-1] if request.columnwise else shape
+    rows, columns = shape
+    logical_shape = (columns, rows) if request.columnwise else (rows, columns)
     draws = rounding_bytes(logical_shape, request.columnwise, request.rng)
     draws = draws.T if request.columnwise else draws
-    return encode_e2m1_stochastic(blocks, to_blocks(draws, scheme.block_shape))
+    return encode_e2m1_stochastic(blocks, to_blocks(draws, scheme.block_sizes))

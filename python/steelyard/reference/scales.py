@@ -10,7 +10,9 @@ SIXTH = np.float32(1 / 6)
 FOUR_OVER_SIX_E4M3_MAX = 256.0  # leaves room for block scales that are 1.5 times larger
 
 
-def scale_from_amax(amax, element_max, *, epsilon=0.0, power_of_two=False, limit=FLT_MAX, fallback=1.0) -> np.ndarray:
+def scale_from_amax(
+    amax, element_max, *, epsilon=0.0, power_of_two=False, limit: float | np.floating = FLT_MAX, fallback=1.0
+) -> np.ndarray:
     """Rule 1: `element_max / amax`, at most `limit`; `fallback` where the amax is 0, inf or NaN."""
     amax = np.maximum(np.asarray(amax, np.float32), np.float32(epsilon))
     usable = (amax > 0) & np.isfinite(amax)
