@@ -4,6 +4,7 @@ Kernels, ATen overloads and constants are bound when it is made: a call runs no 
 Values are let go after their last use.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -41,7 +42,8 @@ def emit(function: ir.Operation) -> tuple[Callable[..., tuple], str]:
 class _Emitter:
     def __init__(self, function: ir.Operation):
         self.name = ir.StringAttr(function.attributes["sym_name"]).value
-        self.namespace: dict[str, Any] = {"torch": torch}
+        # Python spells infinities and NaN as names.
+        self.namespace: dict[str, Any] = {"torch": torch, "inf": math.inf, "nan": math.nan}
         self._block = function.regions[0].blocks[0]
         self._names: dict[ir.Value, str] = {}
         self._variables: set[str] = set()
