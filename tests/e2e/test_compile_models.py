@@ -1,0 +1,175 @@
+import copy
+
+import pytest
+import torch
+from oracle import assert_follows, assert_gemms_are_exact, make_oracle
+from small_models import LINEAR_LAYERS, MODELS, make_bert, make_gpt2, make_llama, make_mlp
+from torch import nn
+
+import steelyard
+from steelyard import recipes
+
+HIGH_PRECISION = {
+    "mlp": {},
+    "gpt2": {f"transformer.h.{i}.attn": "attention" for i in range(2)},
+    "llama": {f"model.layers.{i}.self_attn": "attention" for i in range(2)},
+    "bert": {f"encoder.layer.{i}.attention.self": "attention" for i in range(2)},
+    "vit": {"embeddings.patch_embeddings.projection": "convolution"}
+    | {f"layers.{i}.attention": "attention" for i in range(2)},
+}
+
+
+def quantized_layers(net) -> list[str]:
+    return [row.layer for row in net.explain().rows if not row.reason]
+
+
+@torch.no_grad()
+def first_output(model: nn.Module, arguments: dict) -> torch.Tensor:
+    result = model(**arguments)
+    return result if isinstance(result, torch.Tensor) else result[0]
+
+
+@pytest.mark.parametrize("recipe", recipes.NAMES)
+@pytest.mark.parametrize("name", MODELS)
+def test_model_follows_the_oracle(name, recipe, gemm_calls):
+    model, arguments = MODELS[name]()
+    exact = first_output(model, arguments)
+    expected = first_output(make_oracle(model, recipe), arguments)
+    net = steelyard.compile(model, recipe)
+    assert_follows(first_output(net, arguments), expected, exact)
+    assert quantized_layers(net) == LINEAR_LAYERS[name]
+    kept = {row.layer: row.reason for row in net.explain().rows if row.reason}
+    assert kept.keys() == HIGH_PRECISION[name].keys()
+    assert all(word in kept[layer] for layer, word in HIGH_PRECISION[name].items())
+    assert len(gemm_calls) == len(LINEAR_LAYERS[name])
+    assert_gemms_are_exact(gemm_calls)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("make", "recipe"),
+    [(make_mlp, "fp8-current"), (make_mlp, "fp8-block"), (make_mlp, "nvfp4"), (make_llama, "mxfp8")],
+)
+def test_half_precision_model_follows_the_oracle(make, dtype, recipe, gemm_calls):
+    model, arguments = make()
+    exact = first_output(model, arguments)
+    model.to(dtype)
+    arguments = {name: x.to(dtype) if x.is_floating_point() else x for name, x in arguments.items()}
+    expected = first_output(make_oracle(model, recipe), arguments)
+    net = steelyard.compile(model, recipe)
+    assert_follows(first_output(net, arguments), expected, exact)
+    assert_gemms_are_exact(gemm_calls)
+
+
+@pytest.mark.parametrize("make", [make_mlp, make_gpt2], ids=["mlp", "gpt2"])
+def test_autocast_quantizes_the_values_that_it_casts(make, gemm_calls):
+    model, arguments = make()
+    exact = first_output(model, arguments)
+    oracle = make_oracle(model, "mxfp8")
+    net = steelyard.compile(model, "mxfp8")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected, got = first_output(oracle, arguments), first_output(net, arguments)
+    assert_follows(got, expected, exact)
+    assert {result.dtype for _, _, _, result in gemm_calls} == {torch.bfloat16}
+    assert_follows(first_output(net, arguments), first_output(make_oracle(model, "mxfp8"), arguments), exact)
+    assert gemm_calls[-1][-1].dtype == torch.float32
+
+
+def test_positional_and_keyword_arguments_are_one_call():
+    model, arguments = make_bert()
+    mask = torch.ones_like(arguments["input_ids"])
+    mask[:, -3:] = 0
+    net = steelyard.compile(model, "mxfp8")
+    with torch.no_grad():
+        positional = net(arguments["input_ids"], mask)
+        keyword = net(attention_mask=mask, input_ids=arguments["input_ids"])
+        exact = model(arguments["input_ids"], mask)
+        expected = make_oracle(model, "mxfp8")(arguments["input_ids"], mask)
+    assert torch.equal(positional.last_hidden_state, keyword.last_hidden_state)
+    assert_follows(positional.last_hidden_state, expected.last_hidden_state, exact.last_hidden_state)
+    assert_follows(positional.pooler_output, expected.pooler_output, exact.pooler_output)
+
+
+class Nested(nn.Module):
+    """Takes and returns containers, with values that are no tensors among them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(33, 20)
+        self.second = nn.Linear(20, 7)
+
+    def forward(self, pair, *, options, flag=True):
+        x, y = pair
+        hidden = self.first(x) + self.first(y["inner"]) * options["factor"]
+        return {"hidden": hidden, "rest": (self.second(hidden), [x, None, 3], "word" if flag else "other")}
+
+
+def test_nested_arguments_and_outputs():
+    torch.manual_seed(0)
+    model = Nested().eval()
+    pair = (torch.randn(4, 33), {"inner": torch.randn(4, 33)})
+    net = steelyard.compile(model, "mxfp8")
+    with torch.no_grad():
+        results = [m(pair, options={"factor": 2.0}) for m in (net, make_oracle(model, "mxfp8"), model)]
+    assert_follows(*(result["hidden"] for result in results))
+    assert_follows(*(result["rest"][0] for result in results))
+    _, others, word = results[0]["rest"]
+    assert torch.equal(others[0], pair[0])
+    assert (others[1:], word) == ([None, 3], "word")
+    assert isinstance(results[0]["rest"], tuple)
+    # One layer called twice is one GEMM a call.
+    assert quantized_layers(net) == ["first", "first", "second"]
+
+
+def test_model_outputs_keep_their_class():
+    model, arguments = make_llama()
+    net = steelyard.compile(model, "mxfp8")
+    with torch.no_grad():
+        got, exact = net(**arguments), model(**arguments)
+    assert type(got) is type(exact)
+    assert got.keys() == exact.keys()
+    assert got.past_key_values.get_seq_length() == arguments["input_ids"].shape[1]
+
+
+def test_overrides_choose_a_recipe_for_each_layer():
+    model, arguments = make_llama()
+    exact = first_output(model, arguments)
+    net = steelyard.compile(model, "nvfp4", overrides={"lm_head": None, "model.layers.0.*": "mxfp8"})
+    got = first_output(net, arguments)
+    first_block = {name: "mxfp8" for name in LINEAR_LAYERS["llama"] if name.startswith("model.layers.0.")}
+    expected = first_output(make_oracle(model, "nvfp4", {"lm_head": None} | first_block), arguments)
+    assert_follows(got, expected, exact)
+    formats = {row.layer: (row.lhs, row.rhs) for row in net.explain().rows if not row.reason}
+    assert formats.pop("model.layers.1.mlp.up_proj") == ("e2m1 1x16", "e2m1 16x16")
+    assert formats.pop("model.layers.0.mlp.up_proj") == ("e4m3 1x32", "e4m3 1x32")
+    assert "lm_head" not in formats
+    assert "override 'lm_head'" in next(row.reason for row in net.explain().rows if row.layer == "lm_head")
+
+
+def test_generate_runs_every_linear_quantized(gemm_calls):
+    model, arguments = make_llama()
+    prompt, steps = arguments["input_ids"], 6
+    net = steelyard.compile(model, "mxfp8")
+    with torch.no_grad():
+        options = {"max_new_tokens": steps, "do_sample": False, "pad_token_id": 0}
+        got = net.generate(prompt, output_logits=True, return_dict_in_generate=True, **options)
+    assert got.sequences.shape == (2, prompt.shape[1] + steps)
+    assert len(gemm_calls) == steps * len(LINEAR_LAYERS["llama"])
+    # With a cache, every step but the first sees one token a sequence.
+    assert [a.shape[0] for a, *_ in gemm_calls[-len(LINEAR_LAYERS["llama"]) :]] == [2] * len(LINEAR_LAYERS["llama"])
+    # MX scales belong to a row, so that the tokens of one call quantize as those of many.
+    seen = {"input_ids": got.sequences[:, :-1]}
+    expected, exact = (first_output(m, seen)[:, -steps:] for m in (make_oracle(model, "mxfp8"), model))
+    assert_follows(torch.stack(got.logits, dim=1), expected, exact)
+
+
+def test_the_model_itself_stays_in_high_precision(gemm_calls):
+    model, arguments = make_mlp()
+    exact, state = first_output(model, arguments), copy.deepcopy(model.state_dict())
+    net = steelyard.compile(model, "nvfp4")
+    first_output(net, arguments)
+    gemm_calls.clear()
+    assert torch.equal(first_output(model, arguments), exact)
+    assert torch.equal(first_output(net.model, arguments), exact)
+    assert not gemm_calls
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
