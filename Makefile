@@ -7,9 +7,8 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 JOBS ?= 2
 
 NATIVE := $(shell find runtime -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
-PACKAGES := $(shell find dialect passes runtime python -name __init__.py)
 
-.PHONY: help demo test test-slow lint format docs bench clean
+.PHONY: help demo test test-slow lint format docs bench clean FORCE
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +25,12 @@ $(STAMP)-test: $(STAMP)-venv constraints.txt pyproject.toml
 	@$(PIP) --no-build-isolation --editable '.[test]'
 	@touch $@ $(STAMP)-package
 
-$(STAMP)-package: $(STAMP)-test $(NATIVE) $(PACKAGES)
+# An editable install knows the files it was made from: a new, moved or deleted one needs another.
+$(STAMP)-files: $(STAMP)-venv FORCE
+	@find dialect passes runtime python -name '*.py' | sort > $@.new
+	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+
+$(STAMP)-package: $(STAMP)-test $(STAMP)-files $(NATIVE)
 	@echo "[setup] building the native module"
 	@$(PIP) --no-build-isolation --no-deps --editable .
 	@touch $@

@@ -103,6 +103,12 @@ class CompiledModule(torch.nn.Module):
         """One row a GEMM: its formats and kernel, or why it stayed in high precision."""
         return Explanation([row for compilation in self._compilations() for row in compilation.rows])
 
+    def memory(self) -> dict[str, int]:
+        """Bytes that the net holds: its parameters, and the quantized weights it keeps beside them."""
+        parameters = {id(p): p.numel() * p.element_size() for p in self.parameters()}
+        quantized = sum(compilation.weight_bytes() for compilation in self._steelyard.backend.compilations)
+        return {"parameters": sum(parameters.values()), "quantized_weights": quantized}
+
     def requantize(self) -> None:
         """Quantize every weight anew at the next call: for writes that nothing announces, as through `.data`."""
         for compilation in self._steelyard.backend.compilations:

@@ -57,6 +57,10 @@ class Compilation:
         self._record("lowered", module)
         return self.program
 
+    def weight_bytes(self) -> int:
+        """Bytes that the kept quantized weights take."""
+        return 0 if self.program is None else self.program.weight_bytes()
+
     def forget_weights(self) -> None:
         """Quantize every weight anew at the next call."""
         if self.program is not None:

@@ -88,5 +88,5 @@ def steelyard(graph_module: torch.fx.GraphModule, example_inputs: Sequence, *, o
         raise RecipeError('backend "steelyard" needs a recipe, as in options={"recipe": "mxfp8"}')
     settings = make_settings(options.pop("recipe"), options.pop("overrides", None))
     if options:
-        raise RecipeError(f"backend \"steelyard\" has no option {sorted(options)[0]!r}; its options: recipe, overrides")
+        raise RecipeError(f'backend "steelyard" has no option {sorted(options)[0]!r}; its options: recipe, overrides')
     return Backend(settings)(graph_module, example_inputs)

@@ -2,6 +2,9 @@
 
 import argparse
 import sys
+from importlib.metadata import version
+
+from steelyard.tools import inspect
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -12,24 +15,21 @@ def main(argv: list[str] | None = None) -> int:
 
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="steelyard", description="Low precision for PyTorch models, visibly.")
-    parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument("--version", action="version", version=f"steelyard {version('steelyard')}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    demo = commands.add_parser("demo", help="show what a recipe does to a transformer block's linear layers")
-    demo.add_argument("--recipe", default="mxfp8", choices=("fp8-current", "fp8-block", "mxfp8", "nvfp4"))
+    demo = commands.add_parser("demo", help="compile a small GPT by two recipes and show what became of it")
     demo.set_defaults(run=_demo)
+    inspecting = commands.add_parser("inspect", help="compile a model and show its GEMMs or its IR")
+    inspect.add_arguments(inspecting)
+    inspecting.set_defaults(run=inspect.run)
     return parser
 
 
-def _demo(arguments: argparse.Namespace) -> int:
+def _demo(_: argparse.Namespace) -> int:
+    # Loads torch, which takes seconds that --help should not.
     from steelyard.tools.demo import run
 
-    return run(arguments.recipe)
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return f"steelyard {version('steelyard')}"
+    return run()
 
 
 if __name__ == "__main__":

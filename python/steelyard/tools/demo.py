@@ -1,0 +1,125 @@
+"""`steelyard demo`: a small GPT compiled by two recipes, and what became of it."""
+
+import re
+import statistics
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import steelyard
+
+RECIPES = ("mxfp8", "nvfp4")
+LAYER = "blocks.0.up"
+STAGES = ("traced", "raised", "quantized")
+BATCH, TOKENS, WIDTH, HEADS, VOCABULARY = 2, 128, 256, 4, 256
+CALLS = 15
+
+
+class Block(nn.Module):
+    """Attention and an MLP, each behind a layer norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm_1, self.norm_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, tokens, width = x.shape
+        heads = self.qkv(self.norm_1(x)).view(batch, tokens, 3, HEADS, width // HEADS).permute(2, 0, 3, 1, 4)
+        attention = functional.scaled_dot_product_attention(*heads.unbind(), is_causal=True)
+        x = x + self.out(attention.transpose(1, 2).reshape(batch, tokens, width))
+        return x + self.down(functional.gelu(self.up(self.norm_2(x))))
+
+
+class GPT(nn.Module):
+    """Two blocks between an embedding and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.Sequential(Block(), Block())
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.blocks(self.embedding(tokens))))
+
+
+@torch.no_grad()
+def run(recipes: tuple[str, ...] = RECIPES) -> int:
+    """Compile, compare and print."""
+    torch.manual_seed(0)
+    model = GPT().eval()
+    tokens = torch.randint(0, VOCABULARY, (BATCH, TOKENS))
+    expected = model(tokens)
+    nets = {}
+    for recipe in recipes:
+        print(f"compiling a GPT of {_millions(model)} M parameters: steelyard.compile(model, {recipe!r})", flush=True)
+        nets[recipe] = steelyard.compile(model, recipe)
+        nets[recipe](tokens)
+    net = nets[recipes[0]]
+    print(f"\nWhat became of each GEMM: print(net.explain())  [{recipes[0]}]\n")
+    print(_indent(net.explain()))
+    print(f"\nThe layer {LAYER} at three stages: print(net.ir(stage))\n")
+    for stage in STAGES:
+        print(f"  {stage}:")
+        print(_indent(_gist(net.ir(stage)), 4))
+    print("\nBeside the model in fp32:\n")
+    print(_indent(_comparison(model, nets, tokens, expected)))
+    return 0
+
+
+def _comparison(model: nn.Module, nets: dict, tokens: torch.Tensor, expected: torch.Tensor) -> str:
+    rows = [("", "output error", "linear weights", "time a call, of fp32")]
+    fp32_bytes = sum(module.weight.numel() * 4 for module in model.modules() if isinstance(module, nn.Linear))
+    times = _times({"fp32 eager": model, **nets}, tokens)
+    rows.append(("fp32 eager", "", f"{fp32_bytes / 1e6:.2f} MB", "1.00x"))
+    for recipe, net in nets.items():
+        error = ((net(tokens) - expected).norm() / expected.norm()).item()
+        weight_bytes = net.memory()["quantized_weights"]
+        size = f"{weight_bytes / 1e6:.2f} MB ({weight_bytes / fp32_bytes:.2f}x)"
+        rows.append((recipe, f"{error:.1%}", size, f"{times[recipe] / times['fp32 eager']:.2f}x"))
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _times(nets: dict[str, nn.Module], tokens: torch.Tensor) -> dict[str, float]:
+    """The median time of a call of each, taken in turns."""
+    times: dict[str, list[float]] = {name: [] for name in nets}
+    for _ in range(CALLS):
+        for name, net in nets.items():
+            start = time.perf_counter()
+            net(tokens)
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def _gist(text: str) -> str:
+    """The ops of one layer, without operand types and what MLIR's generic syntax adds."""
+    lines = text.splitlines()
+    schemes = [line for line in lines if line.startswith("#")]
+    at = next(i for i, line in enumerate(lines) if f'"{LAYER}"' in line or _is_traced_layer(line))
+    nearby = [line.strip() for line in lines[max(at - 3, 0) : at + 1]]
+    ops = [line for line in nearby if re.search(r"quantize|gemm|matmul|addmm|aten\.t ", line)]
+    short = [re.sub(r" : \(?.*\)? -> ", " -> ", _NOISE.sub("", op)).replace(", }", "}") for op in ops]
+    return "\n".join([*schemes, *short])
+
+
+def _is_traced_layer(line: str) -> bool:
+    # Before GEMMs are raised, the shape of its weight tells the layer.
+    return "aten.addmm" in line and f"[{WIDTH},{4 * WIDTH}]" in line
+
+
+_NOISE = re.compile(
+    r'(?:batch_dims = 0 : i64|epilogue = "none"|layer = ""|\w+SegmentSizes = array<i32: [\d, ]+>)(?:, )?'
+)
+
+
+def _millions(model: nn.Module) -> str:
+    return f"{sum(parameter.numel() for parameter in model.parameters()) / 1e6:.1f}"
+
+
+def _indent(text: str, spaces: int = 2) -> str:
+    return "\n".join(" " * spaces + line for line in text.splitlines())
