@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch_mlir import ir
 
 from steelyard import recipes
 from steelyard.dialect.attributes import SchemeAttr
-from steelyard.dialect.matmul import USAGES, MatmulOp
-from steelyard.errors import RecipeError
+from steelyard.dialect.matmul import USAGES, MatmulOp, require_pair
+from steelyard.errors import ConstraintError, RecipeError
 from steelyard.passes.raise_gemms import HIGH_PRECISION
 from steelyard.passes.registry import fail, register_pass
 from steelyard.passes.torch_ops import parameter_of, walk_ops
@@ -59,8 +60,12 @@ def decide(
     overrides: dict[str, recipes.Recipe | None],
     *,
     without_parameters: bool = False,
+    quantizers: dict[tuple[str, str], Any] | None = None,
 ) -> list[str]:
-    """Annotate every matmul; returns the override patterns that matched no layer."""
+    """Annotate every matmul; returns the override patterns that matched no layer.
+
+    `quantizers` collects the user's own quantizers by layer and role: a custom scheme has only their name.
+    """
     unmatched = dict.fromkeys(overrides)
     for op in walk_ops(module):
         if not isinstance(op.opview, MatmulOp):
@@ -73,7 +78,7 @@ def decide(
         recipe = default if pattern is None else overrides[pattern]
         reason = _reason_against(matmul, recipe, pattern, without_parameters)
         if reason is None and recipe is not None:
-            reason = _annotate(matmul, recipe)
+            reason = _annotate(matmul, recipe, quantizers if quantizers is not None else {})
         if reason is not None:
             matmul.attributes[HIGH_PRECISION] = ir.StringAttr.get(reason)
     return list(unmatched)
@@ -90,13 +95,22 @@ def _reason_against(
     return None if has_parameter or without_parameters else NO_PARAMETER
 
 
-def _annotate(op: MatmulOp, recipe: recipes.Recipe) -> str | None:
-    """Put the schemes on a matmul; returns the reason where the recipe leaves an operand alone."""
-    kind = op.kind.value
-    for name, role, usage in zip(("lhs", "rhs"), ROLES[kind], USAGES[kind], strict=True):
+def _annotate(op: MatmulOp, recipe: recipes.Recipe, quantizers: dict[tuple[str, str], Any]) -> str | None:
+    """Put the schemes on a matmul; returns the reason where the recipe leaves it in high precision."""
+    kind, layer = op.kind.value, op.layer.value
+    schemes = []
+    for name, usage in zip(ROLES[kind], USAGES[kind], strict=True):
+        role = recipes.Role(name, layer)
         row, col = recipe.schemes(role)
         scheme = row if usage == "rowwise" else col
         if scheme is None:
             return f"the recipe leaves the {role} of {kind} in high precision"
-        op.attributes[f"{name}_scheme"] = SchemeAttr.from_scheme(scheme)
+        if scheme.custom and isinstance(recipe, recipes.CustomRecipe):
+            quantizers[layer, name] = recipe.quantizer(role)
+        schemes.append(scheme)
+    try:
+        require_pair(*schemes, kind)
+    except ConstraintError as error:
+        return f"its operands do not go together: {error}"
+    op.attributes["lhs_scheme"], op.attributes["rhs_scheme"] = map(SchemeAttr.from_scheme, schemes)
     return None

@@ -40,7 +40,7 @@ def _quantize_operands(op: MatmulOp) -> None:
             scheme = SchemeAttr(op.attributes[f"{name}_scheme"]).scheme
             _require_no_random_bits(op, role, scheme)
             row, col = (scheme, None) if usage == "rowwise" else (None, scheme)
-            state = _scale_argument(op, role) if scheme.source == "delayed" else {}
+            state = _state_of(op, role, scheme)
             operands.append(quantize(getattr(op, name), row, col, role=role, **state).result)
         product = gemm(
             *operands,
@@ -54,17 +54,25 @@ def _quantize_operands(op: MatmulOp) -> None:
     op.operation.erase()
 
 
-def _scale_argument(op: MatmulOp, role: str) -> dict[str, Any]:
-    """The scale of a layer's operand, and the layer whose state it is; each is one argument of the function."""
+def _state_of(op: MatmulOp, role: str, scheme: Scheme) -> dict[str, Any]:
+    """What a quantize has that belongs to its layer: a delayed scale, or a user's own quantizer."""
     layer = op.layer.value
-    name = f"{layer}.{role}.scale"
+    if scheme.custom:
+        return {"layer": layer}
+    if scheme.source == "delayed":
+        return {"layer": layer, "scale": _scale_argument(op, f"{layer}.{role}.scale")}
+    return {}
+
+
+def _scale_argument(op: MatmulOp, name: str) -> ir.Value:
+    """The argument of the function that is a scale of this name, added where there is none."""
     block = op.operation.block
     found = next((a for a in block.arguments if argument_name(a, STATE) == name), None)
     if found is None:
         info = tensor_info(op.lhs.type)
         assert info is not None
         found = add_argument(block, info.with_((), "f32").type(), op.location, {STATE: ir.StringAttr.get(name)})
-    return {"layer": layer, "scale": found}
+    return found
 
 
 def _require_no_random_bits(op: MatmulOp, role: str, scheme: Scheme) -> None:

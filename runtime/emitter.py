@@ -15,9 +15,9 @@ from torch_mlir.extras import fx_importer
 from steelyard.dialect.matmul import GemmOp, MatmulOp
 from steelyard.dialect.quantize import QuantizeOp
 from steelyard.errors import UnsupportedModelError
-from steelyard.runtime.steps import bind_gemm, bind_matmul, bind_quantize
+from steelyard.runtime.steps import Quantizers, bind_gemm, bind_matmul, bind_quantize
 
-_KERNELS: dict[type, Callable[[Any], Callable]] = {
+_KERNELS: dict[type, Callable[[Any, Quantizers], Callable]] = {
     QuantizeOp: bind_quantize,
     GemmOp: bind_gemm,
     MatmulOp: bind_matmul,
@@ -30,9 +30,9 @@ _ENUMERATIONS = {
 }
 
 
-def emit(function: ir.Operation) -> tuple[Callable[..., tuple], str]:
+def emit(function: ir.Operation, quantizers: Quantizers) -> tuple[Callable[..., tuple], str]:
     """The Python function of an IR function, and its text. It takes the arguments and returns a tuple of results."""
-    emitter = _Emitter(function)
+    emitter = _Emitter(function, quantizers)
     text = emitter.text()
     namespace = dict(emitter.namespace)
     exec(compile(text, f"<steelyard {emitter.name}>", "exec"), namespace)
@@ -40,7 +40,8 @@ def emit(function: ir.Operation) -> tuple[Callable[..., tuple], str]:
 
 
 class _Emitter:
-    def __init__(self, function: ir.Operation):
+    def __init__(self, function: ir.Operation, quantizers: Quantizers):
+        self._quantizers = quantizers
         self.name = ir.StringAttr(function.attributes["sym_name"]).value
         # Python spells infinities and NaN as names.
         self.namespace: dict[str, Any] = {"torch": torch, "inf": math.inf, "nan": math.nan}
@@ -83,7 +84,7 @@ class _Emitter:
         arguments = self._operands(op)
         bind = _KERNELS.get(type(view))
         if bind is not None:
-            kernel = self._bind(op.name.removeprefix("scaled."), bind(view))
+            kernel = self._bind(op.name.removeprefix("scaled."), bind(view, self._quantizers))
             return f"{self._results(op)} = {kernel}({', '.join(arguments)})"
         overload = _find_overload(op)
         called = self._bind(str(overload).replace(".", "_"), overload)

@@ -12,7 +12,7 @@ from torch_mlir import ir
 from steelyard.passes.functions import STATE, argument_attributes
 from steelyard.passes.hoist_weights import SOURCES, WEIGHT
 from steelyard.runtime.emitter import emit
-from steelyard.runtime.steps import QuantizedValue
+from steelyard.runtime.steps import QuantizedValue, Quantizers
 
 _optimizer_steps = 0
 
@@ -53,10 +53,10 @@ def _stamp(tensor: torch.Tensor) -> tuple:
 class Program:
     """A module of the IR, ready to run: `@forward`, the functions of its weights, and its state by name."""
 
-    def __init__(self, module: ir.Module, state: MutableMapping[str, torch.Tensor]):
+    def __init__(self, module: ir.Module, state: MutableMapping[str, torch.Tensor], quantizers: Quantizers):
         functions = {ir.StringAttr(op.attributes["sym_name"]).value: op.operation for op in module.body.operations}
         forward = functions["forward"]
-        self._run, self.text = emit(forward)
+        self._run, self.text = emit(forward, quantizers)
         self._lock = threading.Lock()
         self._state = state
         self._state_names: list[str] = []
@@ -66,7 +66,7 @@ class Program:
             if STATE in attributes:
                 self._state_names.append(ir.StringAttr(attributes[STATE]).value)
             if WEIGHT in attributes:
-                make, text = emit(functions[ir.FlatSymbolRefAttr(attributes[WEIGHT]).value])
+                make, text = emit(functions[ir.FlatSymbolRefAttr(attributes[WEIGHT]).value], quantizers)
                 self._weights.append(Weight(make, list(ir.DenseI64ArrayAttr(attributes[SOURCES]))))
                 self.text += f"\n\n{text}"
 

@@ -1,7 +1,8 @@
 """The steps of a program that are not ATen calls: each op's kernel, bound to what is known when it is compiled."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -10,22 +11,27 @@ from steelyard.dialect.matmul import USAGES, GemmOp, MatmulOp
 from steelyard.dialect.quantize import QuantizeOp
 from steelyard.dialect.types import tensor_info
 from steelyard.errors import InternalError
-from steelyard.quantized_copy import QuantizedCopy
 from steelyard.runtime import cpu
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
+Quantizers = Mapping[tuple[str, str], Any]
+"""The user's own quantizers by layer and role."""
+
+
 @dataclass(frozen=True, slots=True)
 class QuantizedValue:
-    """A `!scaled.tensor` at run time."""
+    """A `!scaled.tensor` at run time; `row` and `col` are one storage where a user's own quantizer made it."""
 
-    row: QuantizedCopy | None
-    col: QuantizedCopy | None
+    row: Any
+    col: Any
     lead: torch.Size
     """The dims before the last, which the copies flatten."""
+    quantizer: Any = None
+    """The user's own quantizer that made it."""
 
-    def copy_of(self, usage: str) -> QuantizedCopy:
+    def copy_of(self, usage: str) -> Any:
         """The copy that a GEMM reads."""
         copy = self.row if usage == "rowwise" else self.col
         if copy is None:
@@ -33,8 +39,10 @@ class QuantizedValue:
         return copy
 
 
-def bind_quantize(op: QuantizeOp) -> Callable[..., QuantizedValue]:
+def bind_quantize(op: QuantizeOp, quantizers: Quantizers) -> Callable[..., QuantizedValue]:
     """The kernel of a quantize; a second operand is its scale."""
+    if any(scheme.custom for scheme in op.result.type.info.schemes):
+        return _bind_custom_quantize(quantizers[op.layer.value, op.role.value])
     if op.amax is not None or op.rng is not None or op.new_amax is not None:
         raise InternalError("the CPU target has no kernel for a quantize with an amax or random bits of its own")
     info = op.result.type.info
@@ -47,7 +55,15 @@ def bind_quantize(op: QuantizeOp) -> Callable[..., QuantizedValue]:
     return quantize
 
 
-def bind_gemm(op: GemmOp) -> Callable[..., torch.Tensor]:
+def _bind_custom_quantize(quantizer: Any) -> Callable[..., QuantizedValue]:
+    def quantize(source: torch.Tensor) -> QuantizedValue:
+        storage = quantizer.quantize(source.detach().reshape(-1, source.shape[-1]))
+        return QuantizedValue(storage, storage, source.shape[:-1], quantizer)
+
+    return quantize
+
+
+def bind_gemm(op: GemmOp, quantizers: Quantizers) -> Callable[..., torch.Tensor]:
     """The kernel of a GEMM without an epilogue."""
     if op.epilogue.value != "none" or op.residual is not None or op.accumulator is not None:
         raise InternalError("the CPU target has no kernel for a fused epilogue")
@@ -60,13 +76,16 @@ def bind_gemm(op: GemmOp) -> Callable[..., torch.Tensor]:
     def gemm(lhs: QuantizedValue, rhs: QuantizedValue, bias: torch.Tensor | None = None) -> torch.Tensor:
         left, right = lhs.copy_of(left_usage), rhs.copy_of(right_usage)
         bias = None if bias is None else bias.detach()
-        product = cpu.qgemm(left, right, bias=bias, out_dtype=out_dtype)
+        if lhs.quantizer is not None:
+            product = lhs.quantizer.qgemm(left, right, kind=kind, bias=bias, out_dtype=out_dtype)
+        else:
+            product = cpu.qgemm(left, right, bias=bias, out_dtype=out_dtype)
         return product if kind == "wgrad" else product.view(*lhs.lead, product.shape[-1])
 
     return gemm
 
 
-def bind_matmul(op: MatmulOp) -> Callable[..., torch.Tensor]:
+def bind_matmul(op: MatmulOp, quantizers: Quantizers) -> Callable[..., torch.Tensor]:
     """A GEMM that stays in high precision: torch's own."""
     if op.kind.value != "fprop":
         raise InternalError(f"a high-precision {op.kind.value} has no spelling in torch here")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._dynamo.exc import BackendCompilerFailed
 
 from steelyard import recipes
 from steelyard.errors import RecipeError, SteelyardError, TargetError, UnsupportedModelError
@@ -36,10 +37,13 @@ def compile(
         raise UnsupportedModelError("the model is compiled already; compile `net.model` by another recipe instead")
     if target not in TARGETS:
         raise TargetError(f"target must be one of {', '.join(TARGETS)}, got {target!r}")
-    settings = make_settings(recipe, overrides)
+    return _make_net(model, make_settings(recipe, overrides))
+
+
+def _make_net(model: torch.nn.Module, settings: Settings) -> "CompiledModule":
     net = object.__new__(_compiled_class(type(model)))
-    # The containers are shared, not copied: a parameter that is replaced in one is replaced in both.
-    net.__dict__ = dict(model.__dict__)
+    # Every attribute is shared, not copied: what is set in one, as by `eval()`, is set in both.
+    net.__dict__ = model.__dict__
     object.__setattr__(net, "_steelyard", _State(net, model, settings))
     return net
 
@@ -62,9 +66,18 @@ class CompiledModule(torch.nn.Module):
 
     def forward(self, *arguments, **keywords):
         """Run the compiled program."""
-        result = self._steelyard.forward(self, *arguments, **keywords)
+        try:
+            result = self._steelyard.forward(self, *arguments, **keywords)
+        except BackendCompilerFailed as error:
+            if isinstance(error.inner_exception, SteelyardError):
+                raise error.inner_exception from None
+            raise
         self._check_overrides()
         return result
+
+    def __reduce_ex__(self, protocol):
+        # A copy, or what is loaded from a file, compiles anew.
+        return _make_net, (self._steelyard.model, self._steelyard.backend.settings)
 
     def __getattr__(self, name: str) -> Any:
         # `net.model` is the user's model, untouched, unless the model has a `model` of its own.
@@ -73,9 +86,12 @@ class CompiledModule(torch.nn.Module):
         return super().__getattr__(name)
 
     def lower(self, *arguments, **keywords) -> "CompiledModule":
-        """Compile for arguments like these, now; the call's results are dropped."""
-        with torch.no_grad():
+        """Compile for arguments like these, now. The call that does so leaves buffers and random state as they were."""
+        before = {name: buffer.clone() for name, buffer in self.named_buffers()}
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
             self(*arguments, **keywords)
+            for name, buffer in self.named_buffers():
+                buffer.copy_(before[name])
         return self
 
     def ir(self, stage: str) -> str:
@@ -87,9 +103,10 @@ class CompiledModule(torch.nn.Module):
 
     def ir_dump(self, folder: str | Path) -> list[Path]:
         """Write every stage of every graph into numbered files."""
+        compilations = self._compilations()
         Path(folder).mkdir(parents=True, exist_ok=True)
         written = []
-        for graph, compilation in enumerate(self._compilations()):
+        for graph, compilation in enumerate(compilations):
             for number, (stage, text) in enumerate(compilation.stages.items()):
                 path = Path(folder, f"graph{graph}_{number}_{stage}.mlir")
                 path.write_text(text)
@@ -132,6 +149,6 @@ class CompiledModule(torch.nn.Module):
 @functools.cache
 def _compiled_class(model_class: type) -> type:
     """A class that is the model's class and a compiled module."""
-    return type(
-        f"Compiled{model_class.__name__}", (CompiledModule, model_class), {"__module__": model_class.__module__}
-    )
+    # A slot, because the attributes in `__dict__` are the model's too.
+    namespace = {"__module__": model_class.__module__, "__slots__": ("_steelyard",)}
+    return type(f"Compiled{model_class.__name__}", (CompiledModule, model_class), namespace)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch_mlir import ir
@@ -44,16 +45,17 @@ class Compilation:
         self.rows: list[Row] = []
         self.unmatched: list[str] = []
         self.program: Program | None = None
+        self._quantizers: dict[tuple[str, str], Any] = {}
 
     def run(self, module: ir.Module) -> Program:
         """Take an imported module through every stage."""
         self._record("traced", module)
         make_raised(module)
         self._record("raised", module)
-        self.unmatched = make_quantized(module, self.settings)
+        self.unmatched = make_quantized(module, self.settings, self._quantizers)
         self.rows = rows_of(module)
         self._record("quantized", module)
-        self.program = make_lowered(module, self.settings.state)
+        self.program = make_lowered(module, self.settings.state, self._quantizers)
         self._record("lowered", module)
         return self.program
 
@@ -75,18 +77,18 @@ def make_raised(module: ir.Module) -> None:
     _run(module, "steelyard-raised")
 
 
-def make_quantized(module: ir.Module, settings: Settings) -> list[str]:
+def make_quantized(module: ir.Module, settings: Settings, quantizers: dict[tuple[str, str], Any]) -> list[str]:
     """`scaled.matmul` -> `scaled.gemm` on quantized operands; returns override patterns that matched nothing."""
     with module.context:
-        unmatched = decide(module.operation, settings.recipe, settings.overrides)
+        unmatched = decide(module.operation, settings.recipe, settings.overrides, quantizers=quantizers)
     _run(module, "scaled-insert-quantize,scaled-merge-quantize,cse,scaled-canonicalize")
     return unmatched
 
 
-def make_lowered(module: ir.Module, state: dict[str, torch.Tensor]) -> Program:
+def make_lowered(module: ir.Module, state: dict[str, torch.Tensor], quantizers: dict[tuple[str, str], Any]) -> Program:
     """Weights leave the step, and what is left becomes a Python function that calls kernels."""
     _run(module, "scaled-hoist-weights,canonicalize,cse")
-    return Program(module, state)
+    return Program(module, state, quantizers)
 
 
 def _run(module: ir.Module, pipeline: str) -> None:

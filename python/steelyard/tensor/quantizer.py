@@ -38,7 +38,7 @@ class Quantizer(ABC):
     @property
     def row_scheme(self) -> Scheme:
         """How the rowwise copy is quantized."""
-        return Scheme("custom", "tensor", "f32", custom=type(self).__name__)
+        return Scheme("none", "tensor", "f32", custom=type(self).__name__)
 
     @property
     def col_scheme(self) -> Scheme:
