@@ -1,8 +1,10 @@
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <optional>
 #include <vector>
 
 #include "bindings.h"
@@ -19,6 +21,9 @@ namespace steelyard {
 // scheme, columnwise, codes, scales, second level (or 0), M, N
 using OperandArguments =
     std::tuple<int, bool, uintptr_t, uintptr_t, uintptr_t, int64_t, int64_t>;
+
+// activation, residual, preactivation
+using EpilogueArguments = std::tuple<int, MatrixArguments, MatrixArguments>;
 
 // Most rows and elements of a block of the output, and elements of a slab: the
 // workspace should stay in the shared cache.
@@ -212,12 +217,22 @@ static void run(GemmCall &call, int threads) {
     }
 }
 
+static void set_epilogue(const EpilogueArguments &arguments, GemmCall &call) {
+  const auto &[activation, residual, preactivation] = arguments;
+  const Matrix kept = matrix(preactivation);
+  call.epilogue = static_cast<Activation>(activation);
+  call.residual = matrix(residual);
+  call.preactivation = const_cast<void *>(kept.data);
+  call.preactivation_stride = kept.row_stride;
+}
+
 void bind_gemm(nb::module_ &m) {
   m.def(
       "qgemm",
       [](const OperandArguments &a, const OperandArguments &b,
          const MatrixArguments &bias, const MatrixArguments &accumulate,
-         const MatrixArguments &out, int threads) {
+         const MatrixArguments &out, int threads,
+         const std::optional<EpilogueArguments> &epilogue) {
         nb::gil_scoped_release release;
         PlannedOperand left = operand(a), right = operand(b);
         for (PlannedOperand *planned : {&left, &right}) {
@@ -235,8 +250,12 @@ void bind_gemm(nb::module_ &m) {
         call.out = const_cast<void *>(target.data);
         call.out_dtype = target.dtype;
         call.out_stride = target.row_stride;
+        if (epilogue)
+          set_epilogue(*epilogue, call);
         run(call, threads);
       },
+      nb::arg("a"), nb::arg("b"), nb::arg("bias"), nb::arg("accumulate"),
+      nb::arg("out"), nb::arg("threads"), nb::arg("epilogue") = nb::none(),
       "The product of two quantized copies, and addends, into `out`; none of "
       "its dims is 0.");
 }

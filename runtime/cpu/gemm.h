@@ -1,5 +1,5 @@
-// The scaled GEMM: out = factors * (a b^T) + addends, both operands decoded to
-// float32 panels while they are packed.
+// The scaled GEMM: out = epilogue(factors * (a b^T) + addends) + residual, both
+// operands decoded to float32 panels while they are packed.
 //
 // A block of the output has its accumulators in a workspace. For each slab of
 // k, `gemm_pack` decodes the rows of `a`; then each task of `gemm_multiply`
@@ -9,6 +9,7 @@
 // bytes do not depend on the split.
 #pragma once
 
+#include "activations.h"
 #include "matrix.h"
 #include "quantize.h"
 
@@ -58,6 +59,11 @@ struct GemmCall {
   void *out;         // (a.outer, b.outer), unit column stride
   Dtype out_dtype;
   int64_t out_stride; // in elements
+
+  Activation epilogue;
+  Matrix residual;     // null data for none
+  void *preactivation; // what the epilogue is given, like `out`, or null
+  int64_t preactivation_stride;
 
   bool wide;          // panels and accumulators are float64
   void *packed;       // rows of `a`: [slice][row][kRowStride]

@@ -4,11 +4,12 @@ import torch
 
 from steelyard.errors import ConstraintError
 from steelyard.quantized_copy import QuantizedCopy
-from steelyard.reference.gemm import check_operands
+from steelyard.reference.gemm import EPILOGUES, check_epilogue, check_operands
 from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.arguments import DTYPES, check_copy, check_disjoint, check_tensor, require, scheme_bits
 
 _NO_MATRIX = (0, 0, 0, 0, 0, 0)
+_ACTIVATIONS = {name: index for index, name in enumerate(EPILOGUES)}
 
 
 def qgemm(
@@ -17,29 +18,48 @@ def qgemm(
     *,
     bias: torch.Tensor | None = None,
     accumulate: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    epilogue: str = "none",
+    preactivation: bool = False,
     out_dtype: torch.dtype = torch.float32,
     out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """`a b^T (+ bias) (+ accumulate)`, each operand reduced along the dim that its copy is quantized along.
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """`epilogue(a b^T (+ bias)) (+ residual)` or `a b^T (+ bias) (+ accumulate)`, each operand reduced along the dim
+    that its copy is quantized along.
 
     So fprop takes (x row, w row), dgrad (dy row, w col), wgrad (dy col, x col). Sums are float32, and the result is
-    rounded once; it goes to `out` if given, which may be the very tensor that `accumulate` is.
+    rounded once; it goes to `out` if given, which may be the very tensor that `accumulate` or `residual` is. With
+    `preactivation` what the epilogue is given is a second result.
     """
     check_operands(a, b)
+    check_epilogue(epilogue, accumulate, residual, preactivation)
     check_copy(a, "a")
     check_copy(b, "b")
     shape = _outer(a), _outer(b)
-    addends = [_addend(tensor, shape) for tensor in (bias, accumulate)]
+    addends = [_addend(tensor, shape) for tensor in (bias, accumulate, residual)]
+    require(out_dtype in DTYPES, "gemm_out", f"out_dtype must be float32, bfloat16 or float16, got {out_dtype}")
     if out is None:
-        require(out_dtype in DTYPES, "gemm_out", f"out_dtype must be float32, bfloat16 or float16, got {out_dtype}")
         out = torch.empty(shape, dtype=out_dtype)
     else:
-        _check_out(out, shape, out_dtype, a, b, bias, accumulate)
+        _check_out(out, shape, out_dtype, a, b, {"bias": bias, "accumulate": accumulate, "residual": residual})
         torch.autograd.graph.increment_version(out)
+    kept = torch.empty(shape, dtype=out_dtype) if preactivation else None
     if out.numel() > 0:
-        matrix = out.data_ptr(), DTYPES[out.dtype], *shape, *out.stride()
-        _cpu.qgemm(_operand(a), _operand(b), *addends, matrix, torch.get_num_threads())
-    return out
+        after = _epilogue(epilogue, addends, kept)
+        _cpu.qgemm(_operand(a), _operand(b), *addends[:2], _matrix(out), torch.get_num_threads(), after)
+    return out if kept is None else (out, kept)
+
+
+def _epilogue(epilogue: str, addends: list[tuple], kept: torch.Tensor | None) -> tuple | None:
+    """What follows the sums; a residual with nothing before it is one more addend, which is more exact."""
+    if epilogue == "none" and kept is None:
+        addends[1] = addends[1] if addends[2] is _NO_MATRIX else addends[2]
+        return None
+    return _ACTIVATIONS[epilogue], addends[2], _NO_MATRIX if kept is None else _matrix(kept)
+
+
+def _matrix(tensor: torch.Tensor) -> tuple:
+    return tensor.data_ptr(), DTYPES[tensor.dtype], *tensor.shape, *tensor.stride()
 
 
 def _outer(copy: QuantizedCopy) -> int:
@@ -55,19 +75,19 @@ def _addend(tensor: torch.Tensor | None, shape: tuple[int, int]) -> tuple:
     """A matrix, or a row that every row of the output gets."""
     if tensor is None:
         return _NO_MATRIX
-    check_tensor(tensor, "bias and accumulate")
+    check_tensor(tensor, "bias, accumulate and residual")
     expected = shape if tensor.dim() == 2 else shape[1:]
     if tuple(tensor.shape) != expected or tensor.dtype not in DTYPES or tensor.is_neg():
         raise ConstraintError(
             "gemm_addend",
-            f"bias and accumulate must be {shape[1:]} and {shape} of float32, bfloat16 or float16, "
+            f"bias must be {shape[1:]}, accumulate and residual {shape} of float32, bfloat16 or float16, "
             f"got {tuple(tensor.shape)} of {tensor.dtype}",
         )
     strides = tensor.stride() if tensor.dim() == 2 else (0, *tensor.stride())
     return tensor.data_ptr(), DTYPES[tensor.dtype], *shape, *strides
 
 
-def _check_out(out, shape, out_dtype, a, b, bias, accumulate) -> None:
+def _check_out(out, shape, out_dtype, a, b, addends: dict) -> None:
     check_tensor(out, "out")
     require(
         tuple(out.shape) == shape and out.dtype == out_dtype in DTYPES,
@@ -81,17 +101,16 @@ def _check_out(out, shape, out_dtype, a, b, bias, accumulate) -> None:
         "gemm_out",
         f"out must have rows that are contiguous and do not overlap, got strides {out.stride()}",
     )
-    parts = {"a.codes": a.codes, "a.scales": a.scales, "a.amax": a.amax, "bias": bias}
+    parts = {"a.codes": a.codes, "a.scales": a.scales, "a.amax": a.amax}
     parts |= {"b.codes": b.codes, "b.scales": b.scales, "b.amax": b.amax}
-    if not _is_same(out, accumulate):
-        parts["accumulate"] = accumulate
+    parts |= {name: tensor for name, tensor in addends.items() if not _is_same(out, tensor)}
     check_disjoint({"out": out}, {name: tensor for name, tensor in parts.items() if tensor is not None})
 
 
-def _is_same(out: torch.Tensor, accumulate: torch.Tensor | None) -> bool:
+def _is_same(out: torch.Tensor, addend: torch.Tensor | None) -> bool:
     """Each element of `out` is read as an addend just before it is written."""
     return (
-        accumulate is not None
-        and accumulate.data_ptr() == out.data_ptr()
-        and (accumulate.dtype, accumulate.shape, accumulate.stride()) == (out.dtype, out.shape, out.stride())
+        addend is not None
+        and addend.data_ptr() == out.data_ptr()
+        and (addend.dtype, addend.shape, addend.stride()) == (out.dtype, out.shape, out.stride())
     )

@@ -1,5 +1,5 @@
-// From the sums of a tile to the output: factors, addends, rounding. Included
-// by kernel sources only.
+// From the sums of a tile to the output: factors, addends, epilogue,
+// rounding. Included by kernel sources only.
 #pragma once
 
 #include "gemm.h"
@@ -27,8 +27,9 @@ static void store_row(const float *values, int64_t n, Dtype dtype, void *out) {
       halves[j] = to_f16(values[j]);
 }
 
+template <class T>
 static void add_row(const Matrix &addend, int64_t row, int64_t column,
-                    int64_t n, double *sum) {
+                    int64_t n, T *sum) {
   const int64_t first = row * addend.row_stride + column * addend.column_stride;
   if (addend.dtype == Dtype::f32) {
     const float *values = static_cast<const float *>(addend.data) + first;
@@ -68,9 +69,27 @@ static void finish_row(const GemmCall &call, int64_t row, int64_t column,
     out[j] = static_cast<float>(values[j]);
 }
 
+static void *element_of(void *data, Dtype dtype, int64_t index) {
+  return static_cast<char *>(data) + index * (dtype == Dtype::f32 ? 4 : 2);
+}
+
+// From what the epilogue is given to the output.
+static void store_values(const GemmCall &call, int64_t row, int64_t column,
+                         int64_t n, float *values) {
+  if (call.preactivation)
+    store_row(values, n, call.out_dtype,
+              element_of(call.preactivation, call.out_dtype,
+                         row * call.preactivation_stride + column));
+  activate(call.epilogue, values, n);
+  if (call.residual.data)
+    add_row(call.residual, row, column, n, values);
+  store_row(
+      values, n, call.out_dtype,
+      element_of(call.out, call.out_dtype, row * call.out_stride + column));
+}
+
 template <class T>
 static void store_tile(const GemmCall &call, const OutputTile<T> &tile) {
-  const int64_t size = call.out_dtype == Dtype::f32 ? 4 : 2;
   const int64_t column = call.column + tile.column;
   const bool in_float = scales_in_float(call);
   const float factor = static_cast<float>(call.a.factor * call.b.factor);
@@ -83,9 +102,7 @@ static void store_tile(const GemmCall &call, const OutputTile<T> &tile) {
         values[j] = static_cast<float>(sums[j]) * factor;
     else
       finish_row(call, row, column, tile.columns, sums, values);
-    char *out =
-        static_cast<char *>(call.out) + (row * call.out_stride + column) * size;
-    store_row(values, tile.columns, call.out_dtype, out);
+    store_values(call, row, column, tile.columns, values);
   }
 }
 

@@ -1,5 +1,7 @@
 """The scaled GEMM: exact products of decoded operands, rounded once."""
 
+import math
+
 import numpy as np
 import torch
 
@@ -15,21 +17,61 @@ def qgemm(
     *,
     bias: torch.Tensor | None = None,
     accumulate: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    epilogue: str = "none",
+    preactivation: bool = False,
     out_dtype: torch.dtype = torch.float32,
-) -> torch.Tensor:
-    """`a b^T (+ bias) (+ accumulate)`, each operand reduced along the dim that its copy is quantized along.
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """`epilogue(a b^T (+ bias)) (+ residual)` or `a b^T (+ bias) (+ accumulate)`, each operand reduced along the dim
+    that its copy is quantized along.
 
-    So fprop takes (x row, w row), dgrad (dy row, w col), wgrad (dy col, x col).
+    So fprop takes (x row, w row), dgrad (dy row, w col), wgrad (dy col, x col). With `preactivation` what the epilogue
+    is given is a second result.
     """
     check_operands(a, b)
+    check_epilogue(epilogue, accumulate, residual, preactivation)
     left, right = operand(a), operand(b)
     with np.errstate(over="ignore", invalid="ignore"):
         product = left @ right.T
         if bias is not None:
             product = product + _addend("bias", bias, product.shape[1:])
-        if accumulate is not None:
-            product = product + _addend("accumulate", accumulate, product.shape)
-        return torch.from_numpy(product.astype(np.float32)).to(out_dtype)
+        result = EPILOGUES[epilogue](torch.from_numpy(product)).numpy()
+        for name, addend in (("accumulate", accumulate), ("residual", residual)):
+            if addend is not None:
+                result = result + _addend(name, addend, product.shape)
+        rounded = tuple(torch.from_numpy(values.astype(np.float32)).to(out_dtype) for values in (result, product))
+    return rounded if preactivation else rounded[0]
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """x times the normal distribution, by erfc: torch's 1 + erf leaves nothing of the lower tail."""
+    return x * 0.5 * torch.special.erfc(x * -math.sqrt(0.5))
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """torch's tanh approximation of gelu, with (1 + tanh y) / 2 as the sigmoid of 2 y for the same reason."""
+    return x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3))
+
+
+EPILOGUES = {
+    "none": lambda x: x,
+    "relu": torch.relu,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "silu": lambda x: x * torch.sigmoid(x),
+}
+
+
+def check_epilogue(epilogue: str, accumulate, residual, preactivation: bool) -> None:
+    """Refuse an epilogue that is not known, or one of sums that are not finished."""
+    if epilogue not in EPILOGUES:
+        raise ConstraintError("gemm_epilogue", f"epilogue must be one of {', '.join(EPILOGUES)}, got {epilogue!r}")
+    if accumulate is not None and (epilogue != "none" or residual is not None or preactivation):
+        raise ConstraintError(
+            "gemm_accumulate",
+            "accumulate excludes an epilogue, a residual and the preactivation, got them together; "
+            "accumulate first, or pass the addend as residual",
+        )
 
 
 def operand(copy: QuantizedCopy) -> np.ndarray:
