@@ -1,0 +1,120 @@
+import copy
+
+import pytest
+import torch
+from small_models import make_mlp
+from torch import nn
+
+import steelyard
+from steelyard.errors import RecipeError, SteelyardError, TargetError, UnsupportedModelError
+
+
+@pytest.fixture
+def mlp():
+    """A model and its input; whatever a test does, the model computes and holds the same afterwards."""
+    model, arguments = make_mlp()
+    x = arguments["input"]
+    with torch.no_grad():
+        before, state = model(x), copy.deepcopy(model.state_dict())
+    attributes, model_class = set(vars(model)), type(model)
+    yield model, x
+    with torch.no_grad():
+        assert torch.equal(model(x), before)
+    assert list(model.state_dict()) == list(state)
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert (set(vars(model)), type(model)) == (attributes, model_class)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_unknown_recipe_names_the_known_ones(mlp):
+    with pytest.raises(RecipeError, match=r"fp8-current.*nvfp4.*'mxfp9'.*did you mean 'mxfp8'"):
+        steelyard.compile(mlp[0], "mxfp9")
+
+
+def test_unknown_recipe_of_an_override(mlp):
+    with pytest.raises(RecipeError, match="got 'fp16'"):
+        steelyard.compile(mlp[0], "mxfp8", overrides={"0": "fp16"})
+
+
+def test_override_that_matches_nothing_names_the_layers(mlp):
+    model, x = mlp
+    net = steelyard.compile(model, "mxfp8", overrides={"head": None})
+    for _ in range(2):
+        with pytest.raises(RecipeError, match=r"'head' matches no layer.*0, 2, 4"), torch.no_grad():
+            net(x)
+
+
+def test_override_that_matches_nothing_is_an_error_of_lower_too(mlp):
+    model, x = mlp
+    with pytest.raises(RecipeError, match=r"'layers\.\*' matches no layer"):
+        steelyard.compile(model, "mxfp8", overrides={"layers.*": "nvfp4"}).lower(x)
+
+
+@pytest.mark.parametrize("thing", [lambda x: x, nn.Linear, None, torch.zeros(3)])
+def test_what_is_no_module_is_refused(thing):
+    with pytest.raises(UnsupportedModelError, match=rf"nn\.Module, got {type(thing).__name__}"):
+        steelyard.compile(thing, "mxfp8")
+
+
+def test_compiled_twice(mlp):
+    net = steelyard.compile(mlp[0], "mxfp8")
+    with pytest.raises(UnsupportedModelError, match=r"compiled already.*net\.model"):
+        steelyard.compile(net, "nvfp4")
+
+
+def test_a_model_may_be_compiled_by_two_recipes(mlp, gemm_calls):
+    model, x = mlp
+    nets = [steelyard.compile(model, recipe) for recipe in ("mxfp8", "nvfp4")]
+    with torch.no_grad():
+        for net in nets:
+            net(x)
+    assert [a.scheme.family for a, *_ in gemm_calls] == ["mx"] * 3 + ["nvfp4"] * 3
+
+
+def test_unknown_target(mlp):
+    with pytest.raises(TargetError, match=r"one of cpu.*got 'tpu'"):
+        steelyard.compile(mlp[0], "mxfp8", target="tpu")
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda net: net.ir("lowered"), lambda net: net.explain(), lambda net: net.ir_dump("x")]
+)
+def test_inspection_before_the_first_call_names_lower(mlp, ask, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SteelyardError, match=r"nothing is compiled yet.*lower"):
+        ask(steelyard.compile(mlp[0], "mxfp8"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_unknown_stage_names_the_stages(mlp):
+    net = steelyard.compile(mlp[0], "mxfp8")
+    with pytest.raises(SteelyardError, match=r"traced, raised, quantized.*lowered.*got 'optimized'"):
+        net.ir("optimized")
+
+
+def test_training_call_is_refused_by_an_error_of_ours(mlp):
+    model, x = mlp
+    net = steelyard.compile(model, "mxfp8")
+    with pytest.raises(UnsupportedModelError, match=r"gradients.*no_grad") as caught:
+        net(x)
+    assert type(caught.value) is UnsupportedModelError
+    with torch.no_grad():
+        assert net(x).shape == (5, 10)
+
+
+def test_errors_of_the_model_are_the_models(mlp):
+    model, x = mlp
+    net = steelyard.compile(model, "mxfp8")
+    with pytest.raises(TypeError), torch.no_grad():
+        net(x, x)
+    with torch.no_grad():
+        assert net(x).shape == (5, 10)
+
+
+def test_shapes_that_do_not_fit_are_refused(mlp):
+    model, x = mlp
+    net = steelyard.compile(model, "mxfp8").lower(x)
+    with pytest.raises(Exception, match="37"), torch.no_grad():
+        net(x[:, :-1])
+    with torch.no_grad():
+        assert net(x).shape == (5, 10)
