@@ -1,12 +1,16 @@
-"""Writes docs/dialect.md and docs/passes.md from the code. `--check` only says whether they are up to date."""
+"""Writes the reference pages from the code. `--check` only says whether they are up to date."""
 
+import dataclasses
 import inspect
+import re
 import sys
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 from torch_mlir.dialects import ext
 
+from steelyard import recipes
 from steelyard.dialect import matmul
 from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.base import Scaled
@@ -23,7 +27,7 @@ def dialect_page() -> str:
     """The reference of the dialect."""
     parts = [NOTICE, "# The dialect `scaled`\n", _DIALECT_INTRODUCTION]
     parts += ["## Attribute `#scaled.scheme`\n", _body(SchemeAttr)]
-    parts += ["### Fields\n", _scheme_fields(), _constraints(Scheme)]
+    parts += ["### Fields\n", _field_table(Scheme), _constraints(Scheme)]
     parts += ["## Type `!scaled.tensor`\n", _body(TensorType)]
     parts += ["## The three GEMMs of a linear layer\n", inspect.getdoc(matmul).partition("\n\n")[2] + "\n"]
     for op in sorted(Scaled.operations, key=lambda op: op.OPERATION_NAME):
@@ -47,7 +51,28 @@ def passes_page() -> str:
     return "\n".join(parts)
 
 
-PAGES = {"dialect.md": dialect_page, "passes.md": passes_page}
+def recipe_page(recipe: recipes.Recipe) -> str:
+    """What a recipe quantizes, and its options."""
+    name, class_name = recipe.name, type(recipe).__name__
+    parts = [NOTICE, f"# `{name}`\n", f"{inspect.getdoc(type(recipe))}\n"]
+    example = f'net = steelyard.compile(model, "{name}")  # or steelyard.recipes.{class_name}(...)'
+    parts += [f"```python\n{example}\n```\n", _RECIPE_TABLE_INTRODUCTION]
+    rows = ["| operand | rowwise | columnwise |", "|---|---|---|"]
+    for role in recipes.ROLES:
+        rows.append(f"| {role} | {' | '.join(_scheme_words(scheme) for scheme in recipe.schemes(role))} |")
+    parts += ["\n".join(rows) + "\n", "## Options\n", _field_table(type(recipe))]
+    parts.append("The arithmetic, to the bit: [numerics](../numerics.md). The IR: [dialect](../dialect.md).\n")
+    return "\n".join(parts)
+
+
+PAGES = {"dialect.md": dialect_page, "passes.md": passes_page} | {
+    f"recipes/{name}.md": partial(recipe_page, recipes.get(name)) for name in recipes.NAMES
+}
+
+_RECIPE_TABLE_INTRODUCTION = """\
+What each operand becomes. The forward product reads both operands rowwise; the gradient of the input reads the weight
+columnwise; the gradient of the weight reads both of its operands columnwise.
+"""
 
 _DIALECT_INTRODUCTION = """\
 Quantized tensors and the operations on them. Ops are written in MLIR's generic form. No op has side effects: random
@@ -84,15 +109,35 @@ def _emphasize(constraints: str) -> str:
     return "\n".join(lines)
 
 
-def _scheme_fields() -> str:
-    source = inspect.getsource(Scheme).splitlines()
+def _field_table(dataclass: type) -> str:
+    """The fields of a dataclass, each with the docstring below it."""
+    lines = [line for base in reversed(dataclass.__mro__[:-1]) for line in _source_lines(base)]
+    names = {each.name for each in dataclasses.fields(dataclass)}
     rows = ["| field | default | meaning |", "|---|---|---|"]
-    for line, following in pairwise(source):
-        name, colon, rest = line.strip().partition(":")
-        if colon and name in Scheme.__dataclass_fields__ and following.strip().startswith('"""'):
-            default = rest.partition("=")[2].strip() or "required"
-            rows.append(f"| `{name}` | {default} | {following.strip().strip(chr(34))} |")
+    for line, following in pairwise(lines):
+        name, colon, rest = line.partition(":")
+        if colon and name in names:
+            default = rest.partition(" = ")[2] or "required"
+            default = re.sub(r"field\(default=([^,]+).*", r"\1", default)
+            meaning = following.strip('"') if following.startswith('"""') else ""
+            rows.append(f"| `{name}` | {default} | {meaning} |")
     return "\n".join(rows) + "\n"
+
+
+def _source_lines(base: type) -> list[str]:
+    try:
+        return [line.strip() for line in inspect.getsource(base).splitlines()]
+    except (OSError, TypeError):
+        return []
+
+
+def _scheme_words(scheme: Scheme | None) -> str:
+    if scheme is None:
+        return "not quantized"
+    words = [f"{scheme.element} in {scheme.block}, {scheme.scale} scales"]
+    for name, value in scheme.options().items():
+        words.append(name if value is True else f"{name} {value}")
+    return ", ".join(words).replace("_", " ")
 
 
 def _operation_table(op: type) -> str:
@@ -116,6 +161,7 @@ def main(arguments: list[str]) -> int:
             print(f"docs/{name} is stale: run `make docs`", file=sys.stderr)
         return 1 if stale else 0
     for name in stale:
+        (DOCS / name).parent.mkdir(exist_ok=True)
         (DOCS / name).write_text(PAGES[name]())
         print(f"wrote docs/{name}")
     return 0

@@ -63,7 +63,8 @@ def _gemm_row(op: GemmOp) -> Row:
     kind = op.kind.value
     left, right = (info.copy_of(usage) for info, usage in zip((lhs, rhs), USAGES[kind], strict=True))
     sizes = _sizes(kind, lhs.shape, rhs.shape)
-    return Row(op.layer.value, kind, *sizes, _format(left), _format(right), f"cpu {left.family} gemm", "")
+    kernel = f"{left.custom}.qgemm" if left.custom else f"cpu {left.family} gemm"
+    return Row(op.layer.value, kind, *sizes, _format(left), _format(right), kernel, "")
 
 
 def _high_precision_row(op: ir.Operation) -> Row:
