@@ -1,6 +1,14 @@
 """The passes of the compiler, one a file. Importing this package registers them all."""
 
-from steelyard.passes import apply_recipe, canonicalize, hoist_weights, insert_quantize, merge_quantize, raise_gemms
+from steelyard.passes import (
+    apply_recipe,
+    canonicalize,
+    fuse_epilogue,
+    hoist_weights,
+    insert_quantize,
+    merge_quantize,
+    raise_gemms,
+)
 from steelyard.passes.pipeline import build_pass_manager, parse_pipeline
 from steelyard.passes.registry import all_passes
 
@@ -9,6 +17,7 @@ __all__ = [
     "apply_recipe",
     "build_pass_manager",
     "canonicalize",
+    "fuse_epilogue",
     "hoist_weights",
     "insert_quantize",
     "merge_quantize",

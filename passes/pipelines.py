@@ -42,6 +42,12 @@ _PIPELINES = (
         {"recipe": "mxfp8"},
         "Operands of every GEMM that the recipe takes are quantized, each tensor once.",
     ),
+    Pipeline(
+        "steelyard-fused",
+        "scaled-fuse-epilogue,canonicalize,cse",
+        {},
+        "GEMMs apply the activation and add the residual that follow them.",
+    ),
 )
 
 

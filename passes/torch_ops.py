@@ -61,6 +61,26 @@ def constant_ints(value: ir.Value) -> list[int] | None:
     return None if None in elements else [element for element in elements if element is not None]
 
 
+def constant_string(value: ir.Value) -> str | None:
+    """The value of a `torch.constant.str`."""
+    op = defining_op(value)
+    if op is None or op.name != "torch.constant.str":
+        return None
+    return ir.StringAttr(op.attributes["value"]).value
+
+
+def int_list(values: list[int]) -> ir.Value:
+    """A list of integer constants, made at the current place."""
+    elements = [_int_constant(value) for value in values]
+    list_type = ir.Type.parse("!torch.list<int>")
+    return ir.Operation.create("torch.prim.ListConstruct", results=[list_type], operands=elements).result
+
+
+def is_view(op: ir.Operation) -> bool:
+    """Whether an op gives its operand another shape and nothing else."""
+    return op.name in _FLATTEN
+
+
 def is_none(value: ir.Value) -> bool:
     """Whether a value is torch's None."""
     op = defining_op(value)

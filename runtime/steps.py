@@ -64,22 +64,24 @@ def _bind_custom_quantize(quantizer: Any) -> Callable[..., QuantizedValue]:
 
 
 def bind_gemm(op: GemmOp, quantizers: Quantizers) -> Callable[..., torch.Tensor]:
-    """The kernel of a GEMM without an epilogue."""
-    if op.epilogue.value != "none" or op.residual is not None or op.accumulator is not None:
-        raise InternalError("the CPU target has no kernel for a fused epilogue")
-    kind = op.kind.value
+    """The kernel of a GEMM."""
+    if op.accumulator is not None or op.preactivation is not None:
+        raise InternalError("the CPU target has no step yet that accumulates or keeps a preactivation")
+    kind, epilogue = op.kind.value, op.epilogue.value
+    has_bias, has_residual = op.bias is not None, op.residual is not None
     left_usage, right_usage = USAGES[kind]
     info = tensor_info(op.result.type)
     assert info is not None
     out_dtype = DTYPES[info.dtype]
 
-    def gemm(lhs: QuantizedValue, rhs: QuantizedValue, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def gemm(lhs: QuantizedValue, rhs: QuantizedValue, *addends: torch.Tensor) -> torch.Tensor:
         left, right = lhs.copy_of(left_usage), rhs.copy_of(right_usage)
-        bias = None if bias is None else bias.detach()
+        bias = addends[0].detach() if has_bias else None
         if lhs.quantizer is not None:
             product = lhs.quantizer.qgemm(left, right, kind=kind, bias=bias, out_dtype=out_dtype)
         else:
-            product = cpu.qgemm(left, right, bias=bias, out_dtype=out_dtype)
+            residual = addends[-1].detach().reshape(-1, addends[-1].shape[-1]) if has_residual else None
+            product = cpu.qgemm(left, right, bias=bias, residual=residual, epilogue=epilogue, out_dtype=out_dtype)
         return product if kind == "wgrad" else product.view(*lhs.lead, product.shape[-1])
 
     return gemm

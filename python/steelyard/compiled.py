@@ -95,7 +95,7 @@ class CompiledModule(torch.nn.Module):
         return self
 
     def ir(self, stage: str) -> str:
-        """The IR of a stage: traced, raised, quantized or lowered."""
+        """The IR of a stage: traced, raised, quantized, fused or lowered."""
         if stage not in STAGES:
             raise SteelyardError(f"stage must be one of {', '.join(STAGES)}, got {stage!r}")
         texts = [compilation.stages[stage] for compilation in self._compilations()]
@@ -123,13 +123,12 @@ class CompiledModule(torch.nn.Module):
     def memory(self) -> dict[str, int]:
         """Bytes that the net holds: its parameters, and the quantized weights it keeps beside them."""
         parameters = {id(p): p.numel() * p.element_size() for p in self.parameters()}
-        quantized = sum(compilation.weight_bytes() for compilation in self._steelyard.backend.compilations)
+        quantized = self._steelyard.backend.weights.nbytes()
         return {"parameters": sum(parameters.values()), "quantized_weights": quantized}
 
     def requantize(self) -> None:
         """Quantize every weight anew at the next call: for writes that nothing announces, as through `.data`."""
-        for compilation in self._steelyard.backend.compilations:
-            compilation.forget_weights()
+        self._steelyard.backend.weights.forget()
 
     def _compilations(self) -> list:
         compilations = self._steelyard.backend.compilations

@@ -11,7 +11,7 @@ from steelyard.passes.raise_gemms import HIGH_PRECISION, layer_of
 from steelyard.passes.torch_ops import walk_ops
 from steelyard.schemes import Scheme
 
-COLUMNS = ("layer", "kind", "M", "N", "K", "lhs", "rhs", "kernel", "reason")
+COLUMNS = ("layer", "kind", "M", "N", "K", "lhs", "rhs", "kernel", "epilogue", "reason")
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class Row:
     rhs: str
     kernel: str
     """What runs it."""
+    epilogue: str
+    """What the kernel does to the product before it is stored."""
     reason: str
     """Why it stayed in high precision; empty for one that is quantized."""
 
@@ -64,7 +66,9 @@ def _gemm_row(op: GemmOp) -> Row:
     left, right = (info.copy_of(usage) for info, usage in zip((lhs, rhs), USAGES[kind], strict=True))
     sizes = _sizes(kind, lhs.shape, rhs.shape)
     kernel = f"{left.custom}.qgemm" if left.custom else f"cpu {left.family} gemm"
-    return Row(op.layer.value, kind, *sizes, _format(left), _format(right), kernel, "")
+    steps = ["bias"] * (op.bias is not None) + [op.epilogue.value] * (op.epilogue.value != "none")
+    epilogue = ", ".join(steps + ["residual"] * (op.residual is not None))
+    return Row(op.layer.value, kind, *sizes, _format(left), _format(right), kernel, epilogue, "")
 
 
 def _high_precision_row(op: ir.Operation) -> Row:
@@ -73,12 +77,13 @@ def _high_precision_row(op: ir.Operation) -> Row:
     layer = layer_of(op.location)
     if not isinstance(view, MatmulOp):
         name = ir.StringAttr(op.attributes["name"]).value if op.name == "torch.operator" else op.name
-        return Row(layer, "", "", "", "", "", "", name.removeprefix("torch."), reason)
+        return Row(layer, "", "", "", "", "", "", name.removeprefix("torch."), "", reason)
     lhs, rhs = (tensor_info(value.type) for value in (view.lhs, view.rhs))
     assert lhs is not None
     assert rhs is not None
     sizes = _sizes(view.kind.value, lhs.shape[view.batch_dims.value :], rhs.shape[view.batch_dims.value :])
-    return Row(layer, view.kind.value, *sizes, lhs.dtype, rhs.dtype, "torch", reason)
+    epilogue = "bias" if view.bias is not None else ""
+    return Row(layer, view.kind.value, *sizes, lhs.dtype, rhs.dtype, "torch", epilogue, reason)
 
 
 def _sizes(kind: str, lhs: Shape, rhs: Shape) -> tuple[str, str, str]:

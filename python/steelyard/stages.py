@@ -1,4 +1,4 @@
-"""The stages of a compilation: traced -> raised -> quantized -> lowered, each one function with a contract."""
+"""The stages of a compilation: traced -> raised -> quantized -> fused -> lowered, each one function with a contract."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,8 +15,9 @@ from steelyard.passes import build_pass_manager, parse_pipeline
 from steelyard.passes.apply_recipe import decide
 from steelyard.recipes import Recipe, get
 from steelyard.runtime.program import Program
+from steelyard.runtime.weights import Weights
 
-STAGES = ("traced", "raised", "quantized", "lowered")
+STAGES = ("traced", "raised", "quantized", "fused", "lowered")
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,9 @@ def make_settings(recipe: str | Recipe, overrides: Mapping[str, str | Recipe | N
 class Compilation:
     """One graph on its way from ATen ops to a program; keeps the text of every stage."""
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: Settings, weights: Weights):
         self.settings = settings
+        self.weights = weights
         self.context = make_context()
         self.stages: dict[str, str] = {}
         self.rows: list[Row] = []
@@ -53,20 +55,13 @@ class Compilation:
         make_raised(module)
         self._record("raised", module)
         self.unmatched = make_quantized(module, self.settings, self._quantizers)
-        self.rows = rows_of(module)
         self._record("quantized", module)
-        self.program = make_lowered(module, self.settings.state, self._quantizers)
+        make_fused(module)
+        self.rows = rows_of(module)
+        self._record("fused", module)
+        self.program = make_lowered(module, self.settings.state, self._quantizers, self.weights)
         self._record("lowered", module)
         return self.program
-
-    def weight_bytes(self) -> int:
-        """Bytes that the kept quantized weights take."""
-        return 0 if self.program is None else self.program.weight_bytes()
-
-    def forget_weights(self) -> None:
-        """Quantize every weight anew at the next call."""
-        if self.program is not None:
-            self.program.forget_weights()
 
     def _record(self, stage: str, module: ir.Module) -> None:
         self.stages[stage] = print_module(module.operation)
@@ -85,10 +80,17 @@ def make_quantized(module: ir.Module, settings: Settings, quantizers: dict[tuple
     return unmatched
 
 
-def make_lowered(module: ir.Module, state: dict[str, torch.Tensor], quantizers: dict[tuple[str, str], Any]) -> Program:
+def make_fused(module: ir.Module) -> None:
+    """Activations and residuals -> epilogues of the GEMMs before them."""
+    _run(module, "steelyard-fused")
+
+
+def make_lowered(
+    module: ir.Module, state: dict[str, torch.Tensor], quantizers: dict[tuple[str, str], Any], weights: Weights
+) -> Program:
     """Weights leave the step, and what is left becomes a Python function that calls kernels."""
     _run(module, "scaled-hoist-weights,canonicalize,cse")
-    return Program(module, state, quantizers)
+    return Program(module, state, quantizers, weights)
 
 
 def _run(module: ir.Module, pipeline: str) -> None:

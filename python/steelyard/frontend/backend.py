@@ -8,6 +8,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from steelyard.errors import RecipeError, UnsupportedModelError
 from steelyard.frontend.importer import import_graph
+from steelyard.runtime.weights import Weights
 from steelyard.stages import Compilation, Settings, make_settings
 
 
@@ -18,6 +19,7 @@ class Backend:
         self.settings = settings
         self.root = root
         self.compilations: list[Compilation] = []
+        self.weights = Weights()
 
     def __call__(self, graph_module: torch.fx.GraphModule, example_inputs: Sequence) -> Callable:
         parameters = self._parameter_names(graph_module, example_inputs)
@@ -31,7 +33,7 @@ class Backend:
 
     def _compile(self, aten: torch.fx.GraphModule, parameters: Sequence[str | None]) -> Callable:
         layers = {node: _layer_name(node, self._module_names()) for node in aten.graph.nodes}
-        compilation = Compilation(self.settings)
+        compilation = Compilation(self.settings, self.weights)
         module = import_graph(aten.graph, compilation.context, name="forward", layers=layers, parameters=parameters)
         program = compilation.run(module)
         self.compilations.append(compilation)

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--recipe", default="mxfp8", help="a recipe's name (default: mxfp8)")
     add("--input", action="append", default=[], metavar="SIZES[:DTYPE]", help="2x16:int64; once an argument")
     add("--override", action="append", default=[], metavar="PATTERN=RECIPE", help="head=none, blocks.0.*=nvfp4")
-    add("--stage", metavar="STAGE", help="print the IR of a stage: traced, raised, quantized or lowered")
+    add("--stage", metavar="STAGE", help="print the IR of a stage: traced, raised, quantized, fused or lowered")
     add("--explain", action="store_true", help="print a row a GEMM (the default)")
     add("--json", action="store_true", help="print the rows as JSON")
     add("--dump-ir", metavar="DIR", help="write every stage into files of this folder")

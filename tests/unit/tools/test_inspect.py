@@ -39,7 +39,7 @@ def test_rows_stages_and_files(folder):
         ("2", "f32", "override '2' asks for high precision"),
     ]
     assert [line.partition("/")[2] for line in files.splitlines()] == [
-        *(f"graph0_{i}_{stage}.mlir" for i, stage in enumerate(("traced", "raised", "quantized", "lowered"))),
+        *(f"graph0_{i}_{stage}.mlir" for i, stage in enumerate(("traced", "raised", "quantized", "fused", "lowered"))),
         "graph0_program.py",
     ]
     assert "scaled.gemm" in (folder / "out" / "graph0_2_quantized.mlir").read_text()

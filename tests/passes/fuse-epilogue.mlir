@@ -1,0 +1,64 @@
+// RUN: steelyard-opt %s -p scaled-fuse-epilogue,canonicalize | FileCheck %s
+
+#mx = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
+
+// An activation is fused through the views that torch puts behind a linear layer.
+// CHECK-LABEL: func.func @activation_behind_view
+// CHECK: %[[Y:.*]] = "scaled.gemm"(%arg0, %arg1, %arg2) {{.*}}epilogue = "gelu"{{.*}} -> !torch.vtensor<[10,48],f32>
+// CHECK: %[[V:.*]] = torch.aten.view %[[Y]]
+// CHECK-NOT: torch.aten.gelu
+// CHECK: return %[[V]]
+func.func @activation_behind_view(%x: !scaled.tensor<tensor<10x64xf32>, #mx, none>, %w: !scaled.tensor<tensor<48x64xf32>, #mx, none>, %b: !torch.vtensor<[48],f32>) -> !torch.vtensor<[2,5,48],f32> {
+  %y = "scaled.gemm"(%x, %w, %b) {batch_dims = 0 : i64, epilogue = "none", kind = "fprop", layer = "up", operandSegmentSizes = array<i32: 1, 1, 1, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!scaled.tensor<tensor<10x64xf32>, #mx, none>, !scaled.tensor<tensor<48x64xf32>, #mx, none>, !torch.vtensor<[48],f32>) -> !torch.vtensor<[10,48],f32>
+  %two = torch.constant.int 2
+  %five = torch.constant.int 5
+  %width = torch.constant.int 48
+  %sizes = torch.prim.ListConstruct %two, %five, %width : (!torch.int, !torch.int, !torch.int) -> !torch.list<int>
+  %v = torch.aten.view %y, %sizes : !torch.vtensor<[10,48],f32>, !torch.list<int> -> !torch.vtensor<[2,5,48],f32>
+  %none = torch.constant.str "none"
+  %g = torch.aten.gelu %v, %none : !torch.vtensor<[2,5,48],f32>, !torch.str -> !torch.vtensor<[2,5,48],f32>
+  return %g : !torch.vtensor<[2,5,48],f32>
+}
+
+// An activation and then a residual, which takes the product's shape.
+// CHECK-LABEL: func.func @activation_and_residual
+// CHECK: %[[R:.*]] = torch.aten.reshape %arg2, {{.*}} -> !torch.vtensor<[?,48],bf16>
+// CHECK: %[[Y:.*]] = "scaled.gemm"(%arg0, %arg1, %[[R]]) {{.*}}epilogue = "silu"{{.*}}operandSegmentSizes = array<i32: 1, 1, 0, 1, 0>
+// CHECK: %[[V:.*]] = torch.aten.view %[[Y]]
+// CHECK: return %[[V]]
+func.func @activation_and_residual(%x: !scaled.tensor<tensor<?x64xbf16>, #mx, none>, %w: !scaled.tensor<tensor<48x64xbf16>, #mx, none>, %r: !torch.vtensor<[2,?,48],bf16>, %n: !torch.int) -> !torch.vtensor<[2,?,48],bf16> {
+  %y = "scaled.gemm"(%x, %w) {batch_dims = 0 : i64, epilogue = "none", kind = "fprop", layer = "up", operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!scaled.tensor<tensor<?x64xbf16>, #mx, none>, !scaled.tensor<tensor<48x64xbf16>, #mx, none>) -> !torch.vtensor<[?,48],bf16>
+  %s = torch.aten.silu %y : !torch.vtensor<[?,48],bf16> -> !torch.vtensor<[?,48],bf16>
+  %two = torch.constant.int 2
+  %width = torch.constant.int 48
+  %sizes = torch.prim.ListConstruct %two, %n, %width : (!torch.int, !torch.int, !torch.int) -> !torch.list<int>
+  %v = torch.aten.view %s, %sizes : !torch.vtensor<[?,48],bf16>, !torch.list<int> -> !torch.vtensor<[2,?,48],bf16>
+  %one = torch.constant.int 1
+  %a = torch.aten.add.Tensor %r, %v, %one : !torch.vtensor<[2,?,48],bf16>, !torch.vtensor<[2,?,48],bf16>, !torch.int -> !torch.vtensor<[2,?,48],bf16>
+  return %a : !torch.vtensor<[2,?,48],bf16>
+}
+
+// A result that something else reads, a factor, a broadcast and another order stay.
+// CHECK-LABEL: func.func @stays
+// CHECK: epilogue = "none"
+// CHECK: torch.aten.relu
+// CHECK: epilogue = "none"
+// CHECK: torch.aten.add.Tensor
+// CHECK: epilogue = "none"
+// CHECK: torch.aten.add.Tensor
+// CHECK: epilogue = "none"{{.*}}operandSegmentSizes = array<i32: 1, 1, 0, 1, 0>
+// CHECK: torch.aten.relu
+func.func @stays(%x: !scaled.tensor<tensor<10x64xf32>, #mx, none>, %w: !scaled.tensor<tensor<48x64xf32>, #mx, none>, %r: !torch.vtensor<[10,48],f32>, %row: !torch.vtensor<[1,48],f32>) -> (!torch.vtensor<[10,48],f32>, !torch.vtensor<[10,48],f32>, !torch.vtensor<[10,48],f32>, !torch.vtensor<[10,48],f32>, !torch.vtensor<[10,48],f32>) {
+  %one = torch.constant.int 1
+  %two = torch.constant.int 2
+  %0 = "scaled.gemm"(%x, %w) {batch_dims = 0 : i64, epilogue = "none", kind = "fprop", layer = "a", operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!scaled.tensor<tensor<10x64xf32>, #mx, none>, !scaled.tensor<tensor<48x64xf32>, #mx, none>) -> !torch.vtensor<[10,48],f32>
+  %relu = torch.aten.relu %0 : !torch.vtensor<[10,48],f32> -> !torch.vtensor<[10,48],f32>
+  %1 = "scaled.gemm"(%x, %w) {batch_dims = 0 : i64, epilogue = "none", kind = "fprop", layer = "b", operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!scaled.tensor<tensor<10x64xf32>, #mx, none>, !scaled.tensor<tensor<48x64xf32>, #mx, none>) -> !torch.vtensor<[10,48],f32>
+  %factor = torch.aten.add.Tensor %r, %1, %two : !torch.vtensor<[10,48],f32>, !torch.vtensor<[10,48],f32>, !torch.int -> !torch.vtensor<[10,48],f32>
+  %2 = "scaled.gemm"(%x, %w) {batch_dims = 0 : i64, epilogue = "none", kind = "fprop", layer = "c", operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!scaled.tensor<tensor<10x64xf32>, #mx, none>, !scaled.tensor<tensor<48x64xf32>, #mx, none>) -> !torch.vtensor<[10,48],f32>
+  %broadcast = torch.aten.add.Tensor %2, %row, %one : !torch.vtensor<[10,48],f32>, !torch.vtensor<[1,48],f32>, !torch.int -> !torch.vtensor<[10,48],f32>
+  %3 = "scaled.gemm"(%x, %w) {batch_dims = 0 : i64, epilogue = "none", kind = "fprop", layer = "d", operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!scaled.tensor<tensor<10x64xf32>, #mx, none>, !scaled.tensor<tensor<48x64xf32>, #mx, none>) -> !torch.vtensor<[10,48],f32>
+  %sum = torch.aten.add.Tensor %3, %r, %one : !torch.vtensor<[10,48],f32>, !torch.vtensor<[10,48],f32>, !torch.int -> !torch.vtensor<[10,48],f32>
+  %late = torch.aten.relu %sum : !torch.vtensor<[10,48],f32> -> !torch.vtensor<[10,48],f32>
+  return %0, %relu, %factor, %broadcast, %late : !torch.vtensor<[10,48],f32>, !torch.vtensor<[10,48],f32>, !torch.vtensor<[10,48],f32>, !torch.vtensor<[10,48],f32>, !torch.vtensor<[10,48],f32>
+}
