@@ -6,6 +6,7 @@ from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.decoding import dequantize, swizzle, transpose
 from steelyard.runtime.cpu.delayed import update_scale
 from steelyard.runtime.cpu.gemm import qgemm
+from steelyard.runtime.cpu.producers import produce, quantize_produced
 from steelyard.runtime.cpu.quantization import amax, empty_copy, quantize, quantize_into
 
 __all__ = [
@@ -14,9 +15,11 @@ __all__ = [
     "empty_copy",
     "instruction_sets",
     "isa",
+    "produce",
     "qgemm",
     "quantize",
     "quantize_into",
+    "quantize_produced",
     "set_isa",
     "swizzle",
     "transpose",

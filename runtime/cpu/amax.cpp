@@ -1,6 +1,7 @@
 #include "amax.h"
 
 #include "hadamard.h"
+#include "tile_source.h"
 
 namespace steelyard::STEELYARD_ISA {
 
@@ -52,11 +53,11 @@ static uint32_t narrow_amax(const AmaxCall &call, const Tile &tile) {
 }
 
 void amax(const AmaxCall &call, int64_t begin, int64_t end) {
-  Staging staging;
+  TileSource source(call.x, call.producer, call.tiling);
   uint32_t tensor = 0, transformed = 0;
   const bool only_tensor = !call.row && !call.column && !call.transformed;
-  const bool narrow =
-      only_tensor && call.x.dtype != Dtype::f32 && call.x.column_stride == 1;
+  const bool narrow = !call.producer && only_tensor &&
+                      call.x.dtype != Dtype::f32 && call.x.column_stride == 1;
   for (int64_t index = begin; index < end; ++index) {
     if (narrow) {
       const uint32_t found = narrow_amax(
@@ -64,7 +65,7 @@ void amax(const AmaxCall &call, int64_t begin, int64_t end) {
       tensor = found > tensor ? found : tensor;
       continue;
     }
-    const Tile tile = load_tile(call.x, call.tiling, index, staging);
+    const Tile tile = source.load(index);
     if (call.tensor || call.row) {
       const uint32_t found = plain_amax(call, tile);
       tensor = found > tensor ? found : tensor;

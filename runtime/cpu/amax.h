@@ -5,6 +5,8 @@
 
 namespace steelyard {
 
+struct Producer;
+
 // Results are float bits that start at zero; a null pointer skips its result.
 struct AmaxCall {
   Matrix x;
@@ -13,6 +15,7 @@ struct AmaxCall {
   uint32_t *row;         // of each row: (rows,)
   uint32_t *column;      // of each column: (columns,)
   uint32_t *transformed; // of every element after the Hadamard transform
+  const Producer *producer = nullptr; // where x comes from, if not from memory
 };
 
 // Fills a call's results, on at most `threads` threads.

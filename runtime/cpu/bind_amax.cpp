@@ -4,6 +4,7 @@
 
 #include "amax.h"
 #include "kernel_table.h"
+#include "produce.h"
 #include "thread_pool.h"
 #include "tiling.h"
 
@@ -15,9 +16,12 @@ void run_amax(AmaxCall &call, int threads) {
   call.tiling =
       make_tiling(call.x, call.column || call.transformed ? TileShape::square
                                                           : TileShape::flat);
+  call.tiling.staged &= !call.producer;
   const KernelTable &table = kernels();
   parallel_for(
-      call.tiling.count, tile_grain(call.tiling), threads,
+      call.tiling.count,
+      tile_grain(call.tiling, call.producer && call.producer->is_norm()),
+      threads,
       [&](int64_t begin, int64_t end) { table.amax(call, begin, end); });
 }
 

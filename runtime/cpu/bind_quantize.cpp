@@ -10,6 +10,7 @@
 #include "copy_arguments.h"
 #include "float_environment.h"
 #include "kernel_table.h"
+#include "producer_arguments.h"
 #include "quantize.h"
 #include "thread_pool.h"
 #include "tiling.h"
@@ -133,9 +134,11 @@ TileShape tile_shape(const std::optional<Copy> &row,
 
 class Quantization {
 public:
-  Quantization(const Matrix &x, std::optional<Copy> row,
-               std::optional<Copy> col, const float *scale, int threads)
-      : x_(x), row_(row), col_(col), scale_(scale), threads_(threads) {}
+  Quantization(const Matrix &x, const Producer *producer,
+               std::optional<Copy> row, std::optional<Copy> col,
+               const float *scale, int threads)
+      : x_(x), producer_(producer), row_(row), col_(col), scale_(scale),
+        threads_(threads) {}
 
   void run() {
     FloatEnvironment environment;
@@ -146,11 +149,14 @@ public:
                       row_ ? &*row_ : nullptr,
                       col_ ? &*col_ : nullptr,
                       row_ && col_ && share_codes(*row_, *col_),
-                      amax_on_the_way_ ? &tensor_amax_ : nullptr};
+                      amax_on_the_way_ ? &tensor_amax_ : nullptr,
+                      producer_};
     call.tiling = make_tiling(x_, tile_shape(row_, col_));
+    call.tiling.staged &= !producer_;
     const KernelTable &table = kernels();
     parallel_for(
-        call.tiling.count, tile_grain(call.tiling), threads_,
+        call.tiling.count,
+        tile_grain(call.tiling, producer_ && producer_->is_norm()), threads_,
         [&](int64_t begin, int64_t end) { table.quantize(call, begin, end); });
     if (amax_on_the_way_)
       keep_tensor_amax();
@@ -167,7 +173,7 @@ private:
   // A given scale needs no amax first: it is found while encoding, unless
   // another copy needs a pass anyway.
   void find_amaxes() {
-    AmaxCall call{x_, {}, nullptr, nullptr, nullptr, nullptr};
+    AmaxCall call{x_, {}, nullptr, nullptr, nullptr, nullptr, producer_};
     bool wanted = false;
     for_each([&](Copy &copy) {
       const bool later = copy.family == Family::tensor && scale_;
@@ -195,6 +201,7 @@ private:
   }
 
   const Matrix x_;
+  const Producer *const producer_;
   std::optional<Copy> row_, col_;
   const float *const scale_;
   const int threads_;
@@ -209,7 +216,8 @@ void bind_quantize(nb::module_ &m) {
       "quantize",
       [](const MatrixArguments &x, const std::optional<CopyArguments> &row,
          const std::optional<CopyArguments> &col, uintptr_t scale,
-         uint64_t seed, uint64_t offset, int threads) {
+         uint64_t seed, uint64_t offset, int threads,
+         const std::optional<ProducerArguments> &arguments) {
         nb::gil_scoped_release release;
         const Matrix source = matrix(x);
         std::optional<Copy> copies[2];
@@ -217,13 +225,18 @@ void bind_quantize(nb::module_ &m) {
           copies[0] = make_copy(*row, source, false, seed, offset);
         if (col)
           copies[1] = make_copy(*col, source, true, seed, offset);
-        Quantization(source, copies[0], copies[1],
-                     reinterpret_cast<const float *>(scale), threads)
+        std::optional<Producer> producer;
+        if (arguments)
+          producer = producer_of(*arguments, source.dtype);
+        Quantization(source, producer ? &*producer : nullptr, copies[0],
+                     copies[1], reinterpret_cast<const float *>(scale), threads)
             .run();
       },
       nb::arg("x"), nb::arg("row").none(), nb::arg("col").none(),
       nb::arg("scale"), nb::arg("seed"), nb::arg("offset"), nb::arg("threads"),
-      "Quantize a matrix into a rowwise copy, a columnwise copy or both.");
+      nb::arg("producer") = nb::none(),
+      "Quantize a matrix, or what a producer makes, into a rowwise copy, a "
+      "columnwise copy or both.");
 }
 
 } // namespace steelyard

@@ -37,6 +37,7 @@ inline void canonicalize_nan(uint32_t *amax, int64_t size) {
 void bind_amax(nanobind::module_ &m);
 void bind_quantize(nanobind::module_ &m);
 void bind_dequantize(nanobind::module_ &m);
+void bind_produce(nanobind::module_ &m);
 void bind_gemm(nanobind::module_ &m);
 void bind_transpose(nanobind::module_ &m);
 void bind_scales(nanobind::module_ &m);

@@ -13,20 +13,6 @@ template <class T> struct OutputTile {
   T *sums; // rows are tile_columns apart
 };
 
-static void store_row(const float *values, int64_t n, Dtype dtype, void *out) {
-  if (dtype == Dtype::f32) {
-    std::memcpy(out, values, n * sizeof *values);
-    return;
-  }
-  uint16_t *halves = static_cast<uint16_t *>(out);
-  if (dtype == Dtype::bf16)
-    for (int64_t j = 0; j < n; ++j)
-      halves[j] = to_bf16(values[j]);
-  else
-    for (int64_t j = 0; j < n; ++j)
-      halves[j] = to_f16(values[j]);
-}
-
 template <class T>
 static void add_row(const Matrix &addend, int64_t row, int64_t column,
                     int64_t n, T *sum) {

@@ -3,6 +3,7 @@
 #include "amax.h"
 #include "dequantize.h"
 #include "gemm.h"
+#include "produce.h"
 #include "quantize.h"
 #include "transpose.h"
 
@@ -18,6 +19,7 @@ const KernelTable table{
     .quantize = quantize,
     .dequantize = dequantize,
     .transpose = transpose,
+    .produce = produce,
     .gemm_pack = gemm_pack,
     .gemm_multiply = gemm_multiply,
     .gemm_scale_range = gemm_scale_range,

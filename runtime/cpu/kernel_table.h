@@ -24,6 +24,7 @@ struct AmaxCall;
 struct QuantizeCall;
 struct DequantizeCall;
 struct TransposeCall;
+struct ProduceCall;
 struct GemmCall;
 struct GemmOperand;
 struct ScaleRange;
@@ -34,6 +35,7 @@ struct KernelTable {
   void (*quantize)(const QuantizeCall &call, int64_t begin, int64_t end);
   void (*dequantize)(const DequantizeCall &call, int64_t begin, int64_t end);
   void (*transpose)(const TransposeCall &call, int64_t begin, int64_t end);
+  void (*produce)(const ProduceCall &call, int64_t begin, int64_t end);
   void (*gemm_pack)(const GemmCall &call, int64_t begin, int64_t end);
   void (*gemm_multiply)(const GemmCall &call, int64_t begin, int64_t end);
   ScaleRange (*gemm_scale_range)(const GemmOperand &operand, bool skip_zeros);

@@ -51,10 +51,15 @@ def quantize(
     NVFP4 copies, or a pair (row, col); `rng`: (seed, offset) of stochastic rounding.
     """
     x, matrix = matrix_of(x)
+    return quantize_source(matrix, row, col, scale=scale, amax=amax, rng=rng)
+
+
+def quantize_source(matrix: tuple, row, col, *, scale, amax, rng, producer: tuple | None = None) -> tuple:
+    """`quantize` of a matrix as kernels read it, or of one that `producer` makes while it is quantized."""
     shape = matrix[2], matrix[3]
     row_copy = None if row is None else empty_copy(row, shape, columnwise=False)
     col_copy = None if col is None else empty_copy(col, shape, columnwise=True)
-    _quantize(x, matrix, row_copy, col_copy, scale, amax, rng)
+    _quantize(matrix, row_copy, col_copy, scale, amax, rng, producer)
     return row_copy, col_copy
 
 
@@ -83,7 +88,7 @@ def quantize_into(
         parts = {f"{name}.codes": copy.codes, f"{name}.scales": copy.scales, f"{name}.amax": copy.amax}
         outputs |= {part: tensor for part, tensor in parts.items() if tensor is not None}
     check_disjoint(outputs, {"x": x})
-    _quantize(x, matrix, row, col, scale, amax, rng)
+    _quantize(matrix, row, col, scale, amax, rng)
     for tensor in outputs.values():
         count_version(tensor)
 
@@ -104,8 +109,8 @@ def empty_copy(scheme: Scheme, shape: tuple[int, int], *, columnwise: bool) -> Q
     )
 
 
-def _quantize(x, matrix, row, col, scale, amax, rng) -> None:
-    """Check what the schemes need beside `x`, then run; nothing is written before every check has passed."""
+def _quantize(matrix, row, col, scale, amax, rng, producer=None) -> None:
+    """Check what the schemes need beside the matrix, then run; nothing is written before every check has passed."""
     if row is None and col is None:
         return
     amaxes = _amax_pair(amax, row, col)
@@ -121,12 +126,13 @@ def _quantize(x, matrix, row, col, scale, amax, rng) -> None:
         _run(_transposed(matrix), None, (*row_arguments[:-1], True), scale, rng)
         row_arguments = None
     if row_arguments is not None or col_arguments is not None:
-        _run(matrix, row_arguments, col_arguments, scale, rng)
+        _run(matrix, row_arguments, col_arguments, scale, rng, producer)
 
 
-def _run(matrix, row, col, scale, rng) -> None:
+def _run(matrix, row, col, scale, rng, producer=None) -> None:
     seed, offset = (0, 0) if rng is None else (int(word) & _WORD for word in rng)
-    _cpu.quantize(matrix, row, col, 0 if scale is None else scale.data_ptr(), seed, offset, torch.get_num_threads())
+    pointer = 0 if scale is None else scale.data_ptr()
+    _cpu.quantize(matrix, row, col, pointer, seed, offset, torch.get_num_threads(), producer)
 
 
 def _transposed(matrix):

@@ -1,6 +1,6 @@
 #include "quantize.h"
 
-#include "tile.h"
+#include "tile_source.h"
 
 namespace steelyard::STEELYARD_ISA {
 
@@ -19,10 +19,10 @@ static void quantize_tile(const Tile &tile, const CopyCall *row,
 }
 
 void quantize(const QuantizeCall &call, int64_t begin, int64_t end) {
-  Staging staging;
+  TileSource source(call.x, call.producer, call.tiling);
   uint32_t amax = 0;
   for (int64_t index = begin; index < end; ++index) {
-    const Tile tile = load_tile(call.x, call.tiling, index, staging);
+    const Tile tile = source.load(index);
     for (int64_t i = 0; call.amax && i < tile.rows; ++i) {
       const uint32_t found = amax_bits(tile.at(i), tile.columns);
       amax = found > amax ? found : amax;

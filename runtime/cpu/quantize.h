@@ -13,6 +13,8 @@
 
 namespace steelyard {
 
+struct Producer;
+
 enum class Family : int { tensor, block, mx, nvfp4 };
 enum class Element : int { e4m3, e5m2, e2m1 };
 enum class FourOverSix : int { none, mae, mse };
@@ -45,6 +47,7 @@ struct QuantizeCall {
   const CopyCall *row, *col;
   bool shared;    // the columnwise codes are those of the rowwise copy
   uint32_t *amax; // if not null: bits of the amax of x, found on the way
+  const Producer *producer; // where x comes from, if not from memory
 };
 
 #ifdef STEELYARD_ISA

@@ -41,6 +41,22 @@ static inline void widen_row(const void *source, Dtype dtype, int64_t n,
     out[j] = from_f16(halves[j]);
 }
 
+// Rounded to a dtype; `out` has no alignment beyond its own.
+static inline void store_row(const float *values, int64_t n, Dtype dtype,
+                             void *out) {
+  if (dtype == Dtype::f32) {
+    std::memcpy(out, values, n * sizeof *values);
+    return;
+  }
+  uint16_t *halves = static_cast<uint16_t *>(out);
+  if (dtype == Dtype::bf16)
+    for (int64_t j = 0; j < n; ++j)
+      halves[j] = to_bf16(values[j]);
+  else
+    for (int64_t j = 0; j < n; ++j)
+      halves[j] = to_f16(values[j]);
+}
+
 // Strided elements: read down the smaller stride, in squares that stay in
 // cache.
 template <class Element>

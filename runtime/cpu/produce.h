@@ -1,0 +1,46 @@
+// Producers: what makes a matrix out of its inputs, in float32, rounded to a
+// dtype. Quantizing reads a producer's tiles as it reads those of a matrix, so
+// what is between the two never is in memory.
+#pragma once
+
+#include "activations.h"
+#include "matrix.h"
+
+namespace steelyard {
+
+enum class ProducerKind : int {
+  activation,
+  silu_and_multiply,
+  add,
+  layer_norm,
+  rms_norm
+};
+
+struct Producer {
+  ProducerKind kind;
+  Activation activation;
+  Matrix inputs[2];    // the second of silu_and_multiply and add only
+  Matrix weight, bias; // of norms: (1, columns), or null data for none
+  double epsilon;
+  Dtype dtype; // what values are rounded to
+
+  // Norms read a whole row before its first value is known.
+  bool is_norm() const {
+    return kind == ProducerKind::layer_norm || kind == ProducerKind::rms_norm;
+  }
+};
+
+struct ProduceCall {
+  Matrix x; // its shape and dtype; there is no data
+  Tiling tiling;
+  const Producer *producer;
+  void *out; // contiguous rows
+};
+
+#ifdef STEELYARD_ISA
+namespace STEELYARD_ISA {
+void produce(const ProduceCall &call, int64_t begin, int64_t end);
+}
+#endif
+
+} // namespace steelyard

@@ -1,0 +1,126 @@
+"""Norms, activations and sums that are quantized as they are produced, never written to memory in between."""
+
+from dataclasses import dataclass
+
+import torch
+
+from steelyard.quantized_copy import QuantizedCopy
+from steelyard.runtime import _cpu
+from steelyard.runtime.cpu.arguments import DTYPES, check_tensor, matrix_of, require
+from steelyard.runtime.cpu.quantization import quantize, quantize_source
+from steelyard.schemes import Scheme
+
+_NO_MATRIX = (0, 0, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How a producer reads its inputs: matrices, then vectors of a row's length, then epsilon; and its numbers in
+    produce.h and activations.h."""
+
+    kind: int
+    activation: int = 0
+    matrices: int = 1
+    vectors: int = 0
+
+    @property
+    def inputs(self) -> int:
+        return self.matrices + (self.vectors + 1 if self.vectors else 0)
+
+
+_KINDS = {
+    "relu": _Kind(0, 1),
+    "gelu": _Kind(0, 2),
+    "gelu_tanh": _Kind(0, 3),
+    "silu": _Kind(0, 4),
+    "silu_and_multiply": _Kind(1, matrices=2),
+    "add": _Kind(2, matrices=2),
+    "layer_norm": _Kind(3, vectors=2),
+    "rms_norm": _Kind(4, vectors=1),
+}
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A producer as kernels take it, with the tensors that it reads."""
+
+    arguments: tuple
+    matrix: tuple  # of the result: no data yet, shape, dtype, strides of the first input
+    shape: torch.Size
+    tensors: list[torch.Tensor]
+
+
+def produce(producer: str, inputs: tuple, dtype: torch.dtype) -> torch.Tensor:
+    """What a producer makes, computed in float32 and rounded once.
+
+    Producers and inputs: "relu", "gelu", "gelu_tanh", "silu" (x,); "silu_and_multiply", "add" (a, b); "layer_norm"
+    (x, weight, bias, epsilon) and "rms_norm" (x, weight, epsilon) over the last dim, None for no weight or bias.
+    """
+    source = _source(producer, inputs, dtype)
+    out = torch.empty(source.shape, dtype=dtype)
+    if out.numel() > 0:
+        _, _, rows, columns, *_ = source.matrix
+        target = out.data_ptr(), DTYPES[dtype], rows, columns, columns, 1
+        _cpu.produce(target, source.arguments, torch.get_num_threads())
+    return out
+
+
+def quantize_produced(
+    producer: str,
+    inputs: tuple,
+    row: Scheme | None,
+    col: Scheme | None,
+    *,
+    scale: torch.Tensor | None = None,
+    amax: torch.Tensor | tuple | None = None,
+    rng: tuple[int, int] | None = None,
+    dtype: torch.dtype,
+) -> tuple[QuantizedCopy | None, QuantizedCopy | None]:
+    """`quantize(produce(producer, inputs, dtype), row, col, ...)`, the same bytes, without the tensor in between.
+
+    Schemes that need an amax first produce twice. A rowwise copy with the Hadamard transform is made from the whole
+    tensor: it is quantized down the columns of its transpose.
+    """
+    if row is not None and row.rht:
+        return quantize(produce(producer, inputs, dtype), row, col, scale=scale, amax=amax, rng=rng)
+    source = _source(producer, inputs, dtype)
+    return quantize_source(source.matrix, row, col, scale=scale, amax=amax, rng=rng, producer=source.arguments)
+
+
+def _source(producer: str, inputs: tuple, dtype: torch.dtype) -> _Source:
+    kind = _KINDS.get(producer)
+    require(kind is not None, "producer_kind", f"producer must be one of {', '.join(_KINDS)}, got {producer!r}")
+    require(
+        len(inputs) == kind.inputs,
+        "producer_inputs",
+        f"{producer} must have {kind.inputs} inputs, got {len(inputs)}",
+    )
+    require(dtype in DTYPES, "producer_dtype", f"dtype must be float32, bfloat16 or float16, got {dtype}")
+    matrices = [matrix_of(tensor) for tensor in inputs[: kind.matrices]]
+    shapes = [tuple(tensor.shape) for tensor in inputs[: kind.matrices]]
+    require(len(set(shapes)) == 1, "producer_inputs", f"inputs of {producer} must have one shape, got {shapes}")
+    columns = matrices[0][1][3]
+    vectors = [_vector(tensor, columns, producer) for tensor in inputs[kind.matrices : kind.matrices + kind.vectors]]
+    epsilon = float(inputs[-1]) if kind.vectors else 0.0
+    arguments = [arguments for _, arguments in matrices] + [_NO_MATRIX] * (2 - kind.matrices)
+    arguments += vectors + [_NO_MATRIX] * (2 - kind.vectors)
+    _, _, rows, _, *strides = matrices[0][1]
+    return _Source(
+        (kind.kind, kind.activation, *arguments, epsilon),
+        (0, DTYPES[dtype], rows, columns, *strides),
+        inputs[0].shape,
+        [tensor for tensor, _ in matrices],
+    )
+
+
+def _vector(tensor: torch.Tensor | None, columns: int, producer: str) -> tuple:
+    if tensor is None:
+        return _NO_MATRIX
+    check_tensor(tensor, f"weight and bias of {producer}")
+    require(
+        tuple(tensor.shape) == (columns,) and tensor.dtype in DTYPES and not tensor.is_neg(),
+        "producer_inputs",
+        f"weight and bias of {producer} must have shape ({columns},) of float32, bfloat16 or float16, "
+        f"got {tuple(tensor.shape)} of {tensor.dtype}",
+    )
+    return tensor.data_ptr(), DTYPES[tensor.dtype], 1, columns, 0, tensor.stride(0)
