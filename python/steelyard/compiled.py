@@ -37,6 +37,7 @@ def compile(
         raise UnsupportedModelError("the model is compiled already; compile `net.model` by another recipe instead")
     if target not in TARGETS:
         raise TargetError(f"target must be one of {', '.join(TARGETS)}, got {target!r}")
+    _check_tensors(model)
     return _make_net(model, make_settings(recipe, overrides))
 
 
@@ -46,6 +47,14 @@ def _make_net(model: torch.nn.Module, settings: Settings) -> "CompiledModule":
     net.__dict__ = model.__dict__
     object.__setattr__(net, "_steelyard", _State(net, model, settings))
     return net
+
+
+def _check_tensors(model: torch.nn.Module) -> None:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.device.type not in TARGETS:
+            raise TargetError(f"{name} must be on the CPU for target cpu, got device {tensor.device}; move the model")
+        if tensor.layout is not torch.strided:
+            raise UnsupportedModelError(f"{name} must be a dense tensor, got layout {tensor.layout}; use to_dense()")
 
 
 class _State:
@@ -72,7 +81,7 @@ class CompiledModule(torch.nn.Module):
             if isinstance(error.inner_exception, SteelyardError):
                 raise error.inner_exception from None
             raise
-        self._check_overrides()
+        self._check_found()
         return result
 
     def __reduce_ex__(self, protocol):
@@ -136,8 +145,14 @@ class CompiledModule(torch.nn.Module):
             raise SteelyardError("nothing is compiled yet: call the net, or net.lower(...) with example arguments")
         return compilations
 
-    def _check_overrides(self) -> None:
+    def _check_found(self) -> None:
+        """Refuse to go on as if a recipe had been applied where it met nothing."""
         compilations = self._steelyard.backend.compilations
+        if not any(c.rows for c in compilations):
+            raise UnsupportedModelError(
+                "the model must have a matrix multiplication, and none was found in what was compiled; "
+                "call the model itself, without steelyard.compile"
+            )
         unmatched = set.intersection(*(set(c.unmatched) for c in compilations)) if compilations else set()
         if unmatched:
             layers = sorted({row.layer for c in compilations for row in c.rows if row.layer})
