@@ -1,0 +1,208 @@
+import copy
+
+import pytest
+import torch
+from oracle import HALF_PRECISION_SHARE, assert_follows, make_oracle
+from small_models import make_mlp
+from torch import nn
+
+import steelyard
+
+WEIGHT_SHAPES = [(131, 37), (70, 131), (10, 70)]
+
+
+@pytest.fixture
+def compiled():
+    """A model, a net of it that has been called, and an input."""
+    model, arguments = make_mlp()
+    net = steelyard.compile(model, "mxfp8").lower(**arguments)
+    return model, net, arguments["input"]
+
+
+def give_gradients(model: nn.Module) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+
+
+def write_in_place(model, net):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(-1.5)
+
+
+def write_through_the_net(model, net):
+    with torch.no_grad():
+        net[2].weight.neg_()
+
+
+def step_sgd(model, net):
+    give_gradients(model)
+    torch.optim.SGD(model.parameters(), lr=0.5).step()
+
+
+def step_foreach_adam(model, net):
+    give_gradients(model)
+    torch.optim.Adam(model.parameters(), lr=0.1, foreach=True).step()
+
+
+def step_fused_adamw(model, net):
+    give_gradients(model)
+    torch.optim.AdamW(model.parameters(), lr=0.1, fused=True).step()
+
+
+def load_state_dict(model, net):
+    model.load_state_dict({key: -value for key, value in model.state_dict().items()})
+
+
+def load_state_dict_into_the_net(model, net):
+    net.load_state_dict({key: -value for key, value in model.state_dict().items()})
+
+
+def assign_state_dict(model, net):
+    model.load_state_dict({key: -value for key, value in model.state_dict().items()}, assign=True)
+
+
+def convert_there_and_back(model, net):
+    # Nothing is left of a sixteenth of the mantissa: the weights are others afterwards.
+    model.to(torch.bfloat16).to(torch.float32)
+    for parameter in model.parameters():
+        parameter.data = parameter.data * 2
+
+
+def set_data(model, net):
+    model[0].weight.data = -model[0].weight.data
+
+
+def replace_parameter(model, net):
+    model[0].weight = nn.Parameter(-model[0].weight.detach())
+
+
+def replace_layer(model, net):
+    torch.manual_seed(7)
+    model[4] = nn.Linear(70, 10)
+
+
+def copy_into_data(model, net):
+    model[2].weight.data.copy_(-model[2].weight.data)
+    net.requantize()
+
+
+def write_numpy(model, net):
+    model[2].weight.detach().numpy()[...] *= -1
+    net.requantize()
+
+
+def replace_data_twice(model, net):
+    # The second may lie where the first lay: an address says nothing of what is there.
+    weight = model[0].weight
+    value = (-weight.data).numpy().copy()
+    weight.data = torch.zeros(1)
+    weight.data = torch.from_numpy(value).clone()
+
+
+def delete_and_replace(model, net):
+    value = (-model[0].weight.data).numpy().copy()
+    del model[0].weight
+    model[0].weight = nn.Parameter(torch.from_numpy(value).clone())
+
+
+WAYS = [
+    write_in_place,
+    write_through_the_net,
+    step_sgd,
+    step_foreach_adam,
+    step_fused_adamw,
+    load_state_dict,
+    load_state_dict_into_the_net,
+    assign_state_dict,
+    convert_there_and_back,
+    set_data,
+    replace_parameter,
+    replace_data_twice,
+    delete_and_replace,
+    replace_layer,
+    copy_into_data,
+    write_numpy,
+]
+
+
+@pytest.mark.parametrize("write", WAYS, ids=lambda write: write.__name__)
+def test_next_call_sees_a_write(compiled, write):
+    model, net, x = compiled
+    with torch.no_grad():
+        before = net(x)
+    write(model, net)
+    with torch.no_grad():
+        got, exact = net(x), model(x)
+        expected = make_oracle(model, "mxfp8")(x)
+    assert_follows(got, expected, exact)
+    # A net that kept the old weights would be as far from the oracle as the write moved it.
+    assert (got - before).norm() > 4 * (got - expected).norm()
+
+
+def test_unchanged_weights_are_quantized_once(quantized_shapes):
+    model, arguments = make_mlp()
+    net = steelyard.compile(model, "nvfp4")
+    with torch.no_grad():
+        for _ in range(4):
+            net(**arguments)
+    assert [quantized_shapes.count(shape) for shape in WEIGHT_SHAPES] == [1, 1, 1]
+    assert quantized_shapes.count((5, 37)) == 4
+
+
+def test_programs_of_a_net_share_quantized_weights(quantized_shapes):
+    model, arguments = make_mlp()
+    net = steelyard.compile(model, "nvfp4").lower(**arguments)
+    held = net.memory()["quantized_weights"]
+    net.lower(torch.randn(8, 37))
+    assert net.ir("traced").count("func.func @forward") == 2
+    assert [quantized_shapes.count(shape) for shape in WEIGHT_SHAPES] == [1, 1, 1]
+    assert net.memory()["quantized_weights"] == held
+    # Two codes a byte, a scale for sixteen elements of a row, an amax a tensor.
+    assert held == sum(n * (-(-k // 2) + -(-k // 16)) + 4 for n, k in WEIGHT_SHAPES)
+
+
+def test_quantized_weights_go_with_their_parameters(compiled):
+    model, net, _ = compiled
+    held = net.memory()["quantized_weights"]
+    model[4] = nn.Linear(70, 30)
+    model[2].weight = None
+    assert net.memory()["quantized_weights"] < held / 2
+
+
+def test_a_write_quantizes_only_what_it_wrote(compiled, quantized_shapes):
+    model, net, x = compiled
+    with torch.no_grad():
+        model[2].weight.neg_()
+        model[0].bias.neg_()
+        net(x)
+    assert [quantized_shapes.count(shape) for shape in WEIGHT_SHAPES] == [0, 1, 0]
+
+
+def test_requantize_quantizes_everything_again(compiled, quantized_shapes):
+    _, net, x = compiled
+    net.requantize()
+    with torch.no_grad():
+        net(x)
+        net(x)
+    assert [quantized_shapes.count(shape) for shape in WEIGHT_SHAPES] == [1, 1, 1]
+
+
+def test_conversion_to_another_dtype_is_seen(compiled, gemm_calls):
+    model, net, x = compiled
+    exact_model = copy.deepcopy(model)
+    model.to(torch.bfloat16)
+    with torch.no_grad():
+        got = net(x.bfloat16())
+        assert_follows(got, make_oracle(model, "mxfp8")(x.bfloat16()), exact_model(x), share=HALF_PRECISION_SHARE)
+    assert [result.dtype for *_, result in gemm_calls] == [torch.bfloat16] * 3
+
+
+def test_delayed_weights_are_kept_too(quantized_shapes):
+    model, arguments = make_mlp()
+    net = steelyard.compile(model, "fp8-delayed")
+    with torch.no_grad():
+        first, second = net(**arguments), net(**arguments)
+    assert torch.equal(first, second)
+    assert [quantized_shapes.count(shape) for shape in WEIGHT_SHAPES] == [1, 1, 1]
