@@ -1,5 +1,6 @@
 """The stages of a compilation: traced -> raised -> quantized -> fused -> lowered, each one function with a contract."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,10 +48,13 @@ class Compilation:
         self.rows: list[Row] = []
         self.unmatched: list[str] = []
         self.program: Program | None = None
+        self.seconds = 0.0
+        """How long the stages took."""
         self._quantizers: dict[tuple[str, str], Any] = {}
 
     def run(self, module: ir.Module) -> Program:
         """Take an imported module through every stage."""
+        start = time.perf_counter()
         self._record("traced", module)
         make_raised(module)
         self._record("raised", module)
@@ -61,6 +65,7 @@ class Compilation:
         self._record("fused", module)
         self.program = make_lowered(module, self.settings.state, self._quantizers, self.weights)
         self._record("lowered", module)
+        self.seconds = time.perf_counter() - start
         return self.program
 
     def _record(self, stage: str, module: ir.Module) -> None:
