@@ -120,10 +120,7 @@ class SwizzleOp(ScaledOp, name="swizzle", traits=[ext.Pure]):
 
     def check(self) -> None:
         source = scaled_info(self.source, "swizzle_c1", "source")
-        wanted = swizzled(source)
-        result = scaled_info(self.result, "swizzle_c2", "result")
-        same = (result.row, result.col, result.dtype) == (wanted.row, wanted.col, wanted.dtype)
-        agree = same and shapes_agree(result.shape, wanted.shape)
+        agree = scaled_info(self.result, "swizzle_c2", "result").agrees_with(swizzled(source))
         found = self.result.type
         require(agree, "swizzle_c2", f"result must be the source with layout gemm in every copy, got {found}")
 

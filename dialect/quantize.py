@@ -193,10 +193,7 @@ class TransposeOp(ScaledOp, name="transpose", traits=[ext.Pure]):
 
     def check(self) -> None:
         source = scaled_info(self.source, "transpose_c1", "source")
-        wanted = transposed(source)
-        result = scaled_info(self.result, "transpose_c4", "result")
-        same = (result.row, result.col, result.dtype) == (wanted.row, wanted.col, wanted.dtype)
-        agree = same and shapes_agree(result.shape, wanted.shape)
+        agree = scaled_info(self.result, "transpose_c4", "result").agrees_with(transposed(source))
         usage = "columnwise" if source.row is not None else "rowwise"
         require(agree, "transpose_c4", f"result must be the source with its one copy {usage}, got {self.result.type}")
 

@@ -101,6 +101,11 @@ class ScaledInfo:
         """The same tensor with other copies."""
         return replace(self, row=row, col=col)
 
+    def agrees_with(self, other: "ScaledInfo") -> bool:
+        """Whether both can be the same tensor at run time, with the same copies."""
+        same = (self.dtype, self.row, self.col) == (other.dtype, other.row, other.col)
+        return same and shapes_agree(self.shape, other.shape)
+
     def type(self) -> ir.Type:
         """The type, in the current context."""
         return _make_scaled_type(self, ir.Context.current)
