@@ -1,13 +1,15 @@
 """The torch.compile backend: each graph of ATen ops that AOTAutograd hands over becomes a program."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
 
 from steelyard.errors import RecipeError, UnsupportedModelError
+from steelyard.frontend.captured import CapturedGraph
 from steelyard.frontend.importer import import_graph
+from steelyard.runtime.program import Program
 from steelyard.runtime.weights import Weights
 from steelyard.stages import Compilation, Settings, make_settings
 
@@ -32,17 +34,22 @@ class Backend:
         )(graph_module, example_inputs)
 
     def _compile(self, aten: torch.fx.GraphModule, parameters: Sequence[str | None]) -> Callable:
-        layers = {node: _layer_name(node, self._module_names()) for node in aten.graph.nodes}
-        compilation = Compilation(self.settings, self.weights)
-        module = import_graph(aten.graph, compilation.context, name="forward", layers=layers, parameters=parameters)
-        program = compilation.run(module)
-        self.compilations.append(compilation)
+        def build(layers: Mapping[torch.fx.Node, str], parameters: Sequence[str | None]) -> Program:
+            compilation = Compilation(self.settings, self.weights)
+            module = import_graph(aten.graph, compilation.context, name="forward", layers=layers, parameters=parameters)
+            program = compilation.run(module)
+            self.compilations.append(compilation)
+            return program
+
+        names = self._module_names()
+        layers = {node: _layer_name(node, names) for node in aten.graph.nodes}
+        graph = CapturedGraph(layers, parameters, build, self._names_by_id)
 
         def call(arguments: list) -> tuple:
             values = tuple(arguments)
             # The boxed calling convention: dropping the caller's list lets inputs die at their last use.
             arguments.clear()
-            return program(*values)
+            return graph(values)
 
         call._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
         return call
@@ -52,10 +59,13 @@ class Backend:
             return {}
         return {str(id(module)): name for name, module in self.root.named_modules(remove_duplicate=False)}
 
+    def _names_by_id(self) -> dict[int, str]:
+        if self.root is None:
+            return {}
+        return {id(p): name for name, p in self.root.named_parameters(remove_duplicate=False)}
+
     def _parameter_names(self, graph_module: torch.fx.GraphModule, inputs: Sequence) -> list[str | None]:
-        known = {}
-        if self.root is not None:
-            known = {id(p): name for name, p in self.root.named_parameters(remove_duplicate=False)}
+        known = self._names_by_id()
         placeholders = [node.name for node in graph_module.graph.nodes if node.op == "placeholder"]
         return [
             known.get(id(value), placeholder) if isinstance(value, torch.nn.Parameter) else None

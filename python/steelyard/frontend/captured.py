@@ -1,0 +1,91 @@
+"""A graph that torch captured, and the programs that run it.
+
+After a graph break torch keeps one graph for every module of like code, and hands it each module's parameters. But
+layers have names, overrides and state of their own: so each set of parameters has its own program.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from steelyard.runtime.program import Program
+
+_MOST_REMEMBERED = 256
+
+Build = Callable[[Mapping[torch.fx.Node, str], Sequence[str | None]], Program]
+"""From the layer of each node and the parameter of each argument to a program."""
+
+
+class CapturedGraph:
+    """Calls the program of the parameters it is given; makes it if it is new."""
+
+    def __init__(
+        self,
+        layers: Mapping[torch.fx.Node, str],
+        parameters: Sequence[str | None],
+        build: Build,
+        names_by_id: Callable[[], Mapping[int, str]],
+    ):
+        self._layers = layers
+        self._parameters = tuple(parameters)
+        self._build = build
+        self._names_by_id = names_by_id
+        self._positions = [i for i, name in enumerate(parameters) if name is not None]
+        self._programs = {self._parameters: build(layers, parameters)}
+        self._remembered: dict[tuple[int, ...], tuple[weakref.ref, Program]] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, values: tuple[Any, ...]) -> tuple:
+        """Run the program of these arguments."""
+        if not self._positions:
+            return self._programs[self._parameters](*values)
+        key = tuple([id(values[i]) for i in self._positions])
+        first = values[self._positions[0]]
+        parameter, program = self._remembered.get(key, (None, None))
+        # The id of a parameter that is gone may be another's by now.
+        if program is None or parameter is None or parameter() is not first:
+            program = self._find(values)
+            if len(self._remembered) >= _MOST_REMEMBERED:
+                self._remembered.clear()
+            self._remembered[key] = weakref.ref(first), program
+        return program(*values)
+
+    def _find(self, values: Sequence[Any]) -> Program:
+        known = self._names_by_id()
+        names = tuple(
+            None if name is None else known.get(id(value), name)
+            for name, value in zip(self._parameters, values, strict=True)
+        )
+        with self._lock:
+            if names not in self._programs:
+                renames = _renamed_layers(self._parameters, names)
+                layers = {node: _rename(layer, renames) for node, layer in self._layers.items()}
+                self._programs[names] = self._build(layers, names)
+            return self._programs[names]
+
+
+def _renamed_layers(old: Sequence[str | None], new: Sequence[str | None]) -> dict[str, str]:
+    """Layer -> layer, from the parameters of one to those of another, and so for the modules around both."""
+    renames = {}
+    for old_name, new_name in zip(old, new, strict=True):
+        if old_name is None or new_name is None:
+            continue
+        left, right = old_name.split(".")[:-1], new_name.split(".")[:-1]
+        renames[".".join(left)] = ".".join(right)
+        while left and right and left[-1] == right[-1]:
+            left, right = left[:-1], right[:-1]
+            renames[".".join(left)] = ".".join(right)
+    return renames
+
+
+def _rename(layer: str, renames: Mapping[str, str]) -> str:
+    """The new name of a layer: that of the innermost module around it that has one."""
+    parts = layer.split(".")
+    for count in range(len(parts), 0, -1):
+        new = renames.get(".".join(parts[:count]))
+        if new is not None:
+            return ".".join([new, *parts[count:]])
+    return layer
