@@ -11,21 +11,27 @@ void bind_produce(nb::module_ &m) {
   m.def(
       "produce",
       [](const MatrixArguments &out, const ProducerArguments &arguments,
-         int threads) {
+         uintptr_t amax, int threads) {
         nb::gil_scoped_release release;
         const Matrix target = matrix(out);
         const Producer producer = producer_of(arguments, target.dtype);
-        ProduceCall call{
-            target, {}, &producer, const_cast<void *>(target.data)};
+        ProduceCall call{target,
+                         {},
+                         &producer,
+                         const_cast<void *>(target.data),
+                         reinterpret_cast<uint32_t *>(amax)};
         call.tiling = make_tiling(producer.inputs[0], TileShape::flat);
         const KernelTable &table = kernels();
-        parallel_for(call.tiling.count,
-                     tile_grain(call.tiling, producer.is_norm()), threads,
+        const int64_t grain = tile_grain(call.tiling, producer.is_norm());
+        parallel_for(call.tiling.count, grain, threads,
                      [&](int64_t begin, int64_t end) {
                        table.produce(call, begin, end);
                      });
+        if (call.amax)
+          canonicalize_nan(call.amax, 1);
       },
-      "Write what a producer makes of its inputs into a contiguous matrix.");
+      "Write what a producer makes of its inputs into a contiguous matrix, and "
+      "raise a float32 of 0 to its amax.");
 }
 
 } // namespace steelyard

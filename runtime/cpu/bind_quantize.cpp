@@ -5,6 +5,7 @@
 #include <bit>
 #include <limits>
 #include <optional>
+#include <vector>
 
 #include "amax.h"
 #include "copy_arguments.h"
@@ -134,9 +135,8 @@ TileShape tile_shape(const std::optional<Copy> &row,
 
 class Quantization {
 public:
-  Quantization(const Matrix &x, const Producer *producer,
-               std::optional<Copy> row, std::optional<Copy> col,
-               const float *scale, int threads)
+  Quantization(const Matrix &x, Producer *producer, std::optional<Copy> row,
+               std::optional<Copy> col, const float *scale, int threads)
       : x_(x), producer_(producer), row_(row), col_(col), scale_(scale),
         threads_(threads) {}
 
@@ -183,13 +183,25 @@ private:
     });
     amax_on_the_way_ = wanted && !call.tensor;
     if (call.tensor || call.row || call.column || call.transformed)
-      run_amax(call, threads_);
+      run_amax_pass(call);
     for_each([](Copy &copy) {
       if (copy.amax && !copy.amax_given)
         canonicalize_nan(copy.amax_bits(), copy.amax_size);
     });
     if (call.tensor)
       keep_tensor_amax();
+  }
+
+  // What a norm finds out about its rows is kept for the pass that encodes.
+  void run_amax_pass(AmaxCall &call) {
+    const bool is_norm = producer_ && producer_->is_norm();
+    if (is_norm) {
+      statistics_.resize(x_.rows);
+      producer_->statistics = statistics_.data();
+    }
+    run_amax(call, threads_);
+    if (is_norm)
+      producer_->statistics_known = true;
   }
 
   void keep_tensor_amax() {
@@ -201,7 +213,8 @@ private:
   }
 
   const Matrix x_;
-  const Producer *const producer_;
+  Producer *const producer_;
+  std::vector<RowStatistics> statistics_;
   std::optional<Copy> row_, col_;
   const float *const scale_;
   const int threads_;

@@ -16,6 +16,12 @@ enum class ProducerKind : int {
   rms_norm
 };
 
+// What a norm knows of a row.
+struct RowStatistics {
+  float mean, mean_rest; // their sum is the mean, to twice the precision
+  float scale;
+};
+
 struct Producer {
   ProducerKind kind;
   Activation activation;
@@ -23,6 +29,10 @@ struct Producer {
   Matrix weight, bias; // of norms: (1, columns), or null data for none
   double epsilon;
   Dtype dtype; // what values are rounded to
+
+  // Of norms: (rows,), null where nobody reads them after the first pass.
+  RowStatistics *statistics;
+  bool statistics_known;
 
   // Norms read a whole row before its first value is known.
   bool is_norm() const {
@@ -34,13 +44,20 @@ struct ProduceCall {
   Matrix x; // its shape and dtype; there is no data
   Tiling tiling;
   const Producer *producer;
-  void *out; // contiguous rows
+  void *out;      // contiguous rows
+  uint32_t *amax; // if not null: bits of the amax of what is produced
 };
 
 #ifdef STEELYARD_ISA
 namespace STEELYARD_ISA {
+struct Tile;
+struct ProducerScratch;
+// A tile of what is produced, in `scratch` until the next one. Tiles of the
+// same rows should follow each other: they share what is known of these.
+Tile produce_tile(const Producer &producer, const Tiling &tiling, int64_t index,
+                  ProducerScratch &scratch);
 void produce(const ProduceCall &call, int64_t begin, int64_t end);
-}
+} // namespace STEELYARD_ISA
 #endif
 
 } // namespace steelyard

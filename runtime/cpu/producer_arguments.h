@@ -19,7 +19,9 @@ inline Producer producer_of(const ProducerArguments &arguments, Dtype dtype) {
           matrix(weight),
           matrix(bias),
           epsilon,
-          dtype};
+          dtype,
+          nullptr,
+          false};
 }
 
 } // namespace steelyard

@@ -39,6 +39,9 @@ _KINDS = {
     "rms_norm": _Kind(4, vectors=1),
 }
 
+_COSTLY = ("gelu", "gelu_tanh", "silu", "silu_and_multiply")
+_REUSED_BYTES = 32 << 20
+
 
 @dataclass(frozen=True)
 class _Source:
@@ -56,12 +59,17 @@ def produce(producer: str, inputs: tuple, dtype: torch.dtype) -> torch.Tensor:
     Producers and inputs: "relu", "gelu", "gelu_tanh", "silu" (x,); "silu_and_multiply", "add" (a, b); "layer_norm"
     (x, weight, bias, epsilon) and "rms_norm" (x, weight, epsilon) over the last dim, None for no weight or bias.
     """
-    source = _source(producer, inputs, dtype)
+    return _produce(_source(producer, inputs, dtype), dtype)
+
+
+def _produce(source: _Source, dtype: torch.dtype, amax: torch.Tensor | None = None) -> torch.Tensor:
+    """The whole result; an `amax` of 0 is raised to its own."""
     out = torch.empty(source.shape, dtype=dtype)
     if out.numel() > 0:
         _, _, rows, columns, *_ = source.matrix
         target = out.data_ptr(), DTYPES[dtype], rows, columns, columns, 1
-        _cpu.produce(target, source.arguments, torch.get_num_threads())
+        pointer = 0 if amax is None else amax.data_ptr()
+        _cpu.produce(target, source.arguments, pointer, torch.get_num_threads())
     return out
 
 
@@ -78,13 +86,34 @@ def quantize_produced(
 ) -> tuple[QuantizedCopy | None, QuantizedCopy | None]:
     """`quantize(produce(producer, inputs, dtype), row, col, ...)`, the same bytes, without the tensor in between.
 
-    Schemes that need an amax first produce twice. A rowwise copy with the Hadamard transform is made from the whole
-    tensor: it is quantized down the columns of its transpose.
+    Schemes that need an amax first produce twice, except where keeping the tensor is faster. A rowwise copy with the
+    Hadamard transform is made from the whole tensor: it is quantized down the columns of its transpose.
     """
-    if row is not None and row.rht:
-        return quantize(produce(producer, inputs, dtype), row, col, scale=scale, amax=amax, rng=rng)
     source = _source(producer, inputs, dtype)
+    finds_amax = [_finds_amax(scheme, scale, amax) for scheme in (row, col)]
+    if (row is not None and row.rht) or (any(finds_amax) and _is_kept(producer, source, dtype)):
+        found = torch.zeros(()) if amax is None else None
+        tensor = _produce(source, dtype, found)
+        amaxes = amax if found is None else tuple(found if _has_plain_amax(scheme) else None for scheme in (row, col))
+        return quantize(tensor, row, col, scale=scale, amax=amaxes, rng=rng)
     return quantize_source(source.matrix, row, col, scale=scale, amax=amax, rng=rng, producer=source.arguments)
+
+
+def _has_plain_amax(scheme: Scheme | None) -> bool:
+    """The scheme's amax is that of the whole tensor as it is."""
+    return scheme is not None and (scheme.family == "tensor" or (scheme.second_level == "tensor" and not scheme.rht))
+
+
+def _finds_amax(scheme: Scheme | None, scale, amax) -> bool:
+    """Codes wait for a pass over all values."""
+    if scheme is None or amax is not None:
+        return False
+    return scheme.family == "nvfp4" or (scheme.family == "tensor" and scale is None)
+
+
+def _is_kept(producer: str, source: _Source, dtype: torch.dtype) -> bool:
+    """Exponentials cost more than memory, unless that is new: an allocator gives large blocks back each time."""
+    return producer in _COSTLY and (dtype != torch.float32 or source.shape.numel() * 4 <= _REUSED_BYTES)
 
 
 def _source(producer: str, inputs: tuple, dtype: torch.dtype) -> _Source:

@@ -3,14 +3,10 @@
 // only.
 #pragma once
 
+#include "produce.h"
 #include "tile.h"
 
 namespace steelyard::STEELYARD_ISA {
-
-struct RowStatistics {
-  float mean, mean_rest; // their sum is the mean, to twice the precision
-  float scale;
-};
 
 typedef float SumLanes __attribute__((vector_size(32)));
 
