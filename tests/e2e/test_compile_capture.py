@@ -1,5 +1,6 @@
 import copy
 import io
+import pickle
 import threading
 from importlib.metadata import entry_points
 
@@ -281,6 +282,16 @@ def test_deep_copy_has_weights_of_its_own(called_before, gemm_calls):
     assert not torch.equal(from_twin, from_net)
     assert_follows_the_oracle(net, model, arguments["input"])
     assert_follows_the_oracle(twin, twin.model, arguments["input"])
+
+
+def test_pickled_net_computes_the_same(gemm_calls):
+    model, arguments = make_mlp()
+    net = steelyard.compile(model, "nvfp4", overrides={"4": None}).lower(**arguments)
+    loaded = pickle.loads(pickle.dumps(net))
+    gemm_calls.clear()
+    with torch.no_grad():
+        assert torch.equal(loaded(**arguments), net(**arguments))
+    assert len(gemm_calls) == 4
 
 
 def test_saved_state_loads_into_a_plain_model_and_back():
