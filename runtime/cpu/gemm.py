@@ -1,5 +1,7 @@
 """The scaled GEMM on the CPU."""
 
+from typing import Literal, overload
+
 import torch
 
 from steelyard.errors import ConstraintError
@@ -12,6 +14,32 @@ _NO_MATRIX = (0, 0, 0, 0, 0, 0)
 _ACTIVATIONS = {name: index for index, name in enumerate(EPILOGUES)}
 
 
+@overload
+def qgemm(
+    a: QuantizedCopy,
+    b: QuantizedCopy,
+    *,
+    bias: torch.Tensor | None = None,
+    accumulate: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    epilogue: str = "none",
+    preactivation: Literal[False] = False,
+    out_dtype: torch.dtype = torch.float32,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor: ...
+@overload
+def qgemm(
+    a: QuantizedCopy,
+    b: QuantizedCopy,
+    *,
+    bias: torch.Tensor | None = None,
+    accumulate: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    epilogue: str = "none",
+    preactivation: Literal[True],
+    out_dtype: torch.dtype = torch.float32,
+    out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 def qgemm(
     a: QuantizedCopy,
     b: QuantizedCopy,

@@ -117,8 +117,8 @@ def _is_kept(producer: str, source: _Source, dtype: torch.dtype) -> bool:
 
 
 def _source(producer: str, inputs: tuple, dtype: torch.dtype) -> _Source:
-    kind = _KINDS.get(producer)
-    require(kind is not None, "producer_kind", f"producer must be one of {', '.join(_KINDS)}, got {producer!r}")
+    require(producer in _KINDS, "producer_kind", f"producer must be one of {', '.join(_KINDS)}, got {producer!r}")
+    kind = _KINDS[producer]
     require(
         len(inputs) == kind.inputs,
         "producer_inputs",

@@ -1,6 +1,7 @@
 """The scaled GEMM: exact products of decoded operands, rounded once."""
 
 import math
+from typing import Literal, overload
 
 import numpy as np
 import torch
@@ -11,6 +12,30 @@ from steelyard.reference.dequantize import element_values, spread_scales
 from steelyard.reference.scales import nvfp4_range
 
 
+@overload
+def qgemm(
+    a: QuantizedCopy,
+    b: QuantizedCopy,
+    *,
+    bias: torch.Tensor | None = None,
+    accumulate: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    epilogue: str = "none",
+    preactivation: Literal[False] = False,
+    out_dtype: torch.dtype = torch.float32,
+) -> torch.Tensor: ...
+@overload
+def qgemm(
+    a: QuantizedCopy,
+    b: QuantizedCopy,
+    *,
+    bias: torch.Tensor | None = None,
+    accumulate: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    epilogue: str = "none",
+    preactivation: Literal[True],
+    out_dtype: torch.dtype = torch.float32,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 def qgemm(
     a: QuantizedCopy,
     b: QuantizedCopy,
@@ -39,8 +64,8 @@ def qgemm(
         for name, addend in (("accumulate", accumulate), ("residual", residual)):
             if addend is not None:
                 result = result + _addend(name, addend, product.shape)
-        rounded = tuple(torch.from_numpy(values.astype(np.float32)).to(out_dtype) for values in (result, product))
-    return rounded if preactivation else rounded[0]
+        rounded, kept = (torch.from_numpy(values.astype(np.float32)).to(out_dtype) for values in (result, product))
+    return (rounded, kept) if preactivation else rounded
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
