@@ -79,4 +79,6 @@ class Weights:
 
 
 def _stamp(tensor: torch.Tensor) -> tuple:
-    return tensor._version, tensor.untyped_storage()._cdata, tensor.data_ptr(), tensor.dtype
+    # Writes to an inference tensor are not counted: its stamp equals no other, so that it is quantized at every call.
+    version = object() if tensor.is_inference() else tensor._version
+    return version, tensor.untyped_storage()._cdata, tensor.data_ptr(), tensor.dtype
