@@ -73,6 +73,18 @@ class Attention(nn.Module):
         return self.out(seen.transpose(1, 2).flatten(2))
 
 
+class Writer(nn.Module):
+    """Writes its input, and returns it and a view of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(40, 40)
+
+    def forward(self, x):
+        x.add_(1)
+        return self.linear(x).relu_(), x, x[1:]
+
+
 class Tied(nn.Module):
     """Two layers, one weight."""
 
@@ -203,6 +215,30 @@ def test_new_batch_sizes_lead_to_one_more_compilation():
     assert "?" not in static
     assert "[?,37]" in dynamic
     assert [row.M for row in net.explain().rows] == ["5"] * 3 + ["?"] * 3
+
+
+def test_inputs_of_any_rank_and_of_no_rows():
+    model, _ = make_mlp()
+    net = steelyard.compile(model, "mxfp8")
+    for shape in ((5, 37), (37,), (2, 3, 37), (1, 37)):
+        assert_follows_the_oracle(net, model, torch.randn(shape))
+    assert_follows_the_oracle(net, model, torch.randn(37, 6).T)
+    with torch.no_grad():
+        assert net(torch.randn(0, 37)).shape == (0, 10)
+
+
+def test_inputs_that_are_written_and_returned():
+    torch.manual_seed(0)
+    model = Writer()
+    net = steelyard.compile(model, "mxfp8")
+    x = torch.randn(3, 40)
+    before = x.clone()
+    with torch.no_grad():
+        got, same, view = net(x)
+        assert_follows(got, make_oracle(model, "mxfp8")(before.clone())[0], model(before.clone())[0])
+    assert torch.equal(x, before + 1)
+    assert same is x
+    assert view.data_ptr() == x[1:].data_ptr()
 
 
 def test_new_sequence_lengths_lead_to_one_more_compilation(gemm_calls):

@@ -200,6 +200,16 @@ def test_conversion_to_another_dtype_is_seen(compiled, gemm_calls):
     assert [result.dtype for *_, result in gemm_calls] == [torch.bfloat16] * 3
 
 
+def test_weights_made_in_inference_mode_are_never_stale():
+    with torch.inference_mode():
+        model, arguments = make_mlp()
+        net = steelyard.compile(model, "mxfp8")
+        for _ in range(2):
+            x = arguments["input"]
+            assert_follows(net(x), make_oracle(model, "mxfp8")(x), model(x))
+            model[2].weight.neg_()
+
+
 def test_delayed_weights_are_kept_too(quantized_shapes):
     model, arguments = make_mlp()
     net = steelyard.compile(model, "fp8-delayed")
