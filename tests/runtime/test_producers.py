@@ -169,6 +169,28 @@ def test_many_tiles_and_threads(isa, producer, pair):
             assert_same_copy(*copies)
 
 
+@pytest.mark.parametrize("pair", [scheme_pairs()[0], (nvfp4(), nvfp4(rht=True))], ids=pair_name)
+def test_producing_twice_leaves_the_same_bytes(monkeypatch, isa, pair):
+    x = sweep(70, 300)
+    expected = reference.quantize(cpu.produce("gelu", (x,), torch.float32), *pair)
+    for reused_bytes in (0, 1 << 30):
+        monkeypatch.setattr(cpu.producers, "_REUSED_BYTES", reused_bytes)
+        found = cpu.quantize_produced("gelu", (x,), *pair, dtype=torch.float32)
+        for copies in zip(found, expected, strict=True):
+            assert_same_copy(*copies)
+
+
+def test_denormals_survive_a_caller_that_flushes_them():
+    tiny = torch.full((3, 40), 1e-40)
+    torch.set_flush_denormal(True)
+    try:
+        found = cpu.produce("add", (tiny, tiny), torch.float32)
+    finally:
+        torch.set_flush_denormal(False)
+    assert torch.equal(found, tiny + tiny)
+    assert bool((found > 0).all())
+
+
 def test_given_scales_and_amaxes_are_used():
     x = torch.randn(40, 200)
     tensor = Scheme("f8E4M3FN", "tensor", "f32")
