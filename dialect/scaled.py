@@ -7,6 +7,7 @@ from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.base import Scaled, ScaledOp
 from steelyard.dialect.layout import PadOp, SwizzleOp, UnpadOp, pad, swizzle, unpad
 from steelyard.dialect.matmul import GemmOp, MatmulOp, gemm, matmul
+from steelyard.dialect.produce import ProduceQuantizeOp, produce_quantize
 from steelyard.dialect.quantize import DequantizeOp, QuantizeOp, TransposeOp, dequantize, quantize, transpose
 from steelyard.dialect.scale import (
     AdvanceRngOp,
@@ -28,6 +29,7 @@ __all__ = [
     "GemmOp",
     "MatmulOp",
     "PadOp",
+    "ProduceQuantizeOp",
     "QuantizeOp",
     "Scaled",
     "ScaledOp",
@@ -44,6 +46,7 @@ __all__ = [
     "gemm",
     "matmul",
     "pad",
+    "produce_quantize",
     "quantize",
     "swizzle",
     "transpose",

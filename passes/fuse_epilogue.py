@@ -5,12 +5,12 @@ from torch_mlir import ir
 from steelyard.dialect.matmul import GemmOp, gemm
 from steelyard.passes.registry import register_pass
 from steelyard.passes.torch_ops import (
+    activation_of,
     constant_number,
-    constant_string,
     defining_op,
     info_of,
-    int_list,
     is_view,
+    reshaped_as,
     walk_ops,
 )
 
@@ -24,7 +24,7 @@ def fuse_epilogue(module: ir.Operation) -> None:
     else reads, an addition with another factor or another dtype, and a residual that would need broadcasting stay.
     """
     for op in walk_ops(module):
-        if _activation(op) is not None:
+        if activation_of(op) is not None:
             _fuse_activation(op)
         elif op.name == "torch.aten.add.Tensor":
             _fuse_residual(op)
@@ -37,7 +37,7 @@ def _fuse_activation(op: ir.Operation) -> None:
     product, views = chain
     if product.epilogue.value != "none" or product.residual is not None or product.accumulator is not None:
         return
-    _replace(op, product, views, epilogue=_activation(op))
+    _replace(op, product, views, epilogue=activation_of(op))
 
 
 def _fuse_residual(op: ir.Operation) -> None:
@@ -50,7 +50,9 @@ def _fuse_residual(op: ir.Operation) -> None:
             continue
         product, views = chain
         if product.residual is None and product.accumulator is None and _is_flat(product.result, views):
-            _replace(op, product, views, residual=_reshaped(residual, product.result, op))
+            with ir.InsertionPoint(op), op.location:
+                reshaped = reshaped_as(residual, product.result.type)
+            _replace(op, product, views, residual=reshaped)
             return
 
 
@@ -95,21 +97,3 @@ def _replace(op: ir.Operation, product: GemmOp, views: list[ir.Operation], **epi
     op.result.replace_all_uses_with(last)
     op.erase()
     product.operation.erase()
-
-
-def _reshaped(residual: ir.Value, like: ir.Value, op: ir.Operation) -> ir.Value:
-    """A residual in the shape of a product: the dims before the last are flattened alike."""
-    info = info_of(like)
-    assert info is not None
-    if residual.type == like.type:
-        return residual
-    with ir.InsertionPoint(op), op.location:
-        sizes = int_list([-1, info.shape[-1] or 0])
-        return ir.Operation.create("torch.aten.reshape", results=[like.type], operands=[residual, sizes]).result
-
-
-def _activation(op: ir.Operation) -> str | None:
-    """The epilogue that a torch op is."""
-    if op.name == "torch.aten.gelu":
-        return {"none": "gelu", "tanh": "gelu_tanh"}.get(constant_string(op.operands[1]) or "")
-    return {"torch.aten.relu": "relu", "torch.aten.silu": "silu"}.get(op.name)

@@ -7,7 +7,7 @@ from torch_mlir import ir
 from steelyard.dialect.quantize import QuantizeOp, quantize
 from steelyard.dialect.types import ScaledInfo
 from steelyard.passes.registry import register_pass
-from steelyard.passes.torch_ops import flatten_root, walk_ops
+from steelyard.passes.torch_ops import erase_unused_views, flatten_root, walk_ops
 from steelyard.schemes import Scheme
 
 
@@ -43,7 +43,9 @@ def _join(group: list[QuantizeOp], op: QuantizeOp) -> None:
         op.result.replace_all_uses_with(group[index].result)
         if op.new_amax is not None:
             op.new_amax.replace_all_uses_with(group[index].new_amax)
+        source = op.source
         op.operation.erase()
+        erase_unused_views(source)
         return
     group.append(op)
 

@@ -44,9 +44,9 @@ _PIPELINES = (
     ),
     Pipeline(
         "steelyard-fused",
-        "scaled-fuse-epilogue,canonicalize,cse",
+        "scaled-fuse-producer,scaled-fuse-epilogue,canonicalize,cse",
         {},
-        "GEMMs apply the activation and add the residual that follow them.",
+        "Norms and activations are quantized as they are computed; GEMMs apply what follows them.",
     ),
 )
 

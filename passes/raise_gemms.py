@@ -9,11 +9,10 @@ from steelyard.dialect.types import FLOAT_DTYPES, TensorInfo
 from steelyard.passes.registry import register_pass
 from steelyard.passes.torch_ops import (
     constant_number,
-    defining_op,
+    erase_unused_views,
     info_of,
     is_none,
     transpose_last,
-    transpose_source,
     walk_ops,
 )
 
@@ -48,17 +47,11 @@ def raise_gemms(module: ir.Operation) -> None:
         except NotRaisedError as reason:
             _report(op, str(reason))
             continue
-        makers = [defining_op(operand) for operand in op.operands]
+        operands = list(op.operands)
         op.result.replace_all_uses_with(result)
         op.erase()
-        for maker in makers:
-            _erase_unused_transpose(maker)
-
-
-def _erase_unused_transpose(op: ir.Operation | None) -> None:
-    """torch's views are not pure to MLIR, so no pass of its own removes the transposes that GEMMs no longer read."""
-    if op is not None and transpose_source(op.results[0]) is not None and not list(op.results[0].uses):
-        op.erase()
+        for operand in operands:
+            erase_unused_views(operand)
 
 
 def _raise_linear(op: ir.Operation) -> ir.Value:

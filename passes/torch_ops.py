@@ -76,6 +76,24 @@ def int_list(values: list[int]) -> ir.Value:
     return ir.Operation.create("torch.prim.ListConstruct", results=[list_type], operands=elements).result
 
 
+def reshaped_as(value: ir.Value, type_: ir.Type) -> ir.Value:
+    """A value of a type [M, N] with N known: the dims before the last are flattened, at the current place."""
+    if value.type == type_:
+        return value
+    info = tensor_info(type_)
+    assert info is not None
+    assert info.shape[-1] is not None
+    sizes = int_list([-1, info.shape[-1]])
+    return ir.Operation.create("torch.aten.reshape", results=[type_], operands=[value, sizes]).result
+
+
+def activation_of(op: ir.Operation) -> str | None:
+    """The activation that an op is, by the name that kernels know it by."""
+    if op.name == "torch.aten.gelu":
+        return {"none": "gelu", "tanh": "gelu_tanh"}.get(constant_string(op.operands[1]) or "")
+    return {"torch.aten.relu": "relu", "torch.aten.silu": "silu"}.get(op.name)
+
+
 def is_view(op: ir.Operation) -> bool:
     """Whether an op gives its operand another shape and nothing else."""
     return op.name in _FLATTEN
@@ -103,6 +121,14 @@ def view_root(value: ir.Value) -> ir.Value:
     while (op := defining_op(value)) is not None and op.name in _SEE_THROUGH:
         value = op.operands[0]
     return value
+
+
+def erase_unused_views(value: ir.Value) -> None:
+    """Erase the views, transposes and casts that made a value nothing reads: to MLIR they are not pure, so it keeps
+    them."""
+    while (op := defining_op(value)) is not None and op.name in _SEE_THROUGH and not list(op.results[0].uses):
+        value = op.operands[0]
+        op.erase()
 
 
 def flatten_root(value: ir.Value) -> ir.Value:

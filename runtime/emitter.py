@@ -13,12 +13,14 @@ from torch_mlir import ir
 from torch_mlir.extras import fx_importer
 
 from steelyard.dialect.matmul import GemmOp, MatmulOp
+from steelyard.dialect.produce import ProduceQuantizeOp
 from steelyard.dialect.quantize import QuantizeOp
 from steelyard.errors import UnsupportedModelError
-from steelyard.runtime.steps import Quantizers, bind_gemm, bind_matmul, bind_quantize
+from steelyard.runtime.steps import Quantizers, bind_gemm, bind_matmul, bind_produce_quantize, bind_quantize
 
 _KERNELS: dict[type, Callable[[Any, Quantizers], Callable]] = {
     QuantizeOp: bind_quantize,
+    ProduceQuantizeOp: bind_produce_quantize,
     GemmOp: bind_gemm,
     MatmulOp: bind_matmul,
 }

@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from steelyard.dialect.matmul import USAGES, GemmOp, MatmulOp
+from steelyard.dialect.produce import NORMS, ProduceQuantizeOp
 from steelyard.dialect.quantize import QuantizeOp
 from steelyard.dialect.types import tensor_info
 from steelyard.errors import InternalError
@@ -53,6 +54,22 @@ def bind_quantize(op: QuantizeOp, quantizers: Quantizers) -> Callable[..., Quant
         return QuantizedValue(*copies, source.shape[:-1])
 
     return quantize
+
+
+def bind_produce_quantize(op: ProduceQuantizeOp, quantizers: Quantizers) -> Callable[..., QuantizedValue]:
+    """The kernel of a quantize that computes a norm or an activation; the last operand may be its scale."""
+    info = op.result.type.info
+    row, col, dtype = info.row, info.col, DTYPES[info.dtype]
+    producer, has_scale = op.producer.value, op.scale is not None
+    epsilon = (op.epsilon.value,) if producer in NORMS else ()
+
+    def produce_quantize(*operands: torch.Tensor) -> QuantizedValue:
+        inputs = tuple(operand.detach() for operand in operands)
+        inputs, scale = (inputs[:-1], inputs[-1]) if has_scale else (inputs, None)
+        copies = cpu.quantize_produced(producer, (*inputs, *epsilon), row, col, scale=scale, dtype=dtype)
+        return QuantizedValue(*copies, operands[0].shape[:-1])
+
+    return produce_quantize
 
 
 def _bind_custom_quantize(quantizer: Any) -> Callable[..., QuantizedValue]:

@@ -6,12 +6,13 @@ from dataclasses import asdict, dataclass
 from torch_mlir import ir
 
 from steelyard.dialect.matmul import USAGES, GemmOp, MatmulOp
+from steelyard.dialect.produce import ProduceQuantizeOp
 from steelyard.dialect.types import Shape, tensor_info
 from steelyard.passes.raise_gemms import HIGH_PRECISION, layer_of
-from steelyard.passes.torch_ops import walk_ops
+from steelyard.passes.torch_ops import defining_op, walk_ops
 from steelyard.schemes import Scheme
 
-COLUMNS = ("layer", "kind", "M", "N", "K", "lhs", "rhs", "kernel", "epilogue", "reason")
+COLUMNS = ("layer", "kind", "M", "N", "K", "lhs", "rhs", "kernel", "producer", "epilogue", "reason")
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Row:
     rhs: str
     kernel: str
     """What runs it."""
+    producer: str
+    """What the quantize of lhs computes first."""
     epilogue: str
     """What the kernel does to the product before it is stored."""
     reason: str
@@ -68,7 +71,9 @@ def _gemm_row(op: GemmOp) -> Row:
     kernel = f"{left.custom}.qgemm" if left.custom else f"cpu {left.family} gemm"
     steps = ["bias"] * (op.bias is not None) + [op.epilogue.value] * (op.epilogue.value != "none")
     epilogue = ", ".join(steps + ["residual"] * (op.residual is not None))
-    return Row(op.layer.value, kind, *sizes, _format(left), _format(right), kernel, epilogue, "")
+    maker = defining_op(op.lhs)
+    producer = maker.opview.producer.value if maker and isinstance(maker.opview, ProduceQuantizeOp) else ""
+    return Row(op.layer.value, kind, *sizes, _format(left), _format(right), kernel, producer, epilogue, "")
 
 
 def _high_precision_row(op: ir.Operation) -> Row:
@@ -77,13 +82,13 @@ def _high_precision_row(op: ir.Operation) -> Row:
     layer = layer_of(op.location)
     if not isinstance(view, MatmulOp):
         name = ir.StringAttr(op.attributes["name"]).value if op.name == "torch.operator" else op.name
-        return Row(layer, "", "", "", "", "", "", name.removeprefix("torch."), "", reason)
+        return Row(layer, "", "", "", "", "", "", name.removeprefix("torch."), "", "", reason)
     lhs, rhs = (tensor_info(value.type) for value in (view.lhs, view.rhs))
     assert lhs is not None
     assert rhs is not None
     sizes = _sizes(view.kind.value, lhs.shape[view.batch_dims.value :], rhs.shape[view.batch_dims.value :])
     epilogue = "bias" if view.bias is not None else ""
-    return Row(layer, view.kind.value, *sizes, lhs.dtype, rhs.dtype, "torch", epilogue, reason)
+    return Row(layer, view.kind.value, *sizes, lhs.dtype, rhs.dtype, "torch", "", epilogue, reason)
 
 
 def _sizes(kind: str, lhs: Shape, rhs: Shape) -> tuple[str, str, str]:

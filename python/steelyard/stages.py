@@ -86,7 +86,7 @@ def make_quantized(module: ir.Module, settings: Settings, quantizers: dict[tuple
 
 
 def make_fused(module: ir.Module) -> None:
-    """Activations and residuals -> epilogues of the GEMMs before them."""
+    """Norms and activations -> into the quantizes after them; activations and residuals -> into the GEMMs before."""
     _run(module, "steelyard-fused")
 
 

@@ -71,6 +71,15 @@ func.func @quantize(%x: !torch.vtensor<[?,64],f32>, %scale: !torch.vtensor<[],f3
   return
 }
 
+// CHECK-LABEL: func.func @produce_quantize
+func.func @produce_quantize(%x: !torch.vtensor<[?,64],bf16>, %w: !torch.vtensor<[64],f32>, %b: !torch.vtensor<[64],f32>, %scale: !torch.vtensor<[],f32>) {
+  // CHECK: "scaled.produce_quantize"(%arg0, %arg1, %arg2) {{.*}}producer = "layer_norm"{{.*}} -> !scaled.tensor<tensor<?x64xbf16>, #mxfp8_1x32, #mxfp8_32x1>
+  %0 = "scaled.produce_quantize"(%x, %w, %b) {epsilon = 1.0e-05 : f64, layer = "", operandSegmentSizes = array<i32: 1, 0, 1, 1, 0>, producer = "layer_norm", role = "input"} : (!torch.vtensor<[?,64],bf16>, !torch.vtensor<[64],f32>, !torch.vtensor<[64],f32>) -> !scaled.tensor<tensor<?x64xbf16>, #mx, #mx_col>
+  // CHECK: "scaled.produce_quantize"(%arg0, %arg0, %arg3) {{.*}}producer = "silu_and_multiply"{{.*}} -> !scaled.tensor<tensor<?x64xbf16>, #fp8_tensor_delayed, none>
+  %1 = "scaled.produce_quantize"(%x, %x, %scale) {epsilon = 0.0 : f64, layer = "mlp.down", operandSegmentSizes = array<i32: 1, 1, 0, 0, 1>, producer = "silu_and_multiply", role = "input"} : (!torch.vtensor<[?,64],bf16>, !torch.vtensor<[?,64],bf16>, !torch.vtensor<[],f32>) -> !scaled.tensor<tensor<?x64xbf16>, #delayed, none>
+  return
+}
+
 // CHECK-LABEL: func.func @gemm
 func.func @gemm(%x: !scaled.tensor<tensor<33x200xf32>, #block, #block>, %w: !scaled.tensor<tensor<50x200xf32>, #tile, #tile>, %dy: !scaled.tensor<tensor<33x50xf32>, #block, #block>, %b: tensor<50xf32>, %r: tensor<33x50xf32>, %dw: tensor<50x200xf32>) {
   // CHECK: "scaled.gemm"(%arg0, %arg1, %arg3, %arg4) {{.*}}epilogue = "gelu", kind = "fprop"{{.*}} -> (tensor<33x50xf32>, tensor<33x50xf32>)

@@ -1,0 +1,78 @@
+// RUN: steelyard-opt %s -p scaled-fuse-producer,canonicalize | FileCheck %s
+
+#mx = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
+
+// A layer norm is quantized as it is computed; its input takes the shape that was quantized.
+// CHECK-LABEL: func.func @layer_norm
+// CHECK: %[[X:.*]] = torch.aten.reshape %arg0, {{.*}} -> !torch.vtensor<[10,64],f32>
+// CHECK: "scaled.produce_quantize"(%[[X]], %arg1, %arg2) {epsilon = 1.000000e-05 : f64, {{.*}}producer = "layer_norm", role = "input"}{{.*}} -> !scaled.tensor<tensor<10x64xf32>, #mxfp8_1x32, none>
+// CHECK-NOT: native_layer_norm
+// CHECK-NOT: "scaled.quantize"
+func.func @layer_norm(%x: !torch.vtensor<[2,5,64],f32>, %w: !torch.vtensor<[64],f32>, %b: !torch.vtensor<[64],f32>) -> !scaled.tensor<tensor<10x64xf32>, #mx, none> {
+  %ten = torch.constant.int 10
+  %width = torch.constant.int 64
+  %norm_sizes = torch.prim.ListConstruct %width : (!torch.int) -> !torch.list<int>
+  %epsilon = torch.constant.float 1.000000e-05
+  %n, %mean, %inverse = torch.aten.native_layer_norm %x, %norm_sizes, %w, %b, %epsilon : !torch.vtensor<[2,5,64],f32>, !torch.list<int>, !torch.vtensor<[64],f32>, !torch.vtensor<[64],f32>, !torch.float -> !torch.vtensor<[2,5,64],f32>, !torch.vtensor<[2,5,1],f32>, !torch.vtensor<[2,5,1],f32>
+  %sizes = torch.prim.ListConstruct %ten, %width : (!torch.int, !torch.int) -> !torch.list<int>
+  %v = torch.aten.view %n, %sizes : !torch.vtensor<[2,5,64],f32>, !torch.list<int> -> !torch.vtensor<[10,64],f32>
+  %q = "scaled.quantize"(%v) {layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "input"} : (!torch.vtensor<[10,64],f32>) -> !scaled.tensor<tensor<10x64xf32>, #mx, none>
+  return %q : !scaled.tensor<tensor<10x64xf32>, #mx, none>
+}
+
+// CHECK-LABEL: func.func @rms_norm
+// CHECK-NEXT: %[[Q:.*]] = "scaled.produce_quantize"(%arg0, %arg1) {epsilon = 9.99{{.*}} : f64, {{.*}}producer = "rms_norm"
+// CHECK-NEXT: return %[[Q]]
+func.func @rms_norm(%x: !torch.vtensor<[?,64],f32>, %w: !torch.vtensor<[64],f32>) -> !scaled.tensor<tensor<?x64xf32>, #mx, none> {
+  %one = torch.constant.int 1
+  %two = torch.constant.int 2
+  %minus_one = torch.constant.int -1
+  %true = torch.constant.bool true
+  %none = torch.constant.none
+  %epsilon = torch.constant.float 9.99999997E-7
+  %square = torch.aten.pow.Tensor_Scalar %x, %two : !torch.vtensor<[?,64],f32>, !torch.int -> !torch.vtensor<[?,64],f32>
+  %dims = torch.prim.ListConstruct %minus_one : (!torch.int) -> !torch.list<int>
+  %mean = torch.aten.mean.dim %square, %dims, %true, %none : !torch.vtensor<[?,64],f32>, !torch.list<int>, !torch.bool, !torch.none -> !torch.vtensor<[?,1],f32>
+  %add = torch.aten.add.Scalar %mean, %epsilon, %one : !torch.vtensor<[?,1],f32>, !torch.float, !torch.int -> !torch.vtensor<[?,1],f32>
+  %rsqrt = torch.aten.rsqrt %add : !torch.vtensor<[?,1],f32> -> !torch.vtensor<[?,1],f32>
+  %normal = torch.aten.mul.Tensor %x, %rsqrt : !torch.vtensor<[?,64],f32>, !torch.vtensor<[?,1],f32> -> !torch.vtensor<[?,64],f32>
+  %y = torch.aten.mul.Tensor %w, %normal : !torch.vtensor<[64],f32>, !torch.vtensor<[?,64],f32> -> !torch.vtensor<[?,64],f32>
+  %q = "scaled.quantize"(%y) {layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "input"} : (!torch.vtensor<[?,64],f32>) -> !scaled.tensor<tensor<?x64xf32>, #mx, none>
+  return %q : !scaled.tensor<tensor<?x64xf32>, #mx, none>
+}
+
+// CHECK-LABEL: func.func @silu_and_multiply
+// CHECK: "scaled.produce_quantize"(%arg1, %arg0) {{.*}}producer = "silu_and_multiply"
+func.func @silu_and_multiply(%up: !torch.vtensor<[8,64],bf16>, %gate: !torch.vtensor<[8,64],bf16>) -> !scaled.tensor<tensor<8x64xbf16>, #mx, none> {
+  %s = torch.aten.silu %gate : !torch.vtensor<[8,64],bf16> -> !torch.vtensor<[8,64],bf16>
+  %m = torch.aten.mul.Tensor %up, %s : !torch.vtensor<[8,64],bf16>, !torch.vtensor<[8,64],bf16> -> !torch.vtensor<[8,64],bf16>
+  %q = "scaled.quantize"(%m) {layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "input"} : (!torch.vtensor<[8,64],bf16>) -> !scaled.tensor<tensor<8x64xbf16>, #mx, none>
+  return %q : !scaled.tensor<tensor<8x64xbf16>, #mx, none>
+}
+
+// CHECK-LABEL: func.func @gelu
+// CHECK: "scaled.produce_quantize"(%arg0) {{.*}}producer = "gelu_tanh"
+func.func @gelu(%x: !torch.vtensor<[8,64],f16>) -> !scaled.tensor<tensor<8x64xf16>, #mx, none> {
+  %tanh = torch.constant.str "tanh"
+  %g = torch.aten.gelu %x, %tanh : !torch.vtensor<[8,64],f16>, !torch.str -> !torch.vtensor<[8,64],f16>
+  %q = "scaled.quantize"(%g) {layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "input"} : (!torch.vtensor<[8,64],f16>) -> !scaled.tensor<tensor<8x64xf16>, #mx, none>
+  return %q : !scaled.tensor<tensor<8x64xf16>, #mx, none>
+}
+
+// A value that something else reads, and a norm without weight and bias, stay.
+// CHECK-LABEL: func.func @stays
+// CHECK: torch.aten.relu
+// CHECK: "scaled.quantize"
+// CHECK: torch.aten.native_layer_norm
+// CHECK: "scaled.quantize"
+func.func @stays(%x: !torch.vtensor<[8,64],f32>) -> (!torch.vtensor<[8,64],f32>, !scaled.tensor<tensor<8x64xf32>, #mx, none>, !scaled.tensor<tensor<8x64xf32>, #mx, none>) {
+  %r = torch.aten.relu %x : !torch.vtensor<[8,64],f32> -> !torch.vtensor<[8,64],f32>
+  %q = "scaled.quantize"(%r) {layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "input"} : (!torch.vtensor<[8,64],f32>) -> !scaled.tensor<tensor<8x64xf32>, #mx, none>
+  %width = torch.constant.int 64
+  %sizes = torch.prim.ListConstruct %width : (!torch.int) -> !torch.list<int>
+  %epsilon = torch.constant.float 1.000000e-05
+  %none = torch.constant.none
+  %n, %mean, %inverse = torch.aten.native_layer_norm %x, %sizes, %none, %none, %epsilon : !torch.vtensor<[8,64],f32>, !torch.list<int>, !torch.none, !torch.none, !torch.float -> !torch.vtensor<[8,64],f32>, !torch.vtensor<[8,1],f32>, !torch.vtensor<[8,1],f32>
+  %p = "scaled.quantize"(%n) {layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "input"} : (!torch.vtensor<[8,64],f32>) -> !scaled.tensor<tensor<8x64xf32>, #mx, none>
+  return %r, %q, %p : !torch.vtensor<[8,64],f32>, !scaled.tensor<tensor<8x64xf32>, #mx, none>, !scaled.tensor<tensor<8x64xf32>, #mx, none>
+}
