@@ -52,16 +52,23 @@ def check_tensor(tensor: torch.Tensor | None, what: str) -> None:
         raise ConstraintError(
             "cpu_tensor", f"{what} must be a strided tensor on the CPU, got {tensor.layout} on {tensor.device}"
         )
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and not _has_memory(tensor):
+    if not _has_memory(tensor):
         raise ConstraintError(
             "cpu_tensor",
-            f"{what} must have memory of its own, got a {type(tensor).__name__}; pass the tensor it stands for",
+            f"{what} must have memory of its own, got a {type(tensor).__name__} without any: freed, or standing for "
+            "other tensors as in torch.func; pass a tensor that holds its values",
         )
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    """A subclass may only stand for other tensors, or for none."""
-    return not is_fake(tensor) and (tensor.numel() == 0 or tensor.untyped_storage().data_ptr() != 0)
+    """A tensor may stand for others, or for none, and its memory may have been freed."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and is_fake(tensor):
+        return False
+    try:
+        # Freed memory is at address 0, and a view of it at its offset.
+        return tensor.data_ptr() > tensor.storage_offset() * tensor.itemsize or tensor.numel() == 0
+    except RuntimeError:
+        return False
 
 
 def matrix_of(x: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int, int, int, int, int]]:

@@ -17,6 +17,11 @@ def _fake():
         return torch.empty(4, 32)
 
 
+def _freed(tensor):
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
 @pytest.mark.parametrize(
     ("x", "message"),
     [
@@ -27,8 +32,12 @@ def _fake():
         (torch.zeros(4, 32).to_sparse(), "strided"),
         ([[1.0]], "must be a tensor"),
         (_fake(), "memory of its own"),
+        (torch._efficientzerotensor((4, 32)), "memory of its own"),
+        (_freed(torch.zeros(4, 32)), "memory of its own"),
+        (_freed(torch.zeros(8, 32)[4:]), "memory of its own"),
+        (_freed(torch.zeros(32, 2, 2).transpose(0, 2)), "memory of its own"),
     ],
-    ids=["int", "double", "0-d", "meta", "sparse", "list", "fake"],
+    ids=["int", "double", "0-d", "meta", "sparse", "list", "fake", "zero", "freed", "freed-view", "freed-strided"],
 )
 def test_sources_that_are_refused(x, message):
     with pytest.raises(ConstraintError, match=message):
@@ -151,6 +160,23 @@ def test_decoders_refuse_what_does_not_fit():
     tensor, _ = cpu.quantize(torch.randn(4, 4), scheme_pairs()[0][0], None)
     with pytest.raises(ConstraintError, match="block scales"):
         cpu.swizzle(tensor)
+
+
+@pytest.mark.parametrize("part", ["codes", "scales", "amax"])
+def test_copies_with_freed_parts_are_refused(part):
+    copy, _ = cpu.quantize(torch.randn(32, 64), nvfp4(), None)
+    intact, _ = cpu.quantize(torch.randn(32, 64), nvfp4(), None)
+    _freed(getattr(copy, part))
+    for read in (cpu.dequantize, cpu.swizzle, lambda damaged: cpu.qgemm(damaged, intact)):
+        with pytest.raises(ConstraintError, match="memory of its own"):
+            read(copy)
+
+
+def test_stand_ins_of_torch_func_are_refused():
+    x = torch.randn(8, 64)
+    for transform in (torch.vmap, torch.func.functionalize):
+        with pytest.raises(ConstraintError, match="memory of its own"):
+            transform(lambda a: cpu.amax(a))(x)
 
 
 def test_dequantize_refuses_memory_that_does_not_fit():

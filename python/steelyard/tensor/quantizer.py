@@ -143,6 +143,13 @@ class Quantizer(ABC):
     def _check_quantizable(self, tensor: torch.Tensor) -> None:
         if not (self.rowwise or self.columnwise):
             raise RecipeError(f"{type(self).__name__} must make a copy, got no usage; call set_usage first")
+        if not isinstance(tensor, torch.Tensor | QuantizedTensorStorage):
+            raise RecipeError(f"{type(self).__name__} takes a tensor, got {type(tensor).__name__}; make it one first")
+        if isinstance(tensor, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            raise RecipeError(
+                f"{type(self).__name__} takes a tensor with values, got one of a torch.func transform (vmap, grad, "
+                "jvp, functionalize); quantize outside of the transform"
+            )
         if not self.is_quantizable(tensor):
             raise RecipeError(
                 f"{type(self).__name__} takes float32, bfloat16 or float16 tensors with at least one dim, "

@@ -9,7 +9,7 @@ import torch.distributed
 from steelyard.errors import RecipeError
 from steelyard.quantized_copy import QuantizedCopy
 from steelyard.schemes import Scheme
-from steelyard.tensor import kernels
+from steelyard.tensor import kernels, traced
 from steelyard.tensor.autograd import QuantizeFunction
 from steelyard.tensor.elements import matrix_shape
 from steelyard.tensor.quantizer import GEMM_USAGES, Quantizer, check_kind, is_noop
@@ -127,6 +127,8 @@ class SchemeQuantizer(Quantizer):
     def encode(self, tensor: torch.Tensor, shape: tuple[int, int], row: Scheme | None, col: Scheme | None) -> Copies:
         """The copies of a tensor as a matrix of this shape, by these schemes; nothing is remembered."""
         dense = tensor._decode(tensor.dtype) if isinstance(tensor, SchemeStorage) else tensor
+        if traced.is_freed(dense):
+            raise RecipeError(f"a tensor to quantize must be in memory, got a freed one of shape {tuple(tensor.shape)}")
         matrix = dense.reshape(shape)
         return kernels.quantize(matrix, row, col, **self._operands(matrix, row, col))
 

@@ -165,9 +165,9 @@ class SchemeStorage(QuantizedTensorStorage):
         copy = self._raw_copy(columnwise)
         if copy is None:
             return None
-        if traced.has_memory(copy.codes) and copy.codes.numel() and copy.codes.untyped_storage().nbytes() == 0:
+        if any(map(traced.is_freed, (copy.codes, copy.scales, copy.amax))):
             raise RecipeError(
-                f"the codes of a {type(self).__name__} must be in memory, got freed ones; gather it first"
+                f"the codes and scales of a {type(self).__name__} must be in memory, got freed ones; gather it first"
             )
         if self._with_gemm_swizzled_scales:
             copy.scales = swizzles.unswizzle(copy)

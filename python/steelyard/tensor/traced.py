@@ -13,8 +13,15 @@ from steelyard.schemes import Scheme
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether kernels can read a tensor, rather than a tracer's stand-in."""
+    """Whether a tensor goes to kernels, which refuse one that was freed, rather than to the operators of a tracer."""
     return type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
+
+
+def is_freed(tensor: torch.Tensor | None) -> bool:
+    """Whether the memory of a tensor was given back: torch's own copies would read it all the same."""
+    if tensor is None or not has_memory(tensor) or tensor.is_meta or tensor.layout is not torch.strided:
+        return False
+    return tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
 
 
 @cache

@@ -1,0 +1,54 @@
+"""What the tensor layer refuses, and that the error says what must hold."""
+
+import pytest
+import torch
+
+from steelyard.errors import ConstraintError, RecipeError
+from steelyard.tensor import MXFP8Quantizer
+
+
+def _freed(tensor: torch.Tensor) -> torch.Tensor:
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch._efficientzerotensor((4, 32)),
+        lambda: _freed(torch.randn(4, 32)),
+        lambda: _freed(torch.randn(8, 32)[4:]),
+        lambda: _freed(torch.randn(8, 4, 32).transpose(0, 1)),
+    ],
+    ids=["zero", "freed", "freed-view", "freed-strided"],
+)
+def test_tensors_without_memory_are_refused(quantizer, make):
+    with pytest.raises((RecipeError, ConstraintError), match="memory"):
+        quantizer(make())
+
+
+@pytest.mark.parametrize("part", ["_rowwise_data", "_rowwise_scale_inv"])
+def test_a_tensor_whose_parts_were_freed_is_not_decoded(part):
+    quantized = MXFP8Quantizer()(torch.randn(64, 32))
+    _freed(getattr(quantized, part))
+    with pytest.raises(RecipeError, match="must be in memory"):
+        quantized.dequantize()
+
+
+def test_an_empty_tensor_needs_no_memory(quantizer):
+    assert quantizer(torch.empty(0, 32)).dequantize().shape == (0, 32)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f, x: torch.func.functionalize(f)(x),
+        lambda f, x: torch.vmap(f)(x),
+        lambda f, x: torch.func.jvp(f, (x,), (x,)),
+        lambda f, x: torch.func.grad(lambda a: f(a).sum())(x),
+    ],
+    ids=["functionalize", "vmap", "jvp", "grad"],
+)
+def test_transforms_of_torch_func_are_refused(quantizer, transform):
+    with pytest.raises(RecipeError, match=r"outside of the transform"):
+        transform(lambda a: quantizer(a).dequantize(), torch.randn(4, 32))
