@@ -86,10 +86,13 @@ def _remember(signature: tuple) -> None:
 
 
 def _describe_ill_formed(op: ScaledOp, error: Exception) -> str:
-    declared = [field.name for field in op._fields if isinstance(field, ext.AttributeDef)]
-    missing = [name for name in declared if name not in op.attributes]
-    if missing:
-        return f"requires attribute '{missing[0]}'"
+    for name in op._signature_attributes():
+        if name not in op.attributes:
+            return f"requires attribute '{name}'"
+    for field in op._fields:
+        declares_kind = isinstance(field, ext.AttributeDef) and field.constraint is not Any
+        if declares_kind and not isinstance(op.attributes[field.name], field.constraint):
+            return f"attribute '{field.name}' must be a {field.constraint.__name__}, got {op.attributes[field.name]}"
     return f"must have the operands, results and attributes it declares: {error}"
 
 

@@ -33,9 +33,12 @@ class PassOption:
                 raise PipelineError(f"option '{self.name}' of {pass_name} must be true or false, got '{text}'")
             return text.lower() in _TRUE
         try:
-            return self.type(text)
+            value = self.type(text)
+            if self.type is int and not 0 <= value < 2**31:
+                raise ValueError
+            return value
         except ValueError:
-            wanted = f"an {self.type.__name__}"
+            wanted = "an int from 0 to 2147483647" if self.type is int else f"a {self.type.__name__}"
             raise PipelineError(f"option '{self.name}' of {pass_name} must be {wanted}, got '{text}'") from None
 
 

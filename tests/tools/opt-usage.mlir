@@ -10,7 +10,7 @@
 // OPTION: scaled-canonicalize has no option 'speed'; its options: max-rewrites
 
 // RUN: not steelyard-opt %s -p 'scaled-canonicalize{max-rewrites=many}' 2>&1 | FileCheck %s --check-prefix=VALUE
-// VALUE: option 'max-rewrites' of scaled-canonicalize must be an int, got 'many'
+// VALUE: option 'max-rewrites' of scaled-canonicalize must be an int from 0 to 2147483647, got 'many'
 
 // RUN: not steelyard-opt %s -p 'scaled-apply-recipe' 2>&1 | FileCheck %s --check-prefix=REQUIRED
 // REQUIRED: scaled-apply-recipe needs the option 'recipe', as in scaled-apply-recipe{recipe=...}

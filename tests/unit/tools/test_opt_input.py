@@ -1,5 +1,7 @@
 """`steelyard-opt` as a process: bad input of every kind gets a diagnostic and exit code 1 or 2."""
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +31,7 @@ def opt(*arguments: str, text: bytes | None = None, **keywords) -> subprocess.Co
         (b"func.func @f(%x: f32) -> f64 { return %x : f32 }", "1:32", "doesn't match function result type"),
         (b'%0 = "scaled.frobnicate"() : () -> i32', "1:6", "unregistered operation 'scaled.frobnicate'"),
         (b'%0 = "scaled.amax"() : () -> i32', "1:6", "requires attribute 'per_row' [amax_c0]"),
+        (b"func.func @f() {\n  %0 = arith.constant " + b"9" * 100000 + b" : i64 return }", "2:23", "2048 digits"),
         (bytes(range(1, 128)) * 50, "1:1", "error"),
         (b"ML\xefRgarbage", "", "error"),
     ],
@@ -82,6 +85,64 @@ def test_a_closed_pipe_is_no_traceback(tmp_path):
     assert run.returncode == 1
     assert "cannot write standard output: Broken pipe" in run.stderr.decode()
     assert "Traceback" not in run.stderr.decode()
+
+
+@pytest.mark.parametrize("redirection", ["--help | true", "--help > /dev/full", "--list-passes | true"])
+def test_help_into_nothing_is_no_traceback(redirection):
+    tool = f"{sys.executable} -m steelyard.tools.opt {redirection}"
+    run = subprocess.run(["bash", "-c", f"{tool}; exit ${{PIPESTATUS[0]}}"], capture_output=True, check=False)
+    assert run.returncode == 1
+    assert "cannot write standard output" in run.stderr.decode()
+    assert "Traceback" not in run.stderr.decode()
+
+
+@pytest.mark.parametrize("redirection", ["<&-", "{source} >&-", "{source} 2>&-"])
+def test_closed_streams_are_no_traceback(redirection, tmp_path):
+    source = tmp_path / "a.mlir"
+    source.write_text(GOOD)
+    tool = f"{sys.executable} -m steelyard.tools.opt {redirection.format(source=source)}"
+    run = subprocess.run(["bash", "-c", tool], capture_output=True, check=False)
+    assert run.returncode == 1
+    assert "Traceback" not in run.stderr.decode()
+
+
+WAITING_TOOL = """
+import os, sys, time
+from steelyard.passes.registry import register_pass
+from steelyard.tools.opt import main
+
+@register_pass
+def wait(module):
+    "Wait."
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_stopping_the_tool_stops_its_child(tmp_path):
+    script, source = tmp_path / "run.py", tmp_path / "a.mlir"
+    script.write_text(WAITING_TOOL)
+    source.write_text(GOOD)
+    tool = subprocess.Popen([sys.executable, script, source, "-p", "scaled-wait"], stdout=subprocess.PIPE, text=True)
+    child = int(tool.stdout.readline())
+    tool.terminate()
+    assert tool.wait(20) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+
+
+def test_an_impossible_folder_for_dumps_or_reproducers_is_said(tmp_path):
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    run = opt(f"--mlir-print-ir-tree-dir={blocker}/tree", "-p", "cse", text=GOOD.encode())
+    assert run.returncode == 1
+    assert "cannot make" in run.stderr.decode()
+    flags = [f"--mlir-pass-pipeline-crash-reproducer={blocker}/r.mlir", "-p", "scaled-apply-recipe{recipe=fp9}"]
+    run = opt(*flags, text=GOOD.encode())
+    assert run.returncode == 1
+    assert "no reproducer could be written" in run.stderr.decode()
 
 
 def test_wrong_usage_exits_with_2():

@@ -18,9 +18,9 @@ def check_mutants(seed: int, count: int) -> None:
         outcome = mutate.run(text, pipeline)
         assert outcome.is_graceful, f"{outcome.how} with pipeline {pipeline!r} on {text!r}\n{outcome.stderr}"
         exit_codes[outcome.exit_code] += 1
-    # Mutants that all fail, or none, would show a harness that tests nothing.
-    assert exit_codes[0] > 0
-    assert exit_codes[1] > 0
+    # Passes run only on what parses and verifies, and only what does not tests the diagnostics.
+    assert exit_codes[0] > count / 8
+    assert exit_codes[1] > count / 4
 
 
 def test_some_mutants():

@@ -1,8 +1,10 @@
 """The command line of `steelyard-opt`: mlir-opt's flags."""
 
 import argparse
+import os
 import sys
 import textwrap
+from contextlib import suppress
 
 EXIT_OK, EXIT_DIAGNOSTICS, EXIT_USAGE = 0, 1, 2
 
@@ -16,15 +18,13 @@ class _HelpAction(argparse.Action):
     """Help that ends with the passes; they are loaded only when somebody asks."""
 
     def __call__(self, parser, namespace, values, option_string=None):
-        parser.print_help()
-        print()
-        print(describe_passes())
+        print(f"{parser.format_help()}\n{describe_passes()}", flush=True)
         parser.exit(EXIT_OK)
 
 
 class _ListAction(argparse.Action):
     def __call__(self, parser, namespace, values, option_string=None):
-        print(list_passes())
+        print(list_passes(), flush=True)
         parser.exit(EXIT_OK)
 
 
@@ -63,6 +63,12 @@ def _add_printing_flags(add) -> None:
     add("--mlir-print-ir-after-all", action="store_true", help="print the IR after every pass")
     add("--mlir-print-ir-after-change", action="store_true", help="print the IR after every pass that changed it")
     add("--mlir-print-ir-tree-dir", metavar="DIR", help="write the IR after every pass into files below this folder")
+
+
+def drop_standard_output() -> None:
+    """Nothing more can reach a closed pipe or a full disk, and Python would complain about it at exit."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _with_two_dashes(argument: str) -> str:

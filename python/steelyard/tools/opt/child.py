@@ -25,27 +25,30 @@ class Outcome:
 
 def run_in_child(work: Callable[[], int], time_limit: float) -> Outcome:
     """Fork, run `work` and exit with what it returns; the parent waits, no longer than the limit."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     pid = os.fork()
     if pid == 0:
         _run_and_exit(work)
+    # Whoever stops the tool stops the work.
+    previous = signal.signal(signal.SIGTERM, lambda *_: _kill_and_exit(pid))
     try:
         return _wait(pid, time.monotonic() + time_limit)
     except KeyboardInterrupt:
         _kill(pid)
         raise
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _run_and_exit(work: Callable[[], int]) -> None:
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     code = 1
     try:
         code = work()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _flush()
     finally:
         # Skips interpreter shutdown: it would run the parent's exit handlers a second time.
         os._exit(code)
@@ -65,6 +68,17 @@ def _wait(pid: int, deadline: float) -> Outcome:
     if os.WIFSIGNALED(status):
         return Outcome(signal_name=signal.Signals(os.WTERMSIG(status)).name)
     return Outcome(exit_code=os.WEXITSTATUS(status))
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+
+
+def _kill_and_exit(pid: int) -> None:
+    _kill(pid)
+    os._exit(128 + signal.SIGTERM)
 
 
 def _kill(pid: int) -> None:

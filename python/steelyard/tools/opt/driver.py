@@ -15,11 +15,11 @@ from torch_mlir.passmanager import PassManager
 from steelyard.dialect import make_context
 from steelyard.dialect.printing import print_module
 from steelyard.errors import PipelineError
-from steelyard.passes.pipeline import Element, add_element, parse_pipeline
-from steelyard.tools.opt.arguments import EXIT_DIAGNOSTICS, EXIT_OK, EXIT_USAGE
+from steelyard.passes.pipeline import Element, add_element, build_pass_manager, parse_pipeline
+from steelyard.tools.opt.arguments import EXIT_DIAGNOSTICS, EXIT_OK, EXIT_USAGE, drop_standard_output
 from steelyard.tools.opt.diagnostics import Diagnostic, format_diagnostic, from_mlir
 from steelyard.tools.opt.expectations import compare, find_expectations
-from steelyard.tools.opt.reproducer import write_reproducer
+from steelyard.tools.opt.reproducer import describe_reproducer
 from steelyard.tools.opt.source import Source
 
 SEPARATOR = b"// -----\n"
@@ -44,7 +44,10 @@ def run(source: Source, arguments: argparse.Namespace) -> int:
         elements = parse_pipeline(arguments.pass_pipeline)
         _check_printing_flags(arguments, elements)
         context = make_context()
-        _make_manager(elements, context, arguments)
+        build_pass_manager(elements, context)
+        _make_tree_folder(arguments.mlir_print_ir_tree_dir)
+    except OSError as error:
+        return _say(f"steelyard-opt: error: cannot make '{error.filename}': {error.strerror}", EXIT_DIAGNOSTICS)
     except PipelineError as error:
         return _say(f"steelyard-opt: error: {error}", EXIT_USAGE)
     if arguments.dump_pass_pipeline:
@@ -58,6 +61,12 @@ def run(source: Source, arguments: argparse.Namespace) -> int:
     if arguments.verify_diagnostics or (exit_code and not any(outputs)):
         return exit_code
     return max(exit_code, _write(SEPARATOR.join(outputs), arguments.output))
+
+
+def _make_tree_folder(path: str | None) -> None:
+    # MLIR writes nothing, and says nothing, where it cannot.
+    if path is not None:
+        Path(path).mkdir(parents=True, exist_ok=True)
 
 
 def _process(
@@ -160,11 +169,15 @@ def _report(result: ChunkResult, chunk: str | bytes, name: str, arguments: argpa
         diagnostics = compare(find_expectations(chunk) if isinstance(chunk, str) else [], diagnostics)
     for diagnostic in diagnostics:
         _say(format_diagnostic(diagnostic, name, lines), EXIT_OK)
-    if result.failed_pass and not arguments.verify_diagnostics and isinstance(chunk, str):
-        where = write_reproducer(chunk, arguments.pass_pipeline, arguments.reproducer)
-        _say(f"{name}: note: a reproducer is in {where}", EXIT_OK)
+    if result.failed_pass and not arguments.verify_diagnostics:
+        text = chunk if isinstance(chunk, str) else _text_of_bytecode(chunk)
+        _say(f"{name}: note: {describe_reproducer(text, arguments.pass_pipeline, arguments.reproducer)}", EXIT_OK)
     failed = bool(diagnostics) if arguments.verify_diagnostics else result.has_errors
     return EXIT_DIAGNOSTICS if failed else EXIT_OK
+
+
+def _text_of_bytecode(data: bytes) -> str:
+    return str(ir.Module.parse(data, make_context()))
 
 
 def _write(data: bytes, path: str) -> int:
@@ -175,9 +188,7 @@ def _write(data: bytes, path: str) -> int:
         else:
             _replace(Path(path), data)
     except OSError as error:
-        # Nothing more can reach a closed pipe, and Python would complain about it at exit.
-        with suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        drop_standard_output()
         target = "standard output" if path == "-" else f"'{path}'"
         return _say(f"steelyard-opt: error: cannot write {target}: {error.strerror}", EXIT_DIAGNOSTICS)
     return EXIT_OK

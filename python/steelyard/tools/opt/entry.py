@@ -3,15 +3,22 @@
 import argparse
 import sys
 
-from steelyard.tools.opt.arguments import EXIT_DIAGNOSTICS, parse_arguments
+from steelyard.tools.opt.arguments import EXIT_DIAGNOSTICS, drop_standard_output, parse_arguments
 from steelyard.tools.opt.child import Outcome, run_in_child
-from steelyard.tools.opt.reproducer import write_reproducer
+from steelyard.tools.opt.reproducer import describe_reproducer
 from steelyard.tools.opt.source import Source, SourceError, check_text, read_source
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run `steelyard-opt`; returns the exit code."""
-    arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
+    if sys.stdout is None or sys.stderr is None:
+        # Nowhere to write to or to complain to; writing to a closed descriptor would hit whatever file has it next.
+        return EXIT_DIAGNOSTICS
+    try:
+        arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
+    except OSError as error:
+        drop_standard_output()
+        return _fail(f"steelyard-opt: error: cannot write standard output: {error.strerror}")
     try:
         source = read_source(arguments.input)
     except OSError as error:
@@ -40,8 +47,9 @@ def main(argv: list[str] | None = None) -> int:
 def _report_death(outcome: Outcome, source: Source, arguments: argparse.Namespace) -> int:
     message = f"{source.name}:1:1: error: compiling this input {outcome.describe_failure(arguments.time_limit)}"
     if not source.is_bytecode:
-        where = write_reproducer(source.data.decode(), arguments.pass_pipeline, arguments.reproducer)
-        message += f"\n{source.name}: note: a reproducer is in {where}"
+        text = source.data.decode()
+        message += f"\n{source.name}: note: "
+        message += describe_reproducer(text, arguments.pass_pipeline, arguments.reproducer)
     return _fail(message)
 
 

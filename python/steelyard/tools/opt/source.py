@@ -1,17 +1,23 @@
 """The input text: reading it, splitting it, and refusing what MLIR's parser cannot survive."""
 
+import errno
 import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+MAX_DIGITS = 2048
+"""Longest integer. MLIR converts digits in quadratic time: a hundred thousand of them take minutes."""
 
 MAX_NESTING = 256
 """Deepest bracket nesting. MLIR's parser recurses once a level and overflows the stack at some thousands."""
 
 _BYTECODE_MAGIC = b"ML\xefR"
 _SEPARATOR = re.compile(r"^// -----.*$", re.MULTILINE)
+_STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 _TOKEN = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|[(){}\[\]<>]|->')
 _OPENING, _CLOSING = "({[<", ")}]>"
+_DIGITS = re.compile(rf"[0-9a-fA-FxX]{{{MAX_DIGITS + 1}}}")
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,8 @@ class Source:
 def read_source(path: str) -> Source:
     """Read a file, or standard input for `-`; raises `OSError`."""
     if path == "-":
+        if sys.stdin is None:
+            raise OSError(errno.EBADF, "standard input is closed")
         return Source("<stdin>", sys.stdin.buffer.read())
     return Source(path, Path(path).read_bytes())
 
@@ -70,6 +78,7 @@ def check_text(source: Source) -> None:
         line, column = _position(source.data, error.start)
         raise SourceError(line, column, f"text must be UTF-8, got byte 0x{source.data[error.start]:02x}") from None
     _check_nesting(text)
+    _check_digits(text)
 
 
 def _check_nesting(text: str) -> None:
@@ -83,6 +92,13 @@ def _check_nesting(text: str) -> None:
                 raise SourceError(line, column, f"brackets must not nest deeper than {MAX_NESTING}")
         elif token in _CLOSING:
             depth = max(depth - 1, 0)
+
+
+def _check_digits(text: str) -> None:
+    # Hexadecimal data inside a string may be as long as it likes.
+    for match in _DIGITS.finditer(_STRING.sub(lambda found: " " * len(found.group()), text)):
+        line, column = _position(text.encode(), len(text[: match.start()].encode()))
+        raise SourceError(line, column, f"numbers must not be longer than {MAX_DIGITS} digits")
 
 
 def _position(data: bytes, offset: int) -> tuple[int, int]:
