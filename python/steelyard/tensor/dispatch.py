@@ -3,6 +3,7 @@
 import torch
 from torch.utils._pytree import tree_map
 
+from steelyard.errors import RecipeError
 from steelyard.tensor.elements import HIGH_PRECISION
 from steelyard.tensor.scheme_storage import SchemeStorage
 from steelyard.tensor.views import read_box, view_copy
@@ -13,8 +14,20 @@ aten = torch.ops.aten
 def dispatch(func, args, kwargs):
     """Run an operation that has a quantized tensor among its arguments."""
     handler = _HANDLERS.get(func)
+    if handler is None:
+        _check_keeps_shape(func, args)
     result = NotImplemented if handler is None else handler(func, *args, **kwargs)
     return _run_decoded(func, args, kwargs) if result is NotImplemented else result
+
+
+def _check_keeps_shape(func, args) -> None:
+    """Refuse operations that change the shape or the memory of a tensor under its codes."""
+    if torch.Tag.inplace_view in func.tags and isinstance(args[0], SchemeStorage):
+        name = func._schema.name.removeprefix("aten::")
+        raise RecipeError(
+            f"a quantized tensor must keep its shape and memory, got {name} on a {type(args[0]).__name__}; make a "
+            "view of it instead, or dequantize() first"
+        )
 
 
 def _run_decoded(func, args, kwargs):
@@ -166,6 +179,10 @@ def _alias(func, tensor):
     return tensor._shallow_copy()
 
 
+def _itself(func, tensor):
+    return tensor
+
+
 def _clone(func, tensor, **kwargs):
     return _map_parts(tensor, lambda part: part.clone(memory_format=torch.contiguous_format), func, kwargs)
 
@@ -253,6 +270,7 @@ _HANDLERS = {
     **dict.fromkeys(_VIEWS, _view),
     aten.as_strided.default: _as_strided,
     aten.detach.default: _alias,
+    aten.detach_.default: _itself,
     aten.alias.default: _alias,
     aten.clone.default: _clone,
     aten._to_copy.default: _to_copy,

@@ -91,6 +91,18 @@ class QuantizedTensor(torch.Tensor, SchemeStorage):  # pyright: ignore[reportInc
         # The default setter would leave the old codes under the new tensor.
         self.quantize_(value)
 
+    def share_memory_(self) -> "QuantizedTensor":
+        """Move the parts to shared memory, in place."""
+        for part in self._parts():
+            part.share_memory_()
+        return self
+
+    def is_shared(self) -> bool:
+        return all(part.is_shared() for part in self._parts())
+
+    def _parts(self) -> list[torch.Tensor]:
+        return [part for name in self.PARTS if (part := getattr(self, name)) is not None]
+
     def __repr__(self, *, tensor_contents=None) -> str:
         usages = " and ".join(name for name, exists in self.get_usages().items() if exists)
         if not usages:

@@ -52,3 +52,32 @@ def test_an_empty_tensor_needs_no_memory(quantizer):
 def test_transforms_of_torch_func_are_refused(quantizer, transform):
     with pytest.raises(RecipeError, match=r"outside of the transform"):
         transform(lambda a: quantizer(a).dequantize(), torch.randn(4, 32))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensor: tensor.t_(),
+        lambda tensor: tensor.transpose_(0, 1),
+        lambda tensor: tensor.swapaxes_(0, 1),
+        lambda tensor: tensor.unsqueeze_(0),
+        lambda tensor: tensor.squeeze_(0),
+        lambda tensor: tensor.as_strided_((2, 2), (1, 1)),
+        lambda tensor: tensor.resize_(4, 4),
+        lambda tensor: tensor.resize_as_(torch.ones(4, 4)),
+        lambda tensor: tensor.set_(),
+        lambda tensor: tensor.set_(torch.ones(4)),
+        lambda tensor: tensor.set_(torch.ones(4).untyped_storage()),
+    ],
+)
+def test_changing_the_shape_in_place_is_refused_untouched(quantizer, change):
+    quantized = quantizer(torch.randn(64, 32))
+    values = quantized.dequantize()
+    with pytest.raises(RecipeError, match="must keep its shape and memory"):
+        change(quantized)
+    assert (quantized.shape, quantized.stride()) == ((64, 32), (32, 1))
+    assert torch.equal(quantized.dequantize(), values)
+
+
+def test_a_plain_tensor_takes_the_shape_of_a_quantized_one(quantizer):
+    assert torch.ones(2).resize_as_(quantizer(torch.randn(64, 32))).shape == (64, 32)

@@ -148,3 +148,20 @@ def test_a_process_group_is_left_behind():
     assert pickled(quantizer).amax_reduction_group is None
     assert quantizer == NVFP4Quantizer()
     assert MXFP8Quantizer() != quantizer
+
+
+def test_sharing_memory_shares_the_parts(quantizer):
+    quantized = quantizer(torch.randn(64, 32))
+    values, alias = quantized.dequantize(), quantized.detach()
+    assert not quantized.is_shared()
+    assert quantized.share_memory_() is quantized
+    assert quantized.is_shared()
+    assert alias.is_shared()
+    assert torch.equal(quantized.dequantize(), values)
+
+
+def test_sharing_a_module_shares_its_quantized_parameters():
+    module = torch.nn.Linear(32, 64)
+    module.weight = torch.nn.Parameter(MXFP8Quantizer()(torch.randn(64, 32)))
+    assert module.share_memory().weight.is_shared()
+    assert module.weight._rowwise_data.is_shared()
