@@ -213,14 +213,14 @@ def _map_parts(tensor, change, func, kwargs, dtype=None):
 def _new(func, tensor, size=None, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
     """A tensor of the same format that holds zeros."""
     shape = tensor.shape if size is None else size
-    elsewhere = device is not None and torch.device(device) != tensor.device
-    if (dtype or tensor.dtype) not in HIGH_PRECISION or elsewhere or len(shape) == 0:
+    device = tensor.device if device is None else torch.device(device)
+    if (dtype or tensor.dtype) not in HIGH_PRECISION or device.type not in ("cpu", "meta") or len(shape) == 0:
         return NotImplemented
     quantizer = tensor._quantizer.copy()
     quantizer.amax_reduction_group, quantizer.internal = None, False
     quantizer.optimize_for_gemm = tensor._with_gemm_swizzled_scales
     quantizer.set_usage(**tensor.get_usages())
-    return quantizer.make_empty(shape, dtype=dtype or tensor.dtype, device=tensor.device)
+    return quantizer.make_empty(shape, dtype=dtype or tensor.dtype, device=device)
 
 
 def _copy_(func, dst, src, non_blocking=False):

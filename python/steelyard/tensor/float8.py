@@ -91,7 +91,7 @@ class Float8Quantizer(SchemeQuantizer):
 
     def observe(self, copies) -> None:
         made = copies[0] or copies[1]
-        if made is not None and made.amax is not None:
+        if made is not None and made.amax is not None and not made.amax.is_meta:
             self.amax.copy_(made.amax.reshape(self.amax.shape))
 
     # Two delayed quantizers with the same numbers now may differ after the next step.

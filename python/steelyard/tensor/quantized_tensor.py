@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import torch
 
+from steelyard.errors import RecipeError
 from steelyard.tensor import dispatch, fsdp
 from steelyard.tensor.autograd import DequantizeFunction
 from steelyard.tensor.elements import matrix_shape
@@ -89,6 +90,11 @@ class QuantizedTensor(torch.Tensor, SchemeStorage):  # pyright: ignore[reportInc
     @data.setter
     def data(self, value: torch.Tensor) -> None:
         # The default setter would leave the old codes under the new tensor.
+        if value.dtype != self.dtype:
+            raise RecipeError(
+                f"data must be set to {self.dtype}, which the {type(self).__name__} presents, got {value.dtype}; "
+                "put dequantize() in its place to change the dtype"
+            )
         self.quantize_(value)
 
     def share_memory_(self) -> "QuantizedTensor":
@@ -107,7 +113,7 @@ class QuantizedTensor(torch.Tensor, SchemeStorage):  # pyright: ignore[reportInc
         usages = " and ".join(name for name, exists in self.get_usages().items() if exists)
         if not usages:
             return f"{type(self).__name__}(shape={tuple(self.shape)}, cleared)"
-        values = repr(self._decode(self.dtype))
+        values = self._shown_values()
         grad = ", requires_grad=True" if self.requires_grad else ""
         return f"{type(self).__name__}({values}, {usages}{grad})"
 

@@ -57,6 +57,7 @@ class Quantizer(ABC):
 
     def quantize(self, tensor: torch.Tensor, *, out=None, dtype: torch.dtype | None = None):
         """A quantized tensor that presents `dtype` (by default the tensor's), or `out`, overwritten."""
+        check_presented(dtype, out)
         if out is not None:
             return self.update_quantized(tensor, out)
         self._check_quantizable(tensor)
@@ -155,6 +156,14 @@ class Quantizer(ABC):
                 f"{type(self).__name__} takes float32, bfloat16 or float16 tensors with at least one dim, "
                 f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
             )
+
+
+def check_presented(dtype: torch.dtype | None, out=None) -> None:
+    """Refuse a dtype that no quantized tensor presents, or that `out` already decides."""
+    if dtype is not None and dtype not in HIGH_PRECISION:
+        raise RecipeError(f"dtype must be float32, bfloat16 or float16, got {dtype}; dequantize(dtype=) gives others")
+    if dtype is not None and out is not None:
+        raise RecipeError(f"out already presents a dtype, got dtype={dtype} beside it; pass one of them")
 
 
 def check_kind(kind: str) -> None:

@@ -12,7 +12,7 @@ from steelyard.schemes import Scheme
 from steelyard.tensor import kernels, traced
 from steelyard.tensor.autograd import QuantizeFunction
 from steelyard.tensor.elements import matrix_shape
-from steelyard.tensor.quantizer import GEMM_USAGES, Quantizer, check_kind, is_noop
+from steelyard.tensor.quantizer import GEMM_USAGES, Quantizer, check_kind, check_presented, is_noop
 from steelyard.tensor.scheme_storage import SchemeStorage
 
 Copies = tuple[QuantizedCopy | None, QuantizedCopy | None]
@@ -49,6 +49,7 @@ class SchemeQuantizer(Quantizer):
         return new
 
     def quantize(self, tensor: torch.Tensor, *, out=None, dtype: torch.dtype | None = None):
+        check_presented(dtype, out)
         if out is not None:
             return self.update_quantized(tensor, out)
         self._check_quantizable(tensor)
@@ -92,6 +93,7 @@ class SchemeQuantizer(Quantizer):
 
     def make_empty(self, shape, *, dtype: torch.dtype = torch.float32, device=None, requires_grad: bool = False):
         # Encoding zeros gives every part its shape, and values that decode to zero; other ranks are not asked.
+        check_presented(dtype)
         alone = self.copy()
         alone.amax_reduction_group = None
         zeros = torch.zeros(shape, dtype=dtype, device=device)

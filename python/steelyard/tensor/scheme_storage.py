@@ -101,7 +101,12 @@ class SchemeStorage(QuantizedTensorStorage):
 
     def __repr__(self) -> str:
         usages = " and ".join(name for name, exists in self.get_usages().items() if exists) or "no"
-        return f"{type(self).__name__}({self.dequantize() if usages != 'no' else '...'}, {usages} copies)"
+        return f"{type(self).__name__}({self._shown_values() if usages != 'no' else '...'}, {usages} copies)"
+
+    def _shown_values(self) -> str:
+        if any(traced.is_freed(getattr(self, name)) for name in self.PARTS):
+            return f"freed, size={tuple(self._shape)}"
+        return repr(self._decode(self._dtype))
 
     def get_usages(self) -> dict[str, bool]:
         return {"rowwise": self._has(False), "columnwise": self._has(True)}

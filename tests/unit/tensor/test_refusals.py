@@ -5,6 +5,7 @@ import torch
 
 from steelyard.errors import ConstraintError, RecipeError
 from steelyard.tensor import MXFP8Quantizer
+from steelyard.tensor.reference import CurrentScalingQuantizerRef
 
 
 def _freed(tensor: torch.Tensor) -> torch.Tensor:
@@ -81,3 +82,32 @@ def test_changing_the_shape_in_place_is_refused_untouched(quantizer, change):
 
 def test_a_plain_tensor_takes_the_shape_of_a_quantized_one(quantizer):
     assert torch.ones(2).resize_as_(quantizer(torch.randn(64, 32))).shape == (64, 32)
+
+
+def test_a_dtype_that_is_not_high_precision_is_refused(quantizer):
+    for make in (
+        lambda dtype: quantizer(torch.randn(4, 32), dtype=dtype),
+        lambda dtype: quantizer.make_empty((4, 32), dtype=dtype),
+        lambda dtype: CurrentScalingQuantizerRef()(torch.randn(4, 32), dtype=dtype),
+    ):
+        with pytest.raises(RecipeError, match=r"dtype must be float32, bfloat16 or float16, got torch.float64"):
+            make(torch.float64)
+
+
+@pytest.mark.parametrize("make", [MXFP8Quantizer, CurrentScalingQuantizerRef])
+def test_a_dtype_beside_out_is_refused(make):
+    out = make()(torch.randn(4, 32))
+    with pytest.raises(RecipeError, match=r"got dtype=torch.bfloat16 beside it"):
+        make().quantize(torch.randn(4, 32), out=out, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    "convert", [torch.nn.Module.double, torch.nn.Module.half, lambda module: module.to(torch.double)]
+)
+def test_a_module_that_would_change_the_dtype_of_codes_is_refused(quantizer, convert):
+    module = torch.nn.Linear(32, 64, bias=False)
+    module.weight = torch.nn.Parameter(quantizer(torch.randn(64, 32)))
+    values = module.weight.dequantize()
+    with pytest.raises(RecipeError, match=r"dequantize\(\)"):
+        convert(module)
+    assert torch.equal(module.weight.dequantize(), values)
