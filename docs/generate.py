@@ -81,7 +81,8 @@ op works on builtin `tensor` and on `!torch.vtensor` operands, with dims that ar
 takes ragged edges: what is missing in a block counts as zero.
 
 Each constraint has a name, which stands in the diagnostic of an op that breaks it. Besides those listed, an op that
-lacks an operand or attribute it declares fails as `<op>_c0`.
+lacks an operand or attribute it declares fails as `<op>_c0`. Types and attributes are checked where an op of the
+dialect uses them: one that only a function's signature or another dialect's op names is not.
 """
 
 _PASSES_INTRODUCTION = """\

@@ -96,11 +96,13 @@ class CompiledModule(torch.nn.Module):
 
     def lower(self, *arguments, **keywords) -> "CompiledModule":
         """Compile for arguments like these, now. The call that does so leaves buffers and random state as they were."""
-        before = {name: buffer.clone() for name, buffer in self.named_buffers()}
+        before = [(buffer, buffer.clone()) for buffer in self.buffers()]
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            self(*arguments, **keywords)
-            for name, buffer in self.named_buffers():
-                buffer.copy_(before[name])
+            try:
+                self(*arguments, **keywords)
+            finally:
+                for buffer, value in before:
+                    buffer.copy_(value)
         return self
 
     def ir(self, stage: str) -> str:

@@ -35,7 +35,7 @@
 // TIMING: scaled-canonicalize
 
 // RUN: steelyard-opt %s --mlir-print-debuginfo | FileCheck %s --check-prefix=LOC
-// LOC: loc(
+// LOC: loc("{{.*}}opt-flags.mlir":{{[0-9]+}}:
 
 // RUN: steelyard-opt --list-passes | FileCheck %s --check-prefix=LIST
 // LIST: scaled-canonicalize {{.*}}Simplify

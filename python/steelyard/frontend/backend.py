@@ -27,7 +27,12 @@ class Backend:
         parameters = self._parameter_names(graph_module, example_inputs)
 
         def compile_inference(aten: torch.fx.GraphModule, inputs: Sequence) -> Callable:
-            return self._compile(aten, parameters if len(parameters) == len(inputs) else [None] * len(inputs))
+            if len(parameters) != len(inputs):
+                raise UnsupportedModelError(
+                    f"torch changed the inputs of a graph from {len(parameters)} to {len(inputs)}, so that its "
+                    "parameters cannot be told; please report the model"
+                )
+            return self._compile(aten, parameters)
 
         return aot_autograd(
             fw_compiler=_refuse_training, bw_compiler=_refuse_training, inference_compiler=compile_inference

@@ -2,7 +2,9 @@
 
 import argparse
 import io
+import json
 import os
+import re
 import sys
 import tempfile
 from contextlib import suppress
@@ -84,7 +86,7 @@ def _process(
         result.failed_pass = True
         _make_manager(elements, context, arguments).run(module.operation)
         result.failed_pass = False
-        result.output = _print(module, arguments)
+        result.output = _print(module, name, arguments)
     except ir.MLIRError as error:
         result.diagnostics += _errors(error, name)
     except Exception as error:  # a bug of ours must still name the input and leave a reproducer
@@ -150,7 +152,7 @@ def _names(text: str) -> set[str]:
     return {name.strip() for name in text.split(",") if name.strip()}
 
 
-def _print(module: ir.Module, arguments: argparse.Namespace) -> bytes:
+def _print(module: ir.Module, name: str, arguments: argparse.Namespace) -> bytes:
     operation = module.operation
     if arguments.emit_bytecode:
         buffer = io.BytesIO()
@@ -158,8 +160,13 @@ def _print(module: ir.Module, arguments: argparse.Namespace) -> bytes:
         return buffer.getvalue()
     debug_info = arguments.mlir_print_debuginfo
     if arguments.mlir_print_local_scope:
-        return (operation.get_asm(enable_debug_info=debug_info, use_local_scope=True).rstrip("\n") + "\n").encode()
-    return (print_module(operation, debug_info=debug_info).rstrip("\n") + "\n").encode()
+        text = operation.get_asm(enable_debug_info=debug_info, use_local_scope=True)
+    else:
+        text = print_module(operation, debug_info=debug_info)
+    if debug_info:
+        # The parser calls every text that it gets from memory "-".
+        text = re.sub(r'(?<!\\)"-":(?=\d)', lambda _: f"{json.dumps(name)}:", text)
+    return (text.rstrip("\n") + "\n").encode()
 
 
 def _report(result: ChunkResult, chunk: str | bytes, name: str, arguments: argparse.Namespace) -> int:
