@@ -4,9 +4,8 @@ from typing import Literal, overload
 
 import torch
 
-from steelyard.errors import ConstraintError
 from steelyard.quantized_copy import QuantizedCopy
-from steelyard.reference.gemm import EPILOGUES, check_epilogue, check_operands
+from steelyard.reference.gemm import EPILOGUES, check_addends, check_epilogue, check_operands
 from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.arguments import DTYPES, check_copy, check_disjoint, check_tensor, require, scheme_bits
 
@@ -63,13 +62,13 @@ def qgemm(
     check_epilogue(epilogue, accumulate, residual, preactivation)
     check_copy(a, "a")
     check_copy(b, "b")
-    shape = _outer(a), _outer(b)
-    addends = [_addend(tensor, shape) for tensor in (bias, accumulate, residual)]
-    require(out_dtype in DTYPES, "gemm_out", f"out_dtype must be float32, bfloat16 or float16, got {out_dtype}")
+    given = {"bias": bias, "accumulate": accumulate, "residual": residual}
+    shape = check_addends(a, b, given, out_dtype)
+    addends = [_addend(name, tensor, shape) for name, tensor in given.items()]
     if out is None:
         out = torch.empty(shape, dtype=out_dtype)
     else:
-        _check_out(out, shape, out_dtype, a, b, {"bias": bias, "accumulate": accumulate, "residual": residual})
+        _check_out(out, shape, out_dtype, a, b, given)
         torch.autograd.graph.increment_version(out)
     kept = torch.empty(shape, dtype=out_dtype) if preactivation else None
     if out.numel() > 0:
@@ -90,27 +89,16 @@ def _matrix(tensor: torch.Tensor) -> tuple:
     return tensor.data_ptr(), DTYPES[tensor.dtype], *tensor.shape, *tensor.stride()
 
 
-def _outer(copy: QuantizedCopy) -> int:
-    return copy.shape[1 if copy.columnwise else 0]
-
-
 def _operand(copy: QuantizedCopy) -> tuple:
     amax = 0 if copy.amax is None else copy.amax.data_ptr()
     return scheme_bits(copy.scheme), copy.columnwise, copy.codes.data_ptr(), copy.scales.data_ptr(), amax, *copy.shape
 
 
-def _addend(tensor: torch.Tensor | None, shape: tuple[int, int]) -> tuple:
+def _addend(name: str, tensor: torch.Tensor | None, shape: tuple[int, int]) -> tuple:
     """A matrix, or a row that every row of the output gets."""
     if tensor is None:
         return _NO_MATRIX
-    check_tensor(tensor, "bias, accumulate and residual")
-    expected = shape if tensor.dim() == 2 else shape[1:]
-    if tuple(tensor.shape) != expected or tensor.dtype not in DTYPES or tensor.is_neg():
-        raise ConstraintError(
-            "gemm_addend",
-            f"bias must be {shape[1:]}, accumulate and residual {shape} of float32, bfloat16 or float16, "
-            f"got {tuple(tensor.shape)} of {tensor.dtype}",
-        )
+    check_tensor(tensor, name)
     strides = tensor.stride() if tensor.dim() == 2 else (0, *tensor.stride())
     return tensor.data_ptr(), DTYPES[tensor.dtype], *shape, *strides
 

@@ -3,6 +3,7 @@ import torch
 from kernel_cases import nvfp4, scheme_pairs
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from steelyard import reference
 from steelyard.errors import ConstraintError
 from steelyard.runtime import cpu
 from steelyard.schemes import Scheme
@@ -197,3 +198,33 @@ def test_update_scale_refuses_a_matrix_and_an_unknown_algorithm():
         cpu.update_scale(torch.tensor(1.0), torch.ones(2, 2), DELAYED)
     with pytest.raises(ConstraintError, match="most_recent"):
         cpu.update_scale(torch.tensor(1.0), torch.ones(2), DELAYED, algorithm="median")
+
+
+@pytest.mark.parametrize("qgemm", [cpu.qgemm, reference.qgemm], ids=["cpu", "reference"])
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"accumulate": torch.ones(6)}, r"accumulate must have shape \(4, 6\) .* got \(6,\)"),
+        ({"residual": torch.ones(6)}, r"residual must have shape \(4, 6\) .* got \(6,\)"),
+        ({"bias": torch.ones(4, 6)}, r"bias must have shape \(6,\) .* got \(4, 6\)"),
+        ({"bias": torch.ones(6, dtype=torch.float64)}, r"float32, bfloat16 or float16, got .* torch.float64"),
+        ({"bias": torch.ones(6, dtype=torch.int32)}, r"float32, bfloat16 or float16, got .* torch.int32"),
+        ({"bias": torch.ones(6, dtype=torch.complex64).conj().imag}, "negated"),
+        ({"accumulate": torch.ones(4, 6, dtype=torch.float64)}, "torch.float64"),
+        ({"bias": [1.0] * 6}, "bias must be a tensor, got list"),
+        ({"out_dtype": torch.float64}, "out_dtype must be float32, bfloat16 or float16, got torch.float64"),
+        ({"out_dtype": torch.int32}, "out_dtype must be"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else ",".join(value),
+)
+def test_both_gemms_refuse_the_same_options(qgemm, options, says):
+    a, b = (reference.quantize(torch.randn(rows, 32), MX, None)[0] for rows in (4, 6))
+    with pytest.raises(ConstraintError, match=says):
+        qgemm(a, b, **options)
+
+
+def test_both_gemms_refuse_what_is_no_copy():
+    copy, _ = cpu.quantize(torch.randn(4, 32), MX, None)
+    for qgemm in (cpu.qgemm, reference.qgemm):
+        with pytest.raises(ConstraintError, match="must be quantized copies, got QuantizedCopy and Tensor"):
+            qgemm(copy, torch.randn(4, 32))

@@ -11,6 +11,9 @@ from steelyard.quantized_copy import QuantizedCopy
 from steelyard.reference.dequantize import element_values, spread_scales
 from steelyard.reference.scales import nvfp4_range
 
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_COPIES = "operands must be quantized copies"
+
 
 @overload
 def qgemm(
@@ -55,15 +58,16 @@ def qgemm(
     """
     check_operands(a, b)
     check_epilogue(epilogue, accumulate, residual, preactivation)
+    check_addends(a, b, {"bias": bias, "accumulate": accumulate, "residual": residual}, out_dtype)
     left, right = operand(a), operand(b)
     with np.errstate(over="ignore", invalid="ignore"):
         product = left @ right.T
         if bias is not None:
-            product = product + _addend("bias", bias, product.shape[1:])
+            product = product + bias.detach().double().numpy()
         result = EPILOGUES[epilogue](torch.from_numpy(product)).numpy()
-        for name, addend in (("accumulate", accumulate), ("residual", residual)):
+        for addend in (accumulate, residual):
             if addend is not None:
-                result = result + _addend(name, addend, product.shape)
+                result = result + addend.detach().double().numpy()
         rounded, kept = (torch.from_numpy(values.astype(np.float32)).to(out_dtype) for values in (result, product))
     return (rounded, kept) if preactivation else rounded
 
@@ -99,6 +103,28 @@ def check_epilogue(epilogue: str, accumulate, residual, preactivation: bool) -> 
         )
 
 
+def check_addends(
+    a: QuantizedCopy, b: QuantizedCopy, addends: dict[str, torch.Tensor | None], out_dtype: torch.dtype
+) -> tuple[int, int]:
+    """Refuse addends that do not fit the product, and a dtype that it is not rounded to; the shape of the product."""
+    shape = a.shape[1 if a.columnwise else 0], b.shape[1 if b.columnwise else 0]
+    if out_dtype not in _DTYPES:
+        raise ConstraintError("gemm_out", f"out_dtype must be float32, bfloat16 or float16, got {out_dtype}")
+    for name, tensor in addends.items():
+        if tensor is None:
+            continue
+        expected = shape[1:] if name == "bias" else shape
+        if not isinstance(tensor, torch.Tensor):
+            raise ConstraintError("gemm_addend", f"{name} must be a tensor, got {type(tensor).__name__}")
+        if tuple(tensor.shape) != expected or tensor.dtype not in _DTYPES or tensor.is_neg():
+            raise ConstraintError(
+                "gemm_addend",
+                f"{name} must have shape {expected} of float32, bfloat16 or float16, "
+                f"got {tuple(tensor.shape)} of {'negated ' if tensor.is_neg() else ''}{tensor.dtype}",
+            )
+    return shape
+
+
 def operand(copy: QuantizedCopy) -> np.ndarray:
     """The exact float64 values of a copy, reduction last; still transformed where the scheme transforms."""
     values = element_values(copy).astype(np.float64) * spread_scales(copy)
@@ -112,6 +138,8 @@ def operand(copy: QuantizedCopy) -> np.ndarray:
 
 def check_operands(a: QuantizedCopy, b: QuantizedCopy) -> None:
     """Refuse operands that no GEMM takes."""
+    kinds = type(a).__name__, type(b).__name__
+    _require(isinstance(a, QuantizedCopy) and isinstance(b, QuantizedCopy), "gemm_copies", _COPIES, kinds)
     families = a.scheme.family, b.scheme.family
     _require(families[0] == families[1] != "custom", "gemm_families", "operands must be of one family", families)
     _require(
@@ -135,9 +163,3 @@ def check_operands(a: QuantizedCopy, b: QuantizedCopy) -> None:
 def _require(holds: bool, constraint: str, message: str, found: tuple) -> None:
     if not holds:
         raise ConstraintError(constraint, f"{message}, got {found[0]} and {found[1]}")
-
-
-def _addend(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> np.ndarray:
-    if tuple(tensor.shape) != shape:
-        raise ConstraintError("gemm_addend", f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
-    return tensor.detach().double().numpy()
