@@ -5,10 +5,9 @@ A recipe answers one question, `schemes(role)`; everything else about it is a fr
 
 import difflib
 import json
-import math
 import tomllib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
@@ -28,6 +27,10 @@ _CHOICES = {
     "backward": ("normal", "high_precision", "dequantized"),
 }
 _SMALLEST = {"margin": 0, "amax_history_len": 1}
+# 2^-margin must be a normal float32, and epsilon, unless it is 0, must neither overflow nor vanish in float32.
+_LARGEST = {"margin": 126}
+_EPSILON_RANGE = (2.0**-149, (2 - 2.0**-23) * 2.0**127)
+EPSILON = "0 or a finite, positive number that float32 holds, from {:.3g} to {:.3g}".format(*_EPSILON_RANGE)
 
 
 class Role(str):
@@ -83,6 +86,8 @@ class Recipe(ABC):
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Recipe":
         """The recipe of a `to_dict`; fields that are left out have their defaults."""
+        if not isinstance(values, Mapping):
+            raise RecipeError(f"a recipe must be a dict of its fields, got {type(values).__name__} {values!r}")
         values = dict(values)
         recipe_class = _class_of(values.pop("recipe", cls.name))
         if not issubclass(recipe_class, cls):
@@ -100,6 +105,8 @@ class Recipe(ABC):
     @classmethod
     def from_toml(cls, text: str) -> "Recipe":
         """The recipe of a `to_toml`."""
+        if not isinstance(text, str):
+            raise RecipeError(f"the recipe must be TOML in a str, got {type(text).__name__}; decode or read it first")
         try:
             values = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
@@ -293,8 +300,9 @@ def _fp8_element(fp8_format: str, role: str) -> str:
 def _check_field(owner: str, name: str, kind: Any, value: Any) -> None:
     """Refuse a value that its field cannot have."""
     if name in _SMALLEST:
-        holds = type(value) is int and value >= _SMALLEST[name]
-        expected = f"an integer of at least {_SMALLEST[name]}"
+        largest = _LARGEST.get(name)
+        holds = type(value) is int and value >= _SMALLEST[name] and (largest is None or value <= largest)
+        expected = f"an integer of at least {_SMALLEST[name]}" + ("" if largest is None else f" and at most {largest}")
     elif name in _CHOICES:
         holds = (isinstance(value, str) and value in _CHOICES[name]) or (
             name == "amax_compute_algo" and callable(value)
@@ -303,12 +311,17 @@ def _check_field(owner: str, name: str, kind: Any, value: Any) -> None:
     elif name == "factory":
         holds, expected = callable(value), "a callable from a role to a quantizer"
     elif kind is float:
-        holds = type(value) in (int, float) and math.isfinite(value) and value >= 0
-        expected = "a finite number that is not negative"
+        holds, expected = is_epsilon(value), EPSILON
     else:
         holds, expected = isinstance(value, bool), "True or False"
     if not holds:
         raise RecipeError(f"{owner}.{name} must be {expected}, got {value!r}")
+
+
+def is_epsilon(value: Any) -> bool:
+    """Whether a value can bound amaxes from below: it must be `EPSILON` in words."""
+    smallest, largest = _EPSILON_RANGE
+    return type(value) in (int, float) and (value == 0 or smallest <= value <= largest)
 
 
 def _toml_value(value: bool | int | float | str) -> str:

@@ -2,6 +2,7 @@ import dataclasses
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from steelyard import recipes
@@ -165,6 +166,23 @@ def test_bad_toml(text, says):
         Recipe.from_toml(text)
 
 
+@pytest.mark.parametrize(
+    ("margin", "epsilon"), [(0, 0), (126, 2.0**-149), (126, (2 - 2.0**-23) * 2.0**127)], ids=["zero", "small", "large"]
+)
+def test_bounds_are_taken_and_held_by_float32(margin, epsilon):
+    assert DelayedScaling(margin=margin).margin == margin
+    assert Float8CurrentScaling(epsilon=epsilon).schemes("input")[0].epsilon == epsilon
+    assert np.float32(epsilon) == epsilon
+    assert np.float32(2.0**-margin) >= np.finfo(np.float32).tiny
+
+
+def test_what_is_no_text_and_no_dict_is_refused():
+    with pytest.raises(RecipeError, match="must be TOML in a str, got bytes"):
+        Recipe.from_toml(b'recipe = "mxfp8"')
+    with pytest.raises(RecipeError, match="must be a dict of its fields, got list"):
+        Recipe.from_dict([1])
+
+
 def test_a_file_of_another_recipe_is_refused():
     with pytest.raises(RecipeError, match="must be 'mxfp8' for MXFP8BlockScaling, got 'nvfp4'"):
         MXFP8BlockScaling.from_dict({"recipe": "nvfp4"})
@@ -173,14 +191,22 @@ def test_a_file_of_another_recipe_is_refused():
 @pytest.mark.parametrize(
     ("make", "field", "says"),
     [
-        (DelayedScaling, {"margin": -1}, "DelayedScaling.margin must be an integer of at least 0, got -1"),
+        (
+            DelayedScaling,
+            {"margin": -1},
+            "DelayedScaling.margin must be an integer of at least 0 and at most 126",
+        ),
         (DelayedScaling, {"margin": True}, "margin must be an integer"),
+        (DelayedScaling, {"margin": 5000}, "margin must be an integer of at least 0 and at most 126, got 5000"),
+        (Float8CurrentScaling, {"epsilon": 1e300}, r"epsilon must be 0 or .* to 3.4e\+38, got 1e\+300"),
+        (Float8CurrentScaling, {"epsilon": 10**400}, "epsilon must be 0 or"),
+        (Float8BlockScaling, {"epsilon": 1e-60}, "epsilon must be 0 or .* from 1.4e-45 .*, got 1e-60"),
         (DelayedScaling, {"amax_history_len": 0}, "amax_history_len must be an integer of at least 1, got 0"),
         (DelayedScaling, {"amax_compute_algo": "mean"}, "one of max, most_recent or a callable, got 'mean'"),
         (DelayedScaling, {"reduce_amax": 1}, "reduce_amax must be True or False, got 1"),
         (Float8CurrentScaling, {"fp8_format": "E5M2"}, "fp8_format must be one of HYBRID, E4M3, got 'E5M2'"),
-        (Float8CurrentScaling, {"epsilon": -1.0}, "epsilon must be a finite number that is not negative, got -1.0"),
-        (Float8BlockScaling, {"epsilon": float("nan")}, "epsilon must be a finite"),
+        (Float8CurrentScaling, {"epsilon": -1.0}, "epsilon must be 0 or a finite, positive number .*, got -1.0"),
+        (Float8BlockScaling, {"epsilon": float("nan")}, "epsilon must be 0 or a finite"),
         (Float8BlockScaling, {"backward": None}, "one of normal, high_precision, dequantized, got None"),
         (NVFP4BlockScaling, {"four_over_six": "mae"}, "one of none, weights, activations, all, got 'mae'"),
         (NVFP4BlockScaling, {"four_over_six_error": "max"}, "one of mae, mse, got 'max'"),
