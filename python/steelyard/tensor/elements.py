@@ -3,6 +3,7 @@
 import torch
 
 from steelyard.errors import RecipeError
+from steelyard.recipes import EPSILON, is_epsilon
 
 HIGH_PRECISION = (torch.float32, torch.bfloat16, torch.float16)
 _FP8 = {torch.float8_e4m3fn: "f8E4M3FN", torch.float8_e5m2: "f8E5M2"}
@@ -13,6 +14,13 @@ def fp8_element(fp8_dtype: torch.dtype) -> str:
     if fp8_dtype not in _FP8:
         raise RecipeError(f"fp8_dtype must be torch.float8_e4m3fn or torch.float8_e5m2, got {fp8_dtype!r}")
     return _FP8[fp8_dtype]
+
+
+def check_epsilon(quantizer) -> None:
+    """Refuse a lower bound of amaxes that float32 cannot hold."""
+    if not is_epsilon(quantizer.amax_epsilon):
+        name = f"{type(quantizer).__name__}.amax_epsilon"
+        raise RecipeError(f"{name} must be {EPSILON}, got {quantizer.amax_epsilon!r}")
 
 
 def matrix_shape(shape) -> tuple[int, int]:

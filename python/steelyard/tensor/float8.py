@@ -8,7 +8,7 @@ import torch
 
 from steelyard.errors import RecipeError
 from steelyard.schemes import Scheme
-from steelyard.tensor.elements import fp8_element
+from steelyard.tensor.elements import check_epsilon, fp8_element
 from steelyard.tensor.quantized_tensor import QuantizedTensor
 from steelyard.tensor.scheme_quantizer import SchemeQuantizer
 from steelyard.tensor.scheme_storage import CopyFields, SchemeStorage
@@ -40,10 +40,11 @@ class Float8TensorStorage(SchemeStorage):
         scale_inv = torch.as_tensor(fp8_scale_inv, dtype=torch.float32)
         if scale_inv.numel() != 1:
             raise RecipeError(f"fp8_scale_inv must be one value, got shape {tuple(scale_inv.shape)}")
-        parts = {"data": as_codes(data), "data_transpose": as_codes(data_transpose)}
         quantizer = quantizer or Float8CurrentScalingQuantizer(fp8_dtype)
         if fp8_element(fp8_dtype) != quantizer.row_scheme.element:
             raise RecipeError(f"fp8_dtype must be the quantizer's, {quantizer.fp8_dtype}, got {fp8_dtype}")
+        codes = {"data": data, "data_transpose": data_transpose}
+        parts = {name: as_codes(name, tensor, fp8_dtype) for name, tensor in codes.items()}
         shape = shape_of(shape, data, data_transpose)
         self._initialize(shape, dtype, quantizer, {**parts, "fp8_scale_inv": scale_inv.reshape(())})
 
@@ -77,6 +78,7 @@ class Float8Quantizer(SchemeQuantizer):
     fp8_dtype: torch.dtype
 
     def __post_init__(self):
+        self._check_flags()
         fp8_element(self.fp8_dtype)
         for name in ("scale", "amax"):
             value = getattr(self, name)
@@ -114,7 +116,9 @@ class Float8CurrentScalingQuantizer(SchemeQuantizer):
     amax_epsilon: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self):
-        self.row_scheme  # noqa: B018  a wrong option shows here, not at the first quantize
+        self._check_flags()
+        check_epsilon(self)
+        fp8_element(self.fp8_dtype)
 
     def _make_scheme(self, columnwise: bool) -> Scheme:
         return _scheme(fp8_element(self.fp8_dtype), "current", self.force_pow_2_scales, self.amax_epsilon)
@@ -123,12 +127,16 @@ class Float8CurrentScalingQuantizer(SchemeQuantizer):
         return self._reduced_amaxes(matrix, row, col)
 
 
-def as_codes(data: torch.Tensor | None) -> torch.Tensor | None:
-    """Codes as bytes, whatever one-byte dtype they are presented in."""
-    if data is None or data.dtype == torch.uint8:
-        return data
-    if data.element_size() != 1:
-        raise RecipeError(f"codes must be uint8 or a dtype of one byte, got {data.dtype}")
+def as_codes(name: str, data: torch.Tensor | None, dtype: torch.dtype | None = None) -> torch.Tensor | None:
+    """Codes as bytes; a dtype that says what the bytes mean must say what they are read as."""
+    if data is None:
+        return None
+    if not isinstance(data, torch.Tensor) or data.dim() == 0:
+        found = "a tensor without dims" if isinstance(data, torch.Tensor) else type(data).__name__
+        raise RecipeError(f"{name} must be a tensor with at least one dim, got {found}")
+    if data.dtype not in (torch.uint8, torch.int8, dtype):
+        allowed = "uint8 or int8" if dtype is None else f"uint8, int8 or {dtype}"
+        raise RecipeError(f"{name} must be {allowed}, got {data.dtype}; quantize values to make codes of them")
     return data.view(torch.uint8)
 
 

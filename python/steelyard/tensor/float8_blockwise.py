@@ -8,7 +8,7 @@ import torch
 
 from steelyard.errors import RecipeError
 from steelyard.schemes import Scheme
-from steelyard.tensor.elements import fp8_element
+from steelyard.tensor.elements import check_epsilon, fp8_element
 from steelyard.tensor.float8 import as_codes, shape_of
 from steelyard.tensor.quantized_tensor import QuantizedTensor
 from steelyard.tensor.scheme_quantizer import SchemeQuantizer
@@ -41,15 +41,15 @@ class Float8BlockwiseQTensorStorage(SchemeStorage):
         quantizer: "Float8BlockQuantizer | None" = None,
         with_gemm_swizzled_scales: bool = False,
     ):
-        parts = {
-            "rowwise_data": as_codes(rowwise_data),
-            "rowwise_scale_inv": rowwise_scale_inv,
-            "columnwise_data": as_codes(columnwise_data),
-            "columnwise_scale_inv": columnwise_scale_inv,
-        }
         quantizer = quantizer or Float8BlockQuantizer(fp8_dtype, block_scaling_dim=2 if is_2D_scaled else 1)
         if (fp8_dtype, is_2D_scaled) != (quantizer.fp8_dtype, quantizer.block_scaling_dim == 2):
             raise RecipeError(f"fp8_dtype and is_2D_scaled must be those of the quantizer {quantizer}")
+        parts = {
+            "rowwise_data": as_codes("rowwise_data", rowwise_data, fp8_dtype),
+            "rowwise_scale_inv": rowwise_scale_inv,
+            "columnwise_data": as_codes("columnwise_data", columnwise_data, fp8_dtype),
+            "columnwise_scale_inv": columnwise_scale_inv,
+        }
         shape = shape_of(shape, rowwise_data, columnwise_data)
         self._initialize(shape, dtype, quantizer, parts, swizzled=with_gemm_swizzled_scales)
 
@@ -90,7 +90,9 @@ class Float8BlockQuantizer(SchemeQuantizer):
     def __post_init__(self):
         if self.block_scaling_dim not in (1, 2):
             raise RecipeError(f"Float8BlockQuantizer.block_scaling_dim must be 1 or 2, got {self.block_scaling_dim!r}")
-        self.row_scheme  # noqa: B018  a wrong option shows here, not at the first quantize
+        self._check_flags()
+        check_epsilon(self)
+        fp8_element(self.fp8_dtype)
 
     def _make_scheme(self, columnwise: bool) -> Scheme:
         block = "128x128" if self.block_scaling_dim == 2 else "1x128"

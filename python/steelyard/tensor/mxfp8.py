@@ -14,6 +14,8 @@ from steelyard.tensor.quantized_tensor import QuantizedTensor
 from steelyard.tensor.scheme_quantizer import SchemeQuantizer
 from steelyard.tensor.scheme_storage import CopyFields, SchemeStorage
 
+SCALE_RULES = ("rceil", "floor", "ceil", "even")
+
 
 @cache
 def _scheme(element: str, block: str, rule: str) -> Scheme:
@@ -40,15 +42,15 @@ class MXFP8TensorStorage(SchemeStorage):
         quantizer: "MXFP8Quantizer | None" = None,
         with_gemm_swizzled_scales: bool = False,
     ):
-        parts = {
-            "rowwise_data": as_codes(rowwise_data),
-            "rowwise_scale_inv": as_codes(rowwise_scale_inv),
-            "columnwise_data": as_codes(columnwise_data),
-            "columnwise_scale_inv": as_codes(columnwise_scale_inv),
-        }
         quantizer = quantizer or MXFP8Quantizer(fp8_dtype)
         if fp8_dtype != quantizer.fp8_dtype:
             raise RecipeError(f"fp8_dtype must be the quantizer's, {quantizer.fp8_dtype}, got {fp8_dtype}")
+        parts = {
+            "rowwise_data": as_codes("rowwise_data", rowwise_data, fp8_dtype),
+            "rowwise_scale_inv": as_codes("rowwise_scale_inv", rowwise_scale_inv, torch.float8_e8m0fnu),
+            "columnwise_data": as_codes("columnwise_data", columnwise_data, fp8_dtype),
+            "columnwise_scale_inv": as_codes("columnwise_scale_inv", columnwise_scale_inv, torch.float8_e8m0fnu),
+        }
         shape = shape_of(shape, columnwise_data if rowwise_data is None else rowwise_data)
         self._initialize(shape, dtype, quantizer, parts, swizzled=with_gemm_swizzled_scales)
 
@@ -79,7 +81,11 @@ class MXFP8Quantizer(SchemeQuantizer):
     """How the scale byte follows from a block's amax: rceil, floor, ceil or even."""
 
     def __post_init__(self):
-        self.row_scheme  # noqa: B018  a wrong option shows here, not at the first quantize
+        self._check_flags()
+        if self.scale_rule not in SCALE_RULES:
+            rules = ", ".join(SCALE_RULES)
+            raise RecipeError(f"MXFP8Quantizer.scale_rule must be one of {rules}, got {self.scale_rule!r}")
+        fp8_element(self.fp8_dtype)
 
     def _make_scheme(self, columnwise: bool) -> Scheme:
         block = "32x32" if self.with_2d_quantization else "32x1" if columnwise else "1x32"

@@ -27,7 +27,6 @@ def _scheme(block: str, second_level: str, rounding: str, rht: bool, four_over_s
     )
 
 
-@cache
 def _fp4_e2m1_vals(device: torch.device | str, dtype: torch.dtype) -> torch.Tensor:
     """The values of the 16 codes of E2M1, in the order of the codes."""
     positive = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
@@ -56,11 +55,11 @@ class NVFP4TensorStorage(SchemeStorage):
         with_gemm_swizzled_scales: bool = False,
     ):
         parts = {
-            "rowwise_data": rowwise_data,
-            "rowwise_scale_inv": as_codes(rowwise_scale_inv),
+            "rowwise_data": as_codes("rowwise_data", rowwise_data),
+            "rowwise_scale_inv": as_codes("rowwise_scale_inv", rowwise_scale_inv, torch.float8_e4m3fn),
             "amax_rowwise": amax_rowwise,
-            "columnwise_data": columnwise_data,
-            "columnwise_scale_inv": as_codes(columnwise_scale_inv),
+            "columnwise_data": as_codes("columnwise_data", columnwise_data),
+            "columnwise_scale_inv": as_codes("columnwise_scale_inv", columnwise_scale_inv, torch.float8_e4m3fn),
             "amax_columnwise": amax_columnwise,
         }
         if shape is None:
@@ -108,6 +107,7 @@ class NVFP4Quantizer(SchemeQuantizer):
     """Each block also tries the map of its amax to 4 and keeps the smaller error, `mae` or `mse`."""
 
     def __post_init__(self):
+        self._check_flags()
         if self.four_over_six not in (None, "mae", "mse"):
             raise RecipeError(f"NVFP4Quantizer.four_over_six must be None, mae or mse, got {self.four_over_six!r}")
         for one, other in _EXCLUSIVE:

@@ -71,7 +71,12 @@ class Quantizer(ABC):
         if is_noop(noop_flag):
             return dst
         self._check_quantizable(src)
-        vars(dst).update(vars(self.quantize_impl(src.detach())))
+        made = self.quantize_impl(src.detach())
+        if type(dst) is not type(made):
+            raise RecipeError(
+                f"dst must be a {type(made).__name__}, as {type(self).__name__} makes it, got {type(dst).__name__}"
+            )
+        vars(dst).update(vars(made))
         return dst
 
     def make_empty(self, shape, *, dtype: torch.dtype = torch.float32, device=None, requires_grad: bool = False):
@@ -93,6 +98,7 @@ class Quantizer(ABC):
         `fprop` is x w^T of (x, w), `dgrad` is dy w of (dy, w), `wgrad` is dy^T x of (dy, x).
         """
         check_kind(kind)
+        check_quantized(a, b)
         left, right = (_matrix(operand.dequantize(dtype=torch.float32)) for operand in (a, b))
         product = (left.T if kind == "wgrad" else left) @ (right.T if kind == "fprop" else right)
         for addend in (bias, accumulate):
@@ -166,6 +172,15 @@ def check_presented(dtype: torch.dtype | None, out=None) -> None:
         raise RecipeError(f"out already presents a dtype, got dtype={dtype} beside it; pass one of them")
 
 
+def check_quantized(*operands, storage_class: type = QuantizedTensorStorage) -> None:
+    """Refuse GEMM operands that are not quantized, or not in a format that is known here."""
+    for operand in operands:
+        if not isinstance(operand, storage_class):
+            raise RecipeError(
+                f"a GEMM operand must be a {storage_class.__name__}, got {type(operand).__name__}; quantize it first"
+            )
+
+
 def check_kind(kind: str) -> None:
     """Refuse what is not one of the three GEMMs of a linear layer."""
     if kind not in GEMM_USAGES:
@@ -183,7 +198,11 @@ def rebuild_quantizer(quantizer_class: type[Quantizer], options: dict[str, Any])
 
 def is_noop(noop_flag: torch.Tensor | None) -> bool:
     """Whether an update is to be skipped."""
-    return noop_flag is not None and bool(noop_flag.item() != 0)
+    if noop_flag is None:
+        return False
+    if not isinstance(noop_flag, torch.Tensor) or noop_flag.numel() != 1:
+        raise RecipeError(f"noop_flag must be a tensor of one value, got {noop_flag!r}")
+    return bool(noop_flag.item() != 0)
 
 
 def _matrix(dense: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ import torch
 
 from steelyard.errors import RecipeError
 from steelyard.tensor.elements import fp8_element, matrix_shape
-from steelyard.tensor.quantizer import GEMM_USAGES, Quantizer, check_kind
+from steelyard.tensor.quantizer import GEMM_USAGES, Quantizer, check_kind, check_quantized
 from steelyard.tensor.storage import QuantizedTensorStorage
 
 _ROLE_DTYPES = {
@@ -18,7 +18,7 @@ _ROLE_DTYPES = {
 }
 
 
-@dataclass
+@dataclass(eq=False)
 class CurrentScalingTensorRef(QuantizedTensorStorage):
     """FP8 codes of a matrix and of its transpose, with one scale."""
 
@@ -95,6 +95,7 @@ class CurrentScalingQuantizerRef(Quantizer):
     ) -> torch.Tensor:
         """Multiply the codes, then scale once; each operand is read along its reduction."""
         check_kind(kind)
+        check_quantized(a, b, storage_class=CurrentScalingTensorRef)
         left, right = (_codes(each, usage) for each, usage in zip((a, b), GEMM_USAGES[kind], strict=True))
         product = (left.float() @ right.float().T) * (a.scale_inv * b.scale_inv)
         for addend in (bias, accumulate):

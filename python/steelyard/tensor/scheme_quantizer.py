@@ -1,6 +1,6 @@
 """The quantizer of every built-in format: schemes say what to do, kernels do it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
 import torch
@@ -12,7 +12,7 @@ from steelyard.schemes import Scheme
 from steelyard.tensor import kernels, traced
 from steelyard.tensor.autograd import QuantizeFunction
 from steelyard.tensor.elements import matrix_shape
-from steelyard.tensor.quantizer import GEMM_USAGES, Quantizer, check_kind, check_presented, is_noop
+from steelyard.tensor.quantizer import GEMM_USAGES, Quantizer, check_kind, check_presented, check_quantized, is_noop
 from steelyard.tensor.scheme_storage import SchemeStorage
 
 Copies = tuple[QuantizedCopy | None, QuantizedCopy | None]
@@ -33,6 +33,13 @@ class SchemeQuantizer(Quantizer):
     def _make_scheme(self, columnwise: bool) -> Scheme:
         """The scheme of one usage of a tensor that is not transposed."""
         raise NotImplementedError
+
+    def _check_flags(self) -> None:
+        """Refuse options that are neither True nor False where one of them is needed."""
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.type is bool and not isinstance(value, bool):
+                raise RecipeError(f"{type(self).__name__}.{each.name} must be True or False, got {value!r}")
 
     @property
     def row_scheme(self) -> Scheme:
@@ -66,6 +73,10 @@ class SchemeQuantizer(Quantizer):
         """Quantize `src` into the copies that `dst` has, unless the tensor `noop_flag` is not zero."""
         if is_noop(noop_flag):
             return dst
+        if not isinstance(dst, self.STORAGE):
+            raise RecipeError(
+                f"dst must be a {self.STORAGE.__name__}, as {type(self).__name__} makes it, got {type(dst).__name__}"
+            )
         theirs = dst._quantizer
         if (self.row_scheme, self.col_scheme) != (theirs.row_scheme, theirs.col_scheme):
             raise RecipeError(f"dst must have been made by a quantizer like {self}, got one made by {theirs}")
@@ -114,6 +125,7 @@ class SchemeQuantizer(Quantizer):
     ) -> torch.Tensor:
         check_kind(kind)
         copies = []
+        check_quantized(a, b, storage_class=SchemeStorage)
         for operand, columnwise in zip((a, b), GEMM_USAGES[kind], strict=True):
             if not operand._has(columnwise):
                 usage = "columnwise" if columnwise else "rowwise"

@@ -47,6 +47,8 @@ class SchemeStorage(QuantizedTensorStorage):
     def _initialize(self, shape, dtype, quantizer, parts: dict[str, torch.Tensor | None], swizzled: bool = False):
         """Adopt the tensors a user gave, after checking that they belong together."""
         given = {self.ARGUMENTS[name]: tensor for name, tensor in parts.items()}
+        if len(shape) == 0:
+            raise RecipeError(f"the shape of a {type(self).__name__} must have at least one dim, got {tuple(shape)}")
         if dtype not in HIGH_PRECISION:
             raise RecipeError(f"dtype must be float32, bfloat16 or float16, got {dtype}")
         for name in self.PARTS:

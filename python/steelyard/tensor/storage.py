@@ -7,6 +7,8 @@ import torch
 
 from steelyard.errors import RecipeError
 
+_AS_SAVED = "pass what prepare_for_saving returned"
+
 
 class QuantizedTensorStorage:
     """The parts of a quantized tensor, without being a `torch.Tensor`.
@@ -35,8 +37,7 @@ class QuantizedTensorStorage:
         tensors = list(tensors)
         if len(tensors) < len(self.PARTS):
             raise RecipeError(
-                f"{type(self).__name__} needs {len(self.PARTS)} saved tensors, got {len(tensors)}; "
-                "pass what prepare_for_saving returned"
+                f"{type(self).__name__} needs {len(self.PARTS)} saved tensors, got {len(tensors)}; {_AS_SAVED}"
             )
         for name, tensor in zip(self.PARTS, tensors, strict=False):
             setattr(self, name, tensor)
@@ -73,6 +74,8 @@ def prepare_for_saving(*tensors) -> tuple[list[torch.Tensor | None], SavedObject
             saved.append(tensor)
             objects.append(None)
             continue
+        if not isinstance(tensor, QuantizedTensorStorage):
+            raise RecipeError(f"what is saved must be a tensor, a quantized one or None, got {type(tensor).__name__}")
         parts, skeleton = tensor.prepare_for_saving()
         saved.extend(parts)
         objects.append(skeleton)
@@ -83,9 +86,15 @@ def restore_from_saved(saved, objects) -> list:
     """What `prepare_for_saving` was given, from the pair that it returned, in either order."""
     if isinstance(saved, SavedObjects):
         saved, objects = objects, saved
+    if not isinstance(objects, list | tuple) or not all(
+        isinstance(each, QuantizedTensorStorage | None) for each in objects
+    ):
+        raise RecipeError(f"tensors must be restored by their saved objects, got {type(objects).__name__}; {_AS_SAVED}")
     saved, restored = list(saved), []
     for skeleton in objects:
         if skeleton is None:
+            if not saved:
+                raise RecipeError(f"{len(objects)} saved tensors must be restored, got {len(restored)}; {_AS_SAVED}")
             restored.append(saved.pop(0))
             continue
         filled = skeleton._shallow_copy()

@@ -62,6 +62,7 @@ def test_the_page_gets_the_rest_from_the_base_classes(page):
     quantized = quantizer(x)
     assert quantizer == page["Int8RowQuantizer"]()
     assert quantizer.copy() == quantizer
+    assert quantized != quantizer(x)
     restored = restore_from_saved(*prepare_for_saving(None, quantized, x))
     assert restored[1].dequantize().tolist() == [[127.0, 1.0]]
     assert quantizer.update_quantized(2 * x, quantized, noop_flag=torch.ones(1)).dequantize().tolist() == x.tolist()

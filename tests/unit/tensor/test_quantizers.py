@@ -317,10 +317,20 @@ def test_qgemm_refuses_what_it_cannot_multiply():
     ("make", "message"),
     [
         (lambda: Float8CurrentScalingQuantizer(torch.float16), "fp8_dtype must be"),
-        (lambda: Float8CurrentScalingQuantizer(E4M3, amax_epsilon=-1.0), "epsilon must be finite"),
+        (
+            lambda: Float8CurrentScalingQuantizer(E4M3, amax_epsilon=-1.0),
+            r"Float8CurrentScalingQuantizer\.amax_epsilon must be 0 or a finite, positive number .*, got -1.0",
+        ),
+        (lambda: Float8CurrentScalingQuantizer(E4M3, amax_epsilon=1e300), "amax_epsilon must be 0 or .* got 1e[+]300"),
+        (lambda: Float8BlockQuantizer(E4M3, amax_epsilon=1e-60), r"Quantizer\.amax_epsilon must be .* got 1e-60"),
+        (
+            lambda: Float8CurrentScalingQuantizer(E4M3, force_pow_2_scales=2),
+            r"Float8CurrentScalingQuantizer\.force_pow_2_scales must be True or False, got 2",
+        ),
+        (lambda: NVFP4Quantizer(with_rht="yes"), r"NVFP4Quantizer\.with_rht must be True or False, got 'yes'"),
         (lambda: Float8Quantizer(1.0, torch.zeros(1), E4M3), r"Float8Quantizer\.scale must be a float32 tensor"),
         (lambda: Float8BlockQuantizer(E4M3, block_scaling_dim=3), "block_scaling_dim must be 1 or 2, got 3"),
-        (lambda: MXFP8Quantizer(E4M3, scale_rule="up"), "rule must be one of"),
+        (lambda: MXFP8Quantizer(E4M3, scale_rule="up"), r"MXFP8Quantizer\.scale_rule must be one of .*'up'"),
         (lambda: NVFP4Quantizer(four_over_six="l1"), "four_over_six must be None, mae or mse, got 'l1'"),
         (lambda: NVFP4Quantizer(row_scaled=True, with_rht=True), "row_scaled and with_rht exclude each other"),
         (lambda: NVFP4Quantizer(four_over_six="mae", stochastic_rounding=True), "exclude each other"),

@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from steelyard.errors import ConstraintError, RecipeError
-from steelyard.tensor import MXFP8Quantizer
+from steelyard.tensor import (
+    Float8CurrentScalingQuantizer,
+    MXFP8Quantizer,
+    Quantizer,
+    prepare_for_saving,
+    restore_from_saved,
+)
 from steelyard.tensor.reference import CurrentScalingQuantizerRef
 
 
@@ -111,3 +117,49 @@ def test_a_module_that_would_change_the_dtype_of_codes_is_refused(quantizer, con
     with pytest.raises(RecipeError, match=r"dequantize\(\)"):
         convert(module)
     assert torch.equal(module.weight.dequantize(), values)
+
+
+OTHER = Float8CurrentScalingQuantizer(torch.float8_e4m3fn)
+X = torch.ones(64, 32)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda quantizer: quantizer([1.0, 2.0]), "MXFP8Quantizer takes a tensor, got list"),
+        (lambda quantizer: quantizer.update_quantized(X, torch.zeros(64, 32)), "dst must be a MXFP8.* got Tensor"),
+        (lambda quantizer: quantizer.update_quantized(X, OTHER(X)), "dst must be a MXFP8.* got Float8Tensor"),
+        (lambda quantizer: quantizer.update_quantized([1.0], quantizer(X)), "takes a tensor, got list"),
+        (lambda quantizer: quantizer.update_quantized(X, quantizer(X), noop_flag=1), "noop_flag must be a tensor"),
+        (lambda quantizer: quantizer.qgemm(X, X), "operand must be a SchemeStorage, got Tensor; quantize it first"),
+        (lambda quantizer: CurrentScalingQuantizerRef().qgemm(X, X), "must be a CurrentScalingTensorRef, got Tensor"),
+        (
+            lambda quantizer: Quantizer.qgemm(CurrentScalingQuantizerRef(), X, X),
+            "operand must be a QuantizedTensorStorage, got Tensor",
+        ),
+        (lambda quantizer: prepare_for_saving(3), "must be a tensor, a quantized one or None, got int"),
+        (
+            lambda quantizer: restore_from_saved([], prepare_for_saving(X, X)[1]),
+            "2 saved tensors must be restored, got 0; pass what prepare_for_saving returned",
+        ),
+        (lambda quantizer: restore_from_saved([], 3), "saved objects, got int; pass what prepare_for_saving returned"),
+        (lambda quantizer: restore_from_saved([X], [X]), "pass what prepare_for_saving returned"),
+    ],
+)
+def test_arguments_of_another_kind_are_named(call, says):
+    with pytest.raises(RecipeError, match=says):
+        call(MXFP8Quantizer())
+
+
+def test_a_template_quantizer_does_not_write_into_another_format():
+    quantized = MXFP8Quantizer()(torch.randn(64, 32))
+    values = quantized.dequantize()
+    with pytest.raises(RecipeError, match=r"dst must be a CurrentScalingTensorRef, .* got MXFP8Tensor"):
+        CurrentScalingQuantizerRef().update_quantized(torch.ones(64, 32), quantized)
+    assert torch.equal(quantized.dequantize(), values)
+
+
+def test_storages_of_the_template_compare_by_identity():
+    one, other = (CurrentScalingQuantizerRef()(X) for _ in range(2))
+    assert one == one
+    assert one != other

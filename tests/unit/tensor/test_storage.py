@@ -77,6 +77,17 @@ def test_fp4_values():
     assert _fp4_e2m1_vals("cpu", torch.bfloat16).dtype == torch.bfloat16
 
 
+def test_fp4_values_are_the_callers_own():
+    _fp4_e2m1_vals("cpu", torch.float32).zero_()
+    assert _fp4_e2m1_vals("cpu", torch.float32)[7] == 6
+
+
+def test_codes_may_come_in_the_dtype_they_mean():
+    codes = torch.tensor([[0x38, 0xB8]], dtype=torch.uint8)  # 1 and -1 in E4M3
+    for data in (codes, codes.view(torch.int8), codes.view(E4M3)):
+        assert Float8Tensor(data=data, fp8_dtype=E4M3, fp8_scale_inv=2.0).dequantize().tolist() == [[2.0, -2.0]]
+
+
 def test_metadata_makes_the_tensor_again(quantizer):
     quantized = quantizer(torch.randn(3, 32, 16).bfloat16())
     again = type(quantized)(**quantized.get_metadata())
@@ -215,7 +226,39 @@ CODES = torch.zeros(2, 4, dtype=torch.uint8)
         (lambda: Float8Tensor(data=CODES, fp8_dtype=E4M3, fp8_scale_inv=torch.ones(2)), "must be one value"),
         (
             lambda: Float8Tensor(data=CODES.float(), fp8_dtype=E4M3, fp8_scale_inv=1.0),
-            "dtype of one byte, got torch.fl",
+            "data must be uint8, int8 or torch.float8_e4m3fn, got torch.float32",
+        ),
+        (
+            lambda: Float8Tensor(data=CODES.view(E5M2), fp8_dtype=E4M3, fp8_scale_inv=1.0),
+            "data must be uint8, int8 or torch.float8_e4m3fn, got torch.float8_e5m2",
+        ),
+        (
+            lambda: Float8Tensor(data_transpose=CODES.bool(), fp8_dtype=E4M3, fp8_scale_inv=1.0),
+            "data_transpose must be .* got torch.bool",
+        ),
+        (
+            lambda: MXFP8Tensor(fp8_dtype=E5M2, rowwise_data=CODES.view(E4M3), rowwise_scale_inv=CODES[:, :1]),
+            "rowwise_data must be .* got torch.float8_e4m3fn",
+        ),
+        (
+            lambda: MXFP8Tensor(fp8_dtype=E4M3, rowwise_data=CODES, rowwise_scale_inv=CODES[:, :1].view(E4M3)),
+            "rowwise_scale_inv must be uint8, int8 or torch.float8_e8m0fnu, got torch.float8_e4m3fn",
+        ),
+        (
+            lambda: NVFP4Tensor(rowwise_data=CODES.view(E4M3), rowwise_scale_inv=CODES[:, :1]),
+            "rowwise_data must be uint8 or int8, got torch.float8_e4m3fn",
+        ),
+        (
+            lambda: Float8Tensor(data=CODES[0, 0], fp8_dtype=E4M3, fp8_scale_inv=1.0),
+            "data must be a tensor with at least one dim, got a tensor without dims",
+        ),
+        (
+            lambda: Float8Tensor(data=[1, 2], fp8_dtype=E4M3, fp8_scale_inv=1.0),
+            "data must be a tensor with at least one dim, got list",
+        ),
+        (
+            lambda: Float8Tensor(data=CODES[0, :1], fp8_dtype=E4M3, fp8_scale_inv=1.0, shape=()),
+            r"shape of a Float8TensorStorage must have at least one dim, got \(\)",
         ),
         (
             lambda: Float8Tensor(data=CODES, fp8_dtype=E4M3, fp8_scale_inv=1.0, shape=(3, 4)),
