@@ -90,9 +90,11 @@ def _describe_ill_formed(op: ScaledOp, error: Exception) -> str:
         if name not in op.attributes:
             return f"requires attribute '{name}'"
     for field in op._fields:
-        declares_kind = isinstance(field, ext.AttributeDef) and field.constraint is not Any
-        if declares_kind and not isinstance(op.attributes[field.name], field.constraint):
-            return f"attribute '{field.name}' must be a {field.constraint.__name__}, got {op.attributes[field.name]}"
+        if not isinstance(field, ext.AttributeDef) or field.constraint is Any:
+            continue
+        kind: type = field.constraint
+        if not isinstance(op.attributes[field.name], kind):
+            return f"attribute '{field.name}' must be a {kind.__name__}, got {op.attributes[field.name]}"
     return f"must have the operands, results and attributes it declares: {error}"
 
 

@@ -108,8 +108,9 @@ def _annotate(op: MatmulOp, recipe: recipes.Recipe, quantizers: dict[tuple[str, 
         if scheme.custom and isinstance(recipe, recipes.CustomRecipe):
             quantizers[layer, name] = recipe.quantizer(role)
         schemes.append(scheme)
+    lhs, rhs = schemes
     try:
-        require_pair(*schemes, kind)
+        require_pair(lhs, rhs, kind)
     except ConstraintError as error:
         return f"its operands do not go together: {error}"
     op.attributes["lhs_scheme"], op.attributes["rhs_scheme"] = map(SchemeAttr.from_scheme, schemes)

@@ -4,6 +4,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -42,7 +43,7 @@ class Weights:
         self._kept: dict[tuple[str, int], _Kept] = {}
         self._lock = threading.Lock()
 
-    def get(self, function: str, make: Make, sources: Sequence[torch.Tensor]) -> QuantizedValue:
+    def get(self, function: str, make: Make, sources: Sequence[Any]) -> QuantizedValue:
         """What `make` gives, made anew if a source was written since; `function` says what it does, as IR."""
         key = function, id(sources[0])
         stamp = (_optimizer_steps, *(part for source in sources for part in _stamp(source)))
