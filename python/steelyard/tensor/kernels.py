@@ -50,4 +50,4 @@ def _meta_copy(scheme: Scheme | None, matrix: torch.Tensor, *, columnwise: bool)
     if scheme is None:
         return None
     with torch.device("meta"):
-        return cpu.empty_copy(scheme, tuple(matrix.shape), columnwise=columnwise)
+        return cpu.empty_copy(scheme, (matrix.shape[0], matrix.shape[1]), columnwise=columnwise)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from steelyard.errors import RecipeError
 from steelyard.schemes import Scheme
@@ -152,7 +153,7 @@ class Quantizer(ABC):
             raise RecipeError(f"{type(self).__name__} must make a copy, got no usage; call set_usage first")
         if not isinstance(tensor, torch.Tensor | QuantizedTensorStorage):
             raise RecipeError(f"{type(self).__name__} takes a tensor, got {type(tensor).__name__}; make it one first")
-        if isinstance(tensor, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        if isinstance(tensor, torch.Tensor) and is_functorch_wrapped_tensor(tensor):
             raise RecipeError(
                 f"{type(self).__name__} takes a tensor with values, got one of a torch.func transform (vmap, grad, "
                 "jvp, functionalize); quantize outside of the transform"
