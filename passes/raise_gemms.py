@@ -103,6 +103,10 @@ _REASONS = {
     "torch.aten.conv2d": "convolutions stay in high precision",
     "torch.aten.baddbmm": "baddbmm adds a whole tensor, which no GEMM kernel takes",
     "torch.aten.einsum": "an einsum that was not decomposed",
+    "torch.aten.mv": "a product with a vector",
+    "torch.aten.mkldnn_rnn_layer": "torch runs the recurrent layer as one fused op",
+    "torch.aten._transformer_encoder_layer_fwd": "torch runs the layer as one fused op",
+    "torch.aten._native_multi_head_attention": "torch runs the layer as one fused op",
     "torch.aten.scaled_dot_product_attention": _ATTENTION,
     "torch.aten._scaled_dot_product_flash_attention_for_cpu": _ATTENTION,
 }

@@ -58,6 +58,7 @@ func.func @attention_scores(%q: !torch.vtensor<[2,4,?,16],f32>, %k: !torch.vtens
 // CHECK: torch.aten.addmm {{.*}} {scaled.high_precision = "addmm with alpha or beta other than 1"}
 // CHECK: torch.aten.mm {{.*}} {scaled.high_precision = "operands of si64: recipes take f32, bf16 and f16"}
 // CHECK: torch.aten.matmul {{.*}} {scaled.high_precision = "matmul of !torch.vtensor<[64],f32> and !torch.vtensor<[2,64,48],f32>: batch dims broadcast, or an operand is a vector"}
+// CHECK: torch.aten.mv {{.*}} {scaled.high_precision = "a product with a vector"}
 // CHECK: torch.operator "torch.aten._scaled_dot_product_flash_attention_for_cpu"({{.*}}) {scaled.high_precision = "attention is one fused op, whose products have no parameter operand"}
 func.func @not_raised(%x: !torch.vtensor<[10,64],f32>, %w: !torch.vtensor<[64,48],f32>, %b: !torch.vtensor<[48],f32>, %i: !torch.vtensor<[8,8],si64>, %v: !torch.vtensor<[64],f32>, %m: !torch.vtensor<[2,64,48],f32>, %q: !torch.vtensor<[2,4,5,16],f32>) {
   %one = torch.constant.int 1
@@ -65,6 +66,7 @@ func.func @not_raised(%x: !torch.vtensor<[10,64],f32>, %w: !torch.vtensor<[64,48
   %0 = torch.aten.addmm %b, %x, %w, %one, %two : !torch.vtensor<[48],f32>, !torch.vtensor<[10,64],f32>, !torch.vtensor<[64,48],f32>, !torch.int, !torch.int -> !torch.vtensor<[10,48],f32>
   %1 = torch.aten.mm %i, %i : !torch.vtensor<[8,8],si64>, !torch.vtensor<[8,8],si64> -> !torch.vtensor<[8,8],si64>
   %2 = torch.aten.matmul %v, %m : !torch.vtensor<[64],f32>, !torch.vtensor<[2,64,48],f32> -> !torch.vtensor<[2,48],f32>
+  %mv = torch.aten.mv %x, %v : !torch.vtensor<[10,64],f32>, !torch.vtensor<[64],f32> -> !torch.vtensor<[10],f32>
   %3 = torch.operator "torch.aten._scaled_dot_product_flash_attention_for_cpu"(%q, %q, %q) : (!torch.vtensor<[2,4,5,16],f32>, !torch.vtensor<[2,4,5,16],f32>, !torch.vtensor<[2,4,5,16],f32>) -> !torch.vtensor<[2,4,5,16],f32>
   return
 }
