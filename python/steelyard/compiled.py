@@ -152,8 +152,8 @@ class CompiledModule(torch.nn.Module):
         compilations = self._steelyard.backend.compilations
         if not any(c.rows for c in compilations):
             raise UnsupportedModelError(
-                "the model must have a matrix multiplication, and none was found in what was compiled; "
-                "call the model itself, without steelyard.compile"
+                "the model must have a matrix multiplication, and none was found in what was compiled (torch runs some "
+                "layers, as nn.LSTM, where no compiler sees them); call the model itself, without steelyard.compile"
             )
         unmatched = set.intersection(*(set(c.unmatched) for c in compilations)) if compilations else set()
         if unmatched:
