@@ -32,6 +32,15 @@ class QuantizedValue:
     quantizer: Any = None
     """The user's own quantizer that made it."""
 
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors it consists of."""
+        if self.quantizer is not None:
+            parts = [getattr(self.row, name) for name in self.row.PARTS]
+        else:
+            copies = [copy for copy in (self.row, self.col) if copy is not None]
+            parts = [part for copy in copies for part in (copy.codes, copy.scales, copy.amax)]
+        return [part for part in parts if part is not None]
+
     def copy_of(self, usage: str) -> Any:
         """The copy that a GEMM reads."""
         copy = self.row if usage == "rowwise" else self.col

@@ -73,9 +73,7 @@ class Weights:
 
     def nbytes(self) -> int:
         """Bytes that the kept weights take."""
-        values = [kept.value for kept in list(self._kept.values())]
-        copies = [copy for value in values for copy in (value.row, value.col) if copy is not None]
-        parts = [part for copy in copies for part in (copy.codes, copy.scales, copy.amax) if part is not None]
+        parts = [part for kept in list(self._kept.values()) for part in kept.value.tensors()]
         return sum(part.numel() * part.element_size() for part in parts)
 
 
