@@ -1,5 +1,7 @@
 """Tensors and schemes as the numbers that kernels take, checked first: kernels trust what they are given."""
 
+import ctypes
+import os
 from functools import cache
 
 import torch
@@ -139,8 +141,8 @@ def check_part(tensor: torch.Tensor | None, what: str, dtype: torch.dtype, shape
     )
 
 
-def check_disjoint(outputs: dict[str, torch.Tensor], inputs: dict[str, torch.Tensor]) -> None:
-    """Refuse outputs that share memory with an input or with each other."""
+def check_outputs(outputs: dict[str, torch.Tensor], inputs: dict[str, torch.Tensor]) -> None:
+    """Refuse outputs that share memory with an input or with each other, or that cannot be written."""
     spans = [(name, *_span(tensor), name in outputs) for name, tensor in {**outputs, **inputs}.items()]
     for index, (name, begin, end, is_output) in enumerate(spans):
         for other, other_begin, other_end, _ in spans[index + 1 :]:
@@ -149,6 +151,24 @@ def check_disjoint(outputs: dict[str, torch.Tensor], inputs: dict[str, torch.Ten
                 "copy_overlap",
                 f"{name} must have memory of its own, got memory that {other} uses too",
             )
+    for name, begin, end, is_output in spans:
+        writable = not is_output or begin == end or (_is_writable(begin) and _is_writable(end - 1))
+        require(writable, "output_writable", f"{name} must be memory that can be written, got read-only memory")
+
+
+def _is_writable(address: int) -> bool:
+    """Whether a byte can be written: the system is asked to put there what is there, and says no instead of crashing."""
+    byte = (ctypes.c_char * 1).from_address(address)
+    reader, writer = os.pipe()
+    try:
+        os.write(writer, byte.raw)
+        os.readv(reader, [byte])
+    except OSError:
+        return False
+    finally:
+        os.close(reader)
+        os.close(writer)
+    return True
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.arguments import (
     DTYPES,
     check_copy,
-    check_disjoint,
+    check_outputs,
     check_part,
     count_version,
     require,
@@ -28,7 +28,7 @@ def dequantize(
     else:
         check_part(out, "out", dtype, tuple(copy.shape))
         parts = {"copy.codes": copy.codes, "copy.scales": copy.scales, "copy.amax": copy.amax}
-        check_disjoint({"out": out}, {name: part for name, part in parts.items() if part is not None})
+        check_outputs({"out": out}, {name: part for name, part in parts.items() if part is not None})
     if copy.scheme.rht and not copy.columnwise:
         return out.copy_(dequantize(replace(copy, shape=copy.shape[::-1], columnwise=True), dtype).T)
     _cpu.dequantize(

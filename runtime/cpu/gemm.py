@@ -7,7 +7,7 @@ import torch
 from steelyard.quantized_copy import QuantizedCopy
 from steelyard.reference.gemm import EPILOGUES, check_addends, check_epilogue, check_operands
 from steelyard.runtime import _cpu
-from steelyard.runtime.cpu.arguments import DTYPES, check_copy, check_disjoint, check_tensor, require, scheme_bits
+from steelyard.runtime.cpu.arguments import DTYPES, check_copy, check_outputs, check_tensor, require, scheme_bits
 
 _NO_MATRIX = (0, 0, 0, 0, 0, 0)
 _ACTIVATIONS = {name: index for index, name in enumerate(EPILOGUES)}
@@ -120,7 +120,7 @@ def _check_out(out, shape, out_dtype, a, b, addends: dict) -> None:
     parts = {"a.codes": a.codes, "a.scales": a.scales, "a.amax": a.amax}
     parts |= {"b.codes": b.codes, "b.scales": b.scales, "b.amax": b.amax}
     parts |= {name: tensor for name, tensor in addends.items() if not _is_same(out, tensor)}
-    check_disjoint({"out": out}, {name: tensor for name, tensor in parts.items() if tensor is not None})
+    check_outputs({"out": out}, {name: tensor for name, tensor in parts.items() if tensor is not None})
 
 
 def _is_same(out: torch.Tensor, addend: torch.Tensor | None) -> bool:

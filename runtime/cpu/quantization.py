@@ -8,7 +8,7 @@ from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.arguments import (
     amax_shape,
     check_copy,
-    check_disjoint,
+    check_outputs,
     check_part,
     codes_shape,
     count_version,
@@ -87,7 +87,7 @@ def quantize_into(
         check_copy(copy, name)
         parts = {f"{name}.codes": copy.codes, f"{name}.scales": copy.scales, f"{name}.amax": copy.amax}
         outputs |= {part: tensor for part, tensor in parts.items() if tensor is not None}
-    check_disjoint(outputs, {"x": x})
+    check_outputs(outputs, {"x": x})
     _quantize(matrix, row, col, scale, amax, rng)
     for tensor in outputs.values():
         count_version(tensor)

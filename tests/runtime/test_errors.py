@@ -1,3 +1,6 @@
+import mmap
+from dataclasses import replace
+
 import pytest
 import torch
 from kernel_cases import nvfp4, scheme_pairs
@@ -228,3 +231,19 @@ def test_both_gemms_refuse_what_is_no_copy():
     for qgemm in (cpu.qgemm, reference.qgemm):
         with pytest.raises(ConstraintError, match="must be quantized copies, got QuantizedCopy and Tensor"):
             qgemm(copy, torch.randn(4, 32))
+
+
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")
+def test_read_only_outputs_are_refused():
+    row, _ = cpu.quantize(torch.ones(64, 64), MX, None)
+    memory = mmap.mmap(-1, 64 * 64 * 4, prot=mmap.PROT_READ)
+    read_only = torch.frombuffer(memory, dtype=torch.float32).view(64, 64)
+    codes = torch.frombuffer(memory, dtype=torch.uint8)[: 64 * 64].view(64, 64)
+    for write in (
+        lambda: cpu.dequantize(row, out=read_only),
+        lambda: cpu.qgemm(row, row, out=read_only),
+        lambda: cpu.quantize_into(torch.ones(64, 64), replace(row, codes=codes), None),
+    ):
+        with pytest.raises(ConstraintError, match="must be memory that can be written"):
+            write()
+    assert not read_only.any()
