@@ -157,7 +157,7 @@ def check_outputs(outputs: dict[str, torch.Tensor], inputs: dict[str, torch.Tens
 
 
 def _is_writable(address: int) -> bool:
-    """Whether a byte can be written: the system is asked to put there what is there, and says no instead of crashing."""
+    """Whether a byte can be written: the system is asked to put there what is there, and says no rather than crash."""
     byte = (ctypes.c_char * 1).from_address(address)
     reader, writer = os.pipe()
     try:
