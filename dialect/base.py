@@ -37,7 +37,14 @@ class ScaledOp(Scaled.Operation):
     @classmethod
     def verify_invariants(cls, op: "ScaledOp") -> bool:
         try:
-            signature = cls._signature(op)
+            # Built here and not in a function of its own: this line is most of what verifying a program costs.
+            attributes = op.attributes
+            signature = (
+                cls,
+                *[value.type for value in op.operands],
+                *op.results.types,
+                *[attributes[name] for name in cls._signature_attributes()],
+            )
             if signature in _verified:
                 return True
             op.check()
@@ -50,17 +57,6 @@ class ScaledOp(Scaled.Operation):
             return True
         op.location.emit_error(f"'{cls.OPERATION_NAME}' op {message}{_layer_suffix(op)}")
         return False
-
-    @classmethod
-    def _signature(cls, op: "ScaledOp") -> tuple:
-        operands, results, attributes = op.operands, op.results, op.attributes
-        return (
-            cls,
-            len(operands),
-            *[value.type for value in operands],
-            *[value.type for value in results],
-            *[attributes[name] for name in cls._signature_attributes()],
-        )
 
     @classmethod
     @cache
