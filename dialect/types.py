@@ -68,11 +68,6 @@ class TensorType(Scaled.Type, name="tensor"):
     row: Any
     col: Any
 
-    @classmethod
-    def from_schemes(cls, shape: Shape, dtype: str, row: Scheme | None, col: Scheme | None) -> "TensorType":
-        """The type of a quantized tensor, in the current context."""
-        return _make_scaled_type(ScaledInfo(shape, dtype, row, col), ir.Context.current)
-
     @property
     def info(self) -> "ScaledInfo":
         """What the type says, verified; raises `ConstraintError`."""

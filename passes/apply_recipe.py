@@ -1,6 +1,5 @@
 """`scaled-apply-recipe`."""
 
-from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -19,9 +18,6 @@ ROLES = {"fprop": ("input", "weight"), "dgrad": ("grad_output", "weight"), "wgra
 
 NO_PARAMETER = "no operand is a parameter"
 BATCHED = "a batched product, as of attention"
-
-Choose = Callable[[str], recipes.Recipe | None]
-"""The recipe of a layer, None for high precision."""
 
 
 @register_pass

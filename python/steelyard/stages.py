@@ -10,7 +10,7 @@ from torch_mlir import ir
 
 from steelyard.dialect import make_context
 from steelyard.dialect.printing import print_module
-from steelyard.errors import IRError, RecipeError
+from steelyard.errors import IRError
 from steelyard.explanation import Row, rows_of
 from steelyard.passes import build_pass_manager, parse_pipeline
 from steelyard.passes.apply_recipe import decide
@@ -103,4 +103,4 @@ def _run(module: ir.Module, pipeline: str) -> None:
         build_pass_manager(parse_pipeline(pipeline), module.context).run(module.operation)
     except ir.MLIRError as error:
         reasons = "; ".join(f"{d.location}: {d.message}" for d in error.error_diagnostics) or error.message
-        raise (RecipeError if "random bits this pass does not make" in reasons else IRError)(reasons) from None
+        raise IRError(reasons) from None
