@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from steelyard.schemes import Scheme
+from steelyard.stored import round_up
 
 
 @dataclass
@@ -36,7 +37,3 @@ class QuantizedCopy:
         """Elements of the stored array: its codes, before two FP4 codes share a byte."""
         rows, columns = self.shape[::-1] if self.is_stored_transposed else self.shape
         return rows, round_up(columns, 16) if self.scheme.rht else columns
-
-
-def round_up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple

@@ -21,6 +21,9 @@ struct AmaxCall {
 // Fills a call's results, on at most `threads` threads.
 void run_amax(AmaxCall &call, int threads);
 
+// Amaxes are found as bits, where any NaN wins; what is kept is one NaN.
+void canonicalize_nan(uint32_t *amax, int64_t size);
+
 #ifdef STEELYARD_ISA
 namespace STEELYARD_ISA {
 void amax(const AmaxCall &call, int64_t begin, int64_t end);

@@ -2,48 +2,20 @@
 
 import ctypes
 import os
-from functools import cache
 
 import torch
 from torch._subclasses.fake_tensor import is_fake
 
 from steelyard.errors import ConstraintError
-from steelyard.quantized_copy import QuantizedCopy, round_up
-from steelyard.schemes import Scheme
+from steelyard.quantized_copy import QuantizedCopy
+from steelyard.stored import amax_shape, codes_shape, scales_shape, scheme_bits
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-
-_FAMILIES = ("tensor", "block", "mx", "nvfp4")
-_ELEMENTS = ("f8E4M3FN", "f8E5M2", "f4E2M1FN")
-_RULES = ("rceil", "floor", "ceil", "even")
-_ERRORS = ("none", "mae", "mse")
 
 
 def require(holds: bool, constraint: str, message: str) -> None:
     if not holds:
         raise ConstraintError(constraint, message)
-
-
-@cache
-def scheme_bits(scheme: Scheme) -> int:
-    """A scheme packed as `SchemeBits` of copy_arguments.h reads it."""
-    require(
-        not scheme.custom and scheme.layout == "compact",
-        "quantize_scheme",
-        f"the scheme must be a built-in one with compact scales, got {scheme}",
-    )
-    fields = (
-        (_FAMILIES.index(scheme.family), 0),
-        (_ELEMENTS.index(scheme.element), 2),
-        (_RULES.index(scheme.rule), 4),
-        (_ERRORS.index(scheme.four_over_six), 6),
-        (scheme.is_tiled, 8),
-        (scheme.power_of_two, 9),
-        (scheme.rht, 10),
-        (scheme.rounding == "stochastic", 11),
-        (scheme.second_level == "row", 12),
-    )
-    return sum(int(value) << shift for value, shift in fields)
 
 
 def check_tensor(tensor: torch.Tensor | None, what: str) -> None:
@@ -88,33 +60,6 @@ def matrix_of(x: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int, int, int, 
     rows, columns = x.shape
     row_stride, column_stride = x.stride()
     return x, (x.data_ptr(), DTYPES[x.dtype], rows, columns, row_stride, column_stride)
-
-
-def codes_shape(scheme: Scheme, stored: tuple[int, int]) -> tuple[int, int]:
-    return (stored[0], -(-stored[1] // 2)) if scheme.element == "f4E2M1FN" else stored
-
-
-def scales_shape(scheme: Scheme, stored: tuple[int, int], columnwise: bool) -> tuple[int, ...]:
-    """Compact shape of the scales of a stored array."""
-    rows, columns = stored
-    if scheme.family == "tensor":
-        return ()
-    if scheme.family == "block":
-        return -(-rows // scheme.block_sizes[0]), -(-columns // 128)
-    if scheme.family == "mx":
-        return (-(-rows // 32), columns) if columnwise else (rows, -(-columns // 32))
-    return rows, -(-columns // 16)
-
-
-def amax_shape(scheme: Scheme, stored: tuple[int, int]) -> tuple[int, ...] | None:
-    if scheme.family in ("block", "mx"):
-        return None
-    return (stored[0],) if scheme.second_level == "row" else ()
-
-
-def stored_shape(scheme: Scheme, shape: tuple[int, int], columnwise: bool) -> tuple[int, int]:
-    rows, columns = shape[::-1] if columnwise and scheme.family != "mx" else shape
-    return rows, round_up(columns, 16) if scheme.rht else columns
 
 
 def check_copy(copy: QuantizedCopy, what: str) -> None:

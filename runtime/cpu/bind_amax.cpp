@@ -3,27 +3,10 @@
 #include <algorithm>
 
 #include "amax.h"
-#include "kernel_table.h"
-#include "produce.h"
-#include "thread_pool.h"
-#include "tiling.h"
 
 namespace nb = nanobind;
 
 namespace steelyard {
-
-void run_amax(AmaxCall &call, int threads) {
-  call.tiling =
-      make_tiling(call.x, call.column || call.transformed ? TileShape::square
-                                                          : TileShape::flat);
-  call.tiling.staged &= !call.producer;
-  const KernelTable &table = kernels();
-  parallel_for(
-      call.tiling.count,
-      tile_grain(call.tiling, call.producer && call.producer->is_norm()),
-      threads,
-      [&](int64_t begin, int64_t end) { table.amax(call, begin, end); });
-}
 
 static void amax(const Matrix &x, uint32_t *out, int64_t size, bool rht,
                  bool per_row, int threads) {

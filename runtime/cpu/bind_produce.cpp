@@ -1,3 +1,4 @@
+#include "amax.h"
 #include "kernel_table.h"
 #include "producer_arguments.h"
 #include "thread_pool.h"

@@ -27,13 +27,6 @@ inline Matrix matrix(const MatrixArguments &x) {
           column_stride};
 }
 
-// Amaxes are found as bits, where any NaN wins; what is kept is one NaN.
-inline void canonicalize_nan(uint32_t *amax, int64_t size) {
-  for (int64_t i = 0; i < size; ++i)
-    if (amax[i] > 0x7f800000)
-      amax[i] = 0x7fc00000;
-}
-
 void bind_amax(nanobind::module_ &m);
 void bind_quantize(nanobind::module_ &m);
 void bind_dequantize(nanobind::module_ &m);

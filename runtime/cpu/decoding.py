@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from steelyard.quantized_copy import QuantizedCopy, round_up
+from steelyard.quantized_copy import QuantizedCopy
 from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.arguments import (
     DTYPES,
@@ -13,8 +13,8 @@ from steelyard.runtime.cpu.arguments import (
     check_part,
     count_version,
     require,
-    scheme_bits,
 )
+from steelyard.stored import round_up, scheme_bits
 
 
 def dequantize(

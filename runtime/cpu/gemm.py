@@ -7,7 +7,8 @@ import torch
 from steelyard.quantized_copy import QuantizedCopy
 from steelyard.reference.gemm import EPILOGUES, check_addends, check_epilogue, check_operands
 from steelyard.runtime import _cpu
-from steelyard.runtime.cpu.arguments import DTYPES, check_copy, check_outputs, check_tensor, require, scheme_bits
+from steelyard.runtime.cpu.arguments import DTYPES, check_copy, check_outputs, check_tensor, require
+from steelyard.stored import scheme_bits
 
 _NO_MATRIX = (0, 0, 0, 0, 0, 0)
 _ACTIVATIONS = {name: index for index, name in enumerate(EPILOGUES)}

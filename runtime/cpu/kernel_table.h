@@ -10,8 +10,10 @@
 //    namespace, and no standard template is called: the linker keeps one copy
 //    of a shared inline function, which could be the AVX-512 one.
 // 3. a pointer in KernelTable and in `kernel_table.cpp`.
-// 4. `bind_<family>.cpp`: checks nothing that Python checked, releases the GIL
-//    and runs `parallel_for(tasks, grain, threads, ...)` on `kernels()`.
+// 4. `run_<family>.cpp`, declared in `runs.h`: runs `parallel_for(tasks, grain,
+//    threads, ...)` on `kernels()`, with no Python in sight.
+// 5. `bind_<family>.cpp`: checks nothing that Python checked, releases the GIL
+//    and calls it.
 #pragma once
 
 #include <cstdint>

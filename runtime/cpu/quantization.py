@@ -6,19 +6,15 @@ from steelyard.errors import ConstraintError
 from steelyard.quantized_copy import QuantizedCopy
 from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.arguments import (
-    amax_shape,
     check_copy,
     check_outputs,
     check_part,
-    codes_shape,
     count_version,
     matrix_of,
     require,
-    scales_shape,
-    scheme_bits,
-    stored_shape,
 )
 from steelyard.schemes import Scheme
+from steelyard.stored import amax_shape, codes_shape, scales_shape, scheme_bits, stored_shape
 
 _WORD = 0xFFFFFFFFFFFFFFFF
 

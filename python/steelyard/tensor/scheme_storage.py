@@ -6,8 +6,8 @@ import torch
 
 from steelyard.errors import RecipeError
 from steelyard.quantized_copy import QuantizedCopy
-from steelyard.runtime.cpu.arguments import amax_shape, codes_shape, scales_shape, stored_shape
 from steelyard.schemes import Scheme
+from steelyard.stored import amax_shape, codes_shape, scales_shape, stored_shape
 from steelyard.tensor import kernels, swizzles, traced
 from steelyard.tensor.elements import HIGH_PRECISION, matrix_shape
 from steelyard.tensor.quantizer import is_noop

@@ -2,8 +2,8 @@
 
 import torch
 
-from steelyard.quantized_copy import QuantizedCopy, round_up
-from steelyard.runtime.cpu.arguments import scales_shape
+from steelyard.quantized_copy import QuantizedCopy
+from steelyard.stored import round_up, scales_shape
 
 
 def swizzled_shape(copy: QuantizedCopy, compact: tuple[int, ...]) -> tuple[int, ...]:
