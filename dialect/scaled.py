@@ -7,6 +7,7 @@ from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.base import Scaled, ScaledOp
 from steelyard.dialect.layout import PadOp, SwizzleOp, UnpadOp, pad, swizzle, unpad
 from steelyard.dialect.matmul import GemmOp, MatmulOp, gemm, matmul
+from steelyard.dialect.memory import FreeOp, free
 from steelyard.dialect.produce import ProduceQuantizeOp, produce_quantize
 from steelyard.dialect.quantize import DequantizeOp, QuantizeOp, TransposeOp, dequantize, quantize, transpose
 from steelyard.dialect.scale import (
@@ -26,6 +27,7 @@ __all__ = [
     "AmaxOp",
     "ComputeScaleOp",
     "DequantizeOp",
+    "FreeOp",
     "GemmOp",
     "MatmulOp",
     "PadOp",
@@ -43,6 +45,7 @@ __all__ = [
     "amax",
     "compute_scale",
     "dequantize",
+    "free",
     "gemm",
     "matmul",
     "pad",

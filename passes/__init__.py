@@ -3,12 +3,18 @@
 from steelyard.passes import (
     apply_recipe,
     canonicalize,
+    expand_scales,
     fuse_epilogue,
     fuse_producer,
     hoist_weights,
     insert_quantize,
+    insert_transpose,
+    legalize,
+    lower_storage,
     merge_quantize,
+    plan_memory,
     raise_gemms,
+    select_kernels,
 )
 from steelyard.passes.pipeline import build_pass_manager, parse_pipeline
 from steelyard.passes.registry import all_passes
@@ -18,11 +24,17 @@ __all__ = [
     "apply_recipe",
     "build_pass_manager",
     "canonicalize",
+    "expand_scales",
     "fuse_epilogue",
     "fuse_producer",
     "hoist_weights",
     "insert_quantize",
+    "insert_transpose",
+    "legalize",
+    "lower_storage",
     "merge_quantize",
     "parse_pipeline",
+    "plan_memory",
     "raise_gemms",
+    "select_kernels",
 ]

@@ -1,6 +1,6 @@
 """Functions as values of a pass: their arguments and what they say of themselves."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from torch_mlir import ir
 
@@ -36,6 +36,78 @@ def add_argument(
     function.attributes["function_type"] = ir.TypeAttr.get(new)
     function.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(dict(one)) for one in [*known, attributes]])
     return argument
+
+
+def functions_of(module: ir.Operation) -> list[ir.Operation]:
+    """The functions of a module that have a body."""
+    operations = [op.operation for op in module.regions[0].blocks[0].operations]
+    return [op for op in operations if op.name == "func.func" and len(op.regions[0].blocks) > 0]
+
+
+def replace_arguments(
+    function: ir.Operation, split: Callable[[ir.Value], Sequence[tuple[str, ir.Type]] | None], mark: str
+) -> list[tuple[ir.BlockArgument, list[ir.Value]]]:
+    """Put several arguments in the place of one, where `split` names and types them; the attribute `mark` names each.
+
+    Returns the arguments that were replaced, which the caller must leave without uses, and what stands for them.
+    """
+    block = function.regions[0].blocks[0]
+    old, known = list(block.arguments), argument_attributes(function)
+    attributes: list[dict[str, ir.Attribute]] = []
+    replaced = []
+    for argument, own in zip(old, known, strict=True):
+        parts = split(argument)
+        new = [block.add_argument(type_, argument.location) for _, type_ in parts or [("", argument.type)]]
+        if parts is None:
+            argument.replace_all_uses_with(new[0])
+            attributes.append(own)
+            continue
+        attributes += [own | {mark: ir.StringAttr.get(name)} for name, _ in parts]
+        replaced.append((argument, new))
+    types = [argument.type for argument in block.arguments][len(old) :]
+    _set_type(function, types, _function_type(function).results)
+    function.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(one) for one in attributes])
+    return replaced
+
+
+def erase_arguments(function: ir.Operation, count: int) -> None:
+    """Erase the first arguments, which `replace_arguments` left behind."""
+    for number in reversed(range(count)):
+        function.regions[0].blocks[0].erase_argument(number)
+
+
+def result_attributes(function: ir.Operation) -> list[dict[str, ir.Attribute]]:
+    """The attributes of each result of a function."""
+    if "res_attrs" not in function.attributes:
+        return [{} for _ in _function_type(function).results]
+    dictionaries = ir.ArrayAttr(function.attributes["res_attrs"])
+    return [{entry.name: entry.attr for entry in ir.DictAttr(one)} for one in dictionaries]
+
+
+def replace_results(
+    function: ir.Operation, split: Callable[[ir.Value], Sequence[tuple[str, ir.Value]] | None], mark: str
+) -> None:
+    """Return several values in the place of one, where `split` names them; the attribute `mark` names each."""
+    (terminator,) = [op.operation for op in function.regions[0].blocks[0].operations][-1:]
+    values: list[ir.Value] = []
+    attributes: list[dict[str, ir.Attribute]] = []
+    for value, own in zip(terminator.operands, result_attributes(function), strict=True):
+        parts = split(value)
+        if parts is None:
+            values.append(value)
+            attributes.append(own)
+            continue
+        values += [part for _, part in parts]
+        attributes += [own | {mark: ir.StringAttr.get(name)} for name, _ in parts]
+    ir.Operation.create("func.return", operands=values, loc=terminator.location, ip=ir.InsertionPoint(terminator))
+    terminator.erase()
+    _set_type(function, _function_type(function).inputs, [value.type for value in values])
+    if any(attributes):
+        function.attributes["res_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(one) for one in attributes])
+
+
+def _set_type(function: ir.Operation, inputs: Sequence[ir.Type], results: Sequence[ir.Type]) -> None:
+    function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(list(inputs), list(results)))
 
 
 def make_private_function(

@@ -71,9 +71,16 @@ def constant_string(value: ir.Value) -> str | None:
 
 def int_list(values: list[int]) -> ir.Value:
     """A list of integer constants, made at the current place."""
-    elements = [_int_constant(value) for value in values]
+    elements = [int_constant(value) for value in values]
     list_type = ir.Type.parse("!torch.list<int>")
     return ir.Operation.create("torch.prim.ListConstruct", results=[list_type], operands=elements).result
+
+
+def size_of(value: ir.Value, dim: int) -> ir.Value:
+    """The size of a dim at run time, made at the current place."""
+    int_type = ir.Type.parse("!torch.int")
+    operands = [value, int_constant(dim)]
+    return ir.Operation.create("torch.aten.size.int", results=[int_type], operands=operands).result
 
 
 def reshaped_as(value: ir.Value, type_: ir.Type) -> ir.Value:
@@ -171,11 +178,17 @@ def transpose_last(value: ir.Value) -> ir.Value:
     assert info is not None
     rank = len(info.shape)
     result = info.with_((*info.shape[:-2], info.shape[-1], info.shape[-2])).type()
-    first, second = (_int_constant(dim) for dim in (rank - 2, rank - 1))
+    first, second = (int_constant(dim) for dim in (rank - 2, rank - 1))
     return ir.Operation.create("torch.aten.transpose.int", results=[result], operands=[value, first, second]).result
 
 
-def _int_constant(value: int) -> ir.Value:
+def none_constant() -> ir.Value:
+    """torch's None, made at the current place."""
+    return ir.Operation.create("torch.constant.none", results=[ir.Type.parse("!torch.none")]).result
+
+
+def int_constant(value: int) -> ir.Value:
+    """An integer constant, made at the current place."""
     attribute = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
     int_type = ir.Type.parse("!torch.int")
     return ir.Operation.create("torch.constant.int", results=[int_type], attributes={"value": attribute}).result

@@ -1,67 +1,92 @@
-"""A function of the IR as one straight-line Python function.
+"""A function of the lowered IR as one straight-line Python function.
 
 Kernels, ATen overloads and constants are bound when it is made: a call runs no interpreter loop and looks nothing up.
-Values are let go after their last use.
 """
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch_mlir import ir
 from torch_mlir.extras import fx_importer
 
-from steelyard.dialect.matmul import GemmOp, MatmulOp
-from steelyard.dialect.produce import ProduceQuantizeOp
-from steelyard.dialect.quantize import QuantizeOp
+from steelyard.dialect.memory import FreeOp
 from steelyard.errors import UnsupportedModelError
-from steelyard.runtime.steps import Quantizers, bind_gemm, bind_matmul, bind_produce_quantize, bind_quantize
+from steelyard.passes.kernel_calls import Kernel, callee_of, kernels_of
+from steelyard.passes.plan_memory import ARENA, ELSEWHERE, OFFSETS
+from steelyard.passes.torch_ops import constant_int
+from steelyard.runtime.arena import Arenas, Place
+from steelyard.runtime.dtypes import result_dtype, shape_of
+from steelyard.runtime.kernels import BoundKernel, Quantizers, bind
 
-_KERNELS: dict[type, Callable[[Any, Quantizers], Callable]] = {
-    QuantizeOp: bind_quantize,
-    ProduceQuantizeOp: bind_produce_quantize,
-    GemmOp: bind_gemm,
-    MatmulOp: bind_matmul,
-}
 _CONSTANTS = {"torch.constant.int", "torch.constant.float", "torch.constant.bool", "torch.constant.str"}
 _ENUMERATIONS = {
     "ScalarType": {number: dtype for dtype, number in fx_importer.TORCH_DTYPE_TO_INT.items()},
     "MemoryFormat": {number: layout for layout, number in fx_importer.TORCH_MEMORY_FORMAT_TO_INT.items()},
     "Layout": {number: layout for layout, number in fx_importer.TORCH_LAYOUT_TO_INT.items()},
 }
+_PARTS = ("codes", "scales", "amax")
 
 
-def emit(function: ir.Operation, quantizers: Quantizers) -> tuple[Callable[..., tuple], str]:
-    """The Python function of an IR function, and its text. It takes the arguments and returns a tuple of results."""
-    emitter = _Emitter(function, quantizers)
-    text = emitter.text()
-    namespace = dict(emitter.namespace)
-    exec(compile(text, f"<steelyard {emitter.name}>", "exec"), namespace)
-    return namespace[emitter.name], text
+@dataclass(frozen=True)
+class Emitted:
+    """A function, its Python text, and the memory that it works in."""
+
+    run: Callable[..., tuple]
+    text: str
+    arenas: Arenas
 
 
-class _Emitter:
-    def __init__(self, function: ir.Operation, quantizers: Quantizers):
-        self._quantizers = quantizers
+class Emitter:
+    """Emits the functions of a module."""
+
+    def __init__(self, module: ir.Operation, quantizers: Quantizers):
+        self._kernels = kernels_of(module)
+        self._bound = {symbol: bind(kernel, quantizers) for symbol, kernel in self._kernels.items()}
+
+    def emit(self, function: ir.Operation) -> Emitted:
+        """The Python function of an IR function: it takes the arguments and returns a tuple of results."""
+        body = _Body(function, self._kernels, self._bound)
+        text = body.text()
+        namespace = dict(body.namespace)
+        exec(compile(text, f"<steelyard {body.name}>", "exec"), namespace)
+        return Emitted(namespace[body.name], text, namespace["arenas"])
+
+
+class _Body:
+    def __init__(self, function: ir.Operation, kernels: Mapping[str, Kernel], bound: Mapping[str, BoundKernel]):
+        self._kernels = kernels
+        self._bound_kernels = bound
+        self._function = function
         self.name = ir.StringAttr(function.attributes["sym_name"]).value
         # Python spells infinities and NaN as names.
         self.namespace: dict[str, Any] = {"torch": torch, "inf": math.inf, "nan": math.nan}
-        self._block = function.regions[0].blocks[0]
+        self._bound_names: dict[int, str] = {}
         self._names: dict[ir.Value, str] = {}
         self._variables: set[str] = set()
-        self._last_use = _last_uses(self._block)
+        self._places: list[Place] = []
+        self._placed: dict[ir.Value, int] = {}
 
     def text(self) -> str:
         """The source of the Python function."""
-        arguments = [self._new_variable(value, f"a{i}") for i, value in enumerate(self._block.arguments)]
-        lines = [f"def {self.name}({', '.join(arguments)}):"]
-        for position, op in enumerate(self._block.operations):
-            lines += [f"    {line}" for line in self._emit(op.operation)]
-            dead = sorted(self._names[value] for value in self._last_use.get(position, ()) if self._is_variable(value))
-            if dead and op.operation.name != "func.return":
-                lines.append(f"    {' = '.join(dead)} = None")
-        return "\n".join(lines) + "\n"
+        block = self._function.regions[0].blocks[0]
+        arguments = [self._new_variable(value, f"a{i}") for i, value in enumerate(block.arguments)]
+        body = [line for op in block.operations for line in self._emit(op.operation)]
+        attributes = self._function.attributes
+        size = ir.IntegerAttr(attributes[ARENA]).value if ARENA in attributes else 0
+        self.namespace["arenas"] = Arenas(size, self._places)
+        if self._places:
+            body = [
+                "arena = arenas.take()",
+                "tensors, addresses = arena.tensors, arena.addresses",
+                *body[:-1],
+                "arenas.give(arena)",
+                body[-1],
+            ]
+        return f"def {self.name}({', '.join(arguments)}):\n" + "".join(f"    {line}\n" for line in body)
 
     def _emit(self, op: ir.Operation) -> list[str]:
         name = op.name
@@ -77,22 +102,70 @@ class _Emitter:
             return [f"{self._results(op)}, = {self._operands(op)[0]}"]
         if name == "torch.tensor_static_info_cast":
             return self._alias(op.result, self._operands(op)[0])
+        if name == "torch.aten.size.int" and constant_int(op.operands[1]) is not None:
+            return [f"{self._results(op)} = {self._names[op.operands[0]]}.size({constant_int(op.operands[1])})"]
         if name == "func.return":
             return [f"return ({''.join(operand + ', ' for operand in self._operands(op))})"]
-        return [self._call(op)]
+        if isinstance(op.opview, FreeOp):
+            return self._emit_free(op.operands[0])
+        if callee_of(op) is not None:
+            return self._emit_kernel(op)
+        return [self._emit_aten(op)]
 
-    def _call(self, op: ir.Operation) -> str:
-        view = op.opview
-        arguments = self._operands(op)
-        bind = _KERNELS.get(type(view))
-        if bind is not None:
-            kernel = self._bind(op.name.removeprefix("scaled."), bind(view, self._quantizers))
-            return f"{self._results(op)} = {kernel}({', '.join(arguments)})"
+    def _emit_free(self, value: ir.Value) -> list[str]:
+        name = self._names[value]
+        return [f"{name} = None"] if name in self._variables and value not in self._placed else []
+
+    def _emit_kernel(self, op: ir.Operation) -> list[str]:
+        symbol = callee_of(op) or ""
+        if symbol not in self._kernels:
+            raise UnsupportedModelError(f"{op.location}: '{symbol}' is no kernel that the program declares")
+        kernel, bound = self._kernels[symbol], self._bound_kernels[symbol]
+        run = self._bind(symbol, bound.run)
+        if bound.allocate is None:
+            call = f"{run}({', '.join(self._operands(op))})"
+            if kernel.name.startswith("custom."):
+                return [f"{self._results(op)} = {call}"]
+            return [f"{self._results(op)}, = {call}"]
+        lines = self._emit_allocation(op, symbol, bound)
+        operands = [self._argument(value, name) for value, name in zip(op.operands, kernel.operands, strict=True)]
+        results = [self._argument(value, name) for value, name in zip(op.results, kernel.results, strict=True)]
+        return [*lines, f"{run}({', '.join(operands + results)})"]
+
+    def _emit_allocation(self, op: ir.Operation, symbol: str, bound: BoundKernel) -> list[str]:
+        """Memory for the results of a kernel that writes where it is told."""
+        offsets = list(ir.DenseI64ArrayAttr(op.attributes[OFFSETS])) if OFFSETS in op.attributes else []
+        if any(None in shape_of(value.type) for value in op.results):
+            allocate = self._bind(f"{symbol}_results", bound.allocate)
+            operands = ", ".join(self._operands(op))
+            return [f"{self._results(op)}, = {allocate}({operands})"]
+        lines = []
+        for value, offset in zip(op.results, offsets or [ELSEWHERE] * len(op.results), strict=True):
+            shape, dtype = shape_of(value.type), result_dtype(value.type)
+            if offset != ELSEWHERE:
+                self._placed[value] = len(self._places)
+                self._names[value] = f"tensors[{len(self._places)}]"
+                self._places.append(Place(offset, tuple(size or 0 for size in shape), dtype))
+                continue
+            empty = self._bind("empty", functools.partial(torch.empty, shape, dtype=dtype))
+            lines.append(f"{self._new_variable(value)} = {empty}()")
+        return lines
+
+    def _argument(self, value: ir.Value, name: str) -> str:
+        """An operand or a result of a kernel: parts of quantized tensors as addresses, the rest as tensors."""
+        if name.rpartition(".")[2] not in _PARTS or "." not in name:
+            return self._names[value]
+        if value in self._placed:
+            return f"addresses[{self._placed[value]}]"
+        return f"{self._names[value]}.data_ptr()"
+
+    def _emit_aten(self, op: ir.Operation) -> str:
         overload = _find_overload(op)
-        called = self._bind(str(overload).replace(".", "_"), overload)
-        return f"{self._results(op)} = {called}({self._arguments(overload, op)})"
+        # Past the Python of the overload's own call.
+        called = self._bind(str(overload).replace(".", "_"), overload._op)
+        return f"{self._results(op)} = {called}({self._aten_arguments(overload, op)})"
 
-    def _arguments(self, overload: torch._ops.OpOverload, op: ir.Operation) -> str:
+    def _aten_arguments(self, overload: torch._ops.OpOverload, op: ir.Operation) -> str:
         """Operands in the order of the schema; enumerations that the IR spells as integers become themselves."""
         words = []
         for argument, value in zip(overload._schema.arguments, op.operands, strict=True):
@@ -111,49 +184,21 @@ class _Emitter:
         return [self._names[value] for value in op.operands]
 
     def _results(self, op: ir.Operation) -> str:
-        return ", ".join(self._new_variable(value, f"v{len(self._variables)}") for value in op.results)
+        return ", ".join(self._new_variable(value) for value in op.results)
 
-    def _new_variable(self, value: ir.Value, name: str) -> str:
+    def _new_variable(self, value: ir.Value, name: str = "") -> str:
+        name = name or f"v{len(self._variables)}"
         self._names[value] = name
         self._variables.add(name)
         return name
 
-    def _is_variable(self, value: ir.Value) -> bool:
-        return self._names.get(value) in self._variables
-
     def _bind(self, stem: str, value: Any) -> str:
         """A name for an object in the function's namespace."""
-        for name, bound in self.namespace.items():
-            if bound is value:
-                return name
-        name = f"{stem}_{len(self.namespace)}"
-        self.namespace[name] = value
-        return name
-
-
-def _last_uses(block: ir.Block) -> dict[int, list[ir.Value]]:
-    """Position of an op -> the values whose last use it is. What a list or a cast holds lives as long as that does."""
-    last: dict[ir.Value, int] = {}
-    holds: dict[ir.Value, list[ir.Value]] = {}
-
-    def use(value: ir.Value, position: int) -> None:
-        last[value] = position
-        for held in holds.get(value, ()):
-            use(held, position)
-
-    for position, op in enumerate(block.operations):
-        for value in op.operation.operands:
-            use(value, position)
-        if op.operation.name in (
-            "torch.prim.ListConstruct",
-            "torch.prim.TupleConstruct",
-            "torch.tensor_static_info_cast",
-        ):
-            holds[op.operation.result] = list(op.operation.operands)
-    positions: dict[int, list[ir.Value]] = {}
-    for value, position in last.items():
-        positions.setdefault(position, []).append(value)
-    return positions
+        if id(value) not in self._bound_names:
+            name = stem if stem not in self.namespace else f"{stem}_{len(self.namespace)}"
+            self._bound_names[id(value)] = name
+            self.namespace[name] = value
+        return self._bound_names[id(value)]
 
 
 def _find_overload(op: ir.Operation) -> torch._ops.OpOverload:

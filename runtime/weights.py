@@ -10,10 +10,10 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from steelyard.runtime.steps import QuantizedValue
+from steelyard.runtime import _cpu
 
-Make = Callable[..., tuple[QuantizedValue]]
-"""From a parameter, and its scale where that is state, to the quantized weight."""
+Make = Callable[..., tuple]
+"""From a parameter, and its scale where that is state, to the parts of the quantized weight."""
 
 _optimizer_steps = 0
 
@@ -28,9 +28,20 @@ register_optimizer_step_post_hook(_count_step)
 
 
 @dataclass
+class WeightArgument:
+    """Arguments of a program that are made from others and kept."""
+
+    function: str
+    """The IR of the function that makes them."""
+    make: Make
+    sources: list[int]
+    """Which arguments they are made from: the parameter, and its scale where that is state."""
+
+
+@dataclass
 class _Kept:
-    value: QuantizedValue
-    stamp: tuple
+    parts: tuple
+    stamp: tuple | None
     parameter: weakref.ref
     storages: list[StorageWeakRef]
     """While these live, no other storage has the address that the stamp holds."""
@@ -43,22 +54,23 @@ class Weights:
         self._kept: dict[tuple[str, int], _Kept] = {}
         self._lock = threading.Lock()
 
-    def get(self, function: str, make: Make, sources: Sequence[Any]) -> QuantizedValue:
-        """What `make` gives, made anew if a source was written since; `function` says what it does, as IR."""
-        key = function, id(sources[0])
-        stamp = (_optimizer_steps, *(part for source in sources for part in _stamp(source)))
+    def get(self, weight: WeightArgument, sources: Sequence[Any]) -> tuple:
+        """The parts of a weight, made anew if a source was written since."""
+        parameter = sources[0]
+        key = weight.function, id(parameter)
+        stamp = (_optimizer_steps, *_stamp(parameter), *(part for other in sources[1:] for part in _stamp(other)))
         kept = self._kept.get(key)
-        if kept is not None and kept.stamp == stamp and kept.parameter() is sources[0]:
-            return kept.value
+        if kept is not None and kept.stamp == stamp and kept.parameter() is parameter:
+            return kept.parts
         # Two threads must not quantize one weight at once.
         with self._lock:
             kept = self._kept.get(key)
-            if kept is None or kept.stamp != stamp or kept.parameter() is not sources[0]:
+            if kept is None or kept.stamp != stamp or kept.parameter() is not parameter:
                 storages = [StorageWeakRef(source.untyped_storage()) for source in sources]
-                (value,) = make(*sources)
-                parameter = weakref.ref(sources[0], lambda gone: self._drop(key, gone))
-                kept = self._kept[key] = _Kept(value, stamp, parameter, storages)
-        return kept.value
+                parts = weight.make(*sources)
+                reference = weakref.ref(parameter, lambda gone: self._drop(key, gone))
+                kept = self._kept[key] = _Kept(parts, stamp, reference, storages)
+        return kept.parts
 
     def _drop(self, key: tuple[str, int], gone: weakref.ref) -> None:
         """Let go of a parameter's weight when it dies, unless another has its id by now."""
@@ -73,11 +85,19 @@ class Weights:
 
     def nbytes(self) -> int:
         """Bytes that the kept weights take."""
-        parts = [part for kept in list(self._kept.values()) for part in kept.value.tensors()]
-        return sum(part.numel() * part.element_size() for part in parts)
+        parts = [part for kept in list(self._kept.values()) for part in kept.parts]
+        tensors = [t for part in parts for t in ([part] if isinstance(part, torch.Tensor) else part.tensors())]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _stamp(tensor: torch.Tensor) -> tuple:
+    """What differs once a tensor was written: its version, its memory, or some words of it.
+
+    Nothing counts writes through `.data`: a few sampled words show most of them, but not all.
+    """
     # Writes to an inference tensor are not counted: its stamp equals no other, so that it is quantized at every call.
     version = object() if tensor.is_inference() else tensor._version
-    return version, tensor.untyped_storage()._cdata, tensor.data_ptr(), tensor.dtype
+    storage = tensor.untyped_storage()
+    address = storage.data_ptr()
+    words = _cpu.fingerprint(address, storage.nbytes()) if address else 0
+    return version, storage._cdata, tensor.data_ptr(), tensor.dtype, words

@@ -93,8 +93,8 @@ def make_fused(module: ir.Module) -> None:
 def make_lowered(
     module: ir.Module, state: dict[str, torch.Tensor], quantizers: dict[tuple[str, str], Any], weights: Weights
 ) -> Program:
-    """Weights leave the step, and what is left becomes a Python function that calls kernels."""
-    _run(module, "scaled-hoist-weights,canonicalize,cse")
+    """Weights leave the step, and what is left becomes calls of kernels: a Python function."""
+    _run(module, "steelyard-lowered")
     return Program(module, state, quantizers, weights)
 
 

@@ -30,6 +30,7 @@ inline Matrix matrix(const MatrixArguments &x) {
 void bind_amax(nanobind::module_ &m);
 void bind_quantize(nanobind::module_ &m);
 void bind_dequantize(nanobind::module_ &m);
+void bind_fingerprint(nanobind::module_ &m);
 void bind_produce(nanobind::module_ &m);
 void bind_gemm(nanobind::module_ &m);
 void bind_transpose(nanobind::module_ &m);

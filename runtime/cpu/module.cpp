@@ -22,6 +22,7 @@ NB_MODULE(_cpu, m) {
   steelyard::bind_amax(m);
   steelyard::bind_quantize(m);
   steelyard::bind_dequantize(m);
+  steelyard::bind_fingerprint(m);
   steelyard::bind_produce(m);
   steelyard::bind_gemm(m);
   steelyard::bind_transpose(m);

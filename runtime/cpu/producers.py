@@ -44,7 +44,7 @@ _REUSED_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
-class _Source:
+class Source:
     """A producer as kernels take it, with the tensors that it reads."""
 
     arguments: tuple
@@ -59,10 +59,10 @@ def produce(producer: str, inputs: tuple, dtype: torch.dtype) -> torch.Tensor:
     Producers and inputs: "relu", "gelu", "gelu_tanh", "silu" (x,); "silu_and_multiply", "add" (a, b); "layer_norm"
     (x, weight, bias, epsilon) and "rms_norm" (x, weight, epsilon) over the last dim, None for no weight or bias.
     """
-    return _produce(_source(producer, inputs, dtype), dtype)
+    return produce_whole(make_source(producer, inputs, dtype), dtype)
 
 
-def _produce(source: _Source, dtype: torch.dtype, amax: torch.Tensor | None = None) -> torch.Tensor:
+def produce_whole(source: Source, dtype: torch.dtype, amax: torch.Tensor | None = None) -> torch.Tensor:
     """The whole result; an `amax` of 0 is raised to its own."""
     out = torch.empty(source.shape, dtype=dtype)
     if out.numel() > 0:
@@ -89,34 +89,35 @@ def quantize_produced(
     Schemes that need an amax first produce twice, except where keeping the tensor is faster. A rowwise copy with the
     Hadamard transform is made from the whole tensor: it is quantized down the columns of its transpose.
     """
-    source = _source(producer, inputs, dtype)
-    finds_amax = [_finds_amax(scheme, scale, amax) for scheme in (row, col)]
-    if (row is not None and row.rht) or (any(finds_amax) and _is_kept(producer, source, dtype)):
+    source = make_source(producer, inputs, dtype)
+    finds_amax = [finds_amax(scheme, scale, amax) for scheme in (row, col)]
+    if (row is not None and row.rht) or (any(finds_amax) and is_kept(producer, source, dtype)):
         found = torch.zeros(()) if amax is None else None
-        tensor = _produce(source, dtype, found)
-        amaxes = amax if found is None else tuple(found if _has_plain_amax(scheme) else None for scheme in (row, col))
+        tensor = produce_whole(source, dtype, found)
+        amaxes = amax if found is None else tuple(found if has_plain_amax(scheme) else None for scheme in (row, col))
         return quantize(tensor, row, col, scale=scale, amax=amaxes, rng=rng)
     return quantize_source(source.matrix, row, col, scale=scale, amax=amax, rng=rng, producer=source.arguments)
 
 
-def _has_plain_amax(scheme: Scheme | None) -> bool:
+def has_plain_amax(scheme: Scheme | None) -> bool:
     """The scheme's amax is that of the whole tensor as it is."""
     return scheme is not None and (scheme.family == "tensor" or (scheme.second_level == "tensor" and not scheme.rht))
 
 
-def _finds_amax(scheme: Scheme | None, scale, amax) -> bool:
+def finds_amax(scheme: Scheme | None, scale, amax) -> bool:
     """Codes wait for a pass over all values."""
     if scheme is None or amax is not None:
         return False
     return scheme.family == "nvfp4" or (scheme.family == "tensor" and scale is None)
 
 
-def _is_kept(producer: str, source: _Source, dtype: torch.dtype) -> bool:
+def is_kept(producer: str, source: Source, dtype: torch.dtype) -> bool:
     """Exponentials cost more than memory, unless that is new: an allocator gives large blocks back each time."""
     return producer in _COSTLY and (dtype != torch.float32 or source.shape.numel() * 4 <= _REUSED_BYTES)
 
 
-def _source(producer: str, inputs: tuple, dtype: torch.dtype) -> _Source:
+def make_source(producer: str, inputs: tuple, dtype: torch.dtype) -> Source:
+    """A producer with its inputs, checked."""
     require(producer in _KINDS, "producer_kind", f"producer must be one of {', '.join(_KINDS)}, got {producer!r}")
     kind = _KINDS[producer]
     require(
@@ -134,7 +135,7 @@ def _source(producer: str, inputs: tuple, dtype: torch.dtype) -> _Source:
     arguments = [arguments for _, arguments in matrices] + [_NO_MATRIX] * (2 - kind.matrices)
     arguments += vectors + [_NO_MATRIX] * (2 - kind.vectors)
     _, _, rows, _, *strides = matrices[0][1]
-    return _Source(
+    return Source(
         (kind.kind, kind.activation, *arguments, epsilon),
         (0, DTYPES[dtype], rows, columns, *strides),
         inputs[0].shape,

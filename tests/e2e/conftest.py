@@ -1,3 +1,5 @@
+import ctypes
+import math
 import sys
 from pathlib import Path
 
@@ -10,33 +12,81 @@ sys.path.insert(0, str(Path(__file__).parent))
 @pytest.fixture
 def gemm_calls(monkeypatch):
     """Every quantized GEMM that a compiled program runs: its operands, options and result."""
-    from steelyard.runtime import steps
+    from steelyard.runtime.cpu import bound
 
     calls = []
-    run = steps.cpu.qgemm
 
-    def recorded(a, b, **options):
-        result = run(a, b, **options)
-        calls.append((a, b, options, result))
-        return result
+    def recording(kernel):
+        run, allocate = original(kernel)
 
-    monkeypatch.setattr(steps.cpu, "qgemm", recorded)
+        def recorded(*values):
+            run(*values)
+            calls.append(read_call(kernel, values))
+
+        return recorded, allocate
+
+    original = bound.BINDINGS["gemm"]
+    monkeypatch.setitem(bound.BINDINGS, "gemm", recording)
     return calls
+
+
+def read_call(kernel, values):
+    """A GEMM call as (a, b, options, result), copied from the addresses and tensors it was given."""
+    given = list(zip(kernel.operands, values, strict=False))
+    sizes = [value for name, value in given if name == "size"]
+    named = dict(given)
+    kind = kernel.config["kind"]
+    a = read_copy(kernel, named, sizes, "lhs", kind == "wgrad")
+    b = read_copy(kernel, named, sizes, "rhs", kind != "fprop")
+    options = {name: named[name].detach().clone() for name in ("bias", "residual", "accumulator") if name in named}
+    if "residual" in options:
+        options["residual"] = options["residual"].reshape(-1, options["residual"].shape[-1])
+    options["epilogue"] = kernel.config["epilogue"]
+    result = values[len(kernel.operands)]
+    return a, b, options, result.detach().clone().reshape(-1, result.shape[-1])
+
+
+def read_copy(kernel, named, sizes, operand, columnwise):
+    from steelyard.quantized_copy import QuantizedCopy
+    from steelyard.quantized_parts import part_shapes
+    from steelyard.runtime.dtypes import DTYPES
+
+    scheme, shape = kernel.config[operand], kernel.config[f"{operand}_shape"]
+    unknown = math.prod(sizes) if None in shape[:-1] else 1
+    matrix = math.prod(size for size in shape[:-1] if size is not None) * unknown, shape[-1]
+    parts = {
+        name: read_memory(named[f"{operand}.{name}"], sizes, DTYPES[dtype])
+        for name, (sizes, dtype) in part_shapes(scheme, matrix, columnwise).items()
+    }
+    return QuantizedCopy(parts["codes"], parts["scales"], parts.get("amax"), scheme, matrix, columnwise)
+
+
+def read_memory(address, shape, dtype):
+    count = math.prod(shape)
+    if count == 0:
+        return torch.empty(shape, dtype=dtype)
+    buffer = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(bytearray(buffer), dtype=dtype).reshape(shape)
 
 
 @pytest.fixture
 def quantized_shapes(monkeypatch):
     """The shape of every tensor that a compiled program quantizes, weights included."""
-    from steelyard.runtime import steps
+    from steelyard.runtime.cpu import bound
 
     shapes = []
-    run = steps.cpu.quantize
 
-    def recorded(x, *schemes, **options):
-        shapes.append(tuple(x.shape))
-        return run(x, *schemes, **options)
+    def recording(kernel):
+        run, allocate = original(kernel)
 
-    monkeypatch.setattr(steps.cpu, "quantize", recorded)
+        def recorded(*values):
+            shapes.append(tuple(values[0].shape))
+            run(*values)
+
+        return recorded, allocate
+
+    original = bound.BINDINGS["quantize"]
+    monkeypatch.setitem(bound.BINDINGS, "quantize", recording)
     return shapes
 
 

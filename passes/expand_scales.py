@@ -1,0 +1,33 @@
+"""`scaled-expand-scales`."""
+
+from torch_mlir import ir
+
+from steelyard.dialect.quantize import QuantizeOp, quantize
+from steelyard.dialect.scale import amax
+from steelyard.passes.registry import register_pass
+from steelyard.passes.torch_ops import walk_ops
+
+
+@register_pass
+def expand_scales(module: ir.Operation) -> None:
+    """Take the amax out of the quantizations that keep it.
+
+    Takes `scaled.quantize` with the result `new_amax`, which somebody keeps or reduces over ranks. Leaves a
+    `scaled.amax` of its source and the quantize without that result. One that nobody reads just goes.
+    """
+    for op in walk_ops(module):
+        if isinstance(op.opview, QuantizeOp) and op.opview.new_amax is not None:
+            _expand(op.opview)
+
+
+def _expand(op: QuantizeOp) -> None:
+    per_row = any(scheme.second_level == "row" for scheme in op.result.type.info.schemes)
+    with ir.InsertionPoint(op), op.location:
+        if list(op.new_amax.uses):
+            op.new_amax.replace_all_uses_with(amax(op.source, per_row=per_row).result)
+        row, col = op.result.type.info.row, op.result.type.info.col
+        plain = quantize(
+            op.source, row, col, role=op.role.value, layer=op.layer.value, scale=op.scale, amax=op.amax, rng=op.rng
+        )
+    op.result.replace_all_uses_with(plain.result)
+    op.operation.erase()

@@ -1,0 +1,168 @@
+"""`scaled-plan-memory`."""
+
+from bisect import insort
+from collections.abc import Iterable
+from math import prod
+
+from torch_mlir import ir
+
+from steelyard.dialect.memory import free
+from steelyard.dialect.types import TensorType, tensor_info
+from steelyard.passes.functions import PARAMETER, STATE, argument_attributes, functions_of
+from steelyard.passes.kernel_calls import Kernel, callee_of, kernels_of
+from steelyard.passes.registry import register_pass
+
+ARENA = "scaled.arena"
+"""Attribute of a function: bytes of the memory that its calls share."""
+OFFSETS = "scaled.offsets"
+"""Attribute of a call: where in that memory each result lies."""
+ELSEWHERE = -1
+"""An offset of a result that has memory of its own."""
+
+_ALIGNMENT = 64
+_ITEM_SIZES = {"f32": 4, "bf16": 2, "f16": 2, "ui8": 1, "i8": 1}
+# Ops whose result holds their operands.
+_HOLDERS = ("torch.prim.ListConstruct", "torch.prim.TupleConstruct", "torch.tensor_static_info_cast")
+
+
+@register_pass
+def plan_memory(module: ir.Operation) -> None:
+    """Give the results of kernels their places in one block of memory, and free values after their last use.
+
+    Takes calls of kernels that write where they are told. A result of known size that only kernels read gets an offset
+    (`scaled.offsets` of the call) in memory that the function's calls share (`scaled.arena`, its bytes): places are
+    used again once their values are dead. Everything else has memory of its own. Leaves a `scaled.free` after the last
+    use of every tensor that is neither returned nor kept by others, as parameters are.
+    """
+    kernels = kernels_of(module)
+    for function in functions_of(module):
+        _plan(function, kernels)
+
+
+def _plan(function: ir.Operation, kernels: dict[str, Kernel]) -> None:
+    block = function.regions[0].blocks[0]
+    operations = [op.operation for op in block.operations]
+    dying = _last_uses(block, operations)
+    kept = _kept_arguments(function)
+    arena = _Arena()
+    for position, op in enumerate(operations):
+        _place_results(op, kernels, arena)
+        if op.name == "func.return":
+            break
+        dead = [value for value in dying.get(position, ()) if _is_tensor(value) and value not in kept]
+        for value in dead:
+            arena.release(value)
+        _free_after(operations[position + 1], dead)
+    if arena.size:
+        function.attributes[ARENA] = _integer(arena.size)
+
+
+def _kept_arguments(function: ir.Operation) -> set[ir.Value]:
+    """Parameters, what is made from them, and state: somebody else keeps those."""
+    pairs = zip(function.regions[0].blocks[0].arguments, argument_attributes(function), strict=True)
+    return {argument for argument, attributes in pairs if PARAMETER in attributes or STATE in attributes}
+
+
+def _place_results(op: ir.Operation, kernels: dict[str, Kernel], arena: "_Arena") -> None:
+    kernel = kernels.get(callee_of(op) or "")
+    if kernel is None or not kernel.has_destinations:
+        return
+    offsets = []
+    for value in op.results:
+        size = _byte_size(value)
+        if size is None or not _is_read_by_kernels(value, kernels):
+            offsets.append(ELSEWHERE)
+        else:
+            offsets.append(arena.place(value, size))
+    op.attributes[OFFSETS] = ir.DenseI64ArrayAttr.get(offsets)
+
+
+def _is_read_by_kernels(value: ir.Value, kernels: dict[str, Kernel]) -> bool:
+    users = [kernels.get(callee_of(use.owner.operation) or "") for use in value.uses]
+    return bool(users) and all(user is not None and user.has_destinations for user in users)
+
+
+def _free_after(next_op: ir.Operation, dead: Iterable[ir.Value]) -> None:
+    with ir.InsertionPoint(next_op):
+        for value in dead:
+            free(value, loc=ir.Location.unknown())
+
+
+def _last_uses(block: ir.Block, operations: list[ir.Operation]) -> dict[int, list[ir.Value]]:
+    """Position of an op -> the values whose last use it is. What a list or a cast holds lives as long as that does."""
+    last: dict[ir.Value, int] = dict.fromkeys(block.arguments, 0)
+    holds: dict[ir.Value, list[ir.Value]] = {}
+
+    def use(value: ir.Value, position: int) -> None:
+        last[value] = position
+        for held in holds.get(value, ()):
+            use(held, position)
+
+    for position, op in enumerate(operations):
+        for value in op.results:
+            last[value] = position
+        for value in op.operands:
+            use(value, position)
+        if op.name in _HOLDERS:
+            holds[op.result] = list(op.operands)
+    positions: dict[int, list[ir.Value]] = {}
+    for value, position in last.items():
+        positions.setdefault(position, []).append(value)
+    return positions
+
+
+class _Arena:
+    """Gaps between places, as an allocator keeps them: the smallest that fits is used, and neighbours are joined."""
+
+    def __init__(self):
+        self.size = 0
+        self._places: dict[ir.Value, tuple[int, int]] = {}
+        self._gaps: list[tuple[int, int]] = []
+        """(begin, end) in order."""
+
+    def place(self, value: ir.Value, size: int) -> int:
+        """The offset of a place for a value."""
+        size = -(-size // _ALIGNMENT) * _ALIGNMENT
+        fitting = [gap for gap in self._gaps if gap[1] - gap[0] >= size]
+        if fitting:
+            begin, end = min(fitting, key=lambda gap: gap[1] - gap[0])
+            self._gaps.remove((begin, end))
+            if begin + size < end:
+                insort(self._gaps, (begin + size, end))
+        else:
+            begin = self._end_to_grow()
+            self.size = max(self.size, begin + size)
+        self._places[value] = begin, begin + size
+        return begin
+
+    def _end_to_grow(self) -> int:
+        """Where memory is added: at the end, or where a gap at the end begins."""
+        if self._gaps and self._gaps[-1][1] == self.size:
+            return self._gaps.pop()[0]
+        return self.size
+
+    def release(self, value: ir.Value) -> None:
+        """Make the place of a dead value a gap; values that live elsewhere have none."""
+        if value not in self._places:
+            return
+        begin, end = self._places.pop(value)
+        for gap in list(self._gaps):
+            if gap[1] == begin or gap[0] == end:
+                self._gaps.remove(gap)
+                begin, end = min(begin, gap[0]), max(end, gap[1])
+        insort(self._gaps, (begin, end))
+
+
+def _byte_size(value: ir.Value) -> int | None:
+    info = tensor_info(value.type)
+    if info is None or None in info.shape:
+        return None
+    return prod(size for size in info.shape if size is not None) * _ITEM_SIZES[info.dtype]
+
+
+def _is_tensor(value: ir.Value) -> bool:
+    return isinstance(value.type, TensorType) or tensor_info(value.type) is not None
+
+
+def _integer(value: int) -> ir.Attribute:
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)

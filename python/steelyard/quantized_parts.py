@@ -1,0 +1,46 @@
+"""The tensors that hold a quantized copy, by name: `codes`, `scales` and, where the scheme has one, `amax`."""
+
+from steelyard.schemes import Scheme
+
+Size = int | None
+"""None where a size is known only at run time."""
+
+CODES, BYTES, FLOATS = "i8", "i8", "f32"
+
+
+def part_shapes(scheme: Scheme, shape: tuple[Size, Size], columnwise: bool) -> dict[str, tuple[tuple[Size, ...], str]]:
+    """Shape and element type of each part of a copy of a matrix."""
+    rows, columns = stored_shape(scheme, shape, columnwise)
+    packed = scheme.element == "f4E2M1FN"
+    codes = rows, _ceil_div(columns, 2) if packed else columns
+    parts: dict[str, tuple[tuple[Size, ...], str]] = {
+        "codes": (codes, CODES),
+        "scales": (_scales_shape(scheme, rows, columns, columnwise), FLOATS if scheme.scale == "f32" else BYTES),
+    }
+    if scheme.family in ("tensor", "nvfp4"):
+        parts["amax"] = ((rows,) if scheme.second_level == "row" else (), FLOATS)
+    return parts
+
+
+def stored_shape(scheme: Scheme, shape: tuple[Size, Size], columnwise: bool) -> tuple[Size, Size]:
+    """Rows and columns of the stored array: transposed for a columnwise copy, but for MX."""
+    rows, columns = shape[::-1] if columnwise and scheme.family != "mx" else shape
+    return rows, _times(_ceil_div(columns, 16), 16) if scheme.rht else columns
+
+
+def _scales_shape(scheme: Scheme, rows: Size, columns: Size, columnwise: bool) -> tuple[Size, ...]:
+    if scheme.family == "tensor":
+        return ()
+    if scheme.family == "block":
+        return _ceil_div(rows, scheme.block_sizes[0]), _ceil_div(columns, 128)
+    if scheme.family == "mx":
+        return (_ceil_div(rows, 32), columns) if columnwise else (rows, _ceil_div(columns, 32))
+    return rows, _ceil_div(columns, 16)
+
+
+def _ceil_div(size: Size, block: int) -> Size:
+    return None if size is None else -(-size // block)
+
+
+def _times(size: Size, factor: int) -> Size:
+    return None if size is None else size * factor

@@ -1,0 +1,56 @@
+"""The memory that the kernels of a program share, laid out when it is compiled."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value lies."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Arena:
+    """One block of memory; `tensors` and `addresses` have an entry a place."""
+
+    __slots__ = ("addresses", "tensors")
+
+    def __init__(self, size: int, places: Sequence[Place]):
+        memory = torch.empty(size, dtype=torch.uint8)
+        self.tensors = [_view(memory, place) for place in places]
+        self.addresses = [memory.data_ptr() + place.offset for place in places]
+
+
+class Arenas:
+    """Blocks that are not in use: a call takes one, or makes it, and gives it back. So calls may overlap."""
+
+    def __init__(self, size: int, places: Sequence[Place]):
+        self._size = size
+        self._places = places
+        self._free: list[Arena] = []
+
+    def take(self) -> Arena:
+        """A block that nobody else uses."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return Arena(self._size, self._places)
+
+    def give(self, arena: Arena) -> None:
+        """Let others use a block; one that a failed call never gives back just dies."""
+        self._free.append(arena)
+
+    def nbytes(self) -> int:
+        """Bytes of the blocks that are kept."""
+        return self._size * len(self._free)
+
+
+def _view(memory: torch.Tensor, place: Place) -> torch.Tensor:
+    size = prod(place.shape) * place.dtype.itemsize
+    return memory[place.offset : place.offset + size].view(place.dtype).view(place.shape)

@@ -1,0 +1,302 @@
+"""Kernels of the CPU, bound to a program: no argument is checked, because the program made them all.
+
+Each binding gives `run` and `allocate`. With `allocate`, which makes a call's results from its operands, `run` takes
+the operands and then the results; parts of quantized tensors are addresses to `run`. Without, it takes tensors and
+returns the results.
+"""
+
+import ctypes
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import torch
+
+from steelyard.passes.kernel_calls import Kernel
+from steelyard.quantized_copy import QuantizedCopy
+from steelyard.quantized_parts import part_shapes
+from steelyard.reference.gemm import EPILOGUES
+from steelyard.runtime import _cpu, dtypes
+from steelyard.runtime.cpu import decoding, delayed, producers, quantization
+from steelyard.runtime.cpu.arguments import DTYPES, matrix_of, scheme_bits
+from steelyard.schemes import Scheme
+
+_NO_MATRIX = (0, 0, 0, 0, 0, 0)
+_WORD = 0xFFFFFFFFFFFFFFFF
+_COPIES = (("row", False), ("col", True))
+
+Bound = tuple[Callable, Callable | None]
+
+
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    """A tensor that kernels can read as it is; keep it while they run."""
+    return x if x.is_contiguous() and not x.is_neg() else matrix_of(x)[0]
+
+
+def _matrix(x: torch.Tensor) -> tuple:
+    """What kernels read a tensor by, its leading dims flattened."""
+    if x.dim() == 2:
+        return x.data_ptr(), DTYPES[x.dtype], *x.shape, *x.stride()
+    columns = x.shape[-1]
+    rows = x.numel() // columns if columns else x.shape[:-1].numel()
+    return x.data_ptr(), DTYPES[x.dtype], rows, columns, columns, 1
+
+
+class _Destination:
+    """Where the parts of one copy are among the values of a call."""
+
+    def __init__(self, kernel: Kernel, copy: str, has_amax: bool):
+        self._scheme = kernel.config[copy]
+        assert isinstance(self._scheme, Scheme)
+        first = len(kernel.operands)
+        names = {name: first + i for i, name in enumerate(kernel.results)}
+        self._bits, self._epsilon = scheme_bits(self._scheme), self._scheme.epsilon
+        self._codes, self._scales = names[f"{copy}.codes"], names[f"{copy}.scales"]
+        self._amax = names.get(f"{copy}.amax")
+        self._has_amax = has_amax and self._amax is not None
+
+    def arguments(self, values: tuple) -> tuple:
+        """The copy as the quantize kernel takes it."""
+        amax = 0 if self._amax is None else values[self._amax]
+        return self._bits, self._epsilon, values[self._codes], values[self._scales], amax, self._has_amax, False
+
+    def put_amax(self, amax: torch.Tensor, values: tuple) -> None:
+        """Put an amax that is known before in its place."""
+        if self._has_amax and self._amax is not None:
+            ctypes.memmove(values[self._amax], amax.contiguous().data_ptr(), amax.numel() * 4)
+
+
+def _destinations(kernel: Kernel, *, has_amax: bool) -> list[_Destination | None]:
+    return [_Destination(kernel, copy, has_amax) if copy in kernel.config else None for copy, _ in _COPIES]
+
+
+def _bind_quantize(kernel: Kernel) -> Bound:
+    scale, amax, rng = (kernel.operands.index(n) if n in kernel.operands else None for n in ("scale", "amax", "rng"))
+    row, col = _destinations(kernel, has_amax=amax is not None)
+    native, threads = _cpu.quantize, torch.get_num_threads
+
+    def quantize(*values: Any) -> None:
+        source = _flat(values[0])
+        if amax is not None:
+            for copy in (row, col):
+                if copy is not None:
+                    copy.put_amax(values[amax], values)
+        seed, offset = (0, 0) if rng is None else (word & _WORD for word in values[rng].tolist())
+        native(
+            _matrix(source),
+            None if row is None else row.arguments(values),
+            None if col is None else col.arguments(values),
+            0 if scale is None else values[scale].data_ptr(),
+            seed,
+            offset,
+            threads(),
+            None,
+        )
+
+    return quantize, _allocate_copies(kernel)
+
+
+def _bind_produce_quantize(kernel: Kernel) -> Bound:
+    count = len([name for name in kernel.operands if name != "scale"])
+    scale = kernel.operands.index("scale") if "scale" in kernel.operands else None
+    producer, epsilon = str(kernel.config["producer"]), kernel.config["epsilon"]
+    constants = (epsilon,) if producer in ("layer_norm", "rms_norm") else ()
+    schemes = [scheme for scheme in (kernel.config.get("row"), kernel.config.get("col")) if isinstance(scheme, Scheme)]
+    two_passes = any(producers.finds_amax(scheme, scale, None) for scheme in schemes)
+    plain = _destinations(kernel, has_amax=False)
+    known = [
+        _Destination(kernel, copy, producers.has_plain_amax(kernel.config[copy])) if copy in kernel.config else None  # pyright: ignore[reportArgumentType]
+        for copy, _ in _COPIES
+    ]
+
+    def run(values: tuple, copies: list[_Destination | None], matrix: tuple, arguments: tuple | None) -> None:
+        row, col = (None if copy is None else copy.arguments(values) for copy in copies)
+        pointer = 0 if scale is None else values[scale].data_ptr()
+        _cpu.quantize(matrix, row, col, pointer, 0, 0, torch.get_num_threads(), arguments)
+
+    def produce_quantize(*values: Any) -> None:
+        inputs = values[:count]
+        dtype = inputs[0].dtype
+        source = producers.make_source(producer, (*inputs, *constants), dtype)
+        if not (two_passes and producers.is_kept(producer, source, dtype)):
+            run(values, plain, source.matrix, source.arguments)
+            return
+        found = torch.zeros(())
+        produced = producers.produce_whole(source, dtype, found)
+        for copy in known:
+            if copy is not None:
+                copy.put_amax(found, values)
+        run(values, known, _matrix(produced), None)
+
+    return produce_quantize, _allocate_copies(kernel)
+
+
+def _allocate_copies(kernel: Kernel) -> Callable:
+    copies = [(kernel.config[copy], columnwise) for copy, columnwise in _COPIES if copy in kernel.config]
+
+    def allocate(source: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
+        shape = source.shape[:-1].numel(), source.shape[-1]
+        return tuple(
+            torch.empty([size or 0 for size in sizes], dtype=dtypes.DTYPES[dtype])
+            for scheme, columnwise in copies
+            for sizes, dtype in part_shapes(scheme, shape, columnwise).values()  # pyright: ignore[reportArgumentType]
+        )
+
+    return allocate
+
+
+class _Operand:
+    """Where an operand of a GEMM is among the values of a call."""
+
+    def __init__(self, kernel: Kernel, name: str, columnwise: bool):
+        scheme, shape = kernel.config[name], kernel.config[f"{name}_shape"]
+        assert isinstance(scheme, Scheme)
+        assert isinstance(shape, tuple)
+        names = {operand: i for i, operand in enumerate(kernel.operands)}
+        self._head = scheme_bits(scheme), columnwise
+        self._codes, self._scales = names[f"{name}.codes"], names[f"{name}.scales"]
+        self._amax = names.get(f"{name}.amax")
+        self._known = prod(size for size in shape[:-1] if size is not None)
+        self._is_static = None not in shape[:-1]
+        self._columns = shape[-1]
+
+    def rows(self, sizes: tuple) -> int:
+        """Rows of the matrix: tokens, or a weight's."""
+        return self._known if self._is_static else self._known * prod(sizes)
+
+    def arguments(self, values: tuple, rows: int) -> tuple:
+        """The operand as the kernel takes it."""
+        amax = 0 if self._amax is None else values[self._amax]
+        return *self._head, values[self._codes], values[self._scales], amax, rows, self._columns
+
+
+def _bind_gemm(kernel: Kernel) -> Bound:
+    kind = str(kernel.config["kind"])
+    lhs = _Operand(kernel, "lhs", kind == "wgrad")
+    rhs = _Operand(kernel, "rhs", kind != "fprop")
+    bias, residual, accumulator = (
+        kernel.operands.index(name) if name in kernel.operands else None for name in ("bias", "residual", "accumulator")
+    )
+    sizes_begin, sizes_end = len(kernel.operands) - kernel.operands.count("size"), len(kernel.operands)
+    activation = list(EPILOGUES).index(str(kernel.config["epilogue"]))
+    keeps = "preactivation" in kernel.results
+    has_epilogue = activation > 0 or keeps
+    native, threads = _cpu.qgemm, torch.get_num_threads
+
+    def gemm(*values: Any) -> None:
+        out = values[sizes_end]
+        if out.numel() == 0:
+            return
+        sizes = values[sizes_begin:sizes_end]
+        target = _matrix(out)
+        kept = [] if residual is None else [_flat(values[residual])]
+        addend = _matrix(kept[0]) if kept else _NO_MATRIX
+        if accumulator is not None:
+            kept.append(_flat(values[accumulator]))
+        added = _matrix(kept[-1]) if accumulator is not None else _NO_MATRIX
+        native(
+            lhs.arguments(values, lhs.rows(sizes)),
+            rhs.arguments(values, rhs.rows(sizes)),
+            _NO_MATRIX if bias is None else _row(values[bias], target),
+            added if has_epilogue or residual is None else addend,
+            target,
+            threads(),
+            (activation, addend, _matrix(values[sizes_end + 1]) if keeps else _NO_MATRIX) if has_epilogue else None,
+        )
+
+    return gemm, _allocate_products(kernel, sizes_begin, sizes_end)
+
+
+def _row(bias: torch.Tensor, target: tuple) -> tuple:
+    """A vector that every row of the target gets."""
+    return bias.data_ptr(), DTYPES[bias.dtype], target[2], target[3], 0, bias.stride(0)
+
+
+def _allocate_products(kernel: Kernel, sizes_begin: int, sizes_end: int) -> Callable:
+    shapes = [dtypes.shape_of(type_) for type_ in kernel.types]
+    types = [dtypes.result_dtype(type_) for type_ in kernel.types]
+
+    def allocate(*operands: Any) -> tuple[torch.Tensor, ...]:
+        made = []
+        for shape, dtype in zip(shapes, types, strict=True):
+            sizes = iter(operands[sizes_begin:sizes_end])
+            made.append(torch.empty([next(sizes) if size is None else size for size in shape], dtype=dtype))
+        return tuple(made)
+
+    return allocate
+
+
+def _bind_transpose(kernel: Kernel) -> Bound:
+    source, columnwise = ("row", False) if "from_row" in kernel.config else ("col", True)
+    scheme = kernel.config[f"from_{source}"]
+
+    def transpose(codes: torch.Tensor, scales: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
+        amax, sizes = (rest[0], rest[1:]) if f"{source}.amax" in kernel.operands else (None, rest)
+        turned = decoding.transpose(QuantizedCopy(codes, scales, amax, scheme, _shape(kernel, sizes), columnwise))  # pyright: ignore[reportArgumentType]
+        parts = (turned.codes, turned.scales, turned.amax)
+        return tuple(part for part in parts if part is not None)
+
+    return transpose, None
+
+
+def _bind_dequantize(kernel: Kernel) -> Bound:
+    scheme, columnwise = kernel.config["scheme"], kernel.config["usage"] == "columnwise"
+    dtype = dtypes.result_dtype(kernel.types[0])
+    shape = kernel.config["shape"]
+    assert isinstance(shape, tuple)
+
+    def dequantize(codes: torch.Tensor, scales: torch.Tensor, *rest: Any) -> tuple[torch.Tensor]:
+        amax, sizes = (rest[0], rest[1:]) if "amax" in kernel.operands else (None, rest)
+        copy = QuantizedCopy(codes, scales, amax, scheme, _shape(kernel, sizes), columnwise)  # pyright: ignore[reportArgumentType]
+        lead = iter(sizes)
+        return (decoding.dequantize(copy, dtype).view([next(lead) if size is None else size for size in shape]),)
+
+    return dequantize, None
+
+
+def _shape(kernel: Kernel, sizes: tuple) -> tuple[int, int]:
+    shape = kernel.config["shape"]
+    assert isinstance(shape, tuple)
+    assert shape[-1] is not None
+    return prod(size for size in shape[:-1] if size is not None) * prod(sizes), shape[-1]
+
+
+def _bind_amax(kernel: Kernel) -> Bound:
+    per_row, rht = bool(kernel.config["per_row"]), bool(kernel.config["rht"])
+
+    def amax(source: torch.Tensor) -> tuple[torch.Tensor]:
+        return (
+            quantization.amax(source.detach(), rht=rht, per_row=per_row).view(source.shape[:-1] if per_row else ()),
+        )
+
+    return amax, None
+
+
+def _bind_update_scale(kernel: Kernel) -> Bound:
+    scheme, margin, algorithm = (kernel.config[name] for name in ("scheme", "margin", "algorithm"))
+
+    def update_scale(scale: torch.Tensor, history: torch.Tensor, amax: torch.Tensor) -> tuple:
+        history = history.clone()
+        history[0] = amax
+        return delayed.update_scale(scale, history, scheme, margin=margin, algorithm=algorithm)  # pyright: ignore[reportArgumentType]
+
+    return update_scale, None
+
+
+def _bind_advance_rng(kernel: Kernel) -> Bound:
+    def advance_rng(state: torch.Tensor) -> tuple[torch.Tensor]:
+        return (state + torch.tensor([0, 1]),)
+
+    return advance_rng, None
+
+
+BINDINGS: dict[str, Callable[[Kernel], Bound]] = {
+    "quantize": _bind_quantize,
+    "produce_quantize": _bind_produce_quantize,
+    "gemm": _bind_gemm,
+    "transpose": _bind_transpose,
+    "dequantize": _bind_dequantize,
+    "amax": _bind_amax,
+    "update_scale": _bind_update_scale,
+    "advance_rng": _bind_advance_rng,
+}

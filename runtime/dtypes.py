@@ -1,0 +1,30 @@
+"""Element types of the IR as torch's."""
+
+import torch
+from torch_mlir import ir
+
+from steelyard.dialect.types import tensor_info
+
+DTYPES = {
+    "f32": torch.float32,
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+    "ui8": torch.uint8,
+    "i8": torch.uint8,
+    "si64": torch.int64,
+    "i64": torch.int64,
+}
+
+
+def result_dtype(type_: ir.Type) -> torch.dtype:
+    """The dtype of a tensor of this type."""
+    info = tensor_info(type_)
+    assert info is not None, "kernels make ranked tensors"
+    return DTYPES[info.dtype]
+
+
+def shape_of(type_: ir.Type) -> tuple[int | None, ...]:
+    """The sizes that a tensor type states."""
+    info = tensor_info(type_)
+    assert info is not None, "kernels make ranked tensors"
+    return info.shape

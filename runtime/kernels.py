@@ -1,0 +1,38 @@
+"""From a kernel that a program declares to the function that runs it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from steelyard.errors import UnsupportedModelError
+from steelyard.passes.kernel_calls import Kernel
+from steelyard.runtime import custom
+from steelyard.runtime.cpu import bound
+
+Quantizers = Mapping[tuple[str, str], Any]
+"""The user's own quantizers by layer and role."""
+
+
+@dataclass(frozen=True)
+class BoundKernel:
+    """A kernel with what is known of it when a program is compiled.
+
+    With `allocate`, which makes the results of a call's operands, `run` takes the operands and then the results: the
+    parts of quantized tensors as addresses, everything else as tensors. Without, `run` takes the operands as they are
+    and returns the results.
+    """
+
+    run: Callable
+    allocate: Callable | None = None
+
+
+def bind(kernel: Kernel, quantizers: Quantizers) -> BoundKernel:
+    """The function of a kernel."""
+    target, _, operation = kernel.name.partition(".")
+    operation = operation.partition(".")[0]
+    if target == "custom":
+        return BoundKernel(custom.BINDINGS[operation](kernel, quantizers))
+    if target != "cpu" or operation not in bound.BINDINGS:
+        raise UnsupportedModelError(f"there is no kernel '{kernel.name}' here; run scaled-select-kernels first")
+    run, allocate = bound.BINDINGS[operation](kernel)
+    return BoundKernel(run, allocate if kernel.has_destinations else None)

@@ -1,0 +1,58 @@
+// RUN: steelyard-opt %s -p scaled-plan-memory | FileCheck %s
+
+func.func private @step_0(!torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32> attributes {scaled.config = {}, scaled.destinations, scaled.kernel = "cpu.step", scaled.operands = ["source"], scaled.results = ["result"]}
+func.func private @step_1(!torch.vtensor<[?,64],f32>) -> !torch.vtensor<[?,64],f32> attributes {scaled.config = {}, scaled.destinations, scaled.kernel = "cpu.step", scaled.operands = ["source"], scaled.results = ["result"]}
+func.func private @step_2(!torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32> attributes {scaled.config = {}, scaled.kernel = "cpu.other", scaled.operands = ["source"], scaled.results = ["result"]}
+
+// A place is used again when its value is dead: two of 4096 bytes do for three values. The last has its own memory.
+// CHECK-LABEL: func.func @chain
+// CHECK-SAME: scaled.arena = 8192
+// CHECK: %[[A:.*]] = call @step_0(%arg0) {scaled.offsets = array<i64: 0>}
+// CHECK: "scaled.free"(%arg0)
+// CHECK: %[[B:.*]] = call @step_0(%[[A]]) {scaled.offsets = array<i64: 4096>}
+// CHECK: "scaled.free"(%[[A]])
+// CHECK: %[[C:.*]] = call @step_0(%[[B]]) {scaled.offsets = array<i64: 0>}
+// CHECK: "scaled.free"(%[[B]])
+// CHECK: %[[D:.*]] = call @step_0(%[[C]]) {scaled.offsets = array<i64: -1>}
+// CHECK: "scaled.free"(%[[C]])
+// CHECK-NOT: "scaled.free"(%[[D]])
+// CHECK: return %[[D]]
+func.func @chain(%x: !torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32> {
+  %0 = call @step_0(%x) : (!torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32>
+  %1 = call @step_0(%0) : (!torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32>
+  %2 = call @step_0(%1) : (!torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32>
+  %3 = call @step_0(%2) : (!torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32>
+  return %3 : !torch.vtensor<[16,64],f32>
+}
+
+// What torch reads, what another kernel may keep, and what has no known size has memory of its own.
+// CHECK-LABEL: func.func @elsewhere
+// CHECK-NOT: scaled.arena
+// CHECK: call @step_0(%arg0) {scaled.offsets = array<i64: -1>}
+// CHECK: torch.aten.relu
+// CHECK: call @step_0(%{{.*}}) {scaled.offsets = array<i64: -1>}
+// CHECK: call @step_2
+// CHECK: call @step_1(%arg1) {scaled.offsets = array<i64: -1>}
+func.func @elsewhere(%x: !torch.vtensor<[16,64],f32>, %y: !torch.vtensor<[?,64],f32>) -> (!torch.vtensor<[16,64],f32>, !torch.vtensor<[?,64],f32>) {
+  %0 = call @step_0(%x) : (!torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32>
+  %1 = torch.aten.relu %0 : !torch.vtensor<[16,64],f32> -> !torch.vtensor<[16,64],f32>
+  %2 = call @step_0(%1) : (!torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32>
+  %3 = call @step_2(%2) : (!torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32>
+  %4 = call @step_1(%y) : (!torch.vtensor<[?,64],f32>) -> !torch.vtensor<[?,64],f32>
+  %5 = call @step_1(%4) : (!torch.vtensor<[?,64],f32>) -> !torch.vtensor<[?,64],f32>
+  return %3, %5 : !torch.vtensor<[16,64],f32>, !torch.vtensor<[?,64],f32>
+}
+
+// A list holds its elements; parameters are kept by others.
+// CHECK-LABEL: func.func @held
+// CHECK: %[[L:.*]] = torch.prim.ListConstruct %arg0, %arg1
+// CHECK-NOT: scaled.free
+// CHECK: torch.aten.cat %[[L]]
+// CHECK-NEXT: "scaled.free"(%arg0)
+// CHECK-NEXT: return
+func.func @held(%x: !torch.vtensor<[16,64],f32>, %w: !torch.vtensor<[16,64],f32> {scaled.parameter = "w"}) -> !torch.vtensor<[32,64],f32> {
+  %int0 = torch.constant.int 0
+  %0 = torch.prim.ListConstruct %x, %w : (!torch.vtensor<[16,64],f32>, !torch.vtensor<[16,64],f32>) -> !torch.list<vtensor>
+  %1 = torch.aten.cat %0, %int0 : !torch.list<vtensor>, !torch.int -> !torch.vtensor<[32,64],f32>
+  return %1 : !torch.vtensor<[32,64],f32>
+}

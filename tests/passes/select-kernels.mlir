@@ -1,0 +1,34 @@
+// RUN: steelyard-opt %s -p 'scaled-select-kernels{target=cpu}' | FileCheck %s
+// RUN: not steelyard-opt %s -p 'scaled-select-kernels{target=abacus}' 2>&1 | FileCheck %s --check-prefix=TARGET
+
+// TARGET: target must be one of cpu, got 'abacus'
+
+#mx = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
+#own = #scaled.scheme<i8, "tensor", f32, {custom = "Mine"}>
+
+// CHECK: @quantize_0
+// CHECK-SAME: scaled.destinations, scaled.kernel = "cpu.quantize.mx"
+func.func private @quantize_0(!torch.vtensor<[8,64],f32>) -> (!torch.vtensor<[8,64],ui8>, !torch.vtensor<[8,2],ui8>) attributes {scaled.config = {row = #mx}, scaled.kernel = "quantize", scaled.operands = ["source"], scaled.results = ["row.codes", "row.scales"]}
+
+// A user's quantizer allocates what it makes.
+// CHECK: @quantize_1
+// CHECK-NOT: scaled.destinations
+// CHECK-SAME: scaled.kernel = "custom.quantize"
+func.func private @quantize_1(!torch.vtensor<[8,64],f32>) -> !scaled.tensor<tensor<8x64xf32>, #own, none> attributes {scaled.config = {layer = "up", role = "input", row = #own}, scaled.kernel = "quantize", scaled.operands = ["source"], scaled.results = ["storage"]}
+
+// CHECK-LABEL: func.func @high_precision
+// CHECK: %[[Y:.*]] = torch.aten.linear %arg0, %arg1, %none
+// CHECK: %[[DX:.*]] = torch.aten.matmul %arg2, %arg1
+// CHECK: %[[FLAT:.*]] = torch.aten.reshape %arg2
+// CHECK: %[[X:.*]] = torch.aten.reshape %arg0
+// CHECK: %[[T:.*]] = torch.aten.transpose.int %[[FLAT]]
+// CHECK: torch.aten.matmul %[[T]], %[[X]]
+// CHECK: %[[K:.*]] = torch.aten.transpose.int %arg3
+// CHECK: torch.aten.matmul %arg3, %[[K]]
+func.func @high_precision(%x: !torch.vtensor<[2,4,64],f32>, %w: !torch.vtensor<[5,64],f32>, %dy: !torch.vtensor<[2,4,5],f32>, %q: !torch.vtensor<[3,6,8],f32>) -> (!torch.vtensor<[2,4,5],f32>, !torch.vtensor<[2,4,64],f32>, !torch.vtensor<[5,64],f32>, !torch.vtensor<[3,6,6],f32>) {
+  %0 = "scaled.matmul"(%x, %w) {batch_dims = 0 : i64, kind = "fprop", layer = "up", operandSegmentSizes = array<i32: 1, 1, 0>} : (!torch.vtensor<[2,4,64],f32>, !torch.vtensor<[5,64],f32>) -> !torch.vtensor<[2,4,5],f32>
+  %1 = "scaled.matmul"(%dy, %w) {batch_dims = 0 : i64, kind = "dgrad", layer = "up", operandSegmentSizes = array<i32: 1, 1, 0>} : (!torch.vtensor<[2,4,5],f32>, !torch.vtensor<[5,64],f32>) -> !torch.vtensor<[2,4,64],f32>
+  %2 = "scaled.matmul"(%dy, %x) {batch_dims = 0 : i64, kind = "wgrad", layer = "up", operandSegmentSizes = array<i32: 1, 1, 0>} : (!torch.vtensor<[2,4,5],f32>, !torch.vtensor<[2,4,64],f32>) -> !torch.vtensor<[5,64],f32>
+  %3 = "scaled.matmul"(%q, %q) {batch_dims = 1 : i64, kind = "fprop", layer = "up", operandSegmentSizes = array<i32: 1, 1, 0>} : (!torch.vtensor<[3,6,8],f32>, !torch.vtensor<[3,6,8],f32>) -> !torch.vtensor<[3,6,6],f32>
+  return %0, %1, %2, %3 : !torch.vtensor<[2,4,5],f32>, !torch.vtensor<[2,4,64],f32>, !torch.vtensor<[5,64],f32>, !torch.vtensor<[3,6,6],f32>
+}
