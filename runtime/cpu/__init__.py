@@ -6,15 +6,18 @@ from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.decoding import dequantize, swizzle, transpose
 from steelyard.runtime.cpu.delayed import update_scale
 from steelyard.runtime.cpu.gemm import qgemm
+from steelyard.runtime.cpu.packing import PackedWeight, pack, unpack
 from steelyard.runtime.cpu.producers import produce, quantize_produced
 from steelyard.runtime.cpu.quantization import amax, empty_copy, quantize, quantize_into
 
 __all__ = [
+    "PackedWeight",
     "amax",
     "dequantize",
     "empty_copy",
     "instruction_sets",
     "isa",
+    "pack",
     "produce",
     "qgemm",
     "quantize",
@@ -23,6 +26,7 @@ __all__ = [
     "set_isa",
     "swizzle",
     "transpose",
+    "unpack",
     "update_scale",
 ]
 

@@ -4,13 +4,15 @@
 
 #include <optional>
 
+#include "packed_weight.h"
 #include "runs.h"
 
 namespace nb = nanobind;
 
 namespace steelyard {
 
-// scheme, columnwise, codes, scales, second level (or 0), M, N
+// scheme, columnwise, codes, scales, second level (or 0), M, N; of a packed
+// weight only its memory, as the codes
 using OperandArguments =
     std::tuple<int, bool, uintptr_t, uintptr_t, uintptr_t, int64_t, int64_t>;
 
@@ -37,6 +39,44 @@ static void set_epilogue(const EpilogueArguments &arguments, GemmCall &call) {
   call.preactivation_stride = kept.row_stride;
 }
 
+// codes, scales, amax, columns, k, whether each column has its own amax
+using WeightArguments =
+    std::tuple<uintptr_t, uintptr_t, uintptr_t, int64_t, int64_t, bool>;
+
+static CompactWeight weight_of(const WeightArguments &arguments) {
+  const auto &[codes, scales, amax, columns, k, row_scaled] = arguments;
+  return {reinterpret_cast<uint8_t *>(codes),
+          reinterpret_cast<uint8_t *>(scales),
+          reinterpret_cast<float *>(amax),
+          columns,
+          k,
+          row_scaled};
+}
+
+static void bind_packing(nb::module_ &m) {
+  m.def(
+      "packed_size",
+      [](int64_t columns, int64_t k, bool row_scaled) {
+        return PackedLayout::of(columns, k, row_scaled).size();
+      },
+      "Bytes of a packed NVFP4 weight.");
+  m.def(
+      "pack_weight",
+      [](const WeightArguments &weight, uintptr_t packed) {
+        nb::gil_scoped_release release;
+        pack_weight(weight_of(weight), reinterpret_cast<uint8_t *>(packed));
+      },
+      "Pack a rowwise NVFP4 copy.");
+  m.def(
+      "unpack_weight",
+      [](uintptr_t packed, const WeightArguments &weight) {
+        nb::gil_scoped_release release;
+        unpack_weight(reinterpret_cast<const uint8_t *>(packed),
+                      weight_of(weight));
+      },
+      "The copy that was packed.");
+}
+
 void bind_gemm(nb::module_ &m) {
   m.def(
       "qgemm",
@@ -60,6 +100,7 @@ void bind_gemm(nb::module_ &m) {
       nb::arg("out"), nb::arg("threads"), nb::arg("epilogue") = nb::none(),
       "The product of two quantized copies, and addends, into `out`; none of "
       "its dims is 0.");
+  bind_packing(m);
 }
 
 } // namespace steelyard

@@ -6,18 +6,11 @@
 
 namespace steelyard::STEELYARD_ISA {
 
-// Rows whose packed values stay in a core's own cache beside the columns.
-static constexpr int64_t kCachedRows = 3 * kRowUnit;
-
 template <class T>
 static const T *packed_row(const GemmCall &call, int64_t slice, int64_t row) {
   const int64_t rows = call.units() * kRowUnit;
   return static_cast<const T *>(call.packed) +
          (slice * rows + row) * kRowStride;
-}
-
-static int64_t slice_length(const GemmCall &call, int64_t slice) {
-  return smaller(kSlice, call.a.k - call.k - slice * kSlice);
 }
 
 template <class T, Element E>
@@ -30,16 +23,6 @@ static void pack_units(const GemmCall &call, int64_t begin, int64_t end) {
     packer.pack_rows(call.row + row, call.k + slice * kSlice,
                      slice_length(call, slice), out);
   }
-}
-
-template <class T>
-static OutputTile<T> tile_of(const GemmCall &call, int64_t task) {
-  const int64_t row = task % call.tiles_down() * call.tile_rows;
-  const int64_t column = task / call.tiles_down() * call.tile_columns;
-  return {row, smaller(call.tile_rows, call.rows - row), column,
-          smaller(call.tile_columns, call.columns - column),
-          static_cast<T *>(call.accumulators) +
-              task * call.tile_rows * call.tile_columns};
 }
 
 template <class T>
@@ -101,13 +84,21 @@ static void multiply_as(const GemmCall &call, int64_t begin, int64_t end) {
 }
 
 void gemm_pack(const GemmCall &call, int64_t begin, int64_t end) {
-  call.wide ? pack_as<double>(call, begin, end)
-            : pack_as<float>(call, begin, end);
+#if defined(__AVX2__)
+  if (call.panels == Panels::integers)
+    return pack_integers(call, begin, end);
+#endif
+  call.panels == Panels::f64 ? pack_as<double>(call, begin, end)
+                             : pack_as<float>(call, begin, end);
 }
 
 void gemm_multiply(const GemmCall &call, int64_t begin, int64_t end) {
-  call.wide ? multiply_as<double>(call, begin, end)
-            : multiply_as<float>(call, begin, end);
+#if defined(__AVX2__)
+  if (call.panels == Panels::integers)
+    return multiply_integers(call, begin, end);
+#endif
+  call.panels == Panels::f64 ? multiply_as<double>(call, begin, end)
+                             : multiply_as<float>(call, begin, end);
 }
 
 } // namespace steelyard::STEELYARD_ISA

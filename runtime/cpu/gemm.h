@@ -1,5 +1,5 @@
 // The scaled GEMM: out = epilogue(factors * (a b^T) + addends) + residual, both
-// operands decoded to float32 panels while they are packed.
+// operands decoded to panels of float32 or integers while they are packed.
 //
 // A block of the output has its accumulators in a workspace. For each slab of
 // k, `gemm_pack` decodes the rows of `a`; then each task of `gemm_multiply`
@@ -28,6 +28,11 @@ inline constexpr int64_t kRowStride = kSlice + 16;
 inline constexpr int kPanelExponent = 30;
 
 enum class ScaleType : int { none, f32, e8m0, e4m3 };
+// What panels and accumulators hold. Integers are those of gemm_integer.h, with
+// float32 accumulators.
+enum class Panels : int { f32, f64, integers };
+// Up to this many rows, columns are decoded on the way to the sums.
+inline constexpr int64_t kFewRows = 4;
 
 // One quantized operand, (outer, k) with k reduced; codes need no alignment.
 struct GemmOperand {
@@ -35,12 +40,14 @@ struct GemmOperand {
   int64_t codes_stride; // bytes a stored row
   Element element;
   bool k_major; // stored (k, outer), as columnwise MX; otherwise (outer, k)
+  bool packed;  // codes and scales lie as in packed_weight.h
   int64_t outer, k;
 
   const void *scales; // of element (i, p): [i >> outer_shift][p >> k_shift]
   ScaleType scale_type;
   int outer_shift, k_shift;       // the sides of a block are powers of two
   int64_t outer_stride, k_stride; // in scales
+  int64_t scale_count;            // e8m0: bytes of `scales`
 
   int64_t outer_block() const { return int64_t{1} << outer_shift; }
   int64_t k_block() const { return int64_t{1} << k_shift; }
@@ -65,8 +72,9 @@ struct GemmCall {
   void *preactivation; // what the epilogue is given, like `out`, or null
   int64_t preactivation_stride;
 
-  bool wide;          // panels and accumulators are float64
-  void *packed;       // rows of `a`: [slice][row][kRowStride]
+  Panels panels;
+  bool few;           // at most kFewRows rows
+  void *packed;       // rows of `a`: [slice][row][kRowStride], or IntegerRows
   void *accumulators; // [tile][tile_rows][tile_columns]; both 64-byte aligned
 
   int64_t row, rows, column, columns; // the block of the output
@@ -93,6 +101,9 @@ namespace STEELYARD_ISA {
 void gemm_pack(const GemmCall &call, int64_t begin, int64_t end);
 // Tasks: tiles_down() * tiles_across(), numbered down first.
 void gemm_multiply(const GemmCall &call, int64_t begin, int64_t end);
+// The same with panels of integers, where the kernels have them.
+void pack_integers(const GemmCall &call, int64_t begin, int64_t end);
+void multiply_integers(const GemmCall &call, int64_t begin, int64_t end);
 // `skip_zeros` leaves out blocks whose codes are all zero.
 ScaleRange gemm_scale_range(const GemmOperand &operand, bool skip_zeros);
 } // namespace STEELYARD_ISA

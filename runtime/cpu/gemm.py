@@ -8,8 +8,11 @@ from steelyard.quantized_copy import QuantizedCopy
 from steelyard.reference.gemm import EPILOGUES, check_addends, check_epilogue, check_operands
 from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.arguments import DTYPES, check_copy, check_outputs, check_tensor, require
+from steelyard.runtime.cpu.packing import PackedWeight, check_packed, describe
 from steelyard.stored import scheme_bits
 
+# Of an operand's scheme bits, as copy_arguments.h reads them.
+_PACKED = 1 << 13
 _NO_MATRIX = (0, 0, 0, 0, 0, 0)
 _ACTIVATIONS = {name: index for index, name in enumerate(EPILOGUES)}
 
@@ -17,7 +20,7 @@ _ACTIVATIONS = {name: index for index, name in enumerate(EPILOGUES)}
 @overload
 def qgemm(
     a: QuantizedCopy,
-    b: QuantizedCopy,
+    b: QuantizedCopy | PackedWeight,
     *,
     bias: torch.Tensor | None = None,
     accumulate: torch.Tensor | None = None,
@@ -30,7 +33,7 @@ def qgemm(
 @overload
 def qgemm(
     a: QuantizedCopy,
-    b: QuantizedCopy,
+    b: QuantizedCopy | PackedWeight,
     *,
     bias: torch.Tensor | None = None,
     accumulate: torch.Tensor | None = None,
@@ -42,7 +45,7 @@ def qgemm(
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 def qgemm(
     a: QuantizedCopy,
-    b: QuantizedCopy,
+    b: QuantizedCopy | PackedWeight,
     *,
     bias: torch.Tensor | None = None,
     accumulate: torch.Tensor | None = None,
@@ -57,19 +60,23 @@ def qgemm(
 
     So fprop takes (x row, w row), dgrad (dy row, w col), wgrad (dy col, x col). Sums are float32, and the result is
     rounded once; it goes to `out` if given, which may be the very tensor that `accumulate` or `residual` is. With
-    `preactivation` what the epilogue is given is a second result.
+    `preactivation` what the epilogue is given is a second result. A weight may be packed.
     """
-    check_operands(a, b)
+    right = describe(b) if isinstance(b, PackedWeight) else b
+    check_operands(a, right)
     check_epilogue(epilogue, accumulate, residual, preactivation)
     check_copy(a, "a")
-    check_copy(b, "b")
+    if isinstance(b, PackedWeight):
+        check_packed(b, "b")
+    else:
+        check_copy(b, "b")
     given = {"bias": bias, "accumulate": accumulate, "residual": residual}
-    shape = check_addends(a, b, given, out_dtype)
+    shape = check_addends(a, right, given, out_dtype)
     addends = [_addend(name, tensor, shape) for name, tensor in given.items()]
     if out is None:
         out = torch.empty(shape, dtype=out_dtype)
     else:
-        _check_out(out, shape, out_dtype, a, b, given)
+        _check_out(out, shape, out_dtype, a, right, given)
         torch.autograd.graph.increment_version(out)
     kept = torch.empty(shape, dtype=out_dtype) if preactivation else None
     if out.numel() > 0:
@@ -90,7 +97,9 @@ def _matrix(tensor: torch.Tensor) -> tuple:
     return tensor.data_ptr(), DTYPES[tensor.dtype], *tensor.shape, *tensor.stride()
 
 
-def _operand(copy: QuantizedCopy) -> tuple:
+def _operand(copy: QuantizedCopy | PackedWeight) -> tuple:
+    if isinstance(copy, PackedWeight):
+        return scheme_bits(copy.scheme) | _PACKED, copy.columnwise, copy.data.data_ptr(), 0, 0, *copy.shape
     amax = 0 if copy.amax is None else copy.amax.data_ptr()
     return scheme_bits(copy.scheme), copy.columnwise, copy.codes.data_ptr(), copy.scales.data_ptr(), amax, *copy.shape
 

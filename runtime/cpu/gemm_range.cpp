@@ -51,9 +51,7 @@ static ScaleRange range_of_blocks(const GemmOperand &x, bool skip_zeros) {
 ScaleRange gemm_scale_range(const GemmOperand &x, bool skip_zeros) {
   if (x.scale_type != ScaleType::e8m0 || skip_zeros)
     return range_of_blocks(x, skip_zeros);
-  const int64_t blocks = (x.k + x.k_block() - 1) / x.k_block();
-  return range_of_bytes(static_cast<const uint8_t *>(x.scales),
-                        x.outer * blocks);
+  return range_of_bytes(static_cast<const uint8_t *>(x.scales), x.scale_count);
 }
 
 } // namespace steelyard::STEELYARD_ISA

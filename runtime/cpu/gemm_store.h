@@ -2,16 +2,9 @@
 // rounding. Included by kernel sources only.
 #pragma once
 
-#include "gemm.h"
-#include "tile.h"
+#include "gemm_tiles.h"
 
 namespace steelyard::STEELYARD_ISA {
-
-// A tile of the block: where it is in the block, and its accumulators.
-template <class T> struct OutputTile {
-  int64_t row, rows, column, columns;
-  T *sums; // rows are tile_columns apart
-};
 
 template <class T>
 static void add_row(const Matrix &addend, int64_t row, int64_t column,
@@ -32,7 +25,7 @@ static void add_row(const Matrix &addend, int64_t row, int64_t column,
 static bool scales_in_float(const GemmCall &call) {
   const double factor = call.a.factor * call.b.factor;
   const double magnitude = factor < 0 ? -factor : factor;
-  return !call.wide && !call.a.factors && !call.b.factors &&
+  return call.panels != Panels::f64 && !call.a.factors && !call.b.factors &&
          !call.addends[0].data && !call.addends[1].data &&
          magnitude >= 0x1p-126 && magnitude <= kFloatMax;
 }

@@ -12,9 +12,16 @@
 
 namespace steelyard::STEELYARD_ISA {
 
+#if defined(__AVX2__)
+static constexpr bool kHasIntegerGemm = true;
+#else
+static constexpr bool kHasIntegerGemm = false;
+#endif
+
 extern const KernelTable table;
 const KernelTable table{
     .name = STEELYARD_NAME(STEELYARD_ISA),
+    .has_integer_gemm = kHasIntegerGemm,
     .amax = amax,
     .quantize = quantize,
     .dequantize = dequantize,

@@ -33,6 +33,7 @@ struct ScaleRange;
 
 struct KernelTable {
   const char *name;
+  bool has_integer_gemm;
   void (*amax)(const AmaxCall &call, int64_t begin, int64_t end);
   void (*quantize)(const QuantizeCall &call, int64_t begin, int64_t end);
   void (*dequantize)(const DequantizeCall &call, int64_t begin, int64_t end);
