@@ -62,13 +62,20 @@ def matrix_of(x: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int, int, int, 
     return x, (x.data_ptr(), DTYPES[x.dtype], rows, columns, row_stride, column_stride)
 
 
-def check_copy(copy: QuantizedCopy, what: str) -> None:
-    """Refuse a copy whose parts do not fit its scheme and shape."""
+def check_copy(copy: QuantizedCopy, what: str, *, borrowed: bool = False) -> None:
+    """Refuse a copy whose parts do not fit its scheme and shape, and a borrowed one unless the kernel reads those."""
     scheme_bits(copy.scheme)
+    require(
+        borrowed or not copy.borrowed,
+        "copy_borrowed",
+        f"{what} must have parts of its own usage, got those of the other one; only GEMMs read these",
+    )
     stored = copy.stored_shape
     scale_dtype = torch.float32 if copy.scheme.scale == "f32" else torch.uint8
     check_part(copy.codes, f"{what}.codes", torch.uint8, codes_shape(copy.scheme, stored))
-    check_part(copy.scales, f"{what}.scales", scale_dtype, scales_shape(copy.scheme, stored, copy.columnwise))
+    check_part(
+        copy.scales, f"{what}.scales", scale_dtype, scales_shape(copy.scheme, stored, copy.columnwise != copy.borrowed)
+    )
     shape = amax_shape(copy.scheme, stored)
     if shape is not None:
         check_part(copy.amax, f"{what}.amax", torch.float32, shape)

@@ -26,10 +26,10 @@ struct SchemeBits {
   bool rht() const { return field(10, 1); }
   bool stochastic() const { return field(11, 1); }
   bool row_scaled() const { return field(12, 1); }
-  // Of operands only: a packed weight, and the copy of the other usage, read as
-  // this one.
+  // Of operands only: a packed weight, and the parts of the other usage, read
+  // as this one.
   bool packed() const { return field(13, 1); }
-  bool other_usage() const { return field(14, 1); }
+  bool borrowed() const { return field(14, 1); }
 };
 
 inline int64_t ceil_div(int64_t size, int64_t block) {

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from steelyard.quantized_copy import QuantizedCopy
+from steelyard.quantized_copy import QuantizedCopy, other_usage
 from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.arguments import (
     DTYPES,
@@ -21,6 +21,8 @@ def dequantize(
     copy: QuantizedCopy, dtype: torch.dtype = torch.float32, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """The values of a copy as a logical (M, N) matrix, in `out` if given; the random Hadamard transform is undone."""
+    if copy.borrowed:
+        copy = other_usage(copy)
     check_copy(copy, "copy")
     require(dtype in DTYPES, "dequantize_dtype", f"dtype must be float32, bfloat16 or float16, got {dtype}")
     if out is None:

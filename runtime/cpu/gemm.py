@@ -12,7 +12,7 @@ from steelyard.runtime.cpu.packing import PackedWeight, check_packed, describe
 from steelyard.stored import scheme_bits
 
 # Of an operand's scheme bits, as copy_arguments.h reads them.
-_PACKED = 1 << 13
+_PACKED, _BORROWED = 1 << 13, 1 << 14
 _NO_MATRIX = (0, 0, 0, 0, 0, 0)
 _ACTIVATIONS = {name: index for index, name in enumerate(EPILOGUES)}
 
@@ -65,11 +65,11 @@ def qgemm(
     right = describe(b) if isinstance(b, PackedWeight) else b
     check_operands(a, right)
     check_epilogue(epilogue, accumulate, residual, preactivation)
-    check_copy(a, "a")
+    check_copy(a, "a", borrowed=True)
     if isinstance(b, PackedWeight):
         check_packed(b, "b")
     else:
-        check_copy(b, "b")
+        check_copy(b, "b", borrowed=True)
     given = {"bias": bias, "accumulate": accumulate, "residual": residual}
     shape = check_addends(a, right, given, out_dtype)
     addends = [_addend(name, tensor, shape) for name, tensor in given.items()]
@@ -101,7 +101,8 @@ def _operand(copy: QuantizedCopy | PackedWeight) -> tuple:
     if isinstance(copy, PackedWeight):
         return scheme_bits(copy.scheme) | _PACKED, copy.columnwise, copy.data.data_ptr(), 0, 0, *copy.shape
     amax = 0 if copy.amax is None else copy.amax.data_ptr()
-    return scheme_bits(copy.scheme), copy.columnwise, copy.codes.data_ptr(), copy.scales.data_ptr(), amax, *copy.shape
+    bits = scheme_bits(copy.scheme) | (_BORROWED if copy.borrowed else 0)
+    return bits, copy.columnwise, copy.codes.data_ptr(), copy.scales.data_ptr(), amax, *copy.shape
 
 
 def _addend(name: str, tensor: torch.Tensor | None, shape: tuple[int, int]) -> tuple:

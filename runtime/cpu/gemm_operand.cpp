@@ -11,7 +11,7 @@ namespace {
 
 // The copy whose array is stored: of this usage, or of the other one.
 StoredCopy stored_copy(StoredCopy copy) {
-  copy.columnwise = copy.columnwise != copy.scheme.other_usage();
+  copy.columnwise = copy.columnwise != copy.scheme.borrowed();
   return copy;
 }
 
@@ -37,7 +37,7 @@ void describe_mx_scales(const StoredCopy &copy, GemmOperand &x) {
   x.k_shift = 5;
   x.scale_count =
       array.scale_row() * (array.columnwise ? ceil_div(rows, 32) : rows);
-  if (!copy.scheme.other_usage()) {
+  if (!copy.scheme.borrowed()) {
     (copy.columnwise ? x.k_stride : x.outer_stride) = array.scale_row();
     return;
   }

@@ -6,7 +6,7 @@ import torch
 from hypothesis import strategies as st
 from kernel_cases import nvfp4
 
-from steelyard.quantized_copy import QuantizedCopy
+from steelyard.quantized_copy import QuantizedCopy, other_usage
 from steelyard.schemes import FP8_ELEMENTS, Scheme
 
 ELEMENT_DTYPES = {
@@ -109,6 +109,8 @@ def random_copy(rng, scheme: Scheme, outer: int, k: int, columnwise: bool, speci
 
 def decoded(copy: QuantizedCopy) -> np.ndarray:
     """The exact values of a copy, reduction last."""
+    if copy.borrowed:
+        return decoded(other_usage(copy)).T
     scheme, (rows, columns) = copy.scheme, copy.stored_shape
     codes = copy.codes.numpy()
     if scheme.element == "f4E2M1FN":

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from steelyard.quantized_copy import QuantizedCopy
+from steelyard.quantized_copy import QuantizedCopy, other_usage
 from steelyard.reference import hadamard
 from steelyard.reference.casts import E4M3, FORMATS, decode, decode_e8m0
 from steelyard.reference.layouts import unpack_nibbles
@@ -13,6 +13,8 @@ from steelyard.schemes import Scheme
 
 def dequantize(copy: QuantizedCopy, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """The values of a copy as a logical (M, N) matrix; the random Hadamard transform is undone."""
+    if copy.borrowed:
+        copy = other_usage(copy)
     stored = decode_stored(copy)
     if copy.scheme.rht:
         stored = hadamard.inverse(stored)

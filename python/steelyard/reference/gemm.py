@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from steelyard.errors import ConstraintError
-from steelyard.quantized_copy import QuantizedCopy
+from steelyard.quantized_copy import QuantizedCopy, other_usage
 from steelyard.reference.dequantize import element_values, spread_scales
 from steelyard.reference.scales import nvfp4_range
 
@@ -127,6 +127,8 @@ def check_addends(
 
 def operand(copy: QuantizedCopy) -> np.ndarray:
     """The exact float64 values of a copy, reduction last; still transformed where the scheme transforms."""
+    if copy.borrowed:
+        return operand(other_usage(copy)).T
     values = element_values(copy).astype(np.float64) * spread_scales(copy)
     if copy.scheme.family == "nvfp4":
         assert copy.amax is not None
