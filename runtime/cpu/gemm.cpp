@@ -1,5 +1,6 @@
 #include "gemm.h"
 
+#include "gemm_few.h"
 #include "gemm_pack.h"
 #include "gemm_store.h"
 #include "gemm_workspace.h"
@@ -20,8 +21,10 @@ static void pack_units(const GemmCall &call, int64_t begin, int64_t end) {
     const int64_t row = task / call.slices * kRowUnit;
     const int64_t slice = task % call.slices;
     T *out = const_cast<T *>(packed_row<T>(call, slice, row));
-    packer.pack_rows(call.row + row, call.k + slice * kSlice,
-                     slice_length(call, slice), out);
+    // The last panel of rows is whole.
+    const int64_t rows = (call.rows - row + kHeight - 1) / kHeight * kHeight;
+    packer.pack_rows(call.row + row, smaller(rows, kRowUnit),
+                     call.k + slice * kSlice, slice_length(call, slice), out);
   }
 }
 
@@ -58,6 +61,19 @@ static void multiply_tiles(const GemmCall &call, int64_t begin, int64_t end) {
       store_tile(call, tile);
   }
 }
+
+#if defined(__AVX2__)
+template <Element E>
+static void multiply_few(const GemmCall &call, int64_t begin, int64_t end) {
+  const FewColumns<E> columns(call);
+  for (int64_t task = begin; task < end; ++task) {
+    const OutputTile<float> tile = tile_of<float>(call, task);
+    columns.multiply(tile);
+    if (call.last_slab)
+      store_tile(call, tile);
+  }
+}
+#endif
 
 template <class T>
 static void pack_as(const GemmCall &call, int64_t begin, int64_t end) {
@@ -96,6 +112,10 @@ void gemm_multiply(const GemmCall &call, int64_t begin, int64_t end) {
 #if defined(__AVX2__)
   if (call.panels == Panels::integers)
     return multiply_integers(call, begin, end);
+  if (call.few)
+    return call.b.element == Element::e4m3
+               ? multiply_few<Element::e4m3>(call, begin, end)
+               : multiply_few<Element::e5m2>(call, begin, end);
 #endif
   call.panels == Panels::f64 ? multiply_as<double>(call, begin, end)
                              : multiply_as<float>(call, begin, end);

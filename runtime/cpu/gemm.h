@@ -33,6 +33,9 @@ enum class ScaleType : int { none, f32, e8m0, e4m3 };
 enum class Panels : int { f32, f64, integers };
 // Up to this many rows, columns are decoded on the way to the sums.
 inline constexpr int64_t kFewRows = 4;
+// What few rows of float32 are multiplied by, as a power of two: their columns
+// are held as small as their bits happen to be.
+inline constexpr int kFewLift = 80;
 
 // One quantized operand, (outer, k) with k reduced; codes need no alignment.
 struct GemmOperand {

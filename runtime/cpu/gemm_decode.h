@@ -99,7 +99,7 @@ static inline float scale_at(const GemmOperand &x, int64_t index) {
 // the codes of its block are all zero.
 static inline float panel_scale(float scale, double unit) {
   const double scaled = static_cast<double>(scale) * unit;
-  return scaled > 0x1p100 && scale <= kFloatMax ? 0x1p100f
+  return scaled > 0x1p112 && scale <= kFloatMax ? 0x1p112f
                                                 : static_cast<float>(scaled);
 }
 

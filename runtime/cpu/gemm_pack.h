@@ -25,11 +25,15 @@ public:
     }
   }
 
-  // kRowUnit rows from `first`, `k` values each from `p`; at most kSlice.
-  void pack_rows(int64_t first, int64_t p, int64_t k, float *out) const {
+  // `rows` rows from `first`, at most kRowUnit; `k` values each from `p`, at
+  // most kSlice, and zeros up to a multiple of 32.
+  void pack_rows(int64_t first, int64_t rows, int64_t p, int64_t k,
+                 float *out) const {
     uint8_t lines[16][kSlice];
-    for (int64_t r = 0; r < kRowUnit; ++r, out += kRowStride) {
+    for (int64_t r = 0; r < rows; ++r, out += kRowStride) {
       const int64_t i = first + r;
+      const int64_t half = k / 16 * 16, whole = (k + 31) / 32 * 32;
+      std::memset(out + half, 0, (whole - half) * sizeof *out);
       if (i >= x_.outer) {
         std::memset(out, 0, k * sizeof *out);
         continue;
@@ -47,8 +51,9 @@ public:
   }
 
   // The same in float64, exact for any scales.
-  void pack_rows(int64_t first, int64_t p, int64_t k, double *out) const {
-    for (int64_t r = 0; r < kRowUnit; ++r)
+  void pack_rows(int64_t first, int64_t rows, int64_t p, int64_t k,
+                 double *out) const {
+    for (int64_t r = 0; r < rows; ++r)
       for (int64_t q = 0; q < k; ++q)
         out[r * kRowStride + q] = value(first + r, p + q);
   }

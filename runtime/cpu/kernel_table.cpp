@@ -13,15 +13,15 @@
 namespace steelyard::STEELYARD_ISA {
 
 #if defined(__AVX2__)
-static constexpr bool kHasIntegerGemm = true;
+static constexpr bool kHasAvx2 = true;
 #else
-static constexpr bool kHasIntegerGemm = false;
+static constexpr bool kHasAvx2 = false;
 #endif
 
 extern const KernelTable table;
 const KernelTable table{
     .name = STEELYARD_NAME(STEELYARD_ISA),
-    .has_integer_gemm = kHasIntegerGemm,
+    .has_avx2 = kHasAvx2,
     .amax = amax,
     .quantize = quantize,
     .dequantize = dequantize,

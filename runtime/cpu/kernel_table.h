@@ -33,7 +33,7 @@ struct ScaleRange;
 
 struct KernelTable {
   const char *name;
-  bool has_integer_gemm;
+  bool has_avx2; // for the GEMMs that only such kernels have
   void (*amax)(const AmaxCall &call, int64_t begin, int64_t end);
   void (*quantize)(const QuantizeCall &call, int64_t begin, int64_t end);
   void (*dequantize)(const DequantizeCall &call, int64_t begin, int64_t end);

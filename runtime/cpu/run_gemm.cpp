@@ -19,6 +19,8 @@ constexpr int64_t kSlabElements = 1 << 20;
 // More binades of scales than this, over both operands, and products of panels
 // leave float32.
 constexpr int kFloatBinades = 150;
+// The same where few rows are lifted.
+constexpr int kFewBinades = 90;
 
 bool has_wide_scales(const GemmOperand &x) {
   return x.scale_type == ScaleType::f32 || x.scale_type == ScaleType::e8m0;
@@ -34,22 +36,36 @@ void set_unit(GemmOperand &x, const ScaleRange &range) {
   x.factor = std::ldexp(1.0, exponent);
 }
 
+// Few rows are multiplied by columns that are decoded to value * 2^-placed.
+void lift_few(GemmCall &call) {
+  const int placed = call.b.element == Element::e4m3 ? 120 : 112;
+  call.few = true;
+  call.a.unit *= std::ldexp(1.0, kFewLift);
+  call.a.factor *= std::ldexp(1.0, -kFewLift);
+  call.b.factor *= std::ldexp(1.0, placed);
+}
+
 // Chooses the units of panels, or float64 where no units would do.
 void choose_range(GemmCall &call, const KernelTable &table) {
-  if (!has_wide_scales(call.a))
-    return;
-  ScaleRange a = table.gemm_scale_range(call.a, false);
-  ScaleRange b = table.gemm_scale_range(call.b, false);
-  if (binades(a) + binades(b) > kFloatBinades) {
-    a = table.gemm_scale_range(call.a, true);
-    b = table.gemm_scale_range(call.b, true);
+  ScaleRange a{0, 0}, b{0, 0};
+  if (has_wide_scales(call.a)) {
+    a = table.gemm_scale_range(call.a, false);
+    b = table.gemm_scale_range(call.b, false);
+    if (binades(a) + binades(b) > kFloatBinades) {
+      a = table.gemm_scale_range(call.a, true);
+      b = table.gemm_scale_range(call.b, true);
+    }
+    if (binades(a) + binades(b) > kFloatBinades) {
+      call.panels = Panels::f64;
+      return;
+    }
+    set_unit(call.a, a);
+    set_unit(call.b, b);
   }
-  if (binades(a) + binades(b) > kFloatBinades) {
-    call.panels = Panels::f64;
-    return;
-  }
-  set_unit(call.a, a);
-  set_unit(call.b, b);
+  if (table.has_avx2 && call.a.outer <= kFewRows && !call.b.k_major &&
+      !call.b.fold && call.b.element != Element::e2m1 &&
+      binades(a) + binades(b) <= kFewBinades)
+    lift_few(call);
 }
 
 void *workspace(WorkspaceUse use, int64_t elements, Panels panels) {
@@ -109,7 +125,7 @@ int64_t even_share(int64_t size, int64_t most, int64_t unit) {
 
 void choose_panels(GemmCall &call, const KernelTable &table) {
   const bool fp4 = call.a.element == Element::e2m1;
-  if (fp4 && table.has_integer_gemm && !call.a.fold && !call.b.fold) {
+  if (fp4 && table.has_avx2 && !call.a.fold && !call.b.fold) {
     call.panels = Panels::integers;
     call.few = call.a.outer <= kFewRows;
   } else {
