@@ -25,6 +25,11 @@ static void pack_units(const GemmCall &call, int64_t begin, int64_t end) {
     const int64_t rows = (call.rows - row + kHeight - 1) / kHeight * kHeight;
     packer.pack_rows(call.row + row, smaller(rows, kRowUnit),
                      call.k + slice * kSlice, slice_length(call, slice), out);
+#if defined(__AVX2__)
+    if constexpr (std::is_same_v<T, float>)
+      if (call.few)
+        arrange_rows(out, call.rows, slice_length(call, slice));
+#endif
   }
 }
 

@@ -17,142 +17,160 @@
 
 namespace steelyard::STEELYARD_ISA {
 
+// Codes that are decoded together, and a scale stands for a multiple of them.
+static constexpr int64_t kRun = 32;
+
+// The order in which the codes of a run come out: by their place in four bytes,
+// the odd ones first.
+static inline void arrange_run(float *row) {
+  constexpr int places[4] = {3, 1, 2, 0};
+  float run[kRun];
+  std::memcpy(run, row, sizeof run);
+  for (int j = 0; j < 4; ++j)
+    for (int i = 0; i < 8; ++i)
+      row[8 * j + i] = run[4 * i + places[j]];
+}
+
+static inline void arrange_rows(float *rows, int64_t count, int64_t k) {
+  for (int64_t r = 0; r < count; ++r)
+    for (int64_t q = 0; q < k; q += kRun)
+      arrange_run(rows + r * kRowStride + q);
+}
+
+template <Element E> struct RunDecoder {
+  static constexpr int kShift = E == Element::e4m3 ? 4 : 3;
+  static constexpr int kMask = E == Element::e4m3 ? 0x87f0 : 0x8fe0;
+
+  // 16 bytes in the high halves of 16 words, as bfloat16.
+  static inline __m256i place(__m256i words) {
+    return _mm256_and_si256(_mm256_srai_epi16(words, kShift),
+                            _mm256_set1_epi16(static_cast<short>(kMask)));
+  }
+  static inline void widen(__m256i placed, __m256 &high, __m256 &low) {
+    high = _mm256_castsi256_ps(_mm256_and_si256(
+        placed, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+    low = _mm256_castsi256_ps(_mm256_slli_epi32(placed, 16));
+  }
+  static inline void decode(__m256i codes, __m256 (&values)[4]) {
+    widen(place(codes), values[0], values[1]);
+    widen(place(_mm256_slli_epi16(codes, 8)), values[2], values[3]);
+  }
+};
+
 template <Element E> class FewColumns {
 public:
   explicit FewColumns(const GemmCall &call) : call_(call), x_(call.b) {
+    if (x_.scale_type != ScaleType::e8m0)
+      return;
     for (int byte = 0; byte < 256; ++byte)
       table_[byte] = panel_scale(decode_e8m0(byte), x_.unit);
   }
 
   // The sums of every column of a tile of at most kFewRows rows.
   void multiply(const OutputTile<float> &tile) const {
-    switch (tile.rows) {
-    case 1:
-      return multiply_rows<1>(tile);
-    case 2:
-      return multiply_rows<2>(tile);
-    case 3:
-      return multiply_rows<3>(tile);
+    switch (x_.scale_type) {
+    case ScaleType::f32:
+      return multiply_by<ScaleType::f32>(tile);
+    case ScaleType::e8m0:
+      return multiply_by<ScaleType::e8m0>(tile);
     default:
-      return multiply_rows<4>(tile);
+      return multiply_by<ScaleType::none>(tile);
     }
   }
 
 private:
-  // Codes that are decoded together; a scale stands for a multiple of them.
-  static constexpr int64_t kRun = 32;
-
   // Chains of sums that are added at the end: one would wait for itself.
   template <int Rows> static constexpr int kChains = Rows == 1 ? 4 : 2;
+  // The same within a run that has a scale.
+  template <int Rows> static constexpr int kRunChains = Rows <= 2 ? 2 : 1;
 
-  struct Special {
+  template <int Rows> struct Sums {
+    __m256 total[Rows][kChains<Rows>] = {};
     __m256i largest = _mm256_setzero_si256(); // codes without sign, doubled
     bool infinite_scale = false;
+    float scale = 0.0f; // f32: of the block that is being summed
   };
 
-  template <int Rows> void multiply_rows(const OutputTile<float> &tile) const {
-    const bool scaled = x_.scale_type != ScaleType::none;
+  template <ScaleType S> void multiply_by(const OutputTile<float> &tile) const {
+    switch (tile.rows) {
+    case 1:
+      return multiply_rows<S, 1>(tile);
+    case 2:
+      return multiply_rows<S, 2>(tile);
+    case 3:
+      return multiply_rows<S, 3>(tile);
+    default:
+      return multiply_rows<S, 4>(tile);
+    }
+  }
+
+  template <ScaleType S, int Rows>
+  void multiply_rows(const OutputTile<float> &tile) const {
     for (int64_t j = 0; j < tile.columns; ++j) {
       const int64_t column = call_.column + tile.column + j;
-      float sums[Rows];
-      Special special;
-      if (scaled)
-        sum_column<Rows, true>(tile, column, sums, special);
-      else
-        sum_column<Rows, false>(tile, column, sums, special);
-      if (special.infinite_scale || is_special(special.largest))
-        sum_carefully(tile, column, Rows, sums);
-      for (int64_t r = 0; r < Rows; ++r) {
-        float &sum = tile.sums[r * call_.tile_columns + j];
-        sum = call_.first_slab ? sums[r] : sum + sums[r];
+      Sums<Rows> sums;
+      for (int64_t slice = 0; slice < call_.slices; ++slice)
+        add_slice<S, Rows>(column, slice, packed_row(slice, tile.row), sums);
+      const bool careful = sums.infinite_scale || is_special(sums.largest);
+      for (int r = 0; r < Rows; ++r) {
+        const float sum = careful ? sum_carefully(column, tile.row + r)
+                                  : sum_of(sums.total[r]);
+        float &target = tile.sums[r * call_.tile_columns + j];
+        target = call_.first_slab ? sum : target + sum;
       }
     }
   }
 
-  template <int Rows, bool Scaled>
-  void sum_column(const OutputTile<float> &tile, int64_t column, float *sums,
-                  Special &special) const {
-    __m256 total[Rows][kChains<Rows>] = {};
-    float scales[kSlice / kRun];
-    for (int64_t slice = 0; slice < call_.slices; ++slice) {
-      const int64_t p = call_.k + slice * kSlice,
-                    k = slice_length(call_, slice);
-      const uint8_t *codes = x_.codes + column * x_.codes_stride + p;
-      const float *rows = packed_row(slice, tile.row);
-      if constexpr (Scaled)
-        load_scales(column, p, k, scales, special);
-      int64_t q = 0;
-      for (; q + kRun <= k; q += kRun)
-        add_run<Rows, Scaled>(codes + q, rows + q, scales[q / kRun], total,
-                              special);
-      if (q < k) {
-        alignas(32) uint8_t rest[kRun] = {};
-        std::memcpy(rest, codes + q, k - q);
-        add_run<Rows, Scaled>(rest, rows + q, scales[q / kRun], total, special);
-      }
-    }
-    for (int r = 0; r < Rows; ++r) {
-      __m256 sum = total[r][0];
-      for (int c = 1; c < kChains<Rows>; ++c)
-        sum = _mm256_add_ps(sum, total[r][c]);
-      sums[r] = horizontal_sum(sum);
-    }
+  template <ScaleType S, int Rows>
+  void add_slice(int64_t column, int64_t slice, const float *rows,
+                 Sums<Rows> &sums) const {
+    const int64_t p = call_.k + slice * kSlice, k = slice_length(call_, slice);
+    const uint8_t *codes = x_.codes + column * x_.codes_stride + p;
+    int64_t q = 0;
+    for (; q + kRun <= k; q += kRun)
+      add_run<S, Rows>(codes + q, column, p + q, rows + q, sums);
+    if (q == k)
+      return;
+    alignas(32) uint8_t rest[kRun] = {};
+    std::memcpy(rest, codes + q, k - q);
+    add_run<S, Rows>(rest, column, p + q, rows + q, sums);
   }
 
-  template <int Rows, bool Scaled>
-  static inline void add_run(const uint8_t *codes, const float *rows,
-                             float scale, __m256 (&total)[Rows][kChains<Rows>],
-                             Special &special) {
+  template <ScaleType S, int Rows>
+  inline void add_run(const uint8_t *codes, int64_t column, int64_t p,
+                      const float *rows, Sums<Rows> &sums) const {
     const __m256i bytes = _mm256_loadu_si256((const __m256i *)codes);
-    special.largest =
-        _mm256_max_epu8(special.largest, _mm256_add_epi8(bytes, bytes));
-    __m256 run[Rows] = {};
+    __m256 values[4], run[Rows][kRunChains<Rows>] = {};
+    sums.largest = _mm256_max_epu8(sums.largest, _mm256_add_epi8(bytes, bytes));
+    RunDecoder<E>::decode(bytes, values);
 #pragma GCC unroll 4
-    for (int v = 0; v < 4; ++v) {
-      const __m256 values = decode_8(codes + 16 * (v / 2), v % 2);
+    for (int v = 0; v < 4; ++v)
 #pragma GCC unroll 4
       for (int r = 0; r < Rows; ++r) {
-        __m256 &sum = Scaled ? run[r] : total[r][v % kChains<Rows>];
+        __m256 &sum = S == ScaleType::none ? sums.total[r][v % kChains<Rows>]
+                                           : run[r][v % kRunChains<Rows>];
         sum = _mm256_fmadd_ps(
-            values, _mm256_loadu_ps(rows + r * kRowStride + 8 * v), sum);
+            values[v], _mm256_loadu_ps(rows + r * kRowStride + 8 * v), sum);
       }
-    }
-    if constexpr (Scaled)
-      for (int r = 0; r < Rows; ++r)
-        total[r][0] =
-            _mm256_fmadd_ps(run[r], _mm256_set1_ps(scale), total[r][0]);
+    if constexpr (S == ScaleType::none)
+      return;
+    const __m256 scale = _mm256_set1_ps(scale_of<S>(column, p, sums));
+    for (int r = 0; r < Rows; ++r)
+      for (int c = 0; c < kRunChains<Rows>; ++c)
+        sums.total[r][c] = _mm256_fmadd_ps(run[r][c], scale, sums.total[r][c]);
   }
 
-  // 8 of 16 codes, the first or the second half of them.
-  static inline __m256 decode_8(const uint8_t *codes, int half) {
-    const __m256i both =
-        _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)codes));
-    const int z = -1, first = 8 * half;
-    const __m256i top =
-        _mm256_setr_epi8(z, z, z, first, z, z, z, first + 1, z, z, z, first + 2,
-                         z, z, z, first + 3, z, z, z, first + 4, z, z, z,
-                         first + 5, z, z, z, first + 6, z, z, z, first + 7);
-    const __m256i high = _mm256_shuffle_epi8(both, top);
-    constexpr bool e4m3 = E == Element::e4m3;
-    const __m256i shifted = _mm256_srai_epi32(high, e4m3 ? 4 : 3);
-    const uint32_t mask = e4m3 ? 0x87f00000u : 0x8fe00000u;
-    return _mm256_castsi256_ps(_mm256_and_si256(
-        shifted, _mm256_set1_epi32(static_cast<int32_t>(mask))));
-  }
-
-  void load_scales(int64_t column, int64_t p, int64_t k, float *scales,
-                   Special &special) const {
-    for (int64_t q = 0; q < k; q += kRun) {
-      const int64_t index = scale_index(x_, column, p + q);
-      if (x_.scale_type == ScaleType::e8m0) {
-        scales[q / kRun] =
-            table_[static_cast<const uint8_t *>(x_.scales)[index]];
-        continue;
-      }
-      const float scale = scale_at(x_, index);
-      scales[q / kRun] = panel_scale(scale, x_.unit);
-      special.infinite_scale |= (bits_of(scale) & kAbsMask) == kInfinity;
+  template <ScaleType S, int Rows>
+  inline float scale_of(int64_t column, int64_t p, Sums<Rows> &sums) const {
+    const int64_t index = scale_index(x_, column, p);
+    if constexpr (S == ScaleType::e8m0)
+      return table_[static_cast<const uint8_t *>(x_.scales)[index]];
+    if (p % x_.k_block() == 0) {
+      const float scale = static_cast<const float *>(x_.scales)[index];
+      sums.infinite_scale |= (bits_of(scale) & kAbsMask) == kInfinity;
+      sums.scale = panel_scale(scale, x_.unit);
     }
+    return sums.scale;
   }
 
   static bool is_special(__m256i largest) {
@@ -163,20 +181,23 @@ private:
     return !_mm256_testz_si256(found, found);
   }
 
-  void sum_carefully(const OutputTile<float> &tile, int64_t column, int count,
-                     float *sums) const {
+  float sum_carefully(int64_t column, int64_t row) const {
     constexpr double placed = E == Element::e4m3 ? 0x1p-120 : 0x1p-112;
-    for (int r = 0; r < count; ++r) {
-      double sum = 0.0;
-      for (int64_t slice = 0; slice < call_.slices; ++slice) {
-        const float *row = packed_row(slice, tile.row + r);
-        const int64_t p = call_.k + slice * kSlice;
-        for (int64_t q = 0; q < slice_length(call_, slice); ++q)
-          sum += row[q] * placed * code_at(x_, column, p + q) *
-                 scale_at(x_, scale_index(x_, column, p + q)) * x_.unit;
-      }
-      sums[r] = static_cast<float>(sum);
+    double sum = 0.0;
+    for (int64_t slice = 0; slice < call_.slices; ++slice) {
+      const int64_t p = call_.k + slice * kSlice,
+                    k = slice_length(call_, slice);
+      const float *values = packed_row(slice, row);
+      for (int64_t q = 0; q < k; ++q)
+        sum += values[arranged(q)] * placed * code_at(x_, column, p + q) *
+               scale_at(x_, scale_index(x_, column, p + q)) * x_.unit;
     }
+    return static_cast<float>(sum);
+  }
+
+  static int64_t arranged(int64_t q) {
+    constexpr int runs[4] = {3, 1, 2, 0};
+    return q / kRun * kRun + 8 * runs[q % 4] + q % kRun / 4;
   }
 
   const float *packed_row(int64_t slice, int64_t row) const {
@@ -184,7 +205,10 @@ private:
            (slice * call_.units() * kRowUnit + row) * kRowStride;
   }
 
-  static float horizontal_sum(__m256 x) {
+  template <int Chains> static float sum_of(const __m256 (&chains)[Chains]) {
+    __m256 x = chains[0];
+    for (int c = 1; c < Chains; ++c)
+      x = _mm256_add_ps(x, chains[c]);
     __m128 sum =
         _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));

@@ -4,13 +4,14 @@ namespace steelyard::STEELYARD_ISA {
 
 // Every E8M0 byte but NaN is a finite power of two.
 static ScaleRange range_of_bytes(const uint8_t *bytes, int64_t n) {
-  uint8_t low = 255, high = 0;
-  for (int64_t j = 0; j < n; ++j) {
-    const uint8_t finite = bytes[j] == 255 ? 0 : bytes[j];
+  uint8_t low = 255, next = 0; // next: one more than the largest, NaN wraps
+  for (int64_t j = 0; j < n; ++j)
     low = bytes[j] < low ? bytes[j] : low;
-    high = finite > high ? finite : high;
+  for (int64_t j = 0; j < n; ++j) {
+    const uint8_t after = static_cast<uint8_t>(bytes[j] + 1);
+    next = after > next ? after : next;
   }
-  return low == 255 ? ScaleRange{1, 0} : ScaleRange{low - 127, high - 127};
+  return low == 255 ? ScaleRange{1, 0} : ScaleRange{low - 127, next - 128};
 }
 
 static bool is_zero_block(const GemmOperand &x, int64_t i, int64_t p) {

@@ -1,0 +1,97 @@
+"""Products with up to four rows, whose columns are decoded on the way to the sums."""
+
+import numpy as np
+import pytest
+import torch
+from gemm_cases import assert_within_bound, random_copy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_cases import same_bytes
+
+from steelyard.runtime import cpu
+from steelyard.schemes import FP8_ELEMENTS, Scheme
+
+DTYPES = {"f8E4M3FN": torch.float8_e4m3fn, "f8E5M2": torch.float8_e5m2}
+TENSOR, MX, VECTORS = (
+    [Scheme(element, block, scale) for element in FP8_ELEMENTS]
+    for block, scale in (("tensor", "f32"), ("1x32", "f8E8M0FNU"), ("1x128", "f32"))
+)
+
+
+def copy_of(scheme, outer, k, seed=0, special=False):
+    return random_copy(np.random.default_rng(seed), scheme, outer, k, False, special)
+
+
+@pytest.mark.parametrize("name", cpu.instruction_sets())
+@settings(max_examples=200, deadline=None)
+@given(
+    schemes=st.sampled_from([(a, b) for family in (TENSOR, MX, VECTORS) for a in family for b in family]),
+    shape=st.tuples(st.integers(1, 5), st.integers(1, 60), st.integers(0, 700)),
+    seed=st.integers(0, 2**31),
+    special=st.booleans(),
+)
+def test_product_is_within_the_bound(name, schemes, shape, seed, special):
+    cpu.set_isa(name)
+    rows, columns, k = shape
+    a, b = copy_of(schemes[0], rows, k, seed, special), copy_of(schemes[1], columns, k, seed + 1, special)
+    assert_within_bound(cpu.qgemm(a, b), a, b)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+@pytest.mark.parametrize("scheme", TENSOR, ids=str)
+def test_every_code_at_every_k(isa, rows, scheme):
+    """The k-th column holds a code at k alone, so each product is that code times the row's value there."""
+    k = 70
+    a, b = copy_of(scheme, rows, k), copy_of(scheme, k, k)
+    for copy in (a, b):
+        copy.scales.fill_(1.0)
+    values = a.codes.view(DTYPES[scheme.element]).double()
+    for code in range(256):
+        b.codes.zero_()
+        b.codes.fill_diagonal_(code)
+        value = torch.tensor([code], dtype=torch.uint8).view(DTYPES[scheme.element]).double()
+        torch.testing.assert_close(cpu.qgemm(a, b).double(), values * value, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("scheme", [*TENSOR, *MX, *VECTORS], ids=str)
+def test_a_special_code_shows_in_its_column_alone(isa, rows, scheme):
+    k = 150
+    a, b = copy_of(scheme, rows, k), copy_of(scheme, 9, k, seed=1)
+    for position in range(k):
+        codes = b.codes.clone()
+        b.codes[position % 9, position] = 0x7F if position % 2 else 0xFF
+        found = cpu.qgemm(a, b)
+        assert bool(found[:, position % 9].isnan().all())
+        assert int(found.isnan().sum()) == rows
+        b.codes.copy_(codes)
+
+
+@pytest.mark.parametrize("scale", [float("inf"), float("nan"), 0.0, 3e38])
+@pytest.mark.parametrize("block", [0, 1, 2])
+def test_special_block_scales(isa, scale, block):
+    a, b = copy_of(VECTORS[0], 3, 300), copy_of(VECTORS[0], 20, 300, seed=1)
+    b.codes[7, 128 * block] = 0
+    b.scales[7, block] = scale
+    assert_within_bound(cpu.qgemm(a, b), a, b)
+
+
+def test_rows_that_are_infinite(isa):
+    a, b = copy_of(TENSOR[1], 2, 100), copy_of(TENSOR[1], 20, 100, seed=1)
+    a.codes[0, 40] = 0x7C
+    b.codes[::2, 40] = 0
+    assert_within_bound(cpu.qgemm(a, b), a, b)
+
+
+@pytest.mark.parametrize("scheme", [TENSOR[0], MX[0], VECTORS[0]], ids=str)
+@pytest.mark.parametrize("shape", [(1, 500, 600), (4, 70, 40000)])
+def test_bytes_do_not_depend_on_threads(isa, scheme, shape):
+    rows, columns, k = shape
+    a, b = copy_of(scheme, rows, k), copy_of(scheme, columns, k, seed=1)
+    found = []
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        found.append(cpu.qgemm(a, b))
+    assert_within_bound(found[0], a, b)
+    assert same_bytes(found[1], found[0])
+    assert same_bytes(found[2], found[0])
