@@ -214,3 +214,34 @@ def transposed(info: ScaledInfo) -> ScaledInfo:
     )
     require(scheme.layout == "compact", "transpose_c3", f"scales must be in the compact layout, got {scheme.layout}")
     return info.with_schemes(info.col, info.row)
+
+
+class NarrowOp(ScaledOp, name="narrow", traits=[ext.Pure]):
+    """A quantized tensor with one of its two copies, as it is kept for a GEMM that reads no other.
+
+    Constraints:
+    - narrow_c1: source has both copies
+    - narrow_c2: result is the source with one of them
+    """
+
+    source: ext.Operand[Any]
+    result: ext.Result[Any]
+
+    def check(self) -> None:
+        source = scaled_info(self.source, "narrow_c1", "source")
+        require(len(source.schemes) == 2, "narrow_c1", "source must have both copies, got one")
+        result = scaled_info(self.result, "narrow_c2", "result")
+        fits = any(result.agrees_with(narrowed(source, usage)) for usage in USAGES)
+        require(fits, "narrow_c2", f"result must be the source with one of its copies, got {self.result.type}")
+
+
+def narrow(
+    source: ir.Value, usage: str, *, loc: ir.Location | None = None, ip: ir.InsertionPoint | None = None
+) -> ScaledOp:
+    """Build a `scaled.narrow` to the copy of a usage."""
+    return build(NarrowOp, [source], [narrowed(scaled_info(source, "narrow_c1", "source"), usage).type()], {}, loc, ip)
+
+
+def narrowed(info: ScaledInfo, usage: str) -> ScaledInfo:
+    """The quantized tensor with one of its copies."""
+    return info.with_schemes(info.row, None) if usage == "rowwise" else info.with_schemes(None, info.col)

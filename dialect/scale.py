@@ -10,7 +10,7 @@ from steelyard.dialect.base import ScaledOp, attribute_of, build, require, strin
 from steelyard.dialect.types import TensorInfo, float_info, require_tensor, tensor_info
 from steelyard.schemes import Scheme
 
-ALGORITHMS = ("max", "most_recent")
+ALGORITHMS = ("max", "most_recent", "custom")
 
 
 class AmaxOp(ScaledOp, name="amax", traits=[ext.Pure]):
@@ -84,7 +84,7 @@ class UpdateScaleOp(ScaledOp, name="update_scale", traits=[ext.Pure]):
     - update_scale_c1: scheme has a delayed scale
     - update_scale_c2: scale, amax and new_scale are f32 scalars
     - update_scale_c3: history and new_history are f32 of one length, at least 1
-    - update_scale_c4: algorithm is max or most_recent
+    - update_scale_c4: algorithm is max, most_recent or custom, one of the user's own
     """
 
     scale: ext.Operand[Any]

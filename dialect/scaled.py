@@ -9,7 +9,16 @@ from steelyard.dialect.layout import PadOp, SwizzleOp, UnpadOp, pad, swizzle, un
 from steelyard.dialect.matmul import GemmOp, MatmulOp, gemm, matmul
 from steelyard.dialect.memory import FreeOp, free
 from steelyard.dialect.produce import ProduceQuantizeOp, produce_quantize
-from steelyard.dialect.quantize import DequantizeOp, QuantizeOp, TransposeOp, dequantize, quantize, transpose
+from steelyard.dialect.quantize import (
+    DequantizeOp,
+    NarrowOp,
+    QuantizeOp,
+    TransposeOp,
+    dequantize,
+    narrow,
+    quantize,
+    transpose,
+)
 from steelyard.dialect.scale import (
     AdvanceRngOp,
     AmaxOp,
@@ -30,6 +39,7 @@ __all__ = [
     "FreeOp",
     "GemmOp",
     "MatmulOp",
+    "NarrowOp",
     "PadOp",
     "ProduceQuantizeOp",
     "QuantizeOp",
@@ -48,6 +58,7 @@ __all__ = [
     "free",
     "gemm",
     "matmul",
+    "narrow",
     "pad",
     "produce_quantize",
     "quantize",

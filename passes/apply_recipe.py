@@ -16,6 +16,13 @@ from steelyard.passes.torch_ops import parameter_of, walk_ops
 ROLES = {"fprop": ("input", "weight"), "dgrad": ("grad_output", "weight"), "wgrad": ("grad_output", "input")}
 """What lhs and rhs of each kind of GEMM are to a recipe."""
 
+DELAYED = "scaled.delayed"
+"""Attribute of a matmul: how the delayed scales of its operands move on."""
+AMAX_ALGORITHM = "amax_compute_algo"
+"""Where, in place of a role, a user's own algorithm is among the quantizers of a layer."""
+DECODED = "scaled.decoded"
+"""Attribute of a matmul: rhs is multiplied as this scheme quantizes and decodes it."""
+
 NO_PARAMETER = "no operand is a parameter"
 BATCHED = "a batched product, as of attention"
 
@@ -87,13 +94,16 @@ def _reason_against(
         return f"override '{pattern}' asks for high precision"
     if op.batch_dims.value:
         return BATCHED
-    has_parameter = any(parameter_of(operand) is not None for operand in (op.lhs, op.rhs))
+    # A wgrad is one because the product of the forward has a parameter.
+    has_parameter = op.kind.value == "wgrad" or any(parameter_of(operand) is not None for operand in (op.lhs, op.rhs))
     return None if has_parameter or without_parameters else NO_PARAMETER
 
 
 def _annotate(op: MatmulOp, recipe: recipes.Recipe, quantizers: dict[tuple[str, str], Any]) -> str | None:
     """Put the schemes on a matmul; returns the reason where the recipe leaves it in high precision."""
     kind, layer = op.kind.value, op.layer.value
+    if kind != "fprop" and recipe.backward == "dequantized":
+        return _annotate_decoded(op, recipe)
     schemes = []
     for name, usage in zip(ROLES[kind], USAGES[kind], strict=True):
         role = recipes.Role(name, layer)
@@ -110,4 +120,31 @@ def _annotate(op: MatmulOp, recipe: recipes.Recipe, quantizers: dict[tuple[str, 
     except ConstraintError as error:
         return f"its operands do not go together: {error}"
     op.attributes["lhs_scheme"], op.attributes["rhs_scheme"] = map(SchemeAttr.from_scheme, schemes)
+    if isinstance(recipe, recipes.DelayedScaling):
+        _annotate_delayed(op, recipe, quantizers)
     return None
+
+
+def _annotate_decoded(op: MatmulOp, recipe: recipes.Recipe) -> str:
+    row, _ = recipe.schemes(recipes.Role(ROLES[op.kind.value][1], op.layer.value))
+    if row is not None and not row.custom:
+        op.attributes[DECODED] = SchemeAttr.from_scheme(row)
+        if isinstance(recipe, recipes.DelayedScaling):
+            _annotate_delayed(op, recipe, {})
+    return "the recipe multiplies what the forward quantized, decoded, in high precision (backward='dequantized')"
+
+
+def _annotate_delayed(op: MatmulOp, recipe: recipes.DelayedScaling, quantizers: dict[tuple[str, str], Any]) -> None:
+    algorithm = recipe.amax_compute_algo
+    if not isinstance(algorithm, str):
+        quantizers[op.layer.value, AMAX_ALGORITHM] = algorithm
+        algorithm = "custom"
+    integer = ir.IntegerType.get_signless(64)
+    op.attributes[DELAYED] = ir.DictAttr.get(
+        {
+            "history": ir.IntegerAttr.get(integer, recipe.amax_history_len),
+            "margin": ir.IntegerAttr.get(integer, recipe.margin),
+            "algorithm": ir.StringAttr.get(algorithm),
+            "reduce": ir.BoolAttr.get(recipe.reduce_amax),
+        }
+    )

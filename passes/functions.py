@@ -7,7 +7,19 @@ from torch_mlir import ir
 PARAMETER = "scaled.parameter"
 """Argument attribute: the name of the parameter that the argument is."""
 STATE = "scaled.state"
-"""Argument attribute: the name of the state that the argument is, as in `mlp.up.input.scale`."""
+"""Argument and result attribute: the name of the state that it is, as in `mlp.up.input.scale`."""
+WEIGHT = "scaled.weight"
+"""Argument attribute: the function that makes the argument from a parameter."""
+SOURCES = "scaled.sources"
+"""Argument attribute beside it: which arguments that function takes."""
+TANGENT = "scaled.tangent"
+"""Argument attribute: the argument is the gradient of an output."""
+GRADIENT = "scaled.gradient"
+"""Result attribute: the result is the gradient of an argument."""
+PRIMAL = "scaled.primal"
+"""Argument attribute of a backward: which argument of the forward it is."""
+SAVED = "scaled.saved"
+"""Result and argument attribute: what a forward leaves to its backward."""
 
 
 def argument_attributes(function: ir.Operation) -> list[dict[str, ir.Attribute]]:
@@ -16,6 +28,11 @@ def argument_attributes(function: ir.Operation) -> list[dict[str, ir.Attribute]]
         return [{} for _ in _function_type(function).inputs]
     dictionaries = ir.ArrayAttr(function.attributes["arg_attrs"])
     return [{entry.name: entry.attr for entry in ir.DictAttr(one)} for one in dictionaries]
+
+
+def argument_types(function: ir.Operation) -> list[ir.Type]:
+    """The type of each argument of a function."""
+    return list(_function_type(function).inputs)
 
 
 def argument_name(argument: ir.BlockArgument, attribute: str) -> str | None:
@@ -55,8 +72,10 @@ def replace_arguments(
     old, known = list(block.arguments), argument_attributes(function)
     attributes: list[dict[str, ir.Attribute]] = []
     replaced = []
+    positions: list[int | None] = []
     for argument, own in zip(old, known, strict=True):
         parts = split(argument)
+        positions.append(len(attributes) if parts is None else None)
         new = [block.add_argument(type_, argument.location) for _, type_ in parts or [("", argument.type)]]
         if parts is None:
             argument.replace_all_uses_with(new[0])
@@ -64,10 +83,18 @@ def replace_arguments(
             continue
         attributes += [own | {mark: ir.StringAttr.get(name)} for name, _ in parts]
         replaced.append((argument, new))
+    _renumber_sources(attributes, positions)
     types = [argument.type for argument in block.arguments][len(old) :]
     _set_type(function, types, _function_type(function).results)
     function.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(one) for one in attributes])
     return replaced
+
+
+def _renumber_sources(attributes: list[dict[str, ir.Attribute]], positions: Sequence[int | None]) -> None:
+    """Count the sources of weights anew, where arguments have moved."""
+    for own in attributes:
+        if SOURCES in own:
+            own[SOURCES] = ir.DenseI64ArrayAttr.get([positions[i] for i in ir.DenseI64ArrayAttr(own[SOURCES])])
 
 
 def erase_arguments(function: ir.Operation, count: int) -> None:
@@ -106,12 +133,31 @@ def replace_results(
         function.attributes["res_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(one) for one in attributes])
 
 
+def append_results(function: ir.Operation, results: Sequence[tuple[ir.Value, Mapping[str, ir.Attribute]]]) -> None:
+    """Return more values, each with attributes of its own."""
+    if not results:
+        return
+    known = result_attributes(function)
+    terminator = function.regions[0].blocks[0].operations[len(function.regions[0].blocks[0].operations) - 1].operation
+    values = [*terminator.operands, *(value for value, _ in results)]
+    ir.Operation.create("func.return", operands=values, loc=terminator.location, ip=ir.InsertionPoint(terminator))
+    terminator.erase()
+    _set_type(function, _function_type(function).inputs, [value.type for value in values])
+    attributes = [*known, *(attributes for _, attributes in results)]
+    function.attributes["res_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(dict(one)) for one in attributes])
+
+
+def is_training(function: ir.Operation) -> bool:
+    """Whether a function has gradients: it is a forward and its backward in one."""
+    return any(TANGENT in attributes for attributes in argument_attributes(function))
+
+
 def _set_type(function: ir.Operation, inputs: Sequence[ir.Type], results: Sequence[ir.Type]) -> None:
     function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(list(inputs), list(results)))
 
 
 def make_private_function(
-    module: ir.Operation, name: str, arguments: list[ir.BlockArgument], result: ir.Type, location: ir.Location
+    module: ir.Operation, name: str, arguments: list[ir.BlockArgument], results: list[ir.Type], location: ir.Location
 ) -> ir.Block:
     """A new function with arguments like these; returns its empty block."""
     attributes = [argument_attributes(a.owner.owner)[a.arg_number] for a in arguments]
@@ -122,13 +168,51 @@ def make_private_function(
         attributes={
             "sym_name": ir.StringAttr.get(name),
             "sym_visibility": ir.StringAttr.get("private"),
-            "function_type": ir.TypeAttr.get(ir.FunctionType.get(types, [result])),
+            "function_type": ir.TypeAttr.get(ir.FunctionType.get(types, results)),
             "arg_attrs": ir.ArrayAttr.get([ir.DictAttr.get(one) for one in attributes]),
         },
         loc=location,
         ip=ir.InsertionPoint(module.regions[0].blocks[0]),
     )
     return ir.Block.create_at_start(function.regions[0], types, [location] * len(types))
+
+
+Argument = ir.Value | tuple[ir.Value, ir.Value]
+"""A value that an argument stands for; with a second one, which has the argument's type."""
+
+
+def make_function(
+    module: ir.Operation,
+    name: str,
+    arguments: Sequence[tuple[Argument, Mapping[str, ir.Attribute]]],
+    ops: Sequence[ir.Operation],
+    results: Sequence[tuple[ir.Value, Mapping[str, ir.Attribute]]],
+    location: ir.Location,
+) -> None:
+    """A new function of copies of ops: values that `arguments` names come from outside."""
+    pairs = [value if isinstance(value, tuple) else (value, value) for value, _ in arguments]
+    types = [typed.type for _, typed in pairs]
+    function = ir.Operation.create(
+        "func.func",
+        regions=1,
+        attributes={
+            "sym_name": ir.StringAttr.get(name),
+            "function_type": ir.TypeAttr.get(ir.FunctionType.get(types, [value.type for value, _ in results])),
+            "arg_attrs": ir.ArrayAttr.get([ir.DictAttr.get(dict(own)) for _, own in arguments]),
+            "res_attrs": ir.ArrayAttr.get([ir.DictAttr.get(dict(own)) for _, own in results]),
+        },
+        loc=location,
+        ip=ir.InsertionPoint(module.regions[0].blocks[0]),
+    )
+    block = ir.Block.create_at_start(function.regions[0], types, [value.location for _, value in pairs])
+    copies = {value: copy for (value, _), copy in zip(pairs, block.arguments, strict=True)}
+    with ir.InsertionPoint(block):
+        for op in ops:
+            clone = op.clone()
+            for index, operand in enumerate(op.operands):
+                clone.operands[index] = copies[operand]
+            copies.update(zip(op.results, clone.results, strict=True))
+        ir.Operation.create("func.return", operands=[copies[value] for value, _ in results], loc=location)
 
 
 def _function_type(function: ir.Operation) -> ir.FunctionType:

@@ -3,14 +3,9 @@
 from torch_mlir import ir
 
 from steelyard.dialect.quantize import QuantizeOp
-from steelyard.passes.functions import PARAMETER, add_argument, make_private_function
+from steelyard.passes.functions import PARAMETER, SOURCES, WEIGHT, add_argument, make_private_function
 from steelyard.passes.registry import register_pass
 from steelyard.passes.torch_ops import defining_op, parameter_of, view_root, walk_ops
-
-WEIGHT = "scaled.weight"
-"""Argument attribute: the function that makes the argument from a parameter."""
-SOURCES = "scaled.sources"
-"""Argument attribute beside it: which arguments that function takes."""
 
 
 @register_pass
@@ -21,7 +16,7 @@ def hoist_weights(module: ir.Operation) -> None:
     of its own, `@weight_0` and so on, from the parameter (and the scale, where it is state) to the quantized tensor,
     and an argument in its place that names that function (`scaled.weight`) and which arguments it takes
     (`scaled.sources`). Whoever calls the program may keep the function's result until one of them changes.
-    Quantizations that give an amax or take random bits stay.
+    An amax that the quantization gives is another argument. Quantizations that take random bits stay.
     """
     count = 0
     for op in walk_ops(module):
@@ -31,7 +26,7 @@ def hoist_weights(module: ir.Operation) -> None:
 
 
 def _is_of_parameter(op: QuantizeOp) -> bool:
-    if op.new_amax is not None or op.rng is not None or parameter_of(op.source) is None:
+    if op.rng is not None or parameter_of(op.source) is None:
         return False
     return all(isinstance(operand, ir.BlockArgument) for operand in list(op.operands)[1:])
 
@@ -41,16 +36,19 @@ def _hoist(module: ir.Operation, op: QuantizeOp, name: str) -> None:
     parameter = parameter_of(op.source)
     assert parameter is not None
     arguments = [source, *(ir.BlockArgument(operand) for operand in list(op.operands)[1:])]
-    block = make_private_function(module, name, arguments, op.result.type, op.location)
+    types = [result.type for result in op.results]
+    block = make_private_function(module, name, arguments, types, op.location)
     with ir.InsertionPoint(block):
-        result = _clone_slice(op.result, dict(zip(arguments, block.arguments, strict=True)))
-        ir.Operation.create("func.return", operands=[result], loc=op.location)
+        copies = dict(zip(arguments, block.arguments, strict=True))
+        results = [_clone_slice(result, copies) for result in op.results]
+        ir.Operation.create("func.return", operands=results, loc=op.location)
     attributes = {
         PARAMETER: ir.StringAttr.get(parameter),
         WEIGHT: ir.FlatSymbolRefAttr.get(name),
         SOURCES: ir.DenseI64ArrayAttr.get([argument.arg_number for argument in arguments]),
     }
-    op.result.replace_all_uses_with(add_argument(source.owner, op.result.type, op.location, attributes))
+    for result in op.results:
+        result.replace_all_uses_with(add_argument(source.owner, result.type, op.location, attributes))
     op.operation.erase()
 
 

@@ -1,18 +1,25 @@
 """`scaled-insert-quantize`."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch_mlir import ir
 
 from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.matmul import USAGES, MatmulOp, gemm
-from steelyard.dialect.quantize import quantize
-from steelyard.dialect.types import tensor_info
-from steelyard.passes.apply_recipe import ROLES, apply_recipe
-from steelyard.passes.functions import STATE, add_argument, argument_name
+from steelyard.dialect.quantize import dequantize, quantize
+from steelyard.dialect.scale import advance_rng, update_scale
+from steelyard.dialect.types import TensorInfo, tensor_info
+from steelyard.passes.apply_recipe import DECODED, DELAYED, ROLES, apply_recipe
+from steelyard.passes.functions import STATE, add_argument, append_results, argument_name, functions_of, is_training
 from steelyard.passes.registry import fail, register_pass
-from steelyard.passes.torch_ops import walk_ops
+from steelyard.passes.torch_ops import flatten_root, walk_ops
 from steelyard.schemes import Scheme
+
+RNG = "rng"
+"""The state that random bits come from."""
+REDUCE = "scaled.reduce"
+"""Attribute of an update_scale: the amax is the largest over all ranks."""
 
 
 @register_pass
@@ -20,28 +27,121 @@ def insert_quantize(module: ir.Operation, *, recipe: str = "") -> None:
     """Quantize the operands of the GEMMs that a recipe was applied to.
 
     Takes `scaled.matmul` with the schemes of its operands. Leaves `scaled.gemm` on the copies that its kind reads,
-    each made by a `scaled.quantize` of its own, for `scaled-merge-quantize` to merge. A matmul without schemes stays.
-    A delayed scale is state: an argument that is added to the function and named `layer.role.scale`. Random bits are
-    not made here: an operand that needs some is an error. With `recipe`, that recipe is applied first, to GEMMs with
-    and without parameters alike.
+    each made by a `scaled.quantize` of its own, for `scaled-merge-quantize` to merge. A matmul without schemes stays;
+    one that a recipe gives decoded operands reads a `scaled.dequantize` of a rowwise copy. State becomes arguments of
+    the function: a delayed scale is `layer.role.scale`, random bits come from `rng`. In a function with gradients
+    state moves on: amaxes go into `layer.role.amax_history`, which gives the next scale, and the results are new
+    results of the function, named alike. With `recipe`, that recipe is applied first, to GEMMs with and without
+    parameters alike.
     """
     if recipe:
         apply_recipe(module, recipe=recipe, without_parameters=True)
-    for op in walk_ops(module):
-        if isinstance(op.opview, MatmulOp) and {"lhs_scheme", "rhs_scheme"} <= set(op.attributes.keys()):
-            _quantize_operands(op.opview)
+    for function in functions_of(module):
+        state = _State(function)
+        for op in walk_ops(function):
+            if not isinstance(op.opview, MatmulOp):
+                continue
+            if {"lhs_scheme", "rhs_scheme"} <= set(op.attributes.keys()):
+                _quantize_operands(op.opview, state)
+            elif DECODED in op.attributes:
+                _decode_operand(op.opview, state)
+        state.finish()
 
 
-def _quantize_operands(op: MatmulOp) -> None:
+@dataclass
+class _Recorded:
+    """Amaxes of one quantizer in this step."""
+
+    scheme: Scheme
+    settings: dict[str, Any]
+    scale: ir.Value
+    location: ir.Location
+    amaxes: dict[ir.Value, ir.Value] = field(default_factory=dict)
+    """By what was quantized: the quantizations of one tensor become one."""
+
+
+class _State:
+    """State that the quantizations of a function read and, in training, move on."""
+
+    def __init__(self, function: ir.Operation):
+        self._function = function
+        self._block = function.regions[0].blocks[0]
+        self._is_training = is_training(function)
+        self._known: dict[str, ir.Value] = {}
+        self._recorded: dict[str, _Recorded] = {}
+        for argument in self._block.arguments:
+            name = argument_name(argument, STATE)
+            if name is not None:
+                self._known[name] = argument
+
+    def quantize(self, op: MatmulOp, source: ir.Value, scheme: Scheme, role: str, usage: str) -> ir.Value:
+        """Quantize an operand, with the state that its scheme needs."""
+        row, col = (scheme, None) if usage == "rowwise" else (None, scheme)
+        layer = op.layer.value
+        if scheme.custom:
+            return quantize(source, row, col, role=role, layer=layer).result
+        if scheme.rounding == "stochastic":
+            rng = self._argument(RNG, _info(source).random_state(), op.location)
+            return quantize(source, row, col, role=role, rng=rng).result
+        if scheme.source != "delayed":
+            return quantize(source, row, col, role=role).result
+        name = f"{layer}.{role}" if layer else role
+        scale = self._argument(f"{name}.scale", _info(source).with_((), "f32"), op.location)
+        if not self._is_training:
+            return quantize(source, row, col, role=role, layer=layer, scale=scale).result
+        made = quantize(source, row, col, role=role, layer=layer, scale=scale, new_amax=True)
+        recorded = self._recorded.setdefault(name, _Recorded(scheme, _delayed_settings(op), scale, op.location))
+        recorded.amaxes.setdefault(flatten_root(source), made.new_amax)
+        return made.result
+
+    def _argument(self, name: str, info: TensorInfo, location: ir.Location) -> ir.Value:
+        if name not in self._known:
+            attributes = {STATE: ir.StringAttr.get(name)}
+            self._known[name] = add_argument(self._block, info.type(), location, attributes)
+        return self._known[name]
+
+    def finish(self) -> None:
+        """Move the state on, at the end of the function."""
+        if not self._is_training:
+            return
+        moved: list[tuple[str, ir.Value]] = []
+        with ir.InsertionPoint.at_block_terminator(self._block):
+            for name, recorded in self._recorded.items():
+                moved += self._update(name, recorded)
+            if RNG in self._known:
+                with ir.Location.unknown():
+                    moved.append((RNG, advance_rng(self._known[RNG]).result))
+        append_results(self._function, [(value, {STATE: ir.StringAttr.get(name)}) for name, value in moved])
+
+    def _update(self, name: str, recorded: _Recorded) -> list[tuple[str, ir.Value]]:
+        settings = recorded.settings
+        info = _info(recorded.scale).with_((settings["history"],), "f32")
+        history = self._argument(f"{name}.amax_history", info, recorded.location)
+        with recorded.location:
+            amax, *others = recorded.amaxes.values()
+            maximum = {"torch": "torch.aten.maximum", "builtin": "arith.maximumf"}[info.namespace]
+            for other in others:
+                amax = ir.Operation.create(maximum, results=[amax.type], operands=[amax, other]).result
+            moved = update_scale(
+                recorded.scale,
+                history,
+                amax,
+                recorded.scheme,
+                margin=settings["margin"],
+                algorithm=settings["algorithm"],
+            )
+            if settings["reduce"]:
+                moved.attributes[REDUCE] = ir.UnitAttr.get()
+        return [(f"{name}.scale", moved.new_scale), (f"{name}.amax_history", moved.new_history)]
+
+
+def _quantize_operands(op: MatmulOp, state: _State) -> None:
     kind = op.kind.value
     operands = []
     with ir.InsertionPoint(op), op.location:
         for name, role, usage in zip(("lhs", "rhs"), ROLES[kind], USAGES[kind], strict=True):
             scheme = SchemeAttr(op.attributes[f"{name}_scheme"]).scheme
-            _require_no_random_bits(op, role, scheme)
-            row, col = (scheme, None) if usage == "rowwise" else (None, scheme)
-            state = _state_of(op, role, scheme)
-            operands.append(quantize(getattr(op, name), row, col, role=role, **state).result)
+            operands.append(state.quantize(op, getattr(op, name), scheme, role, usage))
         product = gemm(
             *operands,
             kind=kind,
@@ -54,30 +154,21 @@ def _quantize_operands(op: MatmulOp) -> None:
     op.operation.erase()
 
 
-def _state_of(op: MatmulOp, role: str, scheme: Scheme) -> dict[str, Any]:
-    """What a quantize has that belongs to its layer: a delayed scale, or a user's own quantizer."""
-    layer = op.layer.value
-    if scheme.custom:
-        return {"layer": layer}
-    if scheme.source == "delayed":
-        return {"layer": layer, "scale": _scale_argument(op, f"{layer}.{role}.scale")}
-    return {}
+def _decode_operand(op: MatmulOp, state: _State) -> None:
+    """Multiply in high precision what the forward quantized: rhs, as its rowwise copy decodes."""
+    scheme = SchemeAttr(op.attributes[DECODED]).scheme
+    with ir.InsertionPoint(op), op.location:
+        made = state.quantize(op, op.rhs, scheme, ROLES[op.kind.value][1], "rowwise")
+        op.operation.operands[1] = dequantize(made, op.rhs.type).result
 
 
-def _scale_argument(op: MatmulOp, name: str) -> ir.Value:
-    """The argument of the function that is a scale of this name, added where there is none."""
-    block = op.operation.block
-    found = next((a for a in block.arguments if argument_name(a, STATE) == name), None)
-    if found is None:
-        info = tensor_info(op.lhs.type)
-        assert info is not None
-        found = add_argument(block, info.with_((), "f32").type(), op.location, {STATE: ir.StringAttr.get(name)})
-    return found
+def _delayed_settings(op: MatmulOp) -> dict[str, Any]:
+    if DELAYED not in op.attributes:
+        fail(op, f"must have the attribute '{DELAYED}', which says how a delayed scale moves on")
+    return {entry.name: entry.attr.value for entry in ir.DictAttr(op.attributes[DELAYED])}
 
 
-def _require_no_random_bits(op: MatmulOp, role: str, scheme: Scheme) -> None:
-    if scheme.rounding == "stochastic":
-        fail(
-            op,
-            f"{role} is rounded stochastically, whose random bits this pass does not make (layer '{op.layer.value}')",
-        )
+def _info(value: ir.Value) -> TensorInfo:
+    info = tensor_info(value.type)
+    assert info is not None, "operands of a matmul are ranked tensors"
+    return info

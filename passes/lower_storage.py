@@ -8,7 +8,7 @@ from torch_mlir import ir
 from steelyard.dialect.layout import PadOp, SwizzleOp, UnpadOp
 from steelyard.dialect.matmul import USAGES, GemmOp
 from steelyard.dialect.produce import ProduceQuantizeOp
-from steelyard.dialect.quantize import DequantizeOp, QuantizeOp, TransposeOp
+from steelyard.dialect.quantize import DequantizeOp, NarrowOp, QuantizeOp, TransposeOp
 from steelyard.dialect.scale import AdvanceRngOp, AmaxOp, ComputeScaleOp, UpdateScaleOp
 from steelyard.dialect.types import ScaledInfo, TensorInfo, TensorType, tensor_info
 from steelyard.passes.functions import erase_arguments, functions_of, replace_arguments, replace_results
@@ -161,6 +161,13 @@ class _Lowering:
         operands = list(source.parts.items()) + [("size", size) for size in source.sizes]
         self.make(op, name, config | {"shape": source.info.shape}, operands)
 
+    def narrow(self, op: NarrowOp) -> None:
+        """Fewer parts; no kernel runs."""
+        source, info = self._get(op, op.source), op.result.type.info
+        prefix = _PREFIXES["rowwise" if info.row is not None else "columnwise"]
+        parts = {name: value for name, value in source.parts.items() if name.startswith(prefix)}
+        self._stored[op.result] = _Stored(info, parts, source.sizes)
+
     def dequantize(self, op: DequantizeOp) -> None:
         source = self._get(op, op.source)
         usage = op.usage.value
@@ -215,6 +222,7 @@ _LOWERINGS: dict[type, Callable[[_Lowering, ir.OpView], None]] = {
     ProduceQuantizeOp: _Lowering.produce_quantize,
     TransposeOp: _Lowering.turn,
     SwizzleOp: _Lowering.turn,
+    NarrowOp: _Lowering.narrow,
     DequantizeOp: _Lowering.dequantize,
     GemmOp: _Lowering.gemm,
     PadOp: _Lowering.plain,

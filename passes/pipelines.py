@@ -49,11 +49,17 @@ _PIPELINES = (
         "Norms and activations are quantized as they are computed; GEMMs apply what follows them.",
     ),
     Pipeline(
+        "steelyard-partitioned",
+        "scaled-hoist-weights,canonicalize,cse,scaled-partition",
+        {},
+        "Weights are made outside of the step; a function with gradients is a forward and a backward.",
+    ),
+    Pipeline(
         "steelyard-lowered",
-        "scaled-hoist-weights,canonicalize,cse,scaled-legalize{target=<target>},scaled-expand-scales,"
+        "scaled-legalize{target=<target>},scaled-expand-scales,"
         "scaled-lower-storage,scaled-select-kernels{target=<target>},scaled-plan-memory",
         {"target": "cpu"},
-        "Weights are made outside of the step; what is left are calls of kernels and torch's ops on plain tensors.",
+        "All that is left are calls of kernels and torch's ops on plain tensors.",
     ),
 )
 

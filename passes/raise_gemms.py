@@ -6,6 +6,7 @@ from torch_mlir import ir
 
 from steelyard.dialect.matmul import matmul
 from steelyard.dialect.types import FLOAT_DTYPES, TensorInfo
+from steelyard.passes.gemm_kinds import tell_kinds
 from steelyard.passes.registry import register_pass
 from steelyard.passes.torch_ops import (
     constant_number,
@@ -31,7 +32,9 @@ def raise_gemms(module: ir.Operation) -> None:
     Takes the `torch` dialect. Leaves each linear, addmm, mm, bmm and matmul as a `scaled.matmul` that reads its
     second operand as [N, K], through the transpose that made it [K, N] if there is one; the layer's name comes from
     the location. What cannot be raised, and convolutions and fused attention, which are not tried, get the attribute
-    `scaled.high_precision` with the reason. Nothing after this pass looks for torch's spellings.
+    `scaled.high_precision` with the reason. In a function with tangents (`scaled.tangent`), a product of a gradient and
+    a parameter is a dgrad, one of a gradient and the input of a product of its layer a wgrad. Nothing after this pass
+    looks for torch's spellings.
     """
     for op in walk_ops(module):
         name = _spelling(op)
@@ -52,6 +55,7 @@ def raise_gemms(module: ir.Operation) -> None:
         op.erase()
         for operand in operands:
             erase_unused_views(operand)
+    tell_kinds(module)
 
 
 def _raise_linear(op: ir.Operation) -> ir.Value:

@@ -24,6 +24,11 @@ def defining_op(value: ir.Value) -> ir.Operation | None:
     return owner.operation if isinstance(owner, ir.Operation | ir.OpView) else None
 
 
+def op_name(op: ir.Operation) -> str:
+    """The op's name; one that torch-mlir does not know by itself is a `torch.operator` that carries it."""
+    return ir.StringAttr(op.attributes["name"]).value if op.name == "torch.operator" else op.name
+
+
 def walk_ops(root: ir.Operation) -> Iterator[ir.Operation]:
     """Every op below a root, collected first so that the caller may change the IR."""
     found: list[ir.Operation] = []

@@ -1,65 +1,110 @@
-"""A lowered program: its forward function, and the weights that are quantized outside of it."""
+"""A lowered program: its forward, its backward where it has one, and the weights that are quantized outside of both."""
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch_mlir import ir
 
-from steelyard.passes.functions import STATE, argument_attributes, functions_of
-from steelyard.passes.hoist_weights import SOURCES, WEIGHT
-from steelyard.runtime.emitter import Emitter
+from steelyard.passes.functions import (
+    PRIMAL,
+    SAVED,
+    SOURCES,
+    STATE,
+    WEIGHT,
+    argument_attributes,
+    argument_types,
+    functions_of,
+    result_attributes,
+)
+from steelyard.runtime.emitter import Emitted, Emitter
 from steelyard.runtime.kernels import Quantizers
+from steelyard.runtime.state import State
 from steelyard.runtime.weights import WeightArgument, Weights
 
 
 class Program:
-    """A module of the IR, ready to run: `@forward`, the functions of its weights, and its state by name.
+    """A module of the IR, ready to run: `@forward`, `@backward`, the functions of its weights, and its state by name.
 
-    `weights` keeps what those functions make; the programs of a net share it.
+    `weights` keeps what the functions of weights make; the programs of a net share it, and its state.
     """
 
-    def __init__(
-        self, module: ir.Module, state: MutableMapping[str, torch.Tensor], quantizers: Quantizers, weights: Weights
-    ):
+    def __init__(self, module: ir.Module, state: State, quantizers: Quantizers, weights: Weights):
         functions = {ir.StringAttr(f.attributes["sym_name"]).value: f for f in functions_of(module.operation)}
         emitter = Emitter(module.operation, quantizers)
-        forward = emitter.emit(functions["forward"])
-        self._run, self._arenas = forward.run, forward.arenas
-        texts = [forward.text]
-        self._state = state
-        self._state_names: list[str] = []
-        self._weights = weights
-        self._weight_arguments: list[WeightArgument] = []
-        # Passes append: first come the graph's own arguments, then the state, then the parts of each weight.
-        last = ""
-        for attributes in argument_attributes(functions["forward"]):
-            if STATE in attributes:
-                self._state_names.append(ir.StringAttr(attributes[STATE]).value)
-            name = ir.FlatSymbolRefAttr(attributes[WEIGHT]).value if WEIGHT in attributes else ""
-            if name and name != last:
-                last = name
-                made = emitter.emit(functions[name])
-                # Its number differs from program to program.
-                function = str(functions[name]).replace(f"@{name}(", "@weight(")
-                sources = list(ir.DenseI64ArrayAttr(attributes[SOURCES]))
-                self._weight_arguments.append(WeightArgument(function, made.run, sources))
-                texts.append(made.text)
-        self.text = "\n\n".join(texts)
+        made = {name: emitter.emit(function) for name, function in functions.items()}
+        self.text = "\n\n".join(emitted.text for emitted in made.values())
+        self._functions = {
+            name: _Function(functions[name], made, functions, state, weights)
+            for name in ("forward", "backward")
+            if name in functions
+        }
+        self._forward = self._functions["forward"]
+        results = zip(self._forward.result_types, self._forward.results, strict=True)
+        self.saved = [type_ for type_, own in results if SAVED in own]
+        """Types of what the forward leaves to the backward."""
+        self.primals: list[int] = []
+        """Which arguments of the forward the backward takes."""
+        if "backward" in functions:
+            numbers = [own[PRIMAL] for own in argument_attributes(functions["backward"]) if PRIMAL in own]
+            self.primals = [ir.IntegerAttr(number).value for number in numbers]
 
     def __call__(self, *arguments: torch.Tensor | int) -> tuple:
-        arguments += tuple([self._state_tensor(name) for name in self._state_names])
+        """Run the forward; what it leaves to the backward follows its outputs."""
+        return self._forward(arguments)
+
+    def backward(self, saved: Sequence[Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple:
+        """Run the backward: the gradients of the arguments that have one."""
+        return self._functions["backward"]((*saved, *primals, *tangents))
+
+    def nbytes(self) -> int:
+        """Bytes of the memory that calls leave to the next ones."""
+        return sum(function.emitted.arenas.nbytes() for function in self._functions.values())
+
+
+class _Function:
+    """An emitted function with the state and the weights that it takes beside its own arguments."""
+
+    def __init__(
+        self,
+        function: ir.Operation,
+        made: Mapping[str, Emitted],
+        functions: Mapping[str, ir.Operation],
+        state: State,
+        weights: Weights,
+    ):
+        name = ir.StringAttr(function.attributes["sym_name"]).value
+        self.emitted = made[name]
+        self.results = result_attributes(function)
+        self.result_types = list(ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value).results)
+        self._run = self.emitted.run
+        self._state, self._weights = state, weights
+        self._state_names: list[tuple[str, tuple[int, ...]]] = []
+        self._weight_arguments: list[WeightArgument] = []
+        types = argument_types(function)
+        # Passes append: first come the graph's own arguments, then the state, then the parts of each weight.
+        last = ""
+        for attributes, type_ in zip(argument_attributes(function), types, strict=True):
+            if STATE in attributes and SAVED not in attributes:
+                self._state_names.append((ir.StringAttr(attributes[STATE]).value, state.shape_of(type_)))
+            weight = ir.FlatSymbolRefAttr(attributes[WEIGHT]).value if WEIGHT in attributes else ""
+            if weight and weight != last:
+                last = weight
+                # Its number differs from program to program.
+                text = str(functions[weight]).replace(f"@{weight}(", "@weight(")
+                sources = list(ir.DenseI64ArrayAttr(attributes[SOURCES]))
+                self._weight_arguments.append(WeightArgument(text, made[weight].run, sources))
+        self._moved = {i: ir.StringAttr(own[STATE]).value for i, own in enumerate(self.results) if STATE in own}
+
+    def __call__(self, arguments: tuple) -> tuple:
+        get_state = self._state.get
+        arguments += tuple([get_state(name, shape) for name, shape in self._state_names])
         get = self._weights.get
         parts = []
         for weight in self._weight_arguments:
             parts += get(weight, [arguments[i] for i in weight.sources])
-        return self._run(*arguments, *parts)
-
-    def nbytes(self) -> int:
-        """Bytes of the memory that calls leave to the next ones."""
-        return self._arenas.nbytes()
-
-    def _state_tensor(self, name: str) -> torch.Tensor:
-        # Made at the first call and not when compiling, where torch would make a fake tensor of it.
-        if name not in self._state:
-            self._state[name] = torch.ones(())
-        return self._state[name]
+        results = self._run(*arguments, *parts)
+        if not self._moved:
+            return results
+        self._state.put({name: results[i] for i, name in self._moved.items()})
+        return tuple([result for i, result in enumerate(results) if i not in self._moved])

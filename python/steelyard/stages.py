@@ -1,11 +1,10 @@
-"""The stages of a compilation: traced -> raised -> quantized -> fused -> lowered, each one function with a contract."""
+"""The stages of a compilation, from traced to lowered, each one function with a contract."""
 
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch_mlir import ir
 
 from steelyard.dialect import make_context
@@ -16,9 +15,10 @@ from steelyard.passes import build_pass_manager, parse_pipeline
 from steelyard.passes.apply_recipe import decide
 from steelyard.recipes import Recipe, get
 from steelyard.runtime.program import Program
+from steelyard.runtime.state import State
 from steelyard.runtime.weights import Weights
 
-STAGES = ("traced", "raised", "quantized", "fused", "lowered")
+STAGES = ("traced", "raised", "quantized", "fused", "partitioned", "lowered")
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Settings:
 
     recipe: Recipe
     overrides: dict[str, Recipe | None] = field(default_factory=dict)
-    state: dict[str, torch.Tensor] = field(default_factory=dict)
+    state: State = field(default_factory=State)
     """The net's state by name, shared by all its programs."""
 
 
@@ -63,6 +63,8 @@ class Compilation:
         make_fused(module)
         self.rows = rows_of(module)
         self._record("fused", module)
+        make_partitioned(module)
+        self._record("partitioned", module)
         self.program = make_lowered(module, self.settings.state, self._quantizers, self.weights)
         self._record("lowered", module)
         self.seconds = time.perf_counter() - start
@@ -90,10 +92,13 @@ def make_fused(module: ir.Module) -> None:
     _run(module, "steelyard-fused")
 
 
-def make_lowered(
-    module: ir.Module, state: dict[str, torch.Tensor], quantizers: dict[tuple[str, str], Any], weights: Weights
-) -> Program:
-    """Weights leave the step, and what is left becomes calls of kernels: a Python function."""
+def make_partitioned(module: ir.Module) -> None:
+    """Weights leave the step; a function with gradients -> a forward and a backward."""
+    _run(module, "steelyard-partitioned")
+
+
+def make_lowered(module: ir.Module, state: State, quantizers: dict[tuple[str, str], Any], weights: Weights) -> Program:
+    """What is left -> calls of kernels: Python functions."""
     _run(module, "steelyard-lowered")
     return Program(module, state, quantizers, weights)
 

@@ -189,3 +189,25 @@ func.func @f(%x: !torch.vtensor<[64,64],f32>, %r: tensor<2xi64>) {
   %0 = "scaled.quantize"(%x, %r) {layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 1>, resultSegmentSizes = array<i32: 1, 0>, role = "grad_output"} : (!torch.vtensor<[64,64],f32>, tensor<2xi64>) -> !scaled.tensor<tensor<64x64xf32>, #nvsr, none>
   return
 }
+
+// -----
+
+#mx = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
+// narrow_c1
+func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, #mx, none>) {
+  // expected-error @+1 {{source must have both copies, got one [narrow_c1]}}
+  %0 = "scaled.narrow"(%x) : (!scaled.tensor<tensor<64x64xf32>, #mx, none>) -> !scaled.tensor<tensor<64x64xf32>, #mx, none>
+  return
+}
+
+// -----
+
+#mx = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
+#mx_col = #scaled.scheme<f8E4M3FN, "32x1", f8E8M0FNU, {}>
+#block = #scaled.scheme<f8E4M3FN, "1x128", f32, {}>
+// narrow_c2
+func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, #mx, #mx_col>) {
+  // expected-error @+1 {{result must be the source with one of its copies, got !scaled.tensor<tensor<64x64xf32>, #scaled.scheme<f8E4M3FN, "1x128", f32, {}>, none> [narrow_c2]}}
+  %0 = "scaled.narrow"(%x) : (!scaled.tensor<tensor<64x64xf32>, #mx, #mx_col>) -> !scaled.tensor<tensor<64x64xf32>, #block, none>
+  return
+}

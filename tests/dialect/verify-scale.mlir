@@ -121,7 +121,7 @@ func.func @f(%scale: tensor<f32>, %history: tensor<16xf32>, %amax: tensor<f32>) 
 
 // update_scale_c4
 func.func @f(%scale: tensor<f32>, %history: tensor<16xf32>, %amax: tensor<f32>) {
-  // expected-error @+1 {{algorithm must be one of max, most_recent, got mean [update_scale_c4]}}
+  // expected-error @+1 {{algorithm must be one of max, most_recent, custom, got mean [update_scale_c4]}}
   %0:2 = "scaled.update_scale"(%scale, %history, %amax) {algorithm = "mean", margin = 0 : i64, scheme = #scaled.scheme<f8E4M3FN, "tensor", f32, {source = "delayed"}>} : (tensor<f32>, tensor<16xf32>, tensor<f32>) -> (tensor<f32>, tensor<16xf32>)
   return
 }

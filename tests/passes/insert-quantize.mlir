@@ -38,3 +38,22 @@ func.func @linear(%x: tensor<?x64xbf16>, %w: tensor<48x64xbf16>, %dy: tensor<?x4
 // DELAYED: "scaled.quantize"(%arg1, %arg5)
 // DELAYED: "scaled.quantize"(%arg2, %arg6)
 // DELAYED: "scaled.quantize"(%arg1, %arg5)
+
+// In a function with gradients, random bits are state that moves on at the end, as delayed scales do.
+// RUN: steelyard-opt %s -p 'scaled-insert-quantize{recipe=nvfp4}' | FileCheck %s --check-prefix=RANDOM
+// RANDOM-LABEL: func.func @training
+// RANDOM-SAME: %arg2: tensor<8x48xf32> {scaled.tangent}, %arg3: tensor<2xi64> {scaled.state = "rng"})
+// RANDOM-SAME: -> (tensor<8x48xf32>, tensor<8x64xf32> {scaled.gradient = "input 0"}, tensor<2xi64> {scaled.state = "rng"})
+// RANDOM: "scaled.quantize"(%arg2, %arg3) {{.*}}role = "grad_output"
+// RANDOM: %[[NEXT:.*]] = "scaled.advance_rng"(%arg3)
+// RANDOM: return %{{.*}}, %{{.*}}, %[[NEXT]]
+// DELAYED-LABEL: func.func @training
+// DELAYED-SAME: {scaled.state = "mlp.up.input.amax_history"}
+// DELAYED-SAME: -> (tensor<8x48xf32>, tensor<8x64xf32> {scaled.gradient = "input 0"}, tensor<f32> {scaled.state = "mlp.up.input.scale"}, tensor<1024xf32> {scaled.state = "mlp.up.input.amax_history"}
+// DELAYED: %[[X:.*]]:2 = "scaled.quantize"(%arg0, %[[SCALE:[a-z0-9]+]])
+// DELAYED: "scaled.update_scale"(%[[SCALE]], %{{.*}}, %[[X]]#1) {algorithm = "max", margin = 0 : i64, scaled.reduce
+func.func @training(%x: tensor<8x64xf32>, %w: tensor<48x64xf32>, %dy: tensor<8x48xf32> {scaled.tangent}) -> (tensor<8x48xf32>, tensor<8x64xf32> {scaled.gradient = "input 0"}) {
+  %y = "scaled.matmul"(%x, %w) {batch_dims = 0 : i64, kind = "fprop", layer = "mlp.up", operandSegmentSizes = array<i32: 1, 1, 0>} : (tensor<8x64xf32>, tensor<48x64xf32>) -> tensor<8x48xf32>
+  %dx = "scaled.matmul"(%dy, %w) {batch_dims = 0 : i64, kind = "dgrad", layer = "mlp.up", operandSegmentSizes = array<i32: 1, 1, 0>} : (tensor<8x48xf32>, tensor<48x64xf32>) -> tensor<8x64xf32>
+  return %y, %dx : tensor<8x48xf32>, tensor<8x64xf32>
+}

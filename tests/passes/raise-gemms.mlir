@@ -70,3 +70,25 @@ func.func @not_raised(%x: !torch.vtensor<[10,64],f32>, %w: !torch.vtensor<[64,48
   %3 = torch.operator "torch.aten._scaled_dot_product_flash_attention_for_cpu"(%q, %q, %q) : (!torch.vtensor<[2,4,5,16],f32>, !torch.vtensor<[2,4,5,16],f32>, !torch.vtensor<[2,4,5,16],f32>) -> !torch.vtensor<[2,4,5,16],f32>
   return
 }
+
+// The backward of a linear layer: dx = dy w, dw = dy^T x; a weight that is stored transposed gets its gradient so.
+// CHECK-LABEL: func.func @gradients
+// CHECK: "scaled.matmul"(%arg0, %arg1) {{.*}}kind = "fprop"
+// CHECK: "scaled.matmul"(%arg2, %arg1) {{.*}}kind = "dgrad"
+// CHECK: "scaled.matmul"(%arg2, %arg0) {{.*}}kind = "wgrad"{{.*}} -> !torch.vtensor<[48,64],f32>
+// CHECK: %[[DW:.*]] = "scaled.matmul"(%arg2, %arg0) {{.*}}kind = "wgrad"{{.*}} -> !torch.vtensor<[48,64],f32>
+// CHECK: torch.aten.transpose.int %[[DW]]
+// No parameter, and no input of a product of this layer: just a product.
+// CHECK: "scaled.matmul"({{.*}}) {{.*}}kind = "fprop"
+func.func @gradients(%x: !torch.vtensor<[8,64],f32>, %w: !torch.vtensor<[48,64],f32> {scaled.parameter = "up.weight"}, %dy: !torch.vtensor<[8,48],f32> {scaled.tangent}, %z: !torch.vtensor<[8,64],f32>) -> (!torch.vtensor<[8,48],f32>, !torch.vtensor<[8,64],f32>, !torch.vtensor<[48,64],f32>, !torch.vtensor<[64,48],f32>, !torch.vtensor<[48,64],f32>) {
+  %wt = torch.aten.t %w : !torch.vtensor<[48,64],f32> -> !torch.vtensor<[64,48],f32>
+  %y = torch.aten.mm %x, %wt : !torch.vtensor<[8,64],f32>, !torch.vtensor<[64,48],f32> -> !torch.vtensor<[8,48],f32>
+  %w2 = torch.aten.t %wt : !torch.vtensor<[64,48],f32> -> !torch.vtensor<[48,64],f32>
+  %dx = torch.aten.mm %dy, %w2 : !torch.vtensor<[8,48],f32>, !torch.vtensor<[48,64],f32> -> !torch.vtensor<[8,64],f32>
+  %dyt = torch.aten.t %dy : !torch.vtensor<[8,48],f32> -> !torch.vtensor<[48,8],f32>
+  %dw = torch.aten.mm %dyt, %x : !torch.vtensor<[48,8],f32>, !torch.vtensor<[8,64],f32> -> !torch.vtensor<[48,64],f32>
+  %xt = torch.aten.t %x : !torch.vtensor<[8,64],f32> -> !torch.vtensor<[64,8],f32>
+  %dwt = torch.aten.mm %xt, %dy : !torch.vtensor<[64,8],f32>, !torch.vtensor<[8,48],f32> -> !torch.vtensor<[64,48],f32>
+  %other = torch.aten.mm %dyt, %z : !torch.vtensor<[48,8],f32>, !torch.vtensor<[8,64],f32> -> !torch.vtensor<[48,64],f32>
+  return %y, %dx, %dw, %dwt, %other : !torch.vtensor<[8,48],f32>, !torch.vtensor<[8,64],f32>, !torch.vtensor<[48,64],f32>, !torch.vtensor<[64,48],f32>, !torch.vtensor<[48,64],f32>
+}

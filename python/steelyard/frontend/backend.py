@@ -9,6 +9,8 @@ from torch._dynamo.backends.common import aot_autograd
 from steelyard.errors import RecipeError, UnsupportedModelError
 from steelyard.frontend.captured import CapturedGraph
 from steelyard.frontend.importer import import_graph
+from steelyard.frontend.training import JointGraph, make_thin_graphs, run_backward, run_forward
+from steelyard.passes.functions import functions_of
 from steelyard.runtime.program import Program
 from steelyard.runtime.weights import Weights
 from steelyard.stages import Compilation, Settings, make_settings
@@ -34,9 +36,27 @@ class Backend:
                 )
             return self._compile(aten, parameters)
 
+        training = _Training(self, parameters)
         return aot_autograd(
-            fw_compiler=_refuse_training, bw_compiler=_refuse_training, inference_compiler=compile_inference
+            fw_compiler=training.compile_forward,
+            bw_compiler=training.compile_backward,
+            inference_compiler=compile_inference,
+            partition_fn=training.partition,
         )(graph_module, example_inputs)
+
+    def compile_joint(self, joint: JointGraph, parameters: Sequence[str | None]) -> Program:
+        """The program of a forward and its backward."""
+        compilation = Compilation(self.settings, self.weights)
+        names = self._module_names()
+        layers = {node: _layer_name(node, names) for node in joint.graph.nodes}
+        joint.drop_missing_gradients()
+        known = [*parameters, *(None for _ in joint.tangents)]
+        module = import_graph(joint.graph, compilation.context, name="joint", layers=layers, parameters=known)
+        with compilation.context:
+            joint.mark(functions_of(module.operation)[0], parameters)
+        program = compilation.run(module)
+        self.compilations.append(compilation)
+        return program
 
     def _compile(self, aten: torch.fx.GraphModule, parameters: Sequence[str | None]) -> Callable:
         def build(layers: Mapping[torch.fx.Node, str], parameters: Sequence[str | None]) -> Program:
@@ -48,16 +68,7 @@ class Backend:
 
         names = self._module_names()
         layers = {node: _layer_name(node, names) for node in aten.graph.nodes}
-        graph = CapturedGraph(layers, parameters, build, self._names_by_id)
-
-        def call(arguments: list) -> tuple:
-            values = tuple(arguments)
-            # The boxed calling convention: dropping the caller's list lets inputs die at their last use.
-            arguments.clear()
-            return graph(values)
-
-        call._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
-        return call
+        return _boxed(CapturedGraph(layers, parameters, build, self._names_by_id))
 
     def _module_names(self) -> dict[str, str]:
         if self.root is None:
@@ -78,16 +89,54 @@ class Backend:
         ]
 
 
-def _refuse_training(*_) -> Callable:
-    raise UnsupportedModelError(
-        "a graph that needs gradients cannot be compiled yet; call the net under torch.no_grad(), "
-        "or train the model itself"
-    )
+class _Training:
+    """The three callbacks by which AOTAutograd compiles a graph with gradients."""
+
+    def __init__(self, backend: Backend, parameters: Sequence[str | None]):
+        self._backend = backend
+        self._parameters = parameters
+        self._joint: JointGraph | None = None
+        self._program: Program | None = None
+
+    def partition(self, module: torch.fx.GraphModule, _, *, num_fwd_outputs: int, **__) -> tuple:
+        """Compile the joint graph."""
+        joint = JointGraph(module, num_fwd_outputs)
+        if len(self._parameters) != len(joint.primals):
+            raise UnsupportedModelError(
+                f"torch changed the inputs of a graph from {len(self._parameters)} to {len(joint.primals)}, so that "
+                "its parameters cannot be told; please report the model"
+            )
+        self._joint, self._program = joint, self._backend.compile_joint(joint, self._parameters)
+        return make_thin_graphs(joint, self._program)
+
+    def compile_forward(self, *_) -> Callable:
+        """What runs in the place of the forward graph."""
+        assert self._joint is not None
+        assert self._program is not None
+        return _boxed(run_forward(self._joint, self._program))
+
+    def compile_backward(self, *_) -> Callable:
+        """What runs in the place of the backward graph."""
+        assert self._joint is not None
+        assert self._program is not None
+        return _boxed(run_backward(self._joint, self._program))
+
+
+def _boxed(run: Callable[[tuple], tuple]) -> Callable[[list], tuple]:
+    """Torch's boxed calling convention: dropping the caller's list lets inputs die at their last use."""
+
+    def call(arguments: list) -> tuple:
+        values = tuple(arguments)
+        arguments.clear()
+        return run(values)
+
+    call._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
+    return call
 
 
 def _layer_name(node: torch.fx.Node, names: dict[str, str]) -> str:
     """The name of the innermost module that a node runs in."""
-    stack = node.meta.get("nn_module_stack")
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:
         return ""
     key, (path, _) = list(stack.items())[-1]

@@ -1,0 +1,160 @@
+"""Graphs with gradients: the joint graph of a forward and its backward becomes one program.
+
+AOTAutograd asks a partitioner for two graphs. It gets two that do nothing but hand over what is kept: the program
+runs in their place.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._functorch._aot_autograd.descriptors import GradAOTOutput
+from torch._guards import TracingContext
+from torch_mlir import ir
+
+from steelyard.passes.functions import GRADIENT, TANGENT
+from steelyard.runtime.dtypes import result_dtype, shape_of
+from steelyard.runtime.program import Program
+
+
+class JointGraph:
+    """The graph of a forward and its backward, without the gradients that are None."""
+
+    def __init__(self, module: torch.fx.GraphModule, forward_outputs: int):
+        self.graph = module.graph
+        self.forward_outputs = forward_outputs
+        self.placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
+        self.tangents = [node for node in self.placeholders if node.name.startswith("tangents")]
+        self.primals = [node for node in self.placeholders if node not in self.tangents]
+        self._output = next(node for node in self.graph.nodes if node.op == "output")
+        self.outputs = list(self._output.args[0])
+        self.gradients = self.outputs[forward_outputs:]
+        self._descriptions = list(self._output.meta.get("desc", ()))[forward_outputs:]
+
+    def drop_missing_gradients(self) -> None:
+        """Return no None: the importer has no type for it."""
+        self._output.args = (tuple(node for node in self.outputs if node is not None),)
+
+    def mark(self, function: ir.Operation, parameters: Sequence[str | None]) -> None:
+        """Say in the imported function which arguments are tangents and which results gradients."""
+        known = [dict(_entries(one)) for one in ir.ArrayAttr(function.attributes["arg_attrs"])]
+        for placeholder, attributes in zip(self.placeholders, known, strict=True):
+            if placeholder in self.tangents:
+                attributes[TANGENT] = ir.UnitAttr.get()
+        function.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(one) for one in known])
+        kept = [node for node in self.outputs[: self.forward_outputs] if node is not None]
+        results: list[dict[str, ir.Attribute]] = [{} for _ in kept]
+        for gradient, name in zip(self.gradients, self._gradient_names(parameters), strict=True):
+            if gradient is not None:
+                results.append({GRADIENT: ir.StringAttr.get(name)})
+        function.attributes["res_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(one) for one in results])
+
+    def _gradient_names(self, parameters: Sequence[str | None]) -> list[str]:
+        """What each gradient is of: a parameter, or an input by its number."""
+        names = []
+        for position in range(len(self.gradients)):
+            description = self._descriptions[position] if position < len(self._descriptions) else None
+            index = position
+            if isinstance(description, GradAOTOutput):
+                index = getattr(description.grad_of, "idx", position)
+            name = parameters[index] if index < len(parameters) else None
+            names.append(name or f"input {index}")
+        return names
+
+
+def _entries(attribute: ir.Attribute) -> list[tuple[str, ir.Attribute]]:
+    return [(entry.name, entry.attr) for entry in ir.DictAttr(attribute)]
+
+
+def make_thin_graphs(joint: JointGraph, program: Program) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """The two graphs that AOTAutograd wants: outputs, then what is kept, then sizes; and the way back."""
+    saved = [_fake_like(type_) for type_ in program.saved]
+    primals = [joint.primals[i] for i in program.primals]
+    tensors = [node for node in primals if isinstance(node.meta["val"], torch.Tensor)]
+    sizes = [node for node in primals if not isinstance(node.meta["val"], torch.Tensor)]
+    return _thin_forward(joint, saved, tensors, sizes), _thin_backward(joint, saved, tensors, sizes)
+
+
+def _thin_forward(joint: JointGraph, saved: list, tensors: list, sizes: list) -> torch.fx.GraphModule:
+    graph = torch.fx.Graph()
+    copies = {node: _placeholder(graph, node.name, node.meta) for node in joint.primals}
+    call = graph.call_function(_unreachable, tuple(copies.values()))
+    outputs = [None if node is None else _item(graph, call, node.meta.get("val")) for node in _forward_outputs(joint)]
+    kept = [_item(graph, call, value) for value in saved]
+    output = graph.output((*outputs, *kept, *(copies[node] for node in tensors), *(copies[node] for node in sizes)))
+    output.meta["desc"] = []
+    return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _forward_outputs(joint: JointGraph) -> list:
+    return joint.outputs[: joint.forward_outputs]
+
+
+def _thin_backward(joint: JointGraph, saved: list, tensors: list, sizes: list) -> torch.fx.GraphModule:
+    graph = torch.fx.Graph()
+    arguments = [_placeholder(graph, node.name, node.meta) for node in sizes]
+    arguments += [_placeholder(graph, f"saved_{i}", {"val": value}) for i, value in enumerate(saved)]
+    arguments += [_placeholder(graph, node.name, node.meta) for node in tensors]
+    arguments += [_placeholder(graph, node.name, node.meta) for node in joint.tangents]
+    call = graph.call_function(_unreachable, tuple(arguments))
+    outputs = [None if node is None else _item(graph, call, node.meta.get("val")) for node in joint.gradients]
+    graph.output(tuple(outputs))
+    return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _placeholder(graph: torch.fx.Graph, name: str, meta: dict) -> torch.fx.Node:
+    node = graph.placeholder(name)
+    node.meta = {key: meta[key] for key in ("val", "tensor_meta", "desc") if key in meta}
+    return node
+
+
+def _item(graph: torch.fx.Graph, call: torch.fx.Node, value: Any) -> torch.fx.Node:
+    node = graph.call_function(_unreachable, (call,))
+    node.meta["val"] = value
+    return node
+
+
+def _unreachable(*_):
+    raise AssertionError("a program runs in the place of this graph")
+
+
+def _fake_like(type_: ir.Type) -> torch.Tensor:
+    """A tensor without memory of a type; sizes known only at run time are of no account here."""
+    context = TracingContext.try_get()
+    assert context is not None
+    assert context.fake_mode is not None
+    with context.fake_mode:
+        return torch.empty([1 if size is None else size for size in shape_of(type_)], dtype=result_dtype(type_))
+
+
+def run_forward(joint: JointGraph, program: Program) -> Callable[[Sequence[Any]], tuple]:
+    """The forward: outputs, what is kept, the arguments that are kept, sizes."""
+    is_tensor = [isinstance(joint.primals[i].meta["val"], torch.Tensor) for i in program.primals]
+    tensors = [i for i, flag in zip(program.primals, is_tensor, strict=True) if flag]
+    sizes = [i for i, flag in zip(program.primals, is_tensor, strict=True) if not flag]
+    missing = [i for i, node in enumerate(_forward_outputs(joint)) if node is None]
+
+    def forward(values: Sequence[Any]) -> tuple:
+        results = list(program(*values))
+        for position in missing:
+            results.insert(position, None)
+        return (*results, *(values[i] for i in tensors), *(values[i] for i in sizes))
+
+    return forward
+
+
+def run_backward(joint: JointGraph, program: Program) -> Callable[[Sequence[Any]], tuple]:
+    """The backward: from sizes, what is kept, the arguments that are kept and tangents to gradients."""
+    is_tensor = [isinstance(joint.primals[i].meta["val"], torch.Tensor) for i in program.primals]
+    size_count, saved_count = is_tensor.count(False), len(program.saved)
+    first = size_count + saved_count
+    tensor_count = is_tensor.count(True)
+    has_gradient = [node is not None for node in joint.gradients]
+
+    def backward(values: Sequence[Any]) -> tuple:
+        sizes, tensors = iter(values[:size_count]), iter(values[first : first + tensor_count])
+        primals = [next(tensors) if flag else next(sizes) for flag in is_tensor]
+        found = iter(program.backward(values[size_count:first], primals, values[first + tensor_count :]))
+        return tuple([next(found) if flag else None for flag in has_gradient])
+
+    return backward

@@ -1,0 +1,127 @@
+// RUN: steelyard-opt %s --split-input-file -p scaled-partition | FileCheck %s
+
+// Of an input that is quantized twice over, the backward keeps the copy it reads; the high-precision input goes.
+// CHECK-LABEL: func.func @forward(%arg0: !torch.vtensor<[8,64],f32>, %arg1: !scaled.tensor<tensor<48x64xf32>, #mxfp8_1x32, #mxfp8_32x1> {scaled.parameter = "up.weight"})
+// CHECK-SAME: -> (!torch.vtensor<[8,48],f32>, !scaled.tensor<tensor<8x64xf32>, none, #mxfp8_32x1> {scaled.saved})
+// CHECK: %[[X:.*]] = "scaled.quantize"(%arg0)
+// CHECK: %[[COLUMNS:.*]] = "scaled.narrow"(%[[X]])
+// CHECK: %[[Y:.*]] = "scaled.gemm"(%[[X]], %arg1)
+// CHECK: return %[[Y]], %[[COLUMNS]]
+// CHECK-LABEL: func.func @backward(%arg0: !scaled.tensor<tensor<8x64xf32>, none, #mxfp8_32x1> {scaled.saved}, %arg1: !torch.vtensor<[8,48],f32> {scaled.tangent})
+// CHECK-SAME: -> (!torch.vtensor<[48,64],f32> {scaled.gradient = "up.weight"})
+// CHECK: %[[DY:.*]] = "scaled.quantize"(%arg1)
+// CHECK: "scaled.gemm"(%[[DY]], %arg0) {{.*}}kind = "wgrad"
+#row = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
+#col = #scaled.scheme<f8E4M3FN, "32x1", f8E8M0FNU, {}>
+func.func @joint(%x: !torch.vtensor<[8,64],f32>, %w: !scaled.tensor<tensor<48x64xf32>, #row, #col> {scaled.parameter = "up.weight"}, %dy: !torch.vtensor<[8,48],f32> {scaled.tangent}) -> (!torch.vtensor<[8,48],f32>, !torch.vtensor<[48,64],f32> {scaled.gradient = "up.weight"}) {
+  %0 = "scaled.quantize"(%x) {role = "input", layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!torch.vtensor<[8,64],f32>) -> !scaled.tensor<tensor<8x64xf32>, #row, #col>
+  %1 = "scaled.gemm"(%0, %w) {kind = "fprop", batch_dims = 0 : i64, epilogue = "none", layer = "up", operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!scaled.tensor<tensor<8x64xf32>, #row, #col>, !scaled.tensor<tensor<48x64xf32>, #row, #col>) -> !torch.vtensor<[8,48],f32>
+  %2 = "scaled.quantize"(%dy) {role = "grad_output", layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!torch.vtensor<[8,48],f32>) -> !scaled.tensor<tensor<8x48xf32>, #row, #col>
+  %3 = "scaled.gemm"(%2, %0) {kind = "wgrad", batch_dims = 0 : i64, epilogue = "none", layer = "up", operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!scaled.tensor<tensor<8x48xf32>, #row, #col>, !scaled.tensor<tensor<8x64xf32>, #row, #col>) -> !torch.vtensor<[48,64],f32>
+  return %1, %3 : !torch.vtensor<[8,48],f32>, !torch.vtensor<[48,64],f32>
+}
+
+// -----
+
+// A quantized weight is an argument of both: nothing is kept, its parameter comes along, sources are counted anew.
+// CHECK-LABEL: func.func @forward(%arg0: !torch.vtensor<[8,64],f32>, %arg1: !torch.vtensor<[48,64],f32> {scaled.parameter = "up.weight"}, %arg2: {{.*}}scaled.sources = array<i64: 1>, scaled.weight = @weight_0})
+// CHECK-SAME: -> !torch.vtensor<[8,48],f32> {
+// CHECK-LABEL: func.func @backward(%arg0: !torch.vtensor<[48,64],f32> {scaled.parameter = "up.weight", scaled.primal = 1 : i64}, %arg1: !torch.vtensor<[8,48],f32> {scaled.tangent}, %arg2: {{.*}}scaled.sources = array<i64: 0>, scaled.weight = @weight_0})
+// CHECK: "scaled.gemm"({{.*}}, %arg2) {{.*}}kind = "dgrad"
+#row = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
+#col = #scaled.scheme<f8E4M3FN, "32x1", f8E8M0FNU, {}>
+func.func @joint(%x: !torch.vtensor<[8,64],f32>, %p: !torch.vtensor<[48,64],f32> {scaled.parameter = "up.weight"}, %dy: !torch.vtensor<[8,48],f32> {scaled.tangent}, %w: !scaled.tensor<tensor<48x64xf32>, #row, #col> {scaled.parameter = "up.weight", scaled.sources = array<i64: 1>, scaled.weight = @weight_0}) -> (!torch.vtensor<[8,48],f32>, !torch.vtensor<[8,64],f32> {scaled.gradient = "input 0"}) {
+  %0 = "scaled.quantize"(%x) {role = "input", layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!torch.vtensor<[8,64],f32>) -> !scaled.tensor<tensor<8x64xf32>, #row, none>
+  %1 = "scaled.gemm"(%0, %w) {kind = "fprop", batch_dims = 0 : i64, epilogue = "none", layer = "up", operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!scaled.tensor<tensor<8x64xf32>, #row, none>, !scaled.tensor<tensor<48x64xf32>, #row, #col>) -> !torch.vtensor<[8,48],f32>
+  %2 = "scaled.quantize"(%dy) {role = "grad_output", layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!torch.vtensor<[8,48],f32>) -> !scaled.tensor<tensor<8x48xf32>, #row, none>
+  %3 = "scaled.gemm"(%2, %w) {kind = "dgrad", batch_dims = 0 : i64, epilogue = "none", layer = "up", operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!scaled.tensor<tensor<8x48xf32>, #row, none>, !scaled.tensor<tensor<48x64xf32>, #row, #col>) -> !torch.vtensor<[8,64],f32>
+  return %1, %3 : !torch.vtensor<[8,48],f32>, !torch.vtensor<[8,64],f32>
+}
+func.func private @weight_0(%p: !torch.vtensor<[48,64],f32>) -> !scaled.tensor<tensor<48x64xf32>, #row, #col>
+
+// -----
+
+// Pointwise values whose operands are kept, or are arguments, are computed again: silu of an input costs nothing.
+// CHECK-LABEL: func.func @forward
+// CHECK-SAME: -> !torch.vtensor<[8,64],f32> {
+// CHECK-LABEL: func.func @backward(%arg0: !torch.vtensor<[8,64],f32> {scaled.primal = 0 : i64}, %arg1: !torch.vtensor<[8,64],f32> {scaled.tangent})
+// CHECK: %[[S:.*]] = torch.aten.silu %arg0
+// CHECK: torch.aten.mul.Tensor %arg1, %[[S]]
+func.func @joint(%x: !torch.vtensor<[8,64],f32>, %dy: !torch.vtensor<[8,64],f32> {scaled.tangent}) -> (!torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],f32> {scaled.gradient = "input 0"}) {
+  %0 = torch.aten.silu %x : !torch.vtensor<[8,64],f32> -> !torch.vtensor<[8,64],f32>
+  %1 = torch.aten.mul.Tensor %dy, %0 : !torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],f32> -> !torch.vtensor<[8,64],f32>
+  return %0, %1 : !torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],f32>
+}
+
+// -----
+
+// What is no cheaper to compute again is kept: softmax; and a product of two values that nobody keeps.
+// CHECK-LABEL: func.func @forward
+// CHECK-SAME: -> (!torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],f32> {scaled.saved})
+// CHECK: %[[A:.*]] = torch.aten._softmax
+// CHECK: %[[B:.*]] = torch.aten.cumsum
+// CHECK: %[[M:.*]] = torch.aten.mul.Tensor %[[A]], %[[B]]
+// CHECK: return %[[M]], %[[M]]
+func.func @joint(%x: !torch.vtensor<[8,64],f32>, %dy: !torch.vtensor<[8,64],f32> {scaled.tangent}) -> (!torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],f32> {scaled.gradient = "input 0"}) {
+  %int1 = torch.constant.int 1
+  %false = torch.constant.bool false
+  %none = torch.constant.none
+  %0 = torch.aten._softmax %x, %int1, %false : !torch.vtensor<[8,64],f32>, !torch.int, !torch.bool -> !torch.vtensor<[8,64],f32>
+  %1 = torch.aten.cumsum %x, %int1, %none : !torch.vtensor<[8,64],f32>, !torch.int, !torch.none -> !torch.vtensor<[8,64],f32>
+  %2 = torch.aten.mul.Tensor %0, %1 : !torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],f32> -> !torch.vtensor<[8,64],f32>
+  %3 = torch.aten.mul.Tensor %dy, %2 : !torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],f32> -> !torch.vtensor<[8,64],f32>
+  return %2, %3 : !torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],f32>
+}
+
+// -----
+
+// A checkpointed region is computed again, but for its random numbers: the mask is kept.
+// CHECK-LABEL: func.func @forward
+// CHECK-SAME: !torch.vtensor<[8,64],i1> {scaled.saved})
+// CHECK-LABEL: func.func @backward
+// CHECK: torch.aten._softmax
+// CHECK-NOT: torch.aten.native_dropout
+// CHECK: return
+func.func @joint(%x: !torch.vtensor<[8,64],f32>, %dy: !torch.vtensor<[8,64],f32> {scaled.tangent}) -> (!torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],f32> {scaled.gradient = "input 0"}) {
+  %int1 = torch.constant.int 1
+  %false = torch.constant.bool false
+  %true = torch.constant.bool true
+  %p = torch.constant.float 0.5
+  %0 = torch.aten._softmax %x, %int1, %false {scaled.recompute = "must"} : !torch.vtensor<[8,64],f32>, !torch.int, !torch.bool -> !torch.vtensor<[8,64],f32>
+  %1, %mask = torch.aten.native_dropout %0, %p, %true {scaled.recompute = "must"} : !torch.vtensor<[8,64],f32>, !torch.float, !torch.bool -> !torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],i1>
+  %2 = torch.aten.mul.Tensor %dy, %mask : !torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],i1> -> !torch.vtensor<[8,64],f32>
+  %3 = torch.aten.mul.Tensor %2, %0 : !torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],f32> -> !torch.vtensor<[8,64],f32>
+  return %1, %3 : !torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],f32>
+}
+
+// -----
+
+// What is computed again reads the scale that the forward read, not the next one; state moves on once.
+// CHECK-LABEL: func.func @forward(%arg0: !torch.vtensor<[8,64],f32>, %arg1: !torch.vtensor<[],f32> {scaled.state = "up.input.scale"}
+// CHECK-SAME: -> (!torch.vtensor<[8,64],f32>, !torch.vtensor<[],f32> {scaled.state = "up.input.scale"}, !torch.vtensor<[],f32> {scaled.saved})
+// CHECK-LABEL: func.func @backward(%arg0: !torch.vtensor<[],f32> {scaled.saved}
+// CHECK-NOT: scaled.state
+// CHECK: %[[Q:.*]] = "scaled.quantize"(%{{.*}}, %arg0)
+#delayed = #scaled.scheme<f8E4M3FN, "tensor", f32, {source = "delayed"}>
+func.func @joint(%x: !torch.vtensor<[8,64],f32>, %dy: !torch.vtensor<[8,64],f32> {scaled.tangent}, %scale: !torch.vtensor<[],f32> {scaled.state = "up.input.scale"}) -> (!torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],f32> {scaled.gradient = "input 0"}, !torch.vtensor<[],f32> {scaled.state = "up.input.scale"}) {
+  %0 = "scaled.quantize"(%x, %scale) {layer = "up", operandSegmentSizes = array<i32: 1, 1, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "input", scaled.recompute = "must"} : (!torch.vtensor<[8,64],f32>, !torch.vtensor<[],f32>) -> !scaled.tensor<tensor<8x64xf32>, #delayed, none>
+  %1 = "scaled.dequantize"(%0) {usage = "rowwise"} : (!scaled.tensor<tensor<8x64xf32>, #delayed, none>) -> !torch.vtensor<[8,64],f32>
+  %2 = torch.aten.mul.Tensor %dy, %1 : !torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],f32> -> !torch.vtensor<[8,64],f32>
+  %3 = torch.aten.reciprocal %scale : !torch.vtensor<[],f32> -> !torch.vtensor<[],f32>
+  return %1, %2, %3 : !torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],f32>, !torch.vtensor<[],f32>
+}
+
+// -----
+
+// Random bits are those of the backward: their state moves on there.
+// CHECK-LABEL: func.func @forward
+// CHECK-NOT: scaled.advance_rng
+// CHECK-LABEL: func.func @backward(%arg0: !torch.vtensor<[8,64],f32> {scaled.tangent}, %arg1: !torch.vtensor<[2],si64> {scaled.state = "rng"})
+// CHECK: %[[R:.*]] = "scaled.advance_rng"(%arg1)
+// CHECK: return %{{.*}}, %[[R]]
+func.func @joint(%x: !torch.vtensor<[8,64],f32>, %dy: !torch.vtensor<[8,64],f32> {scaled.tangent}, %rng: !torch.vtensor<[2],si64> {scaled.state = "rng"}) -> (!torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],f32> {scaled.gradient = "input 0"}, !torch.vtensor<[2],si64> {scaled.state = "rng"}) {
+  %0 = torch.aten.relu %x : !torch.vtensor<[8,64],f32> -> !torch.vtensor<[8,64],f32>
+  %1 = torch.aten.neg %dy : !torch.vtensor<[8,64],f32> -> !torch.vtensor<[8,64],f32>
+  %2 = "scaled.advance_rng"(%rng) : (!torch.vtensor<[2],si64>) -> !torch.vtensor<[2],si64>
+  return %0, %1, %2 : !torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],f32>, !torch.vtensor<[2],si64>
+}
