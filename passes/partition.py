@@ -25,12 +25,10 @@ from steelyard.passes.functions import (
 )
 from steelyard.passes.gemm_kinds import find_gradients
 from steelyard.passes.insert_quantize import RNG
+from steelyard.passes.locations import RECOMPUTE, checkpoint_rule
 from steelyard.passes.registry import register_pass
 from steelyard.passes.torch_ops import op_name
 from steelyard.quantized_parts import part_shapes
-
-RECOMPUTE = "scaled.recompute"
-"""Attribute of an op in a checkpointed region: `must` is computed again by the backward, `save` is kept."""
 
 Attributes = dict[str, ir.Attribute]
 
@@ -149,8 +147,9 @@ class _Plan:
         name = op_name(op)
         if any(word in name for word in _RANDOM):
             return False
-        if RECOMPUTE in op.attributes:
-            return ir.StringAttr(op.attributes[RECOMPUTE]).value == "must"
+        rule = checkpoint_rule(op.location)
+        if rule is not None:
+            return rule == RECOMPUTE
         if not any(_is_tensor(result) for result in op.results):
             return True
         if name in _VIEWS or isinstance(op.opview, DequantizeOp | TransposeOp | NarrowOp):

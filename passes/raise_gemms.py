@@ -7,6 +7,7 @@ from torch_mlir import ir
 from steelyard.dialect.matmul import matmul
 from steelyard.dialect.types import FLOAT_DTYPES, TensorInfo
 from steelyard.passes.gemm_kinds import tell_kinds
+from steelyard.passes.locations import layer_of
 from steelyard.passes.registry import register_pass
 from steelyard.passes.torch_ops import (
     constant_number,
@@ -135,12 +136,6 @@ def _matmul(
 def _transposed(rhs: ir.Value) -> ir.Value:
     _float_info(rhs)
     return transpose_last(rhs)
-
-
-def layer_of(location: ir.Location) -> str:
-    """The layer that a location names; empty where it names none."""
-    location = ir.Location.from_attr(location.attr, location.context)
-    return location.name_str if isinstance(location, ir.NameLoc) else ""
 
 
 def _float_info(value: ir.Value) -> TensorInfo:

@@ -11,8 +11,13 @@ DTYPES = {
     "f16": torch.float16,
     "ui8": torch.uint8,
     "i8": torch.uint8,
+    "si8": torch.int8,
+    "si16": torch.int16,
+    "si32": torch.int32,
     "si64": torch.int64,
     "i64": torch.int64,
+    "i1": torch.bool,
+    "f64": torch.float64,
 }
 
 

@@ -55,10 +55,11 @@ class Weights:
         self._lock = threading.Lock()
 
     def get(self, weight: WeightArgument, sources: Sequence[Any]) -> tuple:
-        """The parts of a weight, made anew if a source was written since."""
+        """The parts of a weight, made anew if its parameter was written since."""
         parameter = sources[0]
         key = weight.function, id(parameter)
-        stamp = (_optimizer_steps, *_stamp(parameter), *(part for other in sources[1:] for part in _stamp(other)))
+        # A scale that has moved on waits for the next write: a weight is quantized once for all steps in between.
+        stamp = (_optimizer_steps, *_stamp(parameter))
         kept = self._kept.get(key)
         if kept is not None and kept.stamp == stamp and kept.parameter() is parameter:
             return kept.parts

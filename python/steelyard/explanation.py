@@ -8,7 +8,8 @@ from torch_mlir import ir
 from steelyard.dialect.matmul import USAGES, GemmOp, MatmulOp
 from steelyard.dialect.produce import ProduceQuantizeOp
 from steelyard.dialect.types import Shape, tensor_info
-from steelyard.passes.raise_gemms import HIGH_PRECISION, layer_of
+from steelyard.passes.locations import layer_of
+from steelyard.passes.raise_gemms import HIGH_PRECISION
 from steelyard.passes.torch_ops import defining_op, walk_ops
 from steelyard.schemes import Scheme
 

@@ -87,8 +87,8 @@ func.func @joint(%x: !torch.vtensor<[8,64],f32>, %dy: !torch.vtensor<[8,64],f32>
   %false = torch.constant.bool false
   %true = torch.constant.bool true
   %p = torch.constant.float 0.5
-  %0 = torch.aten._softmax %x, %int1, %false {scaled.recompute = "must"} : !torch.vtensor<[8,64],f32>, !torch.int, !torch.bool -> !torch.vtensor<[8,64],f32>
-  %1, %mask = torch.aten.native_dropout %0, %p, %true {scaled.recompute = "must"} : !torch.vtensor<[8,64],f32>, !torch.float, !torch.bool -> !torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],i1>
+  %0 = torch.aten._softmax %x, %int1, %false : !torch.vtensor<[8,64],f32>, !torch.int, !torch.bool -> !torch.vtensor<[8,64],f32> loc("up"("recompute"("model.py":1:1)))
+  %1, %mask = torch.aten.native_dropout %0, %p, %true : !torch.vtensor<[8,64],f32>, !torch.float, !torch.bool -> !torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],i1> loc("up"("recompute"("model.py":2:1)))
   %2 = torch.aten.mul.Tensor %dy, %mask : !torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],i1> -> !torch.vtensor<[8,64],f32>
   %3 = torch.aten.mul.Tensor %2, %0 : !torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],f32> -> !torch.vtensor<[8,64],f32>
   return %1, %3 : !torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],f32>
@@ -104,7 +104,7 @@ func.func @joint(%x: !torch.vtensor<[8,64],f32>, %dy: !torch.vtensor<[8,64],f32>
 // CHECK: %[[Q:.*]] = "scaled.quantize"(%{{.*}}, %arg0)
 #delayed = #scaled.scheme<f8E4M3FN, "tensor", f32, {source = "delayed"}>
 func.func @joint(%x: !torch.vtensor<[8,64],f32>, %dy: !torch.vtensor<[8,64],f32> {scaled.tangent}, %scale: !torch.vtensor<[],f32> {scaled.state = "up.input.scale"}) -> (!torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],f32> {scaled.gradient = "input 0"}, !torch.vtensor<[],f32> {scaled.state = "up.input.scale"}) {
-  %0 = "scaled.quantize"(%x, %scale) {layer = "up", operandSegmentSizes = array<i32: 1, 1, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "input", scaled.recompute = "must"} : (!torch.vtensor<[8,64],f32>, !torch.vtensor<[],f32>) -> !scaled.tensor<tensor<8x64xf32>, #delayed, none>
+  %0 = "scaled.quantize"(%x, %scale) {layer = "up", operandSegmentSizes = array<i32: 1, 1, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "input"} : (!torch.vtensor<[8,64],f32>, !torch.vtensor<[],f32>) -> !scaled.tensor<tensor<8x64xf32>, #delayed, none> loc("up"("recompute"("model.py":1:1)))
   %1 = "scaled.dequantize"(%0) {usage = "rowwise"} : (!scaled.tensor<tensor<8x64xf32>, #delayed, none>) -> !torch.vtensor<[8,64],f32>
   %2 = torch.aten.mul.Tensor %dy, %1 : !torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],f32> -> !torch.vtensor<[8,64],f32>
   %3 = torch.aten.reciprocal %scale : !torch.vtensor<[],f32> -> !torch.vtensor<[],f32>

@@ -1,16 +1,19 @@
 """An FX graph of ATen ops as a function of the `torch` dialect.
 
 Every op's location is its layer's name around the source lines it came from, so that a diagnostic of any later stage
-names both. Arguments that are parameters say so in the attribute `scaled.parameter`.
+names both; in a checkpointed region the region's rule lies between. Arguments that are parameters say so in the
+attribute `scaled.parameter`.
 """
 
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch.utils.checkpoint import CheckpointPolicy
 from torch_mlir import ir
 from torch_mlir.extras.fx_importer import ContextCache, FxImporter
 
 from steelyard.passes.functions import PARAMETER
+from steelyard.passes.locations import KEEP, RECOMPUTE
 
 
 def import_graph(
@@ -41,10 +44,20 @@ class _LayerLocations(ContextCache):
 
     def get_node_location(self, node: torch.fx.Node) -> ir.Location | None:
         location = super().get_node_location(node)
-        layer = self._layers.get(node)
-        if not layer:
+        layer, rule = self._layers.get(node, ""), _CHECKPOINT_RULES.get(node.meta.get("recompute"))
+        if not layer and rule is None:
             return location
-        return ir.Location.name(layer, location or ir.Location.unknown(self._c), context=self._c)
+        location = location or ir.Location.unknown(self._c)
+        if rule is not None:
+            location = ir.Location.name(rule, location, context=self._c)
+        return ir.Location.name(layer, location, context=self._c)
+
+
+_CHECKPOINT_RULES = {
+    CheckpointPolicy.MUST_RECOMPUTE: RECOMPUTE,
+    CheckpointPolicy.PREFER_RECOMPUTE: RECOMPUTE,
+    CheckpointPolicy.MUST_SAVE: KEEP,
+}
 
 
 def _name_parameters(function: ir.Operation, parameters: Sequence[str | None]) -> None:

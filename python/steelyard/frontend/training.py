@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch._functorch._aot_autograd.descriptors import GradAOTOutput
+from torch._functorch.partitioners import cleanup_recompute_tags
 from torch._guards import TracingContext
 from torch_mlir import ir
 
@@ -21,6 +22,8 @@ class JointGraph:
     """The graph of a forward and its backward, without the gradients that are None."""
 
     def __init__(self, module: torch.fx.GraphModule, forward_outputs: int):
+        # Checkpointed regions keep what they read from outside.
+        module = cleanup_recompute_tags(module, is_default_partition=True)
         self.graph = module.graph
         self.forward_outputs = forward_outputs
         self.placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
