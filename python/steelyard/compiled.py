@@ -15,6 +15,7 @@ from steelyard.frontend.backend import Backend
 from steelyard.stages import STAGES, Settings, make_settings
 
 TARGETS = ("cpu",)
+_STATE_PREFIX = "_steelyard."
 
 
 def compile(
@@ -94,15 +95,35 @@ class CompiledModule(torch.nn.Module):
             return self._steelyard.model
         return super().__getattr__(name)
 
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name, tensor in self._steelyard.backend.settings.state.tensors.items():
+            destination[f"{prefix}{_STATE_PREFIX}{name}"] = tensor
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
+        # A checkpoint of the plain model has none of these, and loads all the same.
+        own = f"{prefix}{_STATE_PREFIX}"
+        unexpected[:] = [key for key in unexpected if not key.startswith(own)]
+        loaded = {key.removeprefix(own): t.detach().clone() for key, t in state_dict.items() if key.startswith(own)}
+        self._steelyard.backend.settings.state.put(loaded)
+        self.requantize()
+
     def lower(self, *arguments, **keywords) -> "CompiledModule":
-        """Compile for arguments like these, now. The call that does so leaves buffers and random state as they were."""
+        """Compile for arguments like these, now: for training if gradients are on.
+
+        The call that does so leaves buffers, state and random numbers as they were.
+        """
         before = [(buffer, buffer.clone()) for buffer in self.buffers()]
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        state = self._steelyard.backend.settings.state
+        tensors = dict(state.tensors)
+        with torch.random.fork_rng(devices=[]):
             try:
                 self(*arguments, **keywords)
             finally:
+                state.tensors = tensors
                 for buffer, value in before:
-                    buffer.copy_(value)
+                    buffer.data.copy_(value)
         return self
 
     def ir(self, stage: str) -> str:
