@@ -9,7 +9,7 @@ from torch._dynamo.backends.common import aot_autograd
 from steelyard.errors import RecipeError, UnsupportedModelError
 from steelyard.frontend.captured import CapturedGraph
 from steelyard.frontend.importer import import_graph
-from steelyard.frontend.training import JointGraph, make_thin_graphs, run_backward, run_forward
+from steelyard.frontend.training import JointGraph, JointPrograms, make_thin_graphs
 from steelyard.passes.functions import functions_of
 from steelyard.runtime.program import Program
 from steelyard.runtime.weights import Weights
@@ -44,19 +44,23 @@ class Backend:
             partition_fn=training.partition,
         )(graph_module, example_inputs)
 
-    def compile_joint(self, joint: JointGraph, parameters: Sequence[str | None]) -> Program:
-        """The program of a forward and its backward."""
-        compilation = Compilation(self.settings, self.weights)
+    def capture_joint(self, joint: JointGraph, parameters: Sequence[str | None]) -> CapturedGraph:
+        """The programs of a forward and its backward."""
+        joint.drop_missing_gradients()
+
+        def build(layers: Mapping[torch.fx.Node, str], parameters: Sequence[str | None]) -> Program:
+            compilation = Compilation(self.settings, self.weights)
+            known = [*parameters, *(None for _ in joint.tangents)]
+            module = import_graph(joint.graph, compilation.context, name="joint", layers=layers, parameters=known)
+            with compilation.context:
+                joint.mark(functions_of(module.operation)[0], parameters)
+            program = compilation.run(module)
+            self.compilations.append(compilation)
+            return program
+
         names = self._module_names()
         layers = {node: _layer_name(node, names) for node in joint.graph.nodes}
-        joint.drop_missing_gradients()
-        known = [*parameters, *(None for _ in joint.tangents)]
-        module = import_graph(joint.graph, compilation.context, name="joint", layers=layers, parameters=known)
-        with compilation.context:
-            joint.mark(functions_of(module.operation)[0], parameters)
-        program = compilation.run(module)
-        self.compilations.append(compilation)
-        return program
+        return CapturedGraph(layers, parameters, build, self._names_by_id)
 
     def _compile(self, aten: torch.fx.GraphModule, parameters: Sequence[str | None]) -> Callable:
         def build(layers: Mapping[torch.fx.Node, str], parameters: Sequence[str | None]) -> Program:
@@ -95,8 +99,7 @@ class _Training:
     def __init__(self, backend: Backend, parameters: Sequence[str | None]):
         self._backend = backend
         self._parameters = parameters
-        self._joint: JointGraph | None = None
-        self._program: Program | None = None
+        self._run: JointPrograms | None = None
 
     def partition(self, module: torch.fx.GraphModule, _, *, num_fwd_outputs: int, **__) -> tuple:
         """Compile the joint graph."""
@@ -106,20 +109,19 @@ class _Training:
                 f"torch changed the inputs of a graph from {len(self._parameters)} to {len(joint.primals)}, so that "
                 "its parameters cannot be told; please report the model"
             )
-        self._joint, self._program = joint, self._backend.compile_joint(joint, self._parameters)
-        return make_thin_graphs(joint, self._program)
+        captured = self._backend.capture_joint(joint, self._parameters)
+        self._run = JointPrograms(joint, captured)
+        return make_thin_graphs(joint, captured.first)
 
     def compile_forward(self, *_) -> Callable:
         """What runs in the place of the forward graph."""
-        assert self._joint is not None
-        assert self._program is not None
-        return _boxed(run_forward(self._joint, self._program))
+        assert self._run is not None
+        return _boxed(self._run.forward)
 
     def compile_backward(self, *_) -> Callable:
         """What runs in the place of the backward graph."""
-        assert self._joint is not None
-        assert self._program is not None
-        return _boxed(run_backward(self._joint, self._program))
+        assert self._run is not None
+        return _boxed(self._run.backward)
 
 
 def _boxed(run: Callable[[tuple], tuple]) -> Callable[[list], tuple]:

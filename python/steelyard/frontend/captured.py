@@ -40,18 +40,29 @@ class CapturedGraph:
 
     def __call__(self, values: tuple[Any, ...]) -> tuple:
         """Run the program of these arguments."""
+        return self.find(values)(*values)
+
+    @property
+    def first(self) -> Program:
+        """The program of the parameters that the graph was captured with."""
+        return self._programs[self._parameters]
+
+    def find(self, values: Sequence[Any]) -> Program:
+        """The program of these arguments; where an argument is None, any parameter will do."""
         if not self._positions:
-            return self._programs[self._parameters](*values)
+            return self.first
         key = tuple([id(values[i]) for i in self._positions])
-        first = values[self._positions[0]]
+        anchor = next((values[i] for i in self._positions if values[i] is not None), None)
+        if anchor is None:
+            return self.first
         parameter, program = self._remembered.get(key, (None, None))
         # The id of a parameter that is gone may be another's by now.
-        if program is None or parameter is None or parameter() is not first:
+        if program is None or parameter is None or parameter() is not anchor:
             program = self._find(values)
             if len(self._remembered) >= _MOST_REMEMBERED:
                 self._remembered.clear()
-            self._remembered[key] = weakref.ref(first), program
-        return program(*values)
+            self._remembered[key] = weakref.ref(anchor), program
+        return program
 
     def _find(self, values: Sequence[Any]) -> Program:
         known = self._names_by_id()
@@ -59,6 +70,11 @@ class CapturedGraph:
             None if name is None else known.get(id(value), name)
             for name, value in zip(self._parameters, values, strict=True)
         )
+        if any(value is None for value in values):
+            # A backward does not take every parameter; those it takes tell the program that its forward made.
+            given = [i for i, value in enumerate(values) if value is not None]
+            matching = [made for made in self._programs if all(made[i] == names[i] for i in given)]
+            return self._programs[matching[0] if matching else self._parameters]
         with self._lock:
             if names not in self._programs:
                 renames = _renamed_layers(self._parameters, names)

@@ -4,7 +4,7 @@ AOTAutograd asks a partitioner for two graphs. It gets two that do nothing but h
 runs in their place.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,8 @@ from torch._functorch.partitioners import cleanup_recompute_tags
 from torch._guards import TracingContext
 from torch_mlir import ir
 
+from steelyard.errors import UnsupportedModelError
+from steelyard.frontend.captured import CapturedGraph
 from steelyard.passes.functions import GRADIENT, TANGENT
 from steelyard.runtime.dtypes import result_dtype, shape_of
 from steelyard.runtime.program import Program
@@ -130,34 +132,53 @@ def _fake_like(type_: ir.Type) -> torch.Tensor:
         return torch.empty([1 if size is None else size for size in shape_of(type_)], dtype=result_dtype(type_))
 
 
-def run_forward(joint: JointGraph, program: Program) -> Callable[[Sequence[Any]], tuple]:
-    """The forward: outputs, what is kept, the arguments that are kept, sizes."""
-    is_tensor = [isinstance(joint.primals[i].meta["val"], torch.Tensor) for i in program.primals]
-    tensors = [i for i, flag in zip(program.primals, is_tensor, strict=True) if flag]
-    sizes = [i for i, flag in zip(program.primals, is_tensor, strict=True) if not flag]
-    missing = [i for i, node in enumerate(_forward_outputs(joint)) if node is None]
+class JointPrograms:
+    """Runs the program of a joint graph as AOTAutograd calls its two graphs."""
 
-    def forward(values: Sequence[Any]) -> tuple:
+    def __init__(self, joint: JointGraph, captured: CapturedGraph):
+        self._captured = captured
+        first = captured.first
+        self._saved = [str(type_) for type_ in first.saved]
+        self._primals = first.primals
+        self._alike = {first}
+        self._argument_count = len(joint.primals)
+        self._is_tensor = [isinstance(joint.primals[i].meta["val"], torch.Tensor) for i in first.primals]
+        pairs = list(zip(first.primals, self._is_tensor, strict=True))
+        self._tensors = [number for number, is_tensor in pairs if is_tensor]
+        self._sizes = [number for number, is_tensor in pairs if not is_tensor]
+        self._missing_outputs = [i for i, node in enumerate(_forward_outputs(joint)) if node is None]
+        self._has_gradient = [node is not None for node in joint.gradients]
+
+    def forward(self, values: Sequence[Any]) -> tuple:
+        """Outputs, what is kept, the arguments that are kept, sizes."""
+        program = self._captured.find(values)
+        self._check_alike(program)
         results = list(program(*values))
-        for position in missing:
+        for position in self._missing_outputs:
             results.insert(position, None)
-        return (*results, *(values[i] for i in tensors), *(values[i] for i in sizes))
+        return (*results, *(values[i] for i in self._tensors), *(values[i] for i in self._sizes))
 
-    return forward
+    def backward(self, values: Sequence[Any]) -> tuple:
+        """From sizes, what is kept, the arguments that are kept and tangents to gradients."""
+        first = len(self._sizes) + len(self._saved)
+        last = first + len(self._tensors)
+        sizes, tensors = iter(values[: len(self._sizes)]), iter(values[first:last])
+        primals = [next(tensors) if is_tensor else next(sizes) for is_tensor in self._is_tensor]
+        known: list[Any] = [None] * self._argument_count
+        for number, value in zip(self._primals, primals, strict=True):
+            known[number] = value
+        program = self._captured.find(known)
+        found = iter(program.backward(values[len(self._sizes) : first], primals, values[last:]))
+        return tuple([next(found) if has_gradient else None for has_gradient in self._has_gradient])
 
-
-def run_backward(joint: JointGraph, program: Program) -> Callable[[Sequence[Any]], tuple]:
-    """The backward: from sizes, what is kept, the arguments that are kept and tangents to gradients."""
-    is_tensor = [isinstance(joint.primals[i].meta["val"], torch.Tensor) for i in program.primals]
-    size_count, saved_count = is_tensor.count(False), len(program.saved)
-    first = size_count + saved_count
-    tensor_count = is_tensor.count(True)
-    has_gradient = [node is not None for node in joint.gradients]
-
-    def backward(values: Sequence[Any]) -> tuple:
-        sizes, tensors = iter(values[:size_count]), iter(values[first : first + tensor_count])
-        primals = [next(tensors) if flag else next(sizes) for flag in is_tensor]
-        found = iter(program.backward(values[size_count:first], primals, values[first + tensor_count :]))
-        return tuple([next(found) if flag else None for flag in has_gradient])
-
-    return backward
+    def _check_alike(self, program: Program) -> None:
+        """Modules that share a graph, after a graph break, must keep the same things."""
+        if program in self._alike:
+            return
+        if [str(type_) for type_ in program.saved] == self._saved and program.primals == self._primals:
+            self._alike.add(program)
+            return
+        raise UnsupportedModelError(
+            "layers of like code after a graph break must be quantized alike in training, and overrides tell some "
+            "apart; remove the graph break (torch.compile with fullgraph=True names it) or the override"
+        )
