@@ -130,7 +130,7 @@ def parameter_of(value: ir.Value) -> str | None:
 
 def view_root(value: ir.Value) -> ir.Value:
     """The value that another is a view, a transpose or a cast of."""
-    while (op := defining_op(value)) is not None and op.name in _SEE_THROUGH:
+    while (op := defining_op(value)) is not None and op_name(op) in _SEE_THROUGH:
         value = op.operands[0]
     return value
 
@@ -138,7 +138,7 @@ def view_root(value: ir.Value) -> ir.Value:
 def erase_unused_views(value: ir.Value) -> None:
     """Erase the views, transposes and casts that made a value nothing reads: to MLIR they are not pure, so it keeps
     them."""
-    while (op := defining_op(value)) is not None and op.name in _SEE_THROUGH and not list(op.results[0].uses):
+    while (op := defining_op(value)) is not None and op_name(op) in _SEE_THROUGH and not list(op.results[0].uses):
         value = op.operands[0]
         op.erase()
 

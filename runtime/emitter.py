@@ -56,6 +56,9 @@ class Emitter:
         return Emitted(namespace[body.name], text, namespace["arenas"])
 
 
+_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+
+
 class _Body:
     def __init__(self, function: ir.Operation, kernels: Mapping[str, Kernel], bound: Mapping[str, BoundKernel]):
         self._kernels = kernels
@@ -161,6 +164,9 @@ class _Body:
 
     def _emit_aten(self, op: ir.Operation) -> str:
         overload = _find_overload(op)
+        if overload in _VIEWS:
+            # Kernels write contiguous results where torch may not have: what was a view there can be a copy here.
+            overload = torch.ops.aten.reshape.default
         # Past the Python of the overload's own call.
         called = self._bind(str(overload).replace(".", "_"), overload._op)
         return f"{self._results(op)} = {called}({self._aten_arguments(overload, op)})"

@@ -14,6 +14,7 @@ from torch_mlir.extras.fx_importer import ContextCache, FxImporter
 
 from steelyard.passes.functions import PARAMETER
 from steelyard.passes.locations import KEEP, RECOMPUTE
+from steelyard.passes.torch_ops import walk_ops
 
 
 def import_graph(
@@ -30,6 +31,7 @@ def import_graph(
     function = importer.import_stateless_graph(graph, func_name=name)
     with context:
         _name_parameters(function, parameters)
+        _keep_copies(function)
     return importer.module
 
 
@@ -58,6 +60,26 @@ _CHECKPOINT_RULES = {
     CheckpointPolicy.PREFER_RECOMPUTE: RECOMPUTE,
     CheckpointPolicy.MUST_SAVE: KEEP,
 }
+
+
+def _keep_copies(function: ir.Operation) -> None:
+    """Spell copies so that MLIR does not fold them: a caller may write to what it thinks is its own.
+
+    To MLIR tensors are values, and a copy of a value is that value.
+    """
+    for op in walk_ops(function):
+        if op.name not in ("torch.aten.clone", "torch.aten._to_copy"):
+            continue
+        copy = ir.Operation.create(
+            "torch.operator",
+            results=[op.result.type],
+            operands=list(op.operands),
+            attributes={"name": ir.StringAttr.get(op.name)},
+            loc=op.location,
+            ip=ir.InsertionPoint(op),
+        )
+        op.result.replace_all_uses_with(copy.result)
+        op.erase()
 
 
 def _name_parameters(function: ir.Operation, parameters: Sequence[str | None]) -> None:
