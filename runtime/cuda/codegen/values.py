@@ -1,0 +1,260 @@
+"""The scalars of a kernel under construction: Python operators append MLIR operations at the insertion point."""
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch_mlir import ir
+
+_FLOATS = {"f16": ir.F16Type, "bf16": ir.BF16Type, "f32": ir.F32Type, "f64": ir.F64Type}
+_SIGNED = {"<": 2, "<=": 3, ">": 4, ">=": 5, "==": 0, "!=": 1}
+_UNSIGNED = {"<": 6, "<=": 7, ">": 8, ">=": 9}
+_ORDERED = {"==": 1, ">": 2, ">=": 3, "<": 4, "<=": 5}
+_UNORDERED = {">": 9, ">=": 10, "!=": 13}
+
+
+class Value:
+    """A scalar, vector or pointer. Integers compare as signed numbers and shift right as unsigned ones; comparisons of
+    floats are false for NaN, except `!=`."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, raw: ir.Value):
+        self.raw = raw
+
+    @property
+    def type(self) -> ir.Type:
+        return self.raw.type
+
+    @property
+    def is_float(self) -> bool:
+        return isinstance(self.type, ir.FloatType)
+
+    def _binary(self, other: "Value | float", float_op: str, integer_op: str) -> "Value":
+        return operation(float_op if self.is_float else integer_op, [self, self.like(other)], self.type)
+
+    def like(self, other: "Value | float") -> "Value":
+        """`other` as a value of this type."""
+        return other if isinstance(other, Value) else constant(other, self.type)
+
+    def __add__(self, other):
+        return self._binary(other, "arith.addf", "arith.addi")
+
+    def __sub__(self, other):
+        return self._binary(other, "arith.subf", "arith.subi")
+
+    def __rsub__(self, other):
+        return self.like(other) - self
+
+    def __mul__(self, other):
+        return self._binary(other, "arith.mulf", "arith.muli")
+
+    def __truediv__(self, other):
+        return self._binary(other, "arith.divf", "")
+
+    def __rtruediv__(self, other):
+        return self.like(other) / self
+
+    def __floordiv__(self, other):
+        return self._binary(other, "", "arith.divui")
+
+    def __mod__(self, other):
+        return self._binary(other, "", "arith.remui")
+
+    def __and__(self, other):
+        return self._binary(other, "", "arith.andi")
+
+    def __or__(self, other):
+        return self._binary(other, "", "arith.ori")
+
+    def __xor__(self, other):
+        return self._binary(other, "", "arith.xori")
+
+    def __lshift__(self, other):
+        return self._binary(other, "", "arith.shli")
+
+    def __rshift__(self, other):
+        return self._binary(other, "", "arith.shrui")
+
+    def __lt__(self, other):
+        return compare(self, "<", other)
+
+    def __le__(self, other):
+        return compare(self, "<=", other)
+
+    def __gt__(self, other):
+        return compare(self, ">", other)
+
+    def __ge__(self, other):
+        return compare(self, ">=", other)
+
+    def equals(self, other: "Value | float") -> "Value":
+        return compare(self, "==", other)
+
+    def differs(self, other: "Value | float") -> "Value":
+        return compare(self, "!=", other)
+
+    __radd__, __rmul__, __rand__, __ror__ = __add__, __mul__, __and__, __or__
+
+
+def operation(name: str, operands: Sequence[Value], result: ir.Type | None, **attributes: ir.Attribute) -> Value:
+    """Append an operation with one result, or none."""
+    results = [] if result is None else [result]
+    op = ir.Operation.create(name, results, [operand.raw for operand in operands], attributes)
+    return Value(op.result) if results else Value(None)  # pyright: ignore[reportArgumentType]
+
+
+def integer(bits: int) -> ir.Type:
+    return ir.IntegerType.get_signless(bits)
+
+
+def type_of(name: str) -> ir.Type:
+    """The type named f32, bf16, i32 and so on."""
+    return _FLOATS[name].get() if name in _FLOATS else integer(int(name[1:]))
+
+
+def constant(value: float, of: ir.Type | str) -> Value:
+    type_ = type_of(of) if isinstance(of, str) else of
+    if isinstance(type_, ir.IntegerType):
+        # Attributes hold signed numbers; masks and hashes are written unsigned.
+        width = type_.width
+        wrapped = (int(value) + (1 << (width - 1))) % (1 << width) - (1 << (width - 1)) if width > 1 else int(value)
+        attribute = ir.IntegerAttr.get(type_, wrapped)
+    else:
+        attribute = ir.FloatAttr.get(type_, float(value))
+    return operation("arith.constant", [], type_, value=attribute)
+
+
+def i32(value: int) -> Value:
+    return constant(value, "i32")
+
+
+def f32(value: float) -> Value:
+    """A float32 constant; the number must be one, so that nothing rounds unseen."""
+    if value == value and struct.unpack("f", struct.pack("f", value))[0] != value:
+        raise ValueError(f"{value!r} is no float32")
+    return constant(value, "f32")
+
+
+def compare(left: Value, relation: str, right: Value | float, *, unordered: bool = False) -> Value:
+    """A comparison; with `unordered`, one that is true where a float is NaN."""
+    operands = [left, left.like(right)]
+    if left.is_float:
+        table = _UNORDERED if unordered or relation == "!=" else _ORDERED
+        return operation("arith.cmpf", operands, integer(1), predicate=_predicate(table[relation]))
+    return operation("arith.cmpi", operands, integer(1), predicate=_predicate(_SIGNED[relation]))
+
+
+def compare_unsigned(left: Value, relation: str, right: Value | int) -> Value:
+    return operation("arith.cmpi", [left, left.like(right)], integer(1), predicate=_predicate(_UNSIGNED[relation]))
+
+
+def is_nan(value: Value) -> Value:
+    return compare(value, "!=", value)
+
+
+def negate(condition: Value) -> Value:
+    return condition ^ 1
+
+
+def select(condition: Value, chosen: Value, otherwise: Value | float) -> Value:
+    return operation("arith.select", [condition, chosen, chosen.like(otherwise)], chosen.type)
+
+
+def minimum(left: Value, right: Value | float) -> Value:
+    """The smaller float, NaN if there is one."""
+    return operation("arith.minimumf", [left, left.like(right)], left.type)
+
+
+def maximum(left: Value, right: Value | float) -> Value:
+    """The larger float, NaN if there is one."""
+    return operation("arith.maximumf", [left, left.like(right)], left.type)
+
+
+def maximum_unsigned(left: Value, right: Value | int) -> Value:
+    return operation("arith.maxui", [left, left.like(right)], left.type)
+
+
+def minimum_signed(left: Value, right: Value | int) -> Value:
+    return operation("arith.minsi", [left, left.like(right)], left.type)
+
+
+def absolute(value: Value) -> Value:
+    return _intrinsic("fabs", value)
+
+
+def floor(value: Value) -> Value:
+    return _intrinsic("floor", value)
+
+
+def square_root(value: Value) -> Value:
+    return _intrinsic("sqrt", value)
+
+
+def fused_multiply_add(left: Value, right: Value, addend: Value) -> Value:
+    return _intrinsic("fma", left, right, addend)
+
+
+def _intrinsic(name: str, *operands: Value) -> Value:
+    """By name: MLIR's own operations for these become calls of a CUDA library."""
+    type_ = operands[0].type
+    return operation(
+        "llvm.call_intrinsic",
+        operands,
+        type_,
+        intrin=ir.StringAttr.get(f"llvm.{name}.{type_}"),
+        op_bundle_sizes=ir.DenseI32ArrayAttr.get([]),
+        operandSegmentSizes=ir.DenseI32ArrayAttr.get([len(operands), 0]),
+    )
+
+
+def bitcast(value: Value, to: str) -> Value:
+    return operation("arith.bitcast", [value], type_of(to))
+
+
+def convert(value: Value, to: str) -> Value:
+    """To another width: integers truncate or extend with zeros, floats round or widen, unsigned integers become
+    floats. A float does not become an integer here: out of range that has no value."""
+    target = type_of(to)
+    if value.type == target:
+        return value
+    if value.is_float:
+        wider = _width(target) > _width(value.type)
+        return operation("arith.extf" if wider else "arith.truncf", [value], target)
+    if isinstance(target, ir.FloatType):
+        return operation("arith.uitofp", [value], target)
+    return operation("arith.extui" if _width(target) > _width(value.type) else "arith.trunci", [value], target)
+
+
+def signed_to(value: Value, to: str) -> Value:
+    """A wider integer, extended with the sign."""
+    return operation("arith.extsi", [value], type_of(to))
+
+
+def when(condition: Value, body: Callable[[], Any]) -> None:
+    """Run `body` where the condition holds."""
+    op = ir.Operation.create("scf.if", [], [condition.raw], regions=2)
+    with ir.InsertionPoint(op.regions[0].blocks.append()):
+        body()
+        ir.Operation.create("scf.yield")
+
+
+def loop(start: Value, stop: Value | int, step: int, body: Callable[..., Any], carried: Sequence[Value] = ()) -> list:
+    """`body(index, *carried)` for each index, which gives what is carried on; returns what is left."""
+    bounds = [start, start.like(stop), start.like(step)]
+    types = [value.type for value in carried]
+    operands = [value.raw for value in (*bounds, *carried)]
+    op = ir.Operation.create("scf.for", types, operands, regions=1)
+    block = op.regions[0].blocks.append(start.type, *types)
+    with ir.InsertionPoint(block):
+        kept = body(*(Value(argument) for argument in block.arguments))
+        ir.Operation.create("scf.yield", [], [value.raw for value in kept or ()])
+    return [Value(result) for result in op.results]
+
+
+def _predicate(number: int) -> ir.Attribute:
+    return ir.IntegerAttr.get(integer(64), number)
+
+
+def _width(type_: ir.Type) -> int:
+    return type_.width  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,0 +1,116 @@
+"""What is launched: a kernel, the tensors and numbers it is given, and how many blocks."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from steelyard.errors import ConstraintError
+from steelyard.quantized_copy import QuantizedCopy, round_up
+from steelyard.runtime.cuda.codegen.copies import Copy
+from steelyard.runtime.cuda.codegen.kernel import POINTER, Kernel
+from steelyard.runtime.cuda.codegen.producers import Producer
+from steelyard.runtime.cuda.codegen.sources import Source
+from steelyard.schemes import Scheme
+
+DTYPE_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+_VECTOR_BYTES = 16
+_LARGEST = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with its arguments in the order of its parameters."""
+
+    kernel: Kernel
+    arguments: tuple[torch.Tensor | int, ...]
+    blocks: int
+
+    @classmethod
+    def of(cls, kernel: Kernel, named: dict[str, torch.Tensor | int], rows: int, columns: int) -> "Launch":
+        """Arguments by name, those that the kernel has no parameter for left out."""
+        arguments = tuple(named[parameter.name] for parameter in kernel.parameters)
+        return cls(kernel, arguments, kernel.blocks(rows, columns))
+
+    def words(self) -> list[tuple[int, int]]:
+        """Each argument as a number and its bytes."""
+        sizes = {POINTER: 8, "i64": 8, "i32": 4}
+        values = (a.data_ptr() if isinstance(a, torch.Tensor) else a for a in self.arguments)
+        return [(value, sizes[parameter.type]) for value, parameter in zip(values, self.kernel.parameters, strict=True)]
+
+
+Launcher = Callable[[Launch], None]
+
+
+@dataclass(frozen=True)
+class MatrixInput:
+    """A matrix that tiles are filled from, with the arguments that its source takes."""
+
+    source: Source
+    named: dict[str, torch.Tensor | int]
+    shape: tuple[int, int]
+
+
+def flattened(x: torch.Tensor) -> torch.Tensor:
+    """`x` as a matrix, its leading dims flattened."""
+    if x.dtype not in DTYPE_NAMES or x.dim() == 0:
+        raise ConstraintError(
+            "quantize_input",
+            f"x must be float32, bfloat16 or float16 with at least one dim, got {x.dtype} of shape {tuple(x.shape)}",
+        )
+    matrix = x.detach().resolve_neg()
+    matrix = matrix if x.dim() == 2 else matrix.reshape(x.shape[:-1].numel(), x.shape[-1])
+    if max(matrix.shape) > _LARGEST - 128:
+        raise ConstraintError("quantize_input", f"rows and columns must fit 31 bits, got {tuple(matrix.shape)}")
+    return matrix
+
+
+def matrix_input(matrices: list[torch.Tensor], producer: Producer | None = None, **named) -> MatrixInput:
+    """One or two matrices of one shape and dtype; `named` is what the producer takes beside them."""
+    rows, columns = matrices[0].shape
+    aligned = all(_is_aligned(matrix) for matrix in matrices)
+    arguments: dict[str, torch.Tensor | int] = {"rows": rows, "columns": columns, **named}
+    for index, matrix in enumerate(matrices):
+        arguments[f"input{index}"] = matrix
+        arguments[f"row_stride{index}"], arguments[f"column_stride{index}"] = matrix.stride()
+    return MatrixInput(Source(DTYPE_NAMES[matrices[0].dtype], aligned, producer), arguments, (rows, columns))
+
+
+def _is_aligned(matrix: torch.Tensor) -> bool:
+    """Its rows are whole vectors at aligned addresses."""
+    row_bytes = matrix.stride(0) * matrix.element_size()
+    begin = matrix.data_ptr() | row_bytes
+    whole = matrix.shape[1] * matrix.element_size() % _VECTOR_BYTES == 0
+    return matrix.stride(1) == 1 and whole and begin % _VECTOR_BYTES == 0
+
+
+def copy_spec(copy: QuantizedCopy, *, given_scale: bool = False) -> Copy:
+    """How a copy is made or read; aligned where its lines are whole chunks of 16 codes."""
+    aligned = copy.stored_shape[1] % 16 == 0 and copy.codes.data_ptr() % _VECTOR_BYTES == 0
+    return Copy(copy.scheme, copy.columnwise, aligned, given_scale and copy.scheme.family == "tensor")
+
+
+def empty_copy(scheme: Scheme, shape: tuple[int, int], *, columnwise: bool, device: torch.device) -> QuantizedCopy:
+    """A copy with memory and no values yet; amaxes are zero, to be raised."""
+    turned = columnwise and scheme.family != "mx"
+    rows, columns = shape[::-1] if turned else shape
+    columns = round_up(columns, 16) if scheme.rht else columns
+    codes = torch.empty(
+        (rows, -(-columns // 2) if scheme.family == "nvfp4" else columns), dtype=torch.uint8, device=device
+    )
+    scales_dtype = torch.float32 if scheme.scale == "f32" else torch.uint8
+    scales = torch.empty(_scales_shape(scheme, (rows, columns), columnwise), dtype=scales_dtype, device=device)
+    amax = None
+    if scheme.family in ("tensor", "nvfp4"):
+        amax = torch.zeros((rows,) if scheme.second_level == "row" else (), dtype=torch.float32, device=device)
+    return QuantizedCopy(codes, scales, amax, scheme, shape, columnwise)
+
+
+def _scales_shape(scheme: Scheme, stored: tuple[int, int], columnwise: bool) -> tuple[int, ...]:
+    rows, columns = stored
+    if scheme.family == "tensor":
+        return ()
+    if scheme.family == "mx" and columnwise:
+        return -(-rows // 32), columns
+    width = {"block": 128, "mx": 32, "nvfp4": 16}[scheme.family]
+    return (-(-rows // 128) if scheme.block == "128x128" else rows), -(-columns // width)

@@ -1,0 +1,88 @@
+"""PTX text taken apart: entries with their parameters, labels and instructions. What is not understood is an error."""
+
+import re
+from dataclasses import dataclass, field
+
+
+class PtxError(Exception):
+    """The text, or what it does, is outside of what PTX allows or this interpreter knows."""
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """An opcode with all its modifiers, its operands as text, and the predicate that guards it."""
+
+    opcode: str
+    operands: tuple[str, ...]
+    guard: str | None = None
+    negated: bool = False
+    line: int = 0
+
+
+@dataclass
+class Entry:
+    """A kernel."""
+
+    name: str
+    parameters: list[tuple[str, int]]  # name, bytes
+    threads: int = 0
+    registers: dict[str, str] = field(default_factory=dict)  # prefix -> pred, b16, b32, b64
+    code: list[Instruction] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)
+
+    def width(self, register: str) -> str:
+        """The declared class of a register."""
+        prefix = register.rstrip("0123456789")
+        if prefix not in self.registers:
+            raise PtxError(f"{register} is not declared")
+        return self.registers[prefix]
+
+
+_PARAMETER = re.compile(r"\.param \.([usb])(8|16|32|64)(?: \.ptr \.global \.align \d+)? (\w+),?$")
+_INSTRUCTION = re.compile(r"(?:@(!?)(%p\d+)\s+)?([a-z][\w.]*)(?:\s+(.*?))?\s*;$")
+_REGISTERS = re.compile(r"\.reg \.(\w+)\s+(%\w+?)(?:<\d+>)?;$")
+_IGNORED = re.compile(r"(\{|\}|\)|\(|\.pragma \"(nounroll|used_bytes_mask 0x[0-9a-fA-F]+)\";|\.minnctapersm \d+)$")
+
+
+def parse(text: str) -> tuple[dict[str, str], dict[str, Entry]]:
+    """Version and target, and every entry by name."""
+    header: dict[str, str] = {}
+    entries: dict[str, Entry] = {}
+    entry: Entry | None = None
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = raw.split("//")[0].strip()
+        if not line or _IGNORED.match(line):
+            continue
+        if found := re.match(r"\.(version|target|address_size) (.*)$", line):
+            header[found.group(1)] = found.group(2)
+        elif found := re.match(r"\.extern \.shared \.align 16 \.b8 (\w+)\[\];$", line):
+            header["shared"] = found.group(1)
+        elif found := re.match(r"\.visible \.entry (\w+)\(\)?$", line):
+            entry = entries.setdefault(found.group(1), Entry(found.group(1), []))
+        elif entry is None:
+            raise PtxError(f"line {number}: {line!r} is not known")
+        else:
+            _parse_in_entry(entry, line, number)
+    return header, entries
+
+
+def _parse_in_entry(entry: Entry, line: str, number: int) -> None:
+    if found := _PARAMETER.match(line):
+        entry.parameters.append((found.group(3), int(found.group(2)) // 8))
+    elif found := re.match(r"\.maxntid (\d+), 1, 1$", line):
+        entry.threads = int(found.group(1))
+    elif found := _REGISTERS.match(line):
+        entry.registers[found.group(2)] = found.group(1)
+    elif found := re.match(r"(\$\w+):$", line):
+        entry.labels[found.group(1)] = len(entry.code)
+    elif found := _INSTRUCTION.match(line):
+        negated, guard, opcode, operands = found.groups()
+        entry.code.append(Instruction(opcode, _split(operands or ""), guard, bool(negated), number))
+    else:
+        raise PtxError(f"line {number}: {line!r} is not known")
+
+
+def _split(text: str) -> tuple[str, ...]:
+    """Operands at the commas outside of braces."""
+    parts = re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s][^,]*", text)
+    return tuple(part.strip() for part in parts)

@@ -1,0 +1,46 @@
+"""The CUDA kernels on the CPU: launches go to the PTX interpreter, with host tensors as device memory."""
+
+import ctypes
+
+import numpy as np
+import ptx_interpreter
+import torch
+from device_memory import DeviceMemory
+
+from steelyard.runtime.cuda.compilation import compile_kernel
+from steelyard.runtime.cuda.kernels import Kernels
+from steelyard.runtime.cuda.launches import Launch
+from steelyard.runtime.cuda.targets import TARGETS
+
+
+class Simulator:
+    """Runs launches for a target and keeps what they were."""
+
+    def __init__(self, target: str, measured: bool = False):
+        self.target, self.measured = TARGETS[target], measured
+        self.launches: list[tuple[Launch, ptx_interpreter.Traffic]] = []
+
+    def __call__(self, launch: Launch) -> None:
+        compiled = compile_kernel(launch.kernel, self.target)
+        memory = memory_of([argument for argument in launch.arguments if isinstance(argument, torch.Tensor)])
+        words = [value for value, _ in launch.words()]
+        traffic = ptx_interpreter.run(compiled.ptx, words, launch.blocks, memory, compiled.shared_bytes, self.measured)
+        self.launches.append((launch, traffic))
+
+
+def simulated(target: str) -> Kernels:
+    return Kernels(Simulator(target))
+
+
+def memory_of(tensors: list[torch.Tensor]) -> DeviceMemory:
+    """What these tensors, and nothing else, are made of."""
+    spans = {}
+    for tensor in tensors:
+        if tensor.numel():
+            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            begin, end = tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+            spans[begin] = max(end, spans.get(begin, end))
+    memory = DeviceMemory()
+    for begin, end in spans.items():
+        memory.register(begin, np.frombuffer((ctypes.c_char * (end - begin)).from_address(begin), np.uint8))
+    return memory
