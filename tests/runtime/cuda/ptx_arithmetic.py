@@ -51,9 +51,15 @@ def _signed_operation(function, width):
     return run
 
 
+def _widened(bits):
+    """Float32 as float64, without a word about signalling NaNs."""
+    with np.errstate(invalid="ignore"):
+        return as_float(bits, 32).astype(np.float64)
+
+
 def fma_f32(a, b, c):
     """One rounding: the product is exact in float64, the sum is rounded to odd there and then to float32."""
-    wide_a, wide_b, wide_c = (as_float(x, 32).astype(np.float64) for x in (a, b, c))
+    wide_a, wide_b, wide_c = (_widened(x) for x in (a, b, c))
     with np.errstate(all="ignore"):
         product = wide_a * wide_b
         total = product + wide_c
@@ -129,7 +135,7 @@ def _to_e2m1_pair(high, low):
 
 def _ue8m0_up(bits):
     """The smallest power of two that is not smaller, from 2^-127 to 2^127."""
-    values = as_float(bits, 32).astype(np.float64)
+    values = _widened(bits)
     if np.any(values < 0):
         raise ValueError("cvt to ue8m0 of a negative value")
     mantissa, exponent = np.frexp(np.where(np.isfinite(values) & (values > 0), values, 1.0))
@@ -280,7 +286,7 @@ def _table():
         "cvt.f32.f16": _widen(np.float16),
         "cvt.f32.bf16": _widen(ml_dtypes.bfloat16),
         "cvt.rmi.f32.f32": _float_operation(np.floor, 32),
-        "cvt.f64.f32": lambda a: from_float(as_float(a, 32).astype(np.float64), 64),
+        "cvt.f64.f32": lambda a: from_float(_widened(a), 64),
         "cvt.rn.f32.f64": lambda a: from_float(_silently(as_float(a, 64)), 32),
         "cvt.rn.f32.u32": lambda a: from_float(a.astype(np.uint32).astype(np.float32), 32),
         "cvt.rn.f64.u32": lambda a: from_float(a.astype(np.uint32).astype(np.float64), 64),

@@ -74,7 +74,6 @@ class Launch:
         self.ready: dict[int, np.ndarray] = {0: np.ones(self.lanes, bool)}
         self.waiting: dict[int, np.ndarray] = {}
         self.parked: dict[int, np.ndarray] = {}
-        self.exited = np.zeros(self.lanes, bool)
 
     def run(self) -> Traffic:
         while self.ready or self.waiting or self.parked:
@@ -93,7 +92,8 @@ class Launch:
             if instruction.opcode in ("bra", "bra.uni"):
                 return self._branch(instruction, counter, mask)
             if instruction.opcode == "ret":
-                self.exited |= mask
+                if instruction.guard:
+                    raise PtxError(f"line {instruction.line}: a guarded ret is not known")
                 return None
             if instruction.opcode in _EXCHANGES:
                 mask = self._gather_warps(counter, mask)

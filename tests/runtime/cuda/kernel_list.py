@@ -1,0 +1,59 @@
+"""Every kernel that is generated, for checks that need no inputs."""
+
+from kernel_cases import scheme_pairs
+
+from steelyard.runtime.cuda.codegen.amax import AmaxKernel
+from steelyard.runtime.cuda.codegen.copies import Copy
+from steelyard.runtime.cuda.codegen.dequantize import DequantizeKernel
+from steelyard.runtime.cuda.codegen.kernel import Kernel
+from steelyard.runtime.cuda.codegen.produce import ProduceKernel
+from steelyard.runtime.cuda.codegen.producers import KINDS, Producer
+from steelyard.runtime.cuda.codegen.quantize import QuantizeKernel
+from steelyard.runtime.cuda.codegen.scale_layouts import KINDS as SCALE_LAYOUTS
+from steelyard.runtime.cuda.codegen.scale_layouts import ScaleLayoutKernel
+from steelyard.runtime.cuda.codegen.sources import Source
+from steelyard.runtime.cuda.codegen.state import ComputeScaleKernel, UpdateScaleKernel
+from steelyard.runtime.cuda.codegen.statistics import RowStatisticsKernel
+from steelyard.runtime.cuda.codegen.transpose import TransposeKernel
+from steelyard.schemes import Scheme
+
+DTYPES = ("f32", "bf16", "f16")
+
+
+def quantize_kernels(dtype: str, aligned: bool) -> list[Kernel]:
+    """Both copies of every pair of schemes."""
+    kernels = []
+    for pair in scheme_pairs():
+        delayed = any(scheme.source == "delayed" for scheme in pair)
+        copies = tuple(Copy(s, bool(c), aligned, delayed and s.family == "tensor") for c, s in enumerate(pair))
+        kernels.append(QuantizeKernel(Source(dtype, aligned), copies))
+    return kernels
+
+
+def copy_kernels(aligned: bool) -> list[Kernel]:
+    """Dequantize of every scheme and usage, into dtypes in turn."""
+    copies = {Copy(s, bool(c), aligned) for pair in scheme_pairs() for c, s in enumerate(pair)}
+    ordered = sorted(copies, key=str)
+    return [DequantizeKernel(copy, DTYPES[index % 3]) for index, copy in enumerate(ordered)]
+
+
+def producers() -> list[Producer]:
+    vectors = {"layer_norm": {"weight": "f32", "bias": "f32"}, "rms_norm": {"weight": "bf16"}}
+    return [Producer(kind, **vectors.get(kind, {})) for kind in KINDS]
+
+
+def small_kernels(dtype: str, aligned: bool) -> list[Kernel]:
+    """All that is not quantize and dequantize."""
+    source = Source(dtype, aligned)
+    delayed = Scheme("f8E4M3FN", "tensor", "f32", source="delayed")
+    amaxes = [AmaxKernel(source), AmaxKernel(source, True, rht=True), AmaxKernel(source, per_line=True)]
+    return [
+        *amaxes,
+        *(ProduceKernel(Source(dtype, aligned, producer)) for producer in producers()),
+        *(RowStatisticsKernel(dtype, centered) for centered in (True, False)),
+        *(TransposeKernel(nibbles, aligned) for nibbles in (True, False)),
+        *(ScaleLayoutKernel(kind) for kind in SCALE_LAYOUTS),
+        ComputeScaleKernel(Scheme("f8E4M3FN", "tensor", "f32")),
+        UpdateScaleKernel(delayed),
+        UpdateScaleKernel(delayed, -1, most_recent=True),
+    ]

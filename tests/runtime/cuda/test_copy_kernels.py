@@ -1,0 +1,105 @@
+"""Dequantize, transpose, swizzle and the state of delayed scaling: executed PTX against the reference."""
+
+import math
+
+import pytest
+import torch
+from kernel_cases import DTYPES, assert_same_copy, operands, pair_name, same_bytes, same_values, scheme_pairs
+from simulation import simulated
+
+from steelyard import reference
+from steelyard.schemes import Scheme
+
+E4M3 = "f8E4M3FN"
+PAIRS = scheme_pairs()
+COPIES = sorted({(scheme, columnwise) for pair in PAIRS for columnwise, scheme in enumerate(pair)}, key=str)
+# What decodes alike is tried once: how a scale was found does not matter here.
+DECODED = {(s.element, s.block, s.rht, s.second_level, s.four_over_six != "none", c): (s, c) for s, c in COPIES}
+
+
+def copy_of(scheme, columnwise, shape, dtype=torch.float32):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(5))
+    x = (x * torch.exp2(torch.randn(shape, generator=torch.Generator().manual_seed(6)) * 3)).to(dtype)
+    x[0, 1] = float("nan")
+    schemes = (None, scheme) if columnwise else (scheme, None)
+    return reference.quantize(x, *schemes, **operands(scheme))[columnwise]
+
+
+@pytest.mark.parametrize("index", range(len(DECODED)), ids=[f"{pair_name((s,))}-{c}" for s, c in DECODED.values()])
+def test_dequantize(index):
+    scheme, columnwise = list(DECODED.values())[index]
+    kernels = simulated(("sm_90a", "sm_100a")[index % 2])
+    dtype = DTYPES[index % 3]
+    for shape in ((39, 77), (48, 80)):
+        copy = copy_of(scheme, columnwise, shape)
+        assert same_values(kernels.dequantize(copy, dtype), reference.dequantize(copy, dtype))
+
+
+@pytest.mark.parametrize(
+    ("element", "dtype"), [(E4M3, torch.float8_e4m3fn), ("f8E5M2", torch.float8_e5m2)], ids=["e4m3", "e5m2"]
+)
+def test_every_code_decodes_as_torch_does(element, dtype):
+    copy = copy_of(Scheme(element, "tensor", "f32"), False, (2, 256))
+    copy.scales.fill_(1.0)
+    copy.codes.copy_(torch.arange(256, dtype=torch.uint8))
+    assert same_values(simulated("sm_89").dequantize(copy), copy.codes.view(dtype).float())
+
+
+TILED = {(s.family, s.block, c): (s, c) for s, c in COPIES if s.is_transposable and s.rounding == "nearest"}
+
+
+@pytest.mark.parametrize("key", TILED, ids=str)
+@pytest.mark.parametrize("shape", [(39, 77), (144, 80)], ids=str)
+def test_transpose(key, shape):
+    scheme, columnwise = TILED[key]
+    copy = copy_of(scheme, columnwise, shape)
+    assert_same_copy(simulated("sm_90a").transpose(copy), reference.transpose(copy))
+
+
+SWIZZLED = {(s.block, c): (s, c) for s, c in COPIES if s.family != "tensor" and not s.rht}
+
+
+@pytest.mark.parametrize("key", SWIZZLED, ids=str)
+def test_swizzle(key):
+    kernels = simulated("sm_90a")
+    for shape in ((150, 300), (5, 9)):
+        copy = copy_of(*SWIZZLED[key], shape)
+        assert same_bytes(kernels.swizzle(copy), reference.swizzle(copy))
+
+
+HISTORIES = (
+    [2.0, 7, 4],
+    [0.0, 7],
+    [math.nan, 3, 5],
+    [math.nan, math.nan],
+    [5.0],
+    [math.inf, 2],
+    [1e-45] * 40,
+    [3.0] * 70,
+)
+
+
+@pytest.mark.parametrize("algorithm", ["max", "most_recent"])
+@pytest.mark.parametrize(
+    ("options", "margin"),
+    [({}, 0), ({"power_of_two": True}, 3), ({"epsilon": 1e-3}, -2)],
+    ids=["plain", "power", "eps"],
+)
+def test_update_scale(algorithm, options, margin):
+    scheme = Scheme(E4M3, "tensor", "f32", source="delayed", **options)
+    kernels = simulated("sm_90a")
+    for slots in HISTORIES:
+        scale, history = torch.tensor(0.7), torch.tensor(slots)
+        newest, before = history[0].clone(), history.clone()
+        before[0] = 123.0  # the slot that the newest amax is recorded in
+        found = kernels.update_scale(scale, before, newest, scheme, margin=margin, algorithm=algorithm)
+        expected = reference.update_scale(scale, history, scheme, margin=margin, algorithm=algorithm)
+        assert all(map(same_bytes, found, expected)), slots
+
+
+@pytest.mark.parametrize("amax", [7.0, 0.0, 1e-44, math.inf, math.nan])
+def test_compute_scale(amax):
+    scheme = Scheme(E4M3, "tensor", "f32", power_of_two=True)
+    found = simulated("sm_90a").compute_scale(torch.tensor(amax), scheme)
+    expected, _ = reference.quantize(torch.zeros(1, 1), scheme, None, amax=torch.tensor(amax))
+    assert same_bytes(1 / found, expected.scales)

@@ -1,0 +1,146 @@
+"""The PTX of every quantizer, executed by the interpreter, against the reference: byte for byte."""
+
+import pytest
+import torch
+from kernel_cases import (
+    SPECIAL_VALUES,
+    assert_same_copy,
+    nvfp4,
+    operands,
+    pair_name,
+    same_bytes,
+    scheme_pairs,
+    with_layout,
+)
+from simulation import simulated
+
+from steelyard import reference
+from steelyard.errors import ConstraintError
+from steelyard.runtime.cuda.targets import TARGETS
+from steelyard.schemes import Scheme
+
+PAIRS = scheme_pairs()
+MX = Scheme("f8E4M3FN", "1x32", "f8E8M0FNU"), Scheme("f8E4M3FN", "32x1", "f8E8M0FNU")
+
+
+def wide_values(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(rows, columns, generator=generator)
+    return values * torch.exp2(torch.randn(rows, columns, generator=generator) * 6)
+
+
+def with_special_values(rows: int, columns: int) -> torch.Tensor:
+    """Ordinary blocks, blocks with each special value, and blocks of zeros and of subnormals."""
+    values = wide_values(rows, columns)
+    for index, value in enumerate(SPECIAL_VALUES[3:]):
+        values[(7 * index) % rows, (37 * index) % columns] = value
+    values[rows - 20 : rows - 3, 10:70] = 0.0
+    values[:8, columns - 40 :] = 1e-41
+    return values
+
+
+def assert_same_copies(target, x, row, col, **given):
+    found = simulated(target).quantize(x, row, col, **given)
+    expected = reference.quantize(x, row, col, **given)
+    for copy, expected_copy in zip(found, expected, strict=True):
+        if expected_copy is None:
+            assert copy is None
+        else:
+            assert_same_copy(copy, expected_copy)
+
+
+@pytest.mark.parametrize("index", range(len(PAIRS)), ids=[pair_name(pair) for pair in PAIRS])
+def test_both_copies_of_a_ragged_matrix(index):
+    # Targets without and with conversions for block formats take turns; the slow sweep runs all on all.
+    target = ("sm_90a", "sm_100a")[index % 2]
+    pair = PAIRS[index]
+    assert_same_copies(target, with_special_values(37, 133), *pair, **operands(*pair))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("pair", PAIRS, ids=pair_name)
+def test_sweep(target, pair):
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        assert_same_copies(target, with_special_values(70, 150).to(dtype), *pair, **operands(*pair))
+        assert_same_copies(target, wide_values(64, 192).to(dtype), *pair, **operands(*pair))
+
+
+@pytest.mark.parametrize("target", ["sm_89", "sm_120a"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+@pytest.mark.parametrize(
+    "pair", [MX, (nvfp4(), nvfp4(rht=True)), (Scheme("f8E4M3FN", "128x128", "f32"),) * 2], ids=pair_name
+)
+def test_vectors_of_narrow_inputs(target, dtype, pair):
+    assert_same_copies(target, wide_values(144, 80).to(dtype), *pair, **operands(*pair))
+
+
+@pytest.mark.parametrize("columnwise", [False, True], ids=["row", "col"])
+@pytest.mark.parametrize("pair", [MX, (nvfp4("16x16"),) * 2, PAIRS[0]], ids=pair_name)
+def test_one_copy(columnwise, pair):
+    row, col = (None, pair[1]) if columnwise else (pair[0], None)
+    assert_same_copies("sm_100a", wide_values(50, 70), row, col, **operands(*pair))
+
+
+@pytest.mark.parametrize("layout", ["columns", "padded", "stepped", "expanded_rows", "expanded_columns"])
+def test_strides(layout):
+    x = with_layout(wide_values(40, 48).bfloat16(), layout)
+    assert_same_copies("sm_90a", x, *MX)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")], ids=str)
+@pytest.mark.parametrize("pair", [MX, (nvfp4(), nvfp4(rht=True)), PAIRS[0]], ids=pair_name)
+def test_values_that_are_not_finite(value, pair):
+    x = wide_values(33, 40)
+    x[5, 17] = x[32, 39] = value
+    assert_same_copies("sm_100a", x, *pair)
+
+
+def test_amaxes_that_are_given():
+    amaxes = torch.tensor(9.5), torch.tensor(11.0)
+    assert_same_copies("sm_90a", wide_values(20, 40), nvfp4(), nvfp4(rht=True), amax=amaxes)
+    rows = torch.linspace(1, 5, 20)
+    assert_same_copies("sm_90a", wide_values(20, 40), nvfp4(second_level="row"), None, amax=rows)
+
+
+def test_random_bits_follow_seed_offset_and_copy():
+    scheme = nvfp4(rounding="stochastic")
+    x = wide_values(21, 37)  # rows begin in the middle of a group of 16
+    for rng in ((0, 0), (2**64 - 1, 2**40 + 5)):
+        assert_same_copies("sm_100a", x, scheme, scheme, rng=rng)
+
+
+def test_empty_matrices():
+    for shape in ((0, 40), (40, 0)):
+        for pair in (MX, PAIRS[0], (nvfp4(),) * 2):
+            assert_same_copies("sm_90a", torch.zeros(shape), *pair)
+
+
+def test_leading_dims_are_flattened():
+    assert_same_copies("sm_100a", wide_values(6, 40).reshape(2, 3, 40), *MX)
+
+
+@pytest.mark.parametrize(
+    ("schemes", "given", "constraint"),
+    [
+        ((MX[1], None), {}, "quantize_block"),
+        ((None, MX[0]), {}, "quantize_block"),
+        ((Scheme("f8E4M3FN", "tensor", "f32", source="delayed"), None), {}, "quantize_scale"),
+        ((nvfp4(rounding="stochastic"), None), {}, "quantize_rng"),
+        ((Scheme("f8E4M3FN", "1x32", "f8E8M0FNU", layout="gemm"), None), {}, "quantize_scheme"),
+    ],
+)
+def test_refuses(schemes, given, constraint):
+    with pytest.raises(ConstraintError) as caught:
+        simulated("sm_90a").quantize(torch.zeros(4, 4), *schemes, **given)
+    assert caught.value.constraint == constraint
+
+
+@pytest.mark.parametrize("options", [{}, {"rht": True}, {"per_row": True}], ids=["tensor", "rht", "per_row"])
+@pytest.mark.parametrize("shape", [(70, 150), (64, 128)], ids=str)
+def test_amax(options, shape):
+    x = wide_values(*shape).bfloat16()
+    kernels = simulated("sm_90a")
+    assert same_bytes(kernels.amax(x, **options), reference.amax(x, **options))
+    x[shape[0] - 1, shape[1] - 1] = float("nan")
+    assert same_bytes(kernels.amax(x, **options), reference.amax(x, **options))
