@@ -222,7 +222,7 @@ class Kernels:
     def _fill_empty(self, copies: list[QuantizedCopy], scale) -> None:
         """A tensor with no elements has a scale all the same."""
         for copy in copies:
-            if copy.scheme.family == "tensor":
+            if copy.scheme.family == "tensor" and copy.amax is not None:
                 own = self.compute_scale(copy.amax, copy.scheme) if scale is None else scale
                 copy.scales.copy_(1 / own)
 
@@ -265,15 +265,16 @@ class Kernels:
         kind = {"block": "transpose_block", "nvfp4": "transpose_nvfp4", "mx": mx}[copy.scheme.family]
         self._move_scales(kind, copy.scales, out, tuple(out.shape))
 
-    def _move_scales(self, kind: str, scales: torch.Tensor, out: torch.Tensor, shape: tuple[int, int]) -> None:
+    def _move_scales(self, kind: str, scales: torch.Tensor, out: torch.Tensor, shape: tuple[int, ...]) -> None:
         if not out.numel():
             return
         if not scales.numel():
             out.zero_()
             return
+        rows, columns = shape
         sizes = {"source_rows": scales.shape[0], "source_columns": scales.shape[1]}
-        named = {"scales": scales, "out": out, "rows": shape[0], "columns": shape[1], **sizes}
-        self.launch(Launch.of(ScaleLayoutKernel(kind), named, *shape))
+        named = {"scales": scales, "out": out, "rows": rows, "columns": columns, **sizes}
+        self.launch(Launch.of(ScaleLayoutKernel(kind), named, rows, columns))
 
 
 def _rng_tensor(rng, device) -> torch.Tensor | None:

@@ -149,8 +149,8 @@ class CopyPass:
 
     @property
     def _starts(self) -> tuple[Value, Value]:
-        starts = self.place.row, self.place.column
-        return starts[::-1] if self.copy.columnwise else starts
+        row, column = self.place.row, self.place.column
+        return (column, row) if self.copy.columnwise else (row, column)
 
     def _pointer(self, name: str) -> Pointer:
         return self.scope.pointer(f"{self.copy.usage}_{name}")

@@ -9,6 +9,11 @@ from steelyard.runtime.cuda.codegen.values import Value, select, signed_to, when
 Index = tuple[Value, Value]
 
 
+def _turned(index: Index) -> Index:
+    row, column = index
+    return column, row
+
+
 def _swizzled(index: Index) -> Index:
     """Tiles of 128x4 scales, 512 bytes each: 32 rows of 16 bytes, each row four groups of four."""
     tile_row, offset = index
@@ -20,14 +25,14 @@ def _swizzled(index: Index) -> Index:
 # Kind -> bytes of a scale, and which compact scale a place of the result takes. Swizzled results are taken as lines of
 # whole tiles, 128 rows of scales each.
 _KINDS: dict[str, tuple[int, Callable[[Index], Index]]] = {
-    "transpose_block": (4, lambda index: (index[1], index[0])),
+    "transpose_block": (4, _turned),
     "transpose_nvfp4": (1, lambda index: (index[1] * 16, index[0] // 16)),
     "mx_to_columnwise": (1, lambda index: (index[0] * 32, index[1] // 32)),
     "mx_to_rowwise": (1, lambda index: (index[0] // 32, index[1] * 32)),
     "swizzle": (1, _swizzled),
-    "swizzle_transposed": (1, lambda index: _swizzled(index)[::-1]),
+    "swizzle_transposed": (1, lambda index: _turned(_swizzled(index))),
     "pad": (4, lambda index: index),
-    "pad_transposed": (4, lambda index: (index[1], index[0])),
+    "pad_transposed": (4, _turned),
 }
 KINDS = tuple(_KINDS)
 
