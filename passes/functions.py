@@ -188,8 +188,13 @@ def make_function(
     ops: Sequence[ir.Operation],
     results: Sequence[tuple[ir.Value, Mapping[str, ir.Attribute]]],
     location: ir.Location,
+    substitutes: Mapping[ir.Value, ir.Value] | None = None,
 ) -> None:
-    """A new function of copies of ops: values that `arguments` names come from outside."""
+    """A new function of copies of ops: values that `arguments` names come from outside.
+
+    The ops read what `substitutes` gives in the place of a value.
+    """
+    substitutes = substitutes or {}
     pairs = [value if isinstance(value, tuple) else (value, value) for value, _ in arguments]
     types = [typed.type for _, typed in pairs]
     function = ir.Operation.create(
@@ -210,7 +215,7 @@ def make_function(
         for op in ops:
             clone = op.clone()
             for index, operand in enumerate(op.operands):
-                clone.operands[index] = copies[operand]
+                clone.operands[index] = copies[substitutes.get(operand, operand)]
             copies.update(zip(op.results, clone.results, strict=True))
         ir.Operation.create("func.return", operands=[copies[value] for value, _ in results], loc=location)
 

@@ -12,6 +12,7 @@ from steelyard.dialect.quantize import DequantizeOp, NarrowOp, QuantizeOp, Trans
 from steelyard.dialect.scale import AdvanceRngOp, AmaxOp, ComputeScaleOp, UpdateScaleOp
 from steelyard.dialect.types import ScaledInfo, TensorInfo, TensorType, tensor_info
 from steelyard.passes.functions import erase_arguments, functions_of, replace_arguments, replace_results
+from steelyard.passes.insert_quantize import REDUCE
 from steelyard.passes.kernel_calls import Kernels, Setting
 from steelyard.passes.registry import fail, register_pass
 from steelyard.passes.torch_ops import size_of, walk_ops
@@ -142,14 +143,14 @@ class _Lowering:
         return [size_of(source, dim) for dim in unknown]
 
     def quantize(self, op: QuantizeOp) -> None:
-        config = _copies(op.result.type.info)
+        config = _copies(op.result.type.info) | {"role": op.role.value}
         if _splittable(op.result) is None:
-            config |= {"layer": op.layer.value, "role": op.role.value}
+            config |= {"layer": op.layer.value}
         self.make(op, "quantize", config, _present(op, "source", "scale", "amax", "rng"))
 
     def produce_quantize(self, op: ProduceQuantizeOp) -> None:
         config = _copies(op.result.type.info)
-        config |= {"producer": op.producer.value, "epsilon": op.epsilon.value}
+        config |= {"producer": op.producer.value, "epsilon": op.epsilon.value, "role": op.role.value}
         self.make(op, "produce_quantize", config, _present(op, "source", "other", "weight", "bias", "scale"))
 
     def turn(self, op: TransposeOp | SwizzleOp) -> None:
@@ -200,6 +201,8 @@ class _Lowering:
             fail(op, "has no kernel for quantized tensors; run scaled-legalize before the tensors are quantized")
         name = op.OPERATION_NAME.removeprefix("scaled.")
         config = {key: value for key in _ATTRIBUTES[type(op)] if (value := _value(op.attributes[key])) is not None}
+        if REDUCE in op.attributes:
+            config["reduce"] = True
         operands = [(f"operand{i}", value) for i, value in enumerate(op.operands)]
         self._replace(op, name, config, operands)
 

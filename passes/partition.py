@@ -1,13 +1,12 @@
 """`scaled-partition`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 
 from torch_mlir import ir
 
 from steelyard.dialect.matmul import USAGES, GemmOp
-from steelyard.dialect.quantize import DequantizeOp, NarrowOp, TransposeOp, narrow
+from steelyard.dialect.quantize import DequantizeOp, NarrowOp, QuantizeOp, TransposeOp, narrow
 from steelyard.dialect.types import TensorType, tensor_info
 from steelyard.passes.functions import (
     GRADIENT,
@@ -26,20 +25,12 @@ from steelyard.passes.functions import (
 from steelyard.passes.gemm_kinds import find_gradients
 from steelyard.passes.insert_quantize import RNG
 from steelyard.passes.locations import RECOMPUTE, checkpoint_rule
-from steelyard.passes.registry import register_pass
-from steelyard.passes.torch_ops import op_name
-from steelyard.quantized_parts import part_shapes
+from steelyard.passes.registry import fail, register_pass
+from steelyard.passes.saved import VIEWS, byte_size, memory_of
+from steelyard.passes.torch_ops import cast, defining_op, op_name
 
 Attributes = dict[str, ir.Attribute]
 
-# Ops whose result shares their operand's memory.
-_VIEWS = {
-    f"torch.aten.{name}"
-    for name in (
-        *("t", "transpose.int", "permute", "view", "_unsafe_view", "expand", "unsqueeze", "squeeze", "squeeze.dim"),
-        *("select.int", "slice.Tensor", "detach", "alias", "split.Tensor", "split_with_sizes"),
-    )
-} | {"torch.tensor_static_info_cast"}
 _POINTWISE = {
     f"torch.aten.{name}"
     for name in (
@@ -50,12 +41,18 @@ _POINTWISE = {
         *("masked_fill.Scalar", "full", "zeros", "ones", "arange", "full_like", "zeros_like", "ones_like"),
     )
 } | {"torch.prims.convert_element_type"}
+COMPACT = "compact"
+_NORMS = ("torch.aten.native_layer_norm",)
+_TOLERANT = {
+    "torch.aten.gelu_backward": (1,),
+    "torch.aten._scaled_dot_product_flash_attention_for_cpu_backward": (1, 2, 3),
+}
+"""Op of the backward -> operands that may have lost bits: the input of gelu; queries, keys and values."""
 _RANDOM = ("dropout", "bernoulli", "rand", "multinomial", "normal_functional", "uniform")
-_ITEM_SIZES = {"f64": 8, "si64": 8, "f32": 4, "si32": 4, "bf16": 2, "f16": 2, "si16": 2}
 
 
 @register_pass
-def partition(module: ir.Operation) -> None:
+def partition(module: ir.Operation, *, save: str = "") -> None:
     """Split a function with gradients into `@forward` and `@backward`, and keep as few bytes between them as it can.
 
     Takes one function whose gradients are marked (`scaled.tangent` arguments, `scaled.gradient` results). Leaves
@@ -63,19 +60,22 @@ def partition(module: ir.Operation) -> None:
     of the forward that it reads (`scaled.primal`), the tangents, state and weights. A quantized tensor is kept with the
     copies that the backward reads, no more. Arguments, quantized weights and state cost nothing. Views, decoding, and
     pointwise ops whose operands cost less than their result are computed again; so is what a checkpointed region says,
-    but for random numbers. Everything else that the backward reads is kept.
+    but for random numbers. Everything else that the backward reads is kept. With `save=compact`, quantizations of what
+    is kept anyway, or of its norm, are computed again, and the inputs of gelu and of attention are kept in bf16.
     """
+    if save not in ("", COMPACT):
+        fail(module, f"save must be '{COMPACT}' or empty, got '{save}'")
     for function in functions_of(module):
         if is_training(function):
-            _split(module, function)
+            _split(module, function, save == COMPACT)
 
 
-def _split(module: ir.Operation, function: ir.Operation) -> None:
-    plan = _Plan(function)
+def _split(module: ir.Operation, function: ir.Operation, compact: bool) -> None:
+    plan = _Plan(function, compact)
     plan.decide()
-    names = {"forward": plan.forward(), "backward": plan.backward()}
-    for name, (arguments, ops, results) in names.items():
-        make_function(module, name, arguments, ops, results, function.location)
+    forward, backward = plan.forward(), plan.backward()
+    make_function(module, "forward", *forward, function.location)
+    make_function(module, "backward", *backward, function.location, plan.substitutes())
     function.erase()
 
 
@@ -84,14 +84,14 @@ class _Kept:
     """A value that the forward leaves to the backward."""
 
     value: ir.Value
-    usage: str | None
-    """The one copy of a quantized tensor that is read; None for all there is."""
-    narrow: ir.Operation | None = None
-    """The op that leaves just that copy."""
+    stored: ir.Value | None = None
+    """What is kept in its place: one copy of a quantized tensor, or the value in bf16."""
+    restored: ir.Operation | None = None
+    """The op that makes the value of that again, where it has another type to its readers."""
 
     @property
     def result(self) -> ir.Value:
-        return self.value if self.narrow is None else self.narrow.result
+        return self.value if self.stored is None else self.stored
 
 
 @dataclass
@@ -99,6 +99,7 @@ class _Plan:
     """What runs where, and what is kept."""
 
     function: ir.Operation
+    compact: bool
     saved: list[_Kept] = field(default_factory=list)
     recomputed: set[ir.Operation] = field(default_factory=set)
 
@@ -111,29 +112,39 @@ class _Plan:
         self._attributes: dict[ir.Value, Attributes] = dict(self.arguments)
         moved = {v for v, own in self.results if STATE in own and self._is_backward(v, own)}
         self._backward_ops = {op for op in self.ops if _makes(op, self.gradients) or _makes(op, moved)}
+        self._required: set[ir.Value] = set()
+        self._required_memory: set[ir.Value] = set()
 
     def decide(self) -> None:
         """Choose what is kept and what is computed again, walking back from the gradients."""
-        required = {value for value, attributes in self.results if self._is_backward(value, attributes)}
+        self._require(value for value, attributes in self.results if self._is_backward(value, attributes))
+        # All that the gradients read comes first: it decides what is there to compute other values from.
+        for op in self._backward_ops:
+            self._require(op.operands)
         by_recomputation: set[ir.Value] = set()
         for op in reversed(self.ops):
-            if op in self._backward_ops:
-                required.update(op.operands)
+            wanted = [result for result in op.results if result in self._required]
+            if op in self._backward_ops or not wanted:
                 continue
-            wanted = [result for result in op.results if result in required]
-            if not wanted:
-                continue
-            if self._is_recomputed(op, wanted, required):
+            if self._is_recomputed(op, wanted):
                 self.recomputed.add(op)
-                required.update(op.operands)
+                self._require(op.operands)
                 by_recomputation.update(op.operands)
             else:
-                self.saved += [_Kept(value, None) for value in wanted]
+                self.saved += [_Kept(value) for value in wanted]
         # State has moved on when the backward runs: what is computed again reads what it was.
         stale = [v for v, own in self.arguments if STATE in own and v in by_recomputation]
-        self.saved += [_Kept(value, None) for value in stale]
+        self.saved += [_Kept(value) for value in stale]
         self.saved.reverse()
         self._narrow_saved()
+        if self.compact:
+            self._shorten_saved()
+        self.ops = [op.operation for op in self.function.regions[0].blocks[0].operations][:-1]
+
+    def _require(self, values: Iterable[ir.Value]) -> None:
+        for value in values:
+            self._required.add(value)
+            self._required_memory.add(memory_of(value))
 
     def _is_backward(self, value: ir.Value, attributes: Attributes) -> bool:
         if GRADIENT in attributes:
@@ -143,7 +154,7 @@ class _Plan:
         # Random bits are those of the gradients.
         return value in self.gradients or ir.StringAttr(attributes[STATE]).value == RNG
 
-    def _is_recomputed(self, op: ir.Operation, wanted: Sequence[ir.Value], required: set[ir.Value]) -> bool:
+    def _is_recomputed(self, op: ir.Operation, wanted: Sequence[ir.Value]) -> bool:
         name = op_name(op)
         if any(word in name for word in _RANDOM):
             return False
@@ -152,16 +163,31 @@ class _Plan:
             return rule == RECOMPUTE
         if not any(_is_tensor(result) for result in op.results):
             return True
-        if name in _VIEWS or isinstance(op.opview, DequantizeOp | TransposeOp | NarrowOp):
+        if name in VIEWS or isinstance(op.opview, DequantizeOp | TransposeOp | NarrowOp):
+            return True
+        if self.compact and self._is_quantized_again(op):
             return True
         if name not in _POINTWISE:
             return False
-        new = [operand for operand in op.operands if operand not in required and not self._is_free(operand)]
-        return sum(map(_byte_size, new)) < sum(map(_byte_size, wanted))
+        new = [operand for operand in op.operands if not self._is_there(operand)]
+        return sum(byte_size(v.type) for v in new) < sum(byte_size(v.type) for v in wanted)
 
-    def _is_free(self, value: ir.Value) -> bool:
-        """Arguments are there anyway, and what has no elements costs nothing."""
-        return value in self._attributes or not _is_tensor(value)
+    def _is_there(self, value: ir.Value) -> bool:
+        """Arguments are there anyway, what the backward reads is kept, and what has no elements costs nothing."""
+        memory = memory_of(value)
+        return memory in self._attributes or memory in self._required_memory or not _is_tensor(value)
+
+    def _is_quantized_again(self, op: ir.Operation) -> bool:
+        """A quantization of what is there, or of its norm; or that norm, for such a quantization."""
+        if op.name in _NORMS:
+            return self._is_there(op.operands[0])
+        if not isinstance(op.opview, QuantizeOp) or op.opview.rng is not None:
+            return False
+        norm = defining_op(memory_of(op.opview.source))
+        return self._is_there(op.opview.source) or (norm is not None and self._is_quantized_again_norm(norm))
+
+    def _is_quantized_again_norm(self, op: ir.Operation) -> bool:
+        return op.name in _NORMS and self._is_there(op.operands[0])
 
     def _narrow_saved(self) -> None:
         readers = [op for op in self.ops if op in self._backward_ops or op in self.recomputed]
@@ -173,11 +199,39 @@ class _Plan:
         for kept in self.saved:
             if isinstance(kept.value.type, TensorType) and len(kept.value.type.info.schemes) == 2:
                 read = usages[kept.value]
-                kept.usage = next(iter(read)) if len(read) == 1 else None
-                if kept.usage is not None:
+                if len(read) == 1:
                     maker = kept.value.owner
-                    kept.narrow = narrow(kept.value, kept.usage, loc=maker.location, ip=_after(maker)).operation
-        self.ops = [op.operation for op in self.function.regions[0].blocks[0].operations][:-1]
+                    kept.stored = narrow(kept.value, *read, loc=maker.location, ip=_after(maker)).result
+
+    def _shorten_saved(self) -> None:
+        """Keep in bf16 what only the backward of gelu or of attention reads."""
+        for kept in self.saved:
+            info = tensor_info(kept.value.type)
+            if info is None or info.dtype != "f32" or not self._is_read_by_tolerant_ops(kept.value):
+                continue
+            maker = kept.value.owner
+            with _after(maker), maker.location:
+                kept.stored = cast(kept.value, "bf16")
+                kept.restored = defining_op(cast(kept.stored, "f32"))
+            self._backward_ops.add(kept.restored)
+            self.recomputed.update(filter(None, map(defining_op, list(kept.restored.operands)[1:])))
+
+    def _is_read_by_tolerant_ops(self, value: ir.Value) -> bool:
+        readers = [use for use in value.uses if use.owner.operation in self._backward_ops | self.recomputed]
+        return bool(readers) and all(self._tolerates(use.owner.operation, use.operand_number) for use in readers)
+
+    def _tolerates(self, op: ir.Operation, number: int) -> bool:
+        if number in _TOLERANT.get(op_name(op), ()):
+            return True
+        is_view = op in self.recomputed and op_name(op) in VIEWS
+        return is_view and all(self._is_read_by_tolerant_ops(r) for r in op.results if self._is_read(r))
+
+    def _is_read(self, value: ir.Value) -> bool:
+        return any(use.owner.operation in self._backward_ops | self.recomputed for use in value.uses)
+
+    def substitutes(self) -> dict[ir.Value, ir.Value]:
+        """What readers in the backward take in the place of values that are kept in another type."""
+        return {kept.value: kept.restored.result for kept in self.saved if kept.restored is not None}
 
     def forward(self) -> tuple[list, list, list]:
         """Arguments, ops and results of the forward."""
@@ -192,8 +246,8 @@ class _Plan:
         """Arguments, ops and results of the backward."""
         results = [(v, own) for v, own in self.results if self._is_backward(v, own)]
         ops = [op for op in self.ops if op in self._backward_ops or op in self.recomputed]
-        ops = _live(ops, [value for value, _ in results])
-        kept = {kept.value: kept.result for kept in self.saved}
+        ops = _live(ops, [value for value, _ in results], self.substitutes())
+        kept = {kept.value if kept.restored is None else kept.result: kept.result for kept in self.saved}
         taken = self._taken(ops, results) - kept.keys()
         rest = [(a, own) for a, own in self.arguments if a in taken and TANGENT not in own]
         arguments = [((value, stored), {SAVED: ir.UnitAttr.get()}) for value, stored in kept.items()]
@@ -236,14 +290,17 @@ def _is_primal(own: Attributes) -> bool:
     return STATE not in own and WEIGHT not in own and TANGENT not in own
 
 
-def _live(ops: Iterable[ir.Operation], results: Sequence[ir.Value]) -> list[ir.Operation]:
+def _live(
+    ops: Iterable[ir.Operation], results: Sequence[ir.Value], substitutes: Mapping[ir.Value, ir.Value] | None = None
+) -> list[ir.Operation]:
     """The ops that the results depend on, in order."""
-    read = set(results)
+    substitutes = substitutes or {}
+    read = {substitutes.get(value, value) for value in results}
     live = []
     for op in reversed(list(ops)):
         if any(result in read for result in op.results):
             live.append(op)
-            read.update(op.operands)
+            read.update(substitutes.get(operand, operand) for operand in op.operands)
     return live[::-1]
 
 
@@ -263,19 +320,6 @@ def _after(op: ir.Operation | ir.OpView) -> ir.InsertionPoint:
 
 def _is_tensor(value: ir.Value) -> bool:
     return isinstance(value.type, TensorType) or tensor_info(value.type) is not None
-
-
-def _byte_size(value: ir.Value) -> int:
-    """Bytes of a tensor; a size known only at run time counts as one, on both sides of a comparison."""
-    type_ = value.type
-    if isinstance(type_, TensorType):
-        info = type_.info
-        copies = [(s, columnwise) for s, columnwise in ((info.row, False), (info.col, True)) if s is not None]
-        shape = prod(size or 1 for size in info.shape[:-1]), info.shape[-1] or 1
-        parts = [part for s, columnwise in copies for part in part_shapes(s, shape, columnwise).values()]
-        return sum(prod(size or 1 for size in sizes) * (4 if dtype == "f32" else 1) for sizes, dtype in parts)
-    info = tensor_info(type_)
-    return 0 if info is None else prod(size or 1 for size in info.shape) * _ITEM_SIZES.get(info.dtype, 1)
 
 
 def _integer(value: int) -> ir.Attribute:

@@ -50,8 +50,8 @@ _PIPELINES = (
     ),
     Pipeline(
         "steelyard-partitioned",
-        "scaled-hoist-weights,canonicalize,cse,scaled-partition",
-        {},
+        "scaled-hoist-weights,canonicalize,cse,scaled-partition{save=<save>}",
+        {"save": ""},
         "Weights are made outside of the step; a function with gradients is a forward and a backward.",
     ),
     Pipeline(

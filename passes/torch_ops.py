@@ -88,6 +88,22 @@ def size_of(value: ir.Value, dim: int) -> ir.Value:
     return ir.Operation.create("torch.aten.size.int", results=[int_type], operands=operands).result
 
 
+_TORCH_DTYPES = {"bf16": 15, "f16": 5, "f32": 6}
+
+
+def cast(value: ir.Value, dtype: str) -> ir.Value:
+    """A value in another dtype, made at the current place."""
+    info = tensor_info(value.type)
+    assert info is not None
+    boolean = ir.Type.parse("!torch.bool")
+    false = ir.Operation.create(
+        "torch.constant.bool", results=[boolean], attributes={"value": ir.BoolAttr.get(False)}
+    ).result
+    operands = [value, int_constant(_TORCH_DTYPES[dtype]), false, false, none_constant()]
+    result = info.with_(info.shape, dtype).type()
+    return ir.Operation.create("torch.aten.to.dtype", results=[result], operands=operands).result
+
+
 def reshaped_as(value: ir.Value, type_: ir.Type) -> ir.Value:
     """A value of a type [M, N] with N known: the dims before the last are flattened, at the current place."""
     if value.type == type_:

@@ -16,6 +16,7 @@ from torch_mlir.extras import fx_importer
 from steelyard.dialect.memory import FreeOp
 from steelyard.errors import UnsupportedModelError
 from steelyard.passes.kernel_calls import Kernel, callee_of, kernels_of
+from steelyard.passes.locations import layer_of
 from steelyard.passes.plan_memory import ARENA, ELSEWHERE, OFFSETS
 from steelyard.passes.torch_ops import constant_int
 from steelyard.runtime.arena import Arenas, Place
@@ -43,13 +44,14 @@ class Emitted:
 class Emitter:
     """Emits the functions of a module."""
 
-    def __init__(self, module: ir.Operation, quantizers: Quantizers):
+    def __init__(self, module: ir.Operation, quantizers: Quantizers, check_finite: Callable | None = None):
         self._kernels = kernels_of(module)
+        self._check_finite = check_finite
         self._bound = {symbol: bind(kernel, quantizers) for symbol, kernel in self._kernels.items()}
 
     def emit(self, function: ir.Operation) -> Emitted:
         """The Python function of an IR function: it takes the arguments and returns a tuple of results."""
-        body = _Body(function, self._kernels, self._bound)
+        body = _Body(function, self._kernels, self._bound, self._check_finite)
         text = body.text()
         namespace = dict(body.namespace)
         exec(compile(text, f"<steelyard {body.name}>", "exec"), namespace)
@@ -60,8 +62,15 @@ _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
 class _Body:
-    def __init__(self, function: ir.Operation, kernels: Mapping[str, Kernel], bound: Mapping[str, BoundKernel]):
+    def __init__(
+        self,
+        function: ir.Operation,
+        kernels: Mapping[str, Kernel],
+        bound: Mapping[str, BoundKernel],
+        check_finite: Callable | None,
+    ):
         self._kernels = kernels
+        self._check_finite = check_finite
         self._bound_kernels = bound
         self._function = function
         self.name = ir.StringAttr(function.attributes["sym_name"]).value
@@ -125,15 +134,25 @@ class _Body:
             raise UnsupportedModelError(f"{op.location}: '{symbol}' is no kernel that the program declares")
         kernel, bound = self._kernels[symbol], self._bound_kernels[symbol]
         run = self._bind(symbol, bound.run)
+        lines = self._emit_check(op, kernel)
         if bound.allocate is None:
             call = f"{run}({', '.join(self._operands(op))})"
             if kernel.name.startswith("custom."):
-                return [f"{self._results(op)} = {call}"]
-            return [f"{self._results(op)}, = {call}"]
-        lines = self._emit_allocation(op, symbol, bound)
+                return [*lines, f"{self._results(op)} = {call}"]
+            return [*lines, f"{self._results(op)}, = {call}"]
+        lines += self._emit_allocation(op, symbol, bound)
         operands = [self._argument(value, name) for value, name in zip(op.operands, kernel.operands, strict=True)]
         results = [self._argument(value, name) for value, name in zip(op.results, kernel.results, strict=True)]
         return [*lines, f"{run}({', '.join(operands + results)})"]
+
+    def _emit_check(self, op: ir.Operation, kernel: Kernel) -> list[str]:
+        """A look at what a call quantizes, where the user asked for it."""
+        if self._check_finite is None or "role" not in kernel.config:
+            return []
+        check = self._bind("check_finite", self._check_finite)
+        sources = [v for v, name in zip(op.operands, kernel.operands, strict=True) if name in ("source", "other")]
+        layer, role = layer_of(op.location), kernel.config["role"]
+        return [f"{check}({self._names[value]}, {layer!r}, {role!r})" for value in sources]
 
     def _emit_allocation(self, op: ir.Operation, symbol: str, bound: BoundKernel) -> list[str]:
         """Memory for the results of a kernel that writes where it is told."""

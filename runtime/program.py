@@ -18,6 +18,7 @@ from steelyard.passes.functions import (
     result_attributes,
 )
 from steelyard.runtime.emitter import Emitted, Emitter
+from steelyard.runtime.finite import make_check
 from steelyard.runtime.kernels import Quantizers
 from steelyard.runtime.state import State
 from steelyard.runtime.weights import WeightArgument, Weights
@@ -29,9 +30,12 @@ class Program:
     `weights` keeps what the functions of weights make; the programs of a net share it, and its state.
     """
 
-    def __init__(self, module: ir.Module, state: State, quantizers: Quantizers, weights: Weights):
+    def __init__(
+        self, module: ir.Module, state: State, quantizers: Quantizers, weights: Weights, check_finite: bool = False
+    ):
+        self._state = state
         functions = {ir.StringAttr(f.attributes["sym_name"]).value: f for f in functions_of(module.operation)}
-        emitter = Emitter(module.operation, quantizers)
+        emitter = Emitter(module.operation, quantizers, make_check(state) if check_finite else None)
         made = {name: emitter.emit(function) for name, function in functions.items()}
         self.text = "\n\n".join(emitted.text for emitted in made.values())
         self._functions = {
@@ -51,6 +55,7 @@ class Program:
 
     def __call__(self, *arguments: torch.Tensor | int) -> tuple:
         """Run the forward; what it leaves to the backward follows its outputs."""
+        self._state.calls += 1
         return self._forward(arguments)
 
     def backward(self, saved: Sequence[Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple:

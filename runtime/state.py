@@ -14,6 +14,8 @@ class State:
 
     def __init__(self):
         self.tensors: dict[str, torch.Tensor] = {}
+        self.calls = 0
+        """Forwards that ran so far."""
 
     @staticmethod
     def shape_of(type_: ir.Type) -> tuple[int, ...]:

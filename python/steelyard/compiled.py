@@ -24,13 +24,17 @@ def compile(
     *,
     target: str = "cpu",
     overrides: Mapping[str, str | recipes.Recipe | None] | None = None,
+    save: str | None = None,
+    check_finite: bool = False,
 ) -> Any:
     """A module like `model`, whose matrix multiplications run by a recipe.
 
     It shares the model's parameters, buffers and submodules, and is an instance of the model's class: methods that
     call the module, such as `generate`, run the compiled program. `overrides` maps patterns of layer names to another
-    recipe, or to None for high precision; the first that matches a layer decides. Nothing is compiled before the
-    first call or `lower`.
+    recipe, or to None for high precision; the first that matches a layer decides. `save="compact"` keeps less between
+    forward and backward: the inputs of gelu and attention in bf16, and no codes that can be made again from what is
+    kept. `check_finite` raises `NonFiniteError` at the first operand of a GEMM that is not finite. Nothing is compiled
+    before the first call or `lower`.
     """
     if not isinstance(model, torch.nn.Module):
         raise UnsupportedModelError(f"steelyard.compile takes an nn.Module, got {type(model).__name__}")
@@ -39,7 +43,7 @@ def compile(
     if target not in TARGETS:
         raise TargetError(f"target must be one of {', '.join(TARGETS)}, got {target!r}")
     _check_tensors(model)
-    return _make_net(model, make_settings(recipe, overrides))
+    return _make_net(model, make_settings(recipe, overrides, save=save, check_finite=check_finite))
 
 
 def _make_net(model: torch.nn.Module, settings: Settings) -> "CompiledModule":
@@ -156,7 +160,12 @@ class CompiledModule(torch.nn.Module):
         """Bytes that the net holds: its parameters, and the quantized weights it keeps beside them."""
         parameters = {id(p): p.numel() * p.element_size() for p in self.parameters()}
         quantized = self._steelyard.backend.weights.nbytes()
-        return {"parameters": sum(parameters.values()), "quantized_weights": quantized}
+        training = next((c for c in reversed(self._steelyard.backend.compilations) if c.eager_kept), None)
+        report = {"parameters": sum(parameters.values()), "quantized_weights": quantized}
+        if training is None:
+            return report
+        kept = {"kept_for_backward": sum(training.kept.values()), "kept_by_torch": sum(training.eager_kept.values())}
+        return report | kept
 
     def requantize(self) -> None:
         """Quantize every weight anew at the next call: for writes that nothing announces, as through `.data`."""

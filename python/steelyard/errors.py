@@ -34,5 +34,9 @@ class TargetError(SteelyardError):
     """A target is unknown, or cannot do what it was asked."""
 
 
+class NonFiniteError(SteelyardError, ArithmeticError):
+    """An operand of a GEMM holds an infinity or a NaN, and the user asked to be told."""
+
+
 class InternalError(SteelyardError):
     """Steelyard's own fault: worth a bug report."""

@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import distributed
 
 from steelyard.passes.kernel_calls import Kernel
 from steelyard.quantized_copy import QuantizedCopy
@@ -274,13 +275,23 @@ def _bind_amax(kernel: Kernel) -> Bound:
 
 def _bind_update_scale(kernel: Kernel) -> Bound:
     scheme, margin, algorithm = (kernel.config[name] for name in ("scheme", "margin", "algorithm"))
+    reduce = bool(kernel.config.get("reduce"))
 
     def update_scale(scale: torch.Tensor, history: torch.Tensor, amax: torch.Tensor) -> tuple:
         history = history.clone()
-        history[0] = amax
+        history[0] = _reduced(amax) if reduce else amax
         return delayed.update_scale(scale, history, scheme, margin=margin, algorithm=algorithm)  # pyright: ignore[reportArgumentType]
 
     return update_scale, None
+
+
+def _reduced(amax: torch.Tensor) -> torch.Tensor:
+    """The largest amax of all ranks, where there are any."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return amax
+    amax = amax.clone()
+    distributed.all_reduce(amax, distributed.ReduceOp.MAX)
+    return amax
 
 
 def _bind_advance_rng(kernel: Kernel) -> Bound:

@@ -7,7 +7,7 @@
 
 // Kernels that are set alike are declared once; the operands are named.
 // CHECK: func.func private @quantize_0(!torch.vtensor<[2,4,70],f32>) -> (!torch.vtensor<[8,70],ui8>, !torch.vtensor<[8,3],ui8>)
-// CHECK-SAME: scaled.config = {row = #mxfp8_1x32}, scaled.kernel = "quantize", scaled.operands = ["source"], scaled.results = ["row.codes", "row.scales"]
+// CHECK-SAME: scaled.config = {role = "input", row = #mxfp8_1x32}, scaled.kernel = "quantize", scaled.operands = ["source"], scaled.results = ["row.codes", "row.scales"]
 // CHECK: func.func private @gemm_0
 // CHECK-SAME: scaled.operands = ["lhs.codes", "lhs.scales", "rhs.codes", "rhs.scales"]
 // CHECK-NOT: func.func private @quantize_0
