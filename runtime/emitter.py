@@ -30,6 +30,8 @@ _ENUMERATIONS = {
     "Layout": {number: layout for layout, number in fx_importer.TORCH_LAYOUT_TO_INT.items()},
 }
 _PARTS = ("codes", "scales", "amax")
+# Values have no strides in the IR: a view that torch made of a copy in another layout may have lost the copy.
+_RESHAPED = {"torch.aten.view", "torch.aten._unsafe_view"}
 
 
 @dataclass(frozen=True)
@@ -229,6 +231,8 @@ class _Body:
 def _find_overload(op: ir.Operation) -> torch._ops.OpOverload:
     """The ATen op that an op of the `torch` dialect names."""
     name = ir.StringAttr(op.attributes["name"]).value if op.name == "torch.operator" else op.name
+    if name in _RESHAPED:
+        return torch.ops.aten.reshape.default
     dialect, namespace, packet, *overload = name.split(".")
     found = getattr(getattr(torch.ops, namespace, None), packet, None) if dialect == "torch" else None
     found = getattr(found, overload[0] if overload else "default", None)
