@@ -90,8 +90,8 @@ def quantize_produced(
     Hadamard transform is made from the whole tensor: it is quantized down the columns of its transpose.
     """
     source = make_source(producer, inputs, dtype)
-    finds_amax = [finds_amax(scheme, scale, amax) for scheme in (row, col)]
-    if (row is not None and row.rht) or (any(finds_amax) and is_kept(producer, source, dtype)):
+    finds_any = any(finds_amax(scheme, scale, amax) for scheme in (row, col))
+    if (row is not None and row.rht) or (finds_any and is_kept(producer, source, dtype)):
         found = torch.zeros(()) if amax is None else None
         tensor = produce_whole(source, dtype, found)
         amaxes = amax if found is None else tuple(found if has_plain_amax(scheme) else None for scheme in (row, col))
