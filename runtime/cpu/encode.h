@@ -1,6 +1,8 @@
 // Loops that encode rows of a tile. Included by kernel sources only.
 #pragma once
 
+#include <type_traits>
+
 #include "bytes.h"
 #include "encode_avx2.h"
 #include "quantize.h"
@@ -12,7 +14,7 @@ struct alignas(64) CodeTile {
   uint8_t values[kTileSide][kTileSide];
 };
 
-template <class Format>
+template <class Format, Range range = Range::any>
 static inline void encode_row(const float *x, int64_t n, float scale,
                               uint8_t *out) {
   int64_t j = 0;
@@ -21,7 +23,7 @@ static inline void encode_row(const float *x, int64_t n, float scale,
   for (__m256 values[4]; j + 32 <= n; j += 32) {
     multiply_32(x + j, factor, factor, values);
     _mm256_storeu_si256(reinterpret_cast<__m256i *>(out + j),
-                        encode_32<Format>(values));
+                        encode_32<Format, range>(values));
   }
 #endif
   for (; j < n; ++j)
@@ -29,7 +31,7 @@ static inline void encode_row(const float *x, int64_t n, float scale,
 }
 
 // One scale a column.
-template <class Format>
+template <class Format, Range range = Range::any>
 static inline void encode_row_by(const float *x, int64_t n, const float *scales,
                                  uint8_t *out) {
   int64_t j = 0;
@@ -39,7 +41,7 @@ static inline void encode_row_by(const float *x, int64_t n, const float *scales,
       values[i] = _mm256_mul_ps(_mm256_loadu_ps(x + j + 8 * i),
                                 _mm256_loadu_ps(scales + j + 8 * i));
     _mm256_storeu_si256(reinterpret_cast<__m256i *>(out + j),
-                        encode_32<Format>(values));
+                        encode_32<Format, range>(values));
   }
 #endif
   for (; j < n; ++j)
@@ -47,15 +49,36 @@ static inline void encode_row_by(const float *x, int64_t n, const float *scales,
 }
 
 // One scale a block of `Block` columns; the last block may be short.
-template <class Format, int Block>
+template <class Format, int Block, Range range>
 static inline void encode_blocks(const float *x, int64_t n, const float *scales,
                                  uint8_t *out) {
   for (int64_t j = 0; j < n; j += Block)
-    encode_row<Format>(x + j, smaller(Block, n - j), scales[j / Block],
-                       out + j);
+    encode_row<Format, range>(x + j, smaller(Block, n - j), scales[j / Block],
+                              out + j);
+}
+
+// Chooses the encoding by the bits of an amax: `bounded` says that it bounds
+// scaled values, if it is finite.
+template <class F>
+static inline void with_range(int32_t amax, bool bounded, const F &encode) {
+  constexpr int32_t infinity = static_cast<int32_t>(kInfinity);
+  if (bounded && amax < infinity)
+    encode(std::integral_constant<Range, Range::bounded>{});
+  else if (amax <= infinity)
+    encode(std::integral_constant<Range, Range::numbers>{});
+  else
+    encode(std::integral_constant<Range, Range::any>{});
+}
+
+static inline int32_t largest_of(const int32_t *amax, int64_t n) {
+  int32_t largest = 0;
+  for (int64_t j = 0; j < n; ++j)
+    largest = amax[j] > largest ? amax[j] : largest;
+  return largest;
 }
 
 // The same in E2M1, 16 columns a scale, two codes a byte.
+template <Range range>
 static inline void encode_e2m1_blocks(const float *x, int64_t n,
                                       const float *scales, uint8_t *out) {
   int64_t j = 0;
@@ -64,7 +87,7 @@ static inline void encode_e2m1_blocks(const float *x, int64_t n,
     multiply_32(x + j, _mm256_set1_ps(scales[j / 16]),
                 _mm256_set1_ps(scales[j / 16 + 1]), values);
     _mm_storeu_si128(reinterpret_cast<__m128i *>(out + j / 2),
-                     pack_nibbles(encode_32<E2M1>(values)));
+                     pack_nibbles(encode_32<E2M1, range>(values)));
   }
 #endif
   for (uint8_t codes[16]; j < n; j += 16) {
@@ -108,22 +131,26 @@ template <int Block> static inline void fold_columns(int32_t *amax, int64_t n) {
 
 // Encodes the tile with one scale, into the rows of one copy, the transposed
 // rows of the other, or both.
-template <class Format>
+template <class Format, Range range = Range::any>
 static inline void encode_tile(const Tile &tile, float scale,
                                const CopyCall *row, const CopyCall *col) {
-  CodeTile buffer;
-  uint8_t *codes = buffer.values[0];
-  int64_t stride = kTileSide;
-  if (row) {
-    stride = row->codes_stride;
-    codes = row->codes + tile.row * stride + tile.column;
+  if (!col) {
+    for (int64_t i = 0; i < tile.rows; ++i)
+      encode_row<Format, range>(
+          tile.at(i), tile.columns, scale,
+          row->codes + (tile.row + i) * row->codes_stride + tile.column);
+    return;
   }
+  // Rows of the copy may be a page apart, where they evict each other.
+  CodeTile codes;
   for (int64_t i = 0; i < tile.rows; ++i)
-    encode_row<Format>(tile.at(i), tile.columns, scale, codes + i * stride);
-  if (col)
-    transpose_bytes(codes, stride, tile.rows, tile.columns,
-                    col->codes + tile.column * col->codes_stride + tile.row,
-                    col->codes_stride);
+    encode_row<Format, range>(tile.at(i), tile.columns, scale, codes.values[i]);
+  for (int64_t i = 0; row && i < tile.rows; ++i)
+    std::memcpy(row->codes + (tile.row + i) * row->codes_stride + tile.column,
+                codes.values[i], tile.columns);
+  transpose_bytes(codes.values[0], kTileSide, tile.rows, tile.columns,
+                  col->codes + tile.column * col->codes_stride + tile.row,
+                  col->codes_stride);
 }
 
 static inline void store_float(const CopyCall &copy, int64_t row,

@@ -9,26 +9,31 @@
 
 namespace steelyard::STEELYARD_ISA {
 
-// Magnitude codes, still offset by the exponent of the smallest binade, and the
-// largest magnitude seen.
-template <class Format>
+// Magnitude codes times 2^(7 - mantissa), still offset by the exponent of the
+// smallest binade, and the largest magnitude seen.
+template <class Format, Range range>
 static inline __m256i encode_magnitude(__m256 value, __m256i &largest) {
   constexpr int lowest = (127 + Format::min_exponent) << 23;
-  const __m256i magnitude =
+  __m256i magnitude =
       _mm256_and_si256(_mm256_castps_si256(value), _mm256_set1_epi32(kAbsMask));
-  largest = _mm256_max_epi32(largest, magnitude);
-  const __m256i limit = _mm256_castps_si256(_mm256_set1_ps(Format::max));
-  const __m256i clamped = _mm256_min_epi32(magnitude, limit);
+  if constexpr (range == Range::any)
+    largest = _mm256_max_epi32(largest, magnitude);
+  if constexpr (range != Range::bounded)
+    magnitude = _mm256_min_epi32(
+        magnitude, _mm256_castps_si256(_mm256_set1_ps(Format::max)));
   const __m256i exponent =
-      _mm256_and_si256(clamped, _mm256_set1_epi32(kInfinity));
+      _mm256_and_si256(magnitude, _mm256_set1_epi32(kInfinity));
   const __m256i binade = _mm256_max_epi32(exponent, _mm256_set1_epi32(lowest));
-  const __m256i anchor = _mm256_add_epi32(
-      binade, _mm256_set1_epi32((23 - Format::mantissa) << 23));
-  const __m256 rounded =
-      _mm256_add_ps(_mm256_castsi256_ps(clamped), _mm256_castsi256_ps(anchor));
-  const __m256i steps = _mm256_sub_epi32(_mm256_castps_si256(rounded), anchor);
-  return _mm256_add_epi32(steps,
-                          _mm256_srli_epi32(binade, 23 - Format::mantissa));
+  // The sum is rounded in its low bits, which then count steps.
+  const __m256 rounded = _mm256_fmadd_ps(
+      _mm256_castsi256_ps(binade),
+      _mm256_set1_ps(static_cast<float>(1 << (23 - Format::mantissa))),
+      _mm256_castsi256_ps(magnitude));
+  const __m256i steps_and_binade =
+      _mm256_blend_epi16(_mm256_castps_si256(rounded), binade, 0xaa);
+  return _mm256_madd_epi16(
+      steps_and_binade,
+      _mm256_set1_epi32(1 << 16 | 1 << (7 - Format::mantissa)));
 }
 
 // Bytes of four vectors of 32-bit lanes that packing left interleaved.
@@ -50,21 +55,24 @@ encode_32_with_nan(const __m256 (&values)[4]) {
 }
 
 // The codes of 32 values, one a byte; the rare NaN takes the scalar way.
-template <class Format>
+template <class Format, Range range>
 static inline __m256i encode_32(const __m256 (&values)[4]) {
   constexpr int lowest = (127 + Format::min_exponent) << 23;
   __m256i codes[4], largest = _mm256_setzero_si256();
   for (int i = 0; i < 4; ++i)
-    codes[i] = encode_magnitude<Format>(values[i], largest);
+    codes[i] = encode_magnitude<Format, range>(values[i], largest);
   const __m256i above =
       _mm256_cmpgt_epi32(largest, _mm256_set1_epi32(kInfinity));
-  if (__builtin_expect(!_mm256_testz_si256(above, above), 0))
+  if (range == Range::any &&
+      __builtin_expect(!_mm256_testz_si256(above, above), 0))
     return encode_32_with_nan<Format>(values);
-  const __m256i offset = _mm256_set1_epi16(lowest >> (23 - Format::mantissa));
-  const __m256i low =
-      _mm256_sub_epi16(_mm256_packus_epi32(codes[0], codes[1]), offset);
-  const __m256i high =
-      _mm256_sub_epi16(_mm256_packus_epi32(codes[2], codes[3]), offset);
+  const __m256i offset = _mm256_set1_epi16(lowest >> 16);
+  const __m256i low = _mm256_srli_epi16(
+      _mm256_sub_epi16(_mm256_packus_epi32(codes[0], codes[1]), offset),
+      7 - Format::mantissa);
+  const __m256i high = _mm256_srli_epi16(
+      _mm256_sub_epi16(_mm256_packus_epi32(codes[2], codes[3]), offset),
+      7 - Format::mantissa);
   // Signed saturation keeps each sign in the top bit of its byte.
   const __m256i signs =
       _mm256_packs_epi16(_mm256_packs_epi32(_mm256_castps_si256(values[0]),

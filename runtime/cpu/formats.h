@@ -47,6 +47,10 @@ struct E2M1 : Minifloat<1, 0, 28, 0x07> {
   static constexpr float max = 6.0f;
 };
 
+// What is known of values before they are encoded: nothing, that none is NaN,
+// or also that none rounds to more than the format's largest.
+enum class Range { any, numbers, bounded };
+
 // Nearest, ties to even, saturating. Adding 2^(exponent + 23 - mantissa) rounds
 // the value to `mantissa` bits in the adder; what is left in the low bits is
 // the code, subnormals included.

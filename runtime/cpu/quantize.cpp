@@ -23,8 +23,8 @@ void quantize(const QuantizeCall &call, int64_t begin, int64_t end) {
   uint32_t amax = 0;
   for (int64_t index = begin; index < end; ++index) {
     const Tile tile = source.load(index);
-    for (int64_t i = 0; call.amax && i < tile.rows; ++i) {
-      const uint32_t found = amax_bits(tile.at(i), tile.columns);
+    if (call.amax) {
+      const uint32_t found = amax_of(tile);
       amax = found > amax ? found : amax;
     }
     if (call.shared) {

@@ -22,9 +22,12 @@ static void quantize_rows(const Tile &tile, const CopyCall &copy) {
       store_float(copy, tile.row + i, tile.column / kBlock + b,
                   1.0f / scales[b]);
     }
-    encode_blocks<Format, kBlock>(
-        tile.at(i), tile.columns, scales,
-        copy.codes + (tile.row + i) * copy.codes_stride + tile.column);
+    const int64_t blocks = (tile.columns + kBlock - 1) / kBlock;
+    with_range(largest_of(amax, blocks), false, [&](auto range) {
+      encode_blocks<Format, kBlock, range>(
+          tile.at(i), tile.columns, scales,
+          copy.codes + (tile.row + i) * copy.codes_stride + tile.column);
+    });
   }
 }
 
@@ -38,8 +41,11 @@ static void quantize_columns(const Tile &tile, const CopyCall &copy) {
     scales[j] = scale_of<Format>(copy, amax[j]);
   for (int64_t j = 0; j < tile.columns; ++j)
     store_float(copy, tile.column + j, tile.row / kBlock, 1.0f / scales[j]);
-  for (int64_t i = 0; i < tile.rows; ++i)
-    encode_row_by<Format>(tile.at(i), tile.columns, scales, codes.values[i]);
+  with_range(largest_of(amax, tile.columns), false, [&](auto range) {
+    for (int64_t i = 0; i < tile.rows; ++i)
+      encode_row_by<Format, range>(tile.at(i), tile.columns, scales,
+                                   codes.values[i]);
+  });
   transpose_bytes(codes.values[0], kTileSide, tile.rows, tile.columns,
                   copy.codes + tile.column * copy.codes_stride + tile.row,
                   copy.codes_stride);
@@ -48,18 +54,15 @@ static void quantize_columns(const Tile &tile, const CopyCall &copy) {
 template <class Format>
 static void quantize_square(const Tile &tile, const CopyCall *row,
                             const CopyCall *col) {
-  uint32_t amax = 0;
-  for (int64_t i = 0; i < tile.rows; ++i) {
-    const uint32_t found = amax_bits(tile.at(i), tile.columns);
-    amax = found > amax ? found : amax;
-  }
-  const float scale =
-      scale_of<Format>(row ? *row : *col, static_cast<int32_t>(amax));
+  const int32_t amax = static_cast<int32_t>(amax_of(tile));
+  const float scale = scale_of<Format>(row ? *row : *col, amax);
   if (row)
     store_float(*row, tile.row / kBlock, tile.column / kBlock, 1.0f / scale);
   if (col)
     store_float(*col, tile.column / kBlock, tile.row / kBlock, 1.0f / scale);
-  encode_tile<Format>(tile, scale, row, col);
+  with_range(amax, false, [&](auto range) {
+    encode_tile<Format, range>(tile, scale, row, col);
+  });
 }
 
 template <class Format>

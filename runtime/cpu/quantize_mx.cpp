@@ -37,19 +37,32 @@ static uint8_t *codes_at(const CopyCall &copy, const Tile &tile, int64_t i) {
   return copy.codes + (tile.row + i) * copy.codes_stride + tile.column;
 }
 
+// Rounded up, the scale brings the amax of a block to the format's largest or
+// below.
+static bool is_bounded(const CopyCall &copy) {
+  return copy.rule == Rule::rceil;
+}
+
 template <class Format>
 static void quantize_rows(const Tile &tile, const CopyCall &copy) {
-  alignas(64) int32_t amax[kTileColumns / kBlock];
-  alignas(64) float factors[kTileColumns / kBlock];
+  alignas(64) int32_t amax[kTileElements / kBlock];
+  alignas(64) float factors[kTileElements / kBlock];
+  uint8_t bytes[kTileElements / kBlock];
   const int64_t blocks = (tile.columns + kBlock - 1) / kBlock;
-  for (int64_t i = 0; i < tile.rows; ++i) {
-    amax_blocks<kBlock>(tile.at(i), tile.columns, amax);
-    uint8_t *bytes = copy.scales + (tile.row + i) * copy.scales_stride +
-                     tile.column / kBlock;
-    scale_blocks<Format>(amax, blocks, copy.rule, bytes, factors);
-    encode_blocks<Format, kBlock>(tile.at(i), tile.columns, factors,
-                                  codes_at(copy, tile, i));
-  }
+  for (int64_t i = 0; i < tile.rows; ++i)
+    amax_blocks<kBlock>(tile.at(i), tile.columns, amax + i * blocks);
+  const int64_t count = tile.rows * blocks;
+  scale_blocks<Format>(amax, count, copy.rule, bytes, factors);
+  for (int64_t i = 0; i < tile.rows; ++i)
+    std::memcpy(copy.scales + (tile.row + i) * copy.scales_stride +
+                    tile.column / kBlock,
+                bytes + i * blocks, blocks);
+  with_range(largest_of(amax, count), is_bounded(copy), [&](auto range) {
+    for (int64_t i = 0; i < tile.rows; ++i)
+      encode_blocks<Format, kBlock, range>(tile.at(i), tile.columns,
+                                           factors + i * blocks,
+                                           codes_at(copy, tile, i));
+  });
 }
 
 template <class Format>
@@ -63,9 +76,12 @@ static void quantize_columns(const Tile &tile, const CopyCall &copy) {
                      (tile.row + first) / kBlock * copy.scales_stride +
                      tile.column;
     scale_blocks<Format>(amax, tile.columns, copy.rule, bytes, factors);
-    for (int64_t i = first; i < first + rows; ++i)
-      encode_row_by<Format>(tile.at(i), tile.columns, factors,
-                            codes_at(copy, tile, i));
+    with_range(
+        largest_of(amax, tile.columns), is_bounded(copy), [&](auto range) {
+          for (int64_t i = first; i < first + rows; ++i)
+            encode_row_by<Format, range>(tile.at(i), tile.columns, factors,
+                                         codes_at(copy, tile, i));
+        });
   }
 }
 
@@ -101,8 +117,8 @@ static void quantize_square(const Tile &tile, const CopyCall *row,
                          bytes, factors);
     store_tile_scales(tile, first, rows, bytes, row, col);
     for (int64_t i = first; i < first + rows; ++i) {
-      encode_blocks<Format, kBlock>(tile.at(i), tile.columns, factors,
-                                    codes_at(copy, tile, i));
+      encode_blocks<Format, kBlock, Range::any>(
+          tile.at(i), tile.columns, factors, codes_at(copy, tile, i));
       if (row && col)
         std::memcpy(codes_at(*col, tile, i), codes_at(*row, tile, i),
                     tile.columns);

@@ -23,8 +23,9 @@ static TwoLevel level_of(const CopyCall &copy, int64_t stored_row) {
   return nvfp4_tensor_scale(copy.amax[copy.row_scaled ? stored_row : 0], range);
 }
 
-static void scale_blocks(const int32_t *amax, int64_t n, const TwoLevel &level,
-                         uint8_t *bytes, float *factors) {
+static void scale_blocks(const int32_t *__restrict amax, int64_t n,
+                         const TwoLevel &level, uint8_t *__restrict bytes,
+                         float *__restrict factors) {
   for (int64_t b = 0; b < n; ++b) {
     const uint32_t byte = nvfp4_block_scale(float_of(amax[b]), level.encode);
     bytes[b] = static_cast<uint8_t>(byte);
@@ -112,8 +113,12 @@ static void choose_row(const Tile &tile, int64_t i, const CopyCall &copy,
 // Codes of a row with one factor a block, two a byte.
 static void encode_row_blocks(const Tile &tile, int64_t i, const CopyCall &copy,
                               RowScratch &scratch, uint8_t *out) {
-  if (!copy.stochastic)
-    return encode_e2m1_blocks(tile.at(i), tile.columns, scratch.factors, out);
+  if (!copy.stochastic) {
+    const int64_t blocks = (tile.columns + kBlock - 1) / kBlock;
+    return with_range(largest_of(scratch.amax, blocks), false, [&](auto range) {
+      encode_e2m1_blocks<range>(tile.at(i), tile.columns, scratch.factors, out);
+    });
+  }
   const uint8_t *random = random_bytes(copy, tile, i, scratch.random);
   for (int64_t j = 0; j < tile.columns; j += kBlock)
     for (int64_t k = 0; k < kBlock; ++k)
@@ -123,7 +128,33 @@ static void encode_row_blocks(const Tile &tile, int64_t i, const CopyCall &copy,
   pack_row(scratch.codes, tile.columns, out);
 }
 
+// Nearest rounding under one level for the tensor: every block of the tile at
+// once.
+static void quantize_plain_rows(const Tile &tile, const CopyCall &copy) {
+  alignas(64) int32_t amax[kTileElements / kBlock];
+  alignas(64) float factors[kTileElements / kBlock];
+  uint8_t bytes[kTileElements / kBlock];
+  const int64_t blocks = (tile.columns + kBlock - 1) / kBlock;
+  for (int64_t i = 0; i < tile.rows; ++i)
+    amax_blocks<kBlock>(tile.at(i), tile.columns, amax + i * blocks);
+  const int64_t count = tile.rows * blocks;
+  scale_blocks(amax, count, level_of(copy, 0), bytes, factors);
+  for (int64_t i = 0; i < tile.rows; ++i)
+    std::memcpy(copy.scales + (tile.row + i) * copy.scales_stride +
+                    tile.column / kBlock,
+                bytes + i * blocks, blocks);
+  with_range(largest_of(amax, count), false, [&](auto range) {
+    for (int64_t i = 0; i < tile.rows; ++i)
+      encode_e2m1_blocks<range>(
+          tile.at(i), tile.columns, factors + i * blocks,
+          copy.codes + (tile.row + i) * copy.codes_stride + tile.column / 2);
+  });
+}
+
 static void quantize_rows(const Tile &tile, const CopyCall &copy) {
+  if (!copy.stochastic && !copy.row_scaled &&
+      copy.four_over_six == FourOverSix::none)
+    return quantize_plain_rows(tile, copy);
   RowScratch scratch;
   const int64_t blocks = (tile.columns + kBlock - 1) / kBlock;
   TwoLevel level = level_of(copy, tile.row);

@@ -12,6 +12,8 @@ struct Tile {
   int64_t stride;
   int64_t row, column; // of the first element in the matrix
   int64_t rows, columns;
+  bool amax_known; // found while the tile was staged
+  uint32_t amax;   // as bits
 
   const float *at(int64_t i) const { return data + i * stride; }
 };
@@ -25,20 +27,29 @@ static inline float widen(uint16_t value, Dtype dtype) {
   return dtype == Dtype::bf16 ? from_bf16(value) : from_f16(value);
 }
 
-static inline void widen_row(const void *source, Dtype dtype, int64_t n,
-                             float *out) {
-  if (dtype == Dtype::f32) {
-    std::memcpy(out, source, n * sizeof(float));
-    return;
+template <class Load>
+static inline uint32_t copy_values(int64_t n, float *__restrict out,
+                                   const Load &load) {
+  int32_t largest = 0;
+  for (int64_t j = 0; j < n; ++j) {
+    const float value = load(j);
+    const int32_t magnitude = static_cast<int32_t>(bits_of(value) & kAbsMask);
+    largest = magnitude > largest ? magnitude : largest;
+    out[j] = value;
   }
+  return static_cast<uint32_t>(largest);
+}
+
+// A row as float32, and the bits of its amax.
+static inline uint32_t widen_row(const void *source, Dtype dtype, int64_t n,
+                                 float *out) {
+  const float *floats = static_cast<const float *>(source);
   const uint16_t *halves = static_cast<const uint16_t *>(source);
-  if (dtype == Dtype::bf16) {
-    for (int64_t j = 0; j < n; ++j)
-      out[j] = from_bf16(halves[j]);
-    return;
-  }
-  for (int64_t j = 0; j < n; ++j)
-    out[j] = from_f16(halves[j]);
+  if (dtype == Dtype::f32)
+    return copy_values(n, out, [=](int64_t j) { return floats[j]; });
+  if (dtype == Dtype::bf16)
+    return copy_values(n, out, [=](int64_t j) { return from_bf16(halves[j]); });
+  return copy_values(n, out, [=](int64_t j) { return from_f16(halves[j]); });
 }
 
 // Rounded to a dtype; `out` has no alignment beyond its own.
@@ -83,6 +94,31 @@ static inline Tile locate_tile(const Tiling &tiling, int64_t rows,
   return tile;
 }
 
+// Rows that are fetched while one is copied: the processor foresees none that
+// is a page away.
+static constexpr int64_t kRowsAhead = 8;
+
+static inline void fetch_row(const char *row, int64_t bytes) {
+  for (int64_t byte = 0; byte < bytes; byte += 64)
+    __builtin_prefetch(row + byte);
+}
+
+// Copies the rows of a tile, `step` bytes apart, to its place.
+static inline void stage_rows(const char *first, int64_t step, Dtype dtype,
+                              Tile &tile, float *out) {
+  const int64_t bytes =
+      tile.columns * (dtype == Dtype::f32 ? sizeof(float) : sizeof(uint16_t));
+  tile.amax_known = true;
+  for (int64_t i = 0; i < tile.rows; ++i) {
+    const int64_t ahead = i + kRowsAhead;
+    if (ahead < tile.rows)
+      fetch_row(first + ahead * step, bytes);
+    const uint32_t amax =
+        widen_row(first + i * step, dtype, tile.columns, out + i * tile.stride);
+    tile.amax = amax > tile.amax ? amax : tile.amax;
+  }
+}
+
 // Contiguous float32 rows that are read once are used where they are. Anything
 // else goes through `staging`, where rows cannot evict each other.
 static inline Tile load_tile(const Matrix &x, const Tiling &tiling,
@@ -101,9 +137,7 @@ static inline Tile load_tile(const Matrix &x, const Tiling &tiling,
   tile.data = staging.values;
   tile.stride = tiling.columns;
   if (x.column_stride == 1)
-    for (int64_t i = 0; i < tile.rows; ++i)
-      widen_row(first + i * x.row_stride * width, x.dtype, tile.columns,
-                staging.values + i * tile.stride);
+    stage_rows(first, x.row_stride * width, x.dtype, tile, staging.values);
   else if (x.dtype == Dtype::f32)
     gather<float>(x, tile, staging.values);
   else
@@ -119,6 +153,17 @@ static inline uint32_t amax_bits(const float *x, int64_t n) {
     largest = magnitude > largest ? magnitude : largest;
   }
   return static_cast<uint32_t>(largest);
+}
+
+static inline uint32_t amax_of(const Tile &tile) {
+  if (tile.amax_known)
+    return tile.amax;
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < tile.rows; ++i) {
+    const uint32_t row = amax_bits(tile.at(i), tile.columns);
+    largest = row > largest ? row : largest;
+  }
+  return largest;
 }
 
 // largest[j] = max(largest[j], |x[j]|), as bits.
