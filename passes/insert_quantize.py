@@ -20,6 +20,8 @@ RNG = "rng"
 """The state that random bits come from."""
 REDUCE = "scaled.reduce"
 """Attribute of an update_scale: the amax is the largest over all ranks."""
+LAYER = "scaled.layer"
+"""Attribute of an update_scale: the layer whose own algorithm picks the amax."""
 
 
 @register_pass
@@ -53,6 +55,7 @@ class _Recorded:
     """Amaxes of one quantizer in this step."""
 
     scheme: Scheme
+    layer: str
     settings: dict[str, Any]
     scale: ir.Value
     location: ir.Location
@@ -90,7 +93,8 @@ class _State:
         if not self._is_training:
             return quantize(source, row, col, role=role, layer=layer, scale=scale).result
         made = quantize(source, row, col, role=role, layer=layer, scale=scale, new_amax=True)
-        recorded = self._recorded.setdefault(name, _Recorded(scheme, _delayed_settings(op), scale, op.location))
+        new = _Recorded(scheme, layer, _delayed_settings(op), scale, op.location)
+        recorded = self._recorded.setdefault(name, new)
         recorded.amaxes.setdefault(flatten_root(source), made.new_amax)
         return made.result
 
@@ -132,6 +136,8 @@ class _State:
             )
             if settings["reduce"]:
                 moved.attributes[REDUCE] = ir.UnitAttr.get()
+            if settings["algorithm"] == "custom":
+                moved.attributes[LAYER] = ir.StringAttr.get(recorded.layer)
         return [(f"{name}.scale", moved.new_scale), (f"{name}.amax_history", moved.new_history)]
 
 

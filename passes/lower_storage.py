@@ -12,7 +12,7 @@ from steelyard.dialect.quantize import DequantizeOp, NarrowOp, QuantizeOp, Trans
 from steelyard.dialect.scale import AdvanceRngOp, AmaxOp, ComputeScaleOp, UpdateScaleOp
 from steelyard.dialect.types import ScaledInfo, TensorInfo, TensorType, tensor_info
 from steelyard.passes.functions import erase_arguments, functions_of, replace_arguments, replace_results
-from steelyard.passes.insert_quantize import REDUCE
+from steelyard.passes.insert_quantize import LAYER, REDUCE
 from steelyard.passes.kernel_calls import Kernels, Setting
 from steelyard.passes.registry import fail, register_pass
 from steelyard.passes.torch_ops import size_of, walk_ops
@@ -203,6 +203,8 @@ class _Lowering:
         config = {key: value for key in _ATTRIBUTES[type(op)] if (value := _value(op.attributes[key])) is not None}
         if REDUCE in op.attributes:
             config["reduce"] = True
+        if LAYER in op.attributes:
+            config["layer"] = _value(op.attributes[LAYER])
         operands = [(f"operand{i}", value) for i, value in enumerate(op.operands)]
         self._replace(op, name, config, operands)
 

@@ -30,8 +30,6 @@ _ENUMERATIONS = {
     "Layout": {number: layout for layout, number in fx_importer.TORCH_LAYOUT_TO_INT.items()},
 }
 _PARTS = ("codes", "scales", "amax")
-# Values have no strides in the IR: a view that torch made of a copy in another layout may have lost the copy.
-_RESHAPED = {"torch.aten.view", "torch.aten._unsafe_view"}
 
 
 @dataclass(frozen=True)
@@ -186,7 +184,7 @@ class _Body:
     def _emit_aten(self, op: ir.Operation) -> str:
         overload = _find_overload(op)
         if overload in _VIEWS:
-            # Kernels write contiguous results where torch may not have: what was a view there can be a copy here.
+            # Values have no strides in the IR: what was a view of a copy in another layout may have lost the copy.
             overload = torch.ops.aten.reshape.default
         # Past the Python of the overload's own call.
         called = self._bind(str(overload).replace(".", "_"), overload._op)
@@ -231,8 +229,6 @@ class _Body:
 def _find_overload(op: ir.Operation) -> torch._ops.OpOverload:
     """The ATen op that an op of the `torch` dialect names."""
     name = ir.StringAttr(op.attributes["name"]).value if op.name == "torch.operator" else op.name
-    if name in _RESHAPED:
-        return torch.ops.aten.reshape.default
     dialect, namespace, packet, *overload = name.split(".")
     found = getattr(getattr(torch.ops, namespace, None), packet, None) if dialect == "torch" else None
     found = getattr(found, overload[0] if overload else "default", None)

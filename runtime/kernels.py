@@ -1,16 +1,17 @@
 """From a kernel that a program declares to the function that runs it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from steelyard.errors import UnsupportedModelError
+from steelyard.passes.apply_recipe import AMAX_ALGORITHM
 from steelyard.passes.kernel_calls import Kernel
 from steelyard.runtime import custom
 from steelyard.runtime.cpu import bound
 
 Quantizers = Mapping[tuple[str, str], Any]
-"""The user's own quantizers by layer and role."""
+"""The user's own quantizers by layer and role, and the algorithms that pick amaxes."""
 
 
 @dataclass(frozen=True)
@@ -34,5 +35,8 @@ def bind(kernel: Kernel, quantizers: Quantizers) -> BoundKernel:
         return BoundKernel(custom.BINDINGS[operation](kernel, quantizers))
     if target != "cpu" or operation not in bound.BINDINGS:
         raise UnsupportedModelError(f"there is no kernel '{kernel.name}' here; run scaled-select-kernels first")
+    if operation == "update_scale" and kernel.config["algorithm"] == "custom":
+        own = quantizers[str(kernel.config["layer"]), AMAX_ALGORITHM]
+        kernel = replace(kernel, config={**kernel.config, "algorithm": own})  # pyright: ignore[reportArgumentType]
     run, allocate = bound.BINDINGS[operation](kernel)
     return BoundKernel(run, allocate if kernel.has_destinations else None)
