@@ -1,0 +1,315 @@
+// Handlers for groups of rows: the rows of a matrix belong to groups, one after
+// another, whose sizes are known when the program runs.
+//
+// Rows lie where they are in the matrix. Blocks along the rows never span two
+// groups: the blocks of side s of group g begin at block start / s + g, so that
+// their places follow from the start alone. FP4 codes along the rows, two a
+// byte, begin at their first block.
+#include "handlers.h"
+
+#include <cstring>
+#include <optional>
+
+#include "buffers.h"
+
+namespace steelyard {
+namespace {
+
+struct Group {
+  int64_t index, start, size;
+};
+
+struct Groups {
+  int64_t total; // rows of the whole matrix
+  int64_t count;
+  const int32_t *sizes;
+
+  bool fits() const {
+    int64_t rows = 0;
+    for (int64_t g = 0; g < count; ++g) {
+      if (sizes[g] < 0)
+        return false;
+      rows += sizes[g];
+    }
+    return rows <= total;
+  }
+
+  // Blocks of a side that all groups may need.
+  int64_t blocks(int64_t side) const { return total / side + count; }
+
+  template <class F> void for_each(const F &f) const {
+    int64_t start = 0;
+    for (int64_t g = 0; g < count; start += sizes[g++])
+      f(Group{g, start, sizes[g]});
+  }
+};
+
+ffi::Error too_many_rows() {
+  return ffi::Error::InvalidArgument(
+      "group_sizes must not be negative and must sum to at most the rows of x");
+}
+
+// Moves a copy of the whole matrix to one group: its memory, strides and M.
+void place(StoredCopy &copy, const Groups &groups, const Group &group) {
+  const SchemeBits scheme = copy.scheme;
+  const Family family = scheme.family();
+  const bool transposed = copy.columnwise && family != Family::mx;
+  const int64_t code_row = copy.code_row(), scale_row = copy.scale_row();
+  constexpr int64_t sides[] = {1, 128, 32, 16};
+  const int64_t side = sides[static_cast<int>(family)];
+  const int64_t block = group.start / side + group.index;
+  copy.M = group.size;
+  if (family == Family::tensor)
+    copy.scales += group.index * sizeof(float);
+  if (!transposed) {
+    copy.codes += group.start * code_row;
+    const bool along_rows =
+        copy.columnwise || (family == Family::block && scheme.tiled());
+    if (family != Family::tensor)
+      copy.scales += (along_rows ? block : group.start) * scale_row;
+  } else {
+    const bool packed = family == Family::nvfp4;
+    copy.codes_stride = packed ? groups.blocks(side) * side / 2 : groups.total;
+    copy.codes += packed ? block * side / 2 : group.start;
+    const int64_t width = family == Family::block ? sizeof(float) : 1;
+    if (family != Family::tensor) {
+      copy.scales_stride = groups.blocks(side) * width;
+      copy.scales += block * width;
+    }
+  }
+  if (copy.amax)
+    copy.amax += !scheme.row_scaled() ? group.index
+                 : copy.columnwise    ? group.index * copy.N
+                                      : group.start;
+}
+
+struct GroupedCopy {
+  TargetCopy whole;
+  std::optional<ffi::AnyBuffer> amax;
+};
+
+std::optional<GroupedCopy> take_copy(ffi::RemainingRets results, size_t &next,
+                                     int64_t scheme, float epsilon,
+                                     bool columnwise, ffi::AnyBuffer given,
+                                     int64_t M, int64_t N) {
+  if (scheme < 0)
+    return std::nullopt;
+  // What no group owns is zero.
+  const auto take = [&] {
+    ffi::AnyBuffer buffer = *results.get<ffi::AnyBuffer>(next++).value();
+    std::memset(buffer.untyped_data(), 0, buffer.size_bytes());
+    return buffer;
+  };
+  GroupedCopy copy{};
+  copy.whole.scheme = {static_cast<int>(scheme)};
+  copy.whole.columnwise = columnwise;
+  copy.whole.epsilon = epsilon;
+  copy.whole.M = M;
+  copy.whole.N = N;
+  copy.whole.codes = bytes_of(take());
+  copy.whole.scales = bytes_of(take());
+  if (!has_amax(copy.whole.scheme))
+    return copy;
+  copy.amax = take();
+  copy.whole.amax = floats_of(*copy.amax);
+  copy.whole.amax_given = is_given(given);
+  if (copy.whole.amax_given)
+    std::memcpy(copy.whole.amax, given.untyped_data(), copy.amax->size_bytes());
+  return copy;
+}
+
+ffi::Error grouped_quantize(ffi::ThreadPool pool, ffi::AnyBuffer x,
+                            ffi::AnyBuffer sizes, ffi::AnyBuffer scale,
+                            ffi::AnyBuffer row_amax, ffi::AnyBuffer col_amax,
+                            ffi::AnyBuffer rng, ffi::RemainingRets results,
+                            int64_t row_scheme, int64_t col_scheme,
+                            float row_epsilon, float col_epsilon) {
+  const int64_t M = x.dimensions()[0], N = x.dimensions()[1];
+  const Groups groups{M, static_cast<int64_t>(sizes.element_count()),
+                      static_cast<const int32_t *>(sizes.untyped_data())};
+  if (!groups.fits())
+    return too_many_rows();
+  size_t next = 0;
+  const auto row =
+      take_copy(results, next, row_scheme, row_epsilon, false, row_amax, M, N);
+  const auto col =
+      take_copy(results, next, col_scheme, col_epsilon, true, col_amax, M, N);
+  groups.for_each([&](const Group &group) {
+    const int64_t width = ffi::ByteWidth(x.element_type());
+    const Matrix source{bytes_of(x) + group.start * N * width,
+                        dtype_of(x.element_type()),
+                        group.size,
+                        N,
+                        N,
+                        1};
+    std::optional<TargetCopy> copies[2];
+    if (row)
+      place(copies[0].emplace(row->whole), groups, group);
+    if (col)
+      place(copies[1].emplace(col->whole), groups, group);
+    QuantizeOptions options;
+    if (is_given(scale))
+      options.scale = floats_of(scale) + group.index;
+    if (is_given(rng)) {
+      const RandomState state =
+          RandomState::read(static_cast<uint32_t *>(rng.untyped_data()));
+      options.seed = state.seed;
+      options.offset =
+          state.offset + (static_cast<uint64_t>(group.index) << 32);
+    }
+    quantize_matrix(source, copies[0] ? &*copies[0] : nullptr,
+                    copies[1] ? &*copies[1] : nullptr, options,
+                    static_cast<int>(pool.num_threads()));
+  });
+  return ffi::Error::Success();
+}
+
+StoredCopy whole_copy(int64_t scheme, bool columnwise, int64_t M, int64_t N,
+                      ffi::AnyBuffer codes, ffi::AnyBuffer scales,
+                      ffi::AnyBuffer amax) {
+  return {{static_cast<int>(scheme)},
+          columnwise,
+          bytes_of(codes),
+          bytes_of(scales),
+          is_given(amax) ? floats_of(amax) : nullptr,
+          M,
+          N};
+}
+
+ffi::Error grouped_dequantize(ffi::ThreadPool pool, ffi::AnyBuffer codes,
+                              ffi::AnyBuffer scales, ffi::AnyBuffer amax,
+                              ffi::AnyBuffer sizes,
+                              ffi::Result<ffi::AnyBuffer> out, int64_t scheme,
+                              bool columnwise) {
+  const int64_t M = out->dimensions()[0], N = out->dimensions()[1];
+  const Groups groups{M, static_cast<int64_t>(sizes.element_count()),
+                      static_cast<const int32_t *>(sizes.untyped_data())};
+  if (!groups.fits())
+    return too_many_rows();
+  std::memset(out->untyped_data(), 0, out->size_bytes());
+  groups.for_each([&](const Group &group) {
+    StoredCopy copy = whole_copy(scheme, columnwise, M, N, codes, scales, amax);
+    place(copy, groups, group);
+    run_dequantize(copy, bytes_of(*out) + group.start * item_bytes(*out, 1),
+                   dtype_of(out->element_type()),
+                   static_cast<int>(pool.num_threads()));
+  });
+  return ffi::Error::Success();
+}
+
+// The operand of a group: rows of a grouped copy, or an item of a batched one.
+StoredCopy operand_of(StoredCopy copy, bool grouped, ffi::AnyBuffer codes,
+                      ffi::AnyBuffer scales, ffi::AnyBuffer amax,
+                      const Groups &groups, const Group &group) {
+  if (grouped) {
+    place(copy, groups, group);
+    return copy;
+  }
+  copy.codes += group.index * item_bytes(codes, 1);
+  copy.scales += group.index * item_bytes(scales, 1);
+  if (copy.amax)
+    copy.amax += group.index * elements_after(amax.dimensions(), 1);
+  return copy;
+}
+
+// One product a group. Operand `a` is grouped; if `b` is too the groups are
+// what is reduced over, and the output has an item for each.
+ffi::Error grouped_gemm(ffi::ThreadPool pool, ffi::AnyBuffer a_codes,
+                        ffi::AnyBuffer a_scales, ffi::AnyBuffer a_amax,
+                        ffi::AnyBuffer b_codes, ffi::AnyBuffer b_scales,
+                        ffi::AnyBuffer b_amax, ffi::AnyBuffer sizes,
+                        ffi::AnyBuffer bias, ffi::Result<ffi::AnyBuffer> out,
+                        int64_t a_scheme, bool a_columnwise, int64_t a_rows,
+                        int64_t a_columns, int64_t b_scheme, bool b_columnwise,
+                        int64_t b_rows, int64_t b_columns) {
+  const bool both = out->dimensions().size() == 3;
+  const Groups groups{a_rows, static_cast<int64_t>(sizes.element_count()),
+                      static_cast<const int32_t *>(sizes.untyped_data())};
+  if (!groups.fits())
+    return too_many_rows();
+  const int64_t columns = out->dimensions().back();
+  std::memset(out->untyped_data(), 0, out->size_bytes());
+  groups.for_each([&](const Group &group) {
+    const StoredCopy a =
+        operand_of(whole_copy(a_scheme, a_columnwise, a_rows, a_columns,
+                              a_codes, a_scales, a_amax),
+                   true, a_codes, a_scales, a_amax, groups, group);
+    const StoredCopy b =
+        operand_of(whole_copy(b_scheme, b_columnwise, b_rows, b_columns,
+                              b_codes, b_scales, b_amax),
+                   both, b_codes, b_scales, b_amax, groups, group);
+    if (out->element_count() == 0 || group.size == 0)
+      return;
+    GemmCall call{};
+    call.out = bytes_of(*out) + (both ? group.index * item_bytes(*out, 1)
+                                      : group.start * item_bytes(*out, 1));
+    call.out_dtype = dtype_of(out->element_type());
+    call.out_stride = columns;
+    if (is_given(bias))
+      call.addends[0] = {bytes_of(bias) + group.index * item_bytes(bias, 1),
+                         dtype_of(bias.element_type()),
+                         group.size,
+                         columns,
+                         0,
+                         1};
+    run_gemm(a, b, call, static_cast<int>(pool.num_threads()));
+  });
+  return ffi::Error::Success();
+}
+
+} // namespace
+
+XLA_FFI_DEFINE_HANDLER(grouped_quantize_handler, grouped_quantize,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .RemainingRets()
+                           .Attr<int64_t>("row_scheme")
+                           .Attr<int64_t>("col_scheme")
+                           .Attr<float>("row_epsilon")
+                           .Attr<float>("col_epsilon"));
+
+XLA_FFI_DEFINE_HANDLER(grouped_dequantize_handler, grouped_dequantize,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Attr<int64_t>("scheme")
+                           .Attr<bool>("columnwise"));
+
+XLA_FFI_DEFINE_HANDLER(grouped_gemm_handler, grouped_gemm,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Attr<int64_t>("a_scheme")
+                           .Attr<bool>("a_columnwise")
+                           .Attr<int64_t>("a_rows")
+                           .Attr<int64_t>("a_columns")
+                           .Attr<int64_t>("b_scheme")
+                           .Attr<bool>("b_columnwise")
+                           .Attr<int64_t>("b_rows")
+                           .Attr<int64_t>("b_columns"));
+
+std::vector<Handler> grouped_handlers() {
+  return {{"steelyard_grouped_quantize", grouped_quantize_handler},
+          {"steelyard_grouped_dequantize", grouped_dequantize_handler},
+          {"steelyard_grouped_gemm", grouped_gemm_handler}};
+}
+
+} // namespace steelyard
