@@ -21,7 +21,7 @@ $(STAMP)-venv:
 # The build requirements are installed first so that the package builds, and rebuilds, without isolation in seconds.
 $(STAMP)-test: $(STAMP)-venv constraints.txt pyproject.toml
 	@echo "[setup] installing torch, torch-mlir and what the tests need (minutes the first time)"
-	@$(PIP) scikit-build-core nanobind cmake ninja torch==2.13.0
+	@$(PIP) scikit-build-core nanobind jaxlib cmake ninja torch==2.13.0
 	@$(PIP) --no-build-isolation --editable '.[test]'
 	@touch $@ $(STAMP)-package
 

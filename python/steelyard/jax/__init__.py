@@ -1,0 +1,56 @@
+"""Steelyard for JAX: quantized tensors as pytrees, and the operations on them, over the same kernels as for torch."""
+
+try:
+    import jax  # noqa: F401
+except ImportError as error:
+    raise ImportError("steelyard.jax needs jax; install steelyard[jax]") from error
+
+from steelyard.jax.dense import dense
+from steelyard.jax.dequantizers import (
+    block_scale_dequantizer,
+    mxfp8_dequantizer,
+    noop_dequantizer,
+    nvfp4_dequantizer,
+    tensor_scale_dequantizer,
+)
+from steelyard.jax.factory import ScaledTensorFactory
+from steelyard.jax.native import traced_path, use_path
+from steelyard.jax.operations import dequantize, dot, quantize
+from steelyard.jax.quantizers import DelayedQuantizer, Quantizer, QuantizerSet, update_scale
+from steelyard.jax.scaling_modes import ScalingMode
+from steelyard.jax.sharding import logical_axis_rules
+from steelyard.jax.tensor import (
+    AbstractBaseTensor,
+    AbstractBaseTensor1x,
+    NoScaleTensor,
+    ScaledTensor,
+    ScaledTensor1x,
+    ScaledTensor2x,
+)
+
+__all__ = [
+    "AbstractBaseTensor",
+    "AbstractBaseTensor1x",
+    "DelayedQuantizer",
+    "NoScaleTensor",
+    "Quantizer",
+    "QuantizerSet",
+    "ScaledTensor",
+    "ScaledTensor1x",
+    "ScaledTensor2x",
+    "ScaledTensorFactory",
+    "ScalingMode",
+    "block_scale_dequantizer",
+    "dense",
+    "dequantize",
+    "dot",
+    "logical_axis_rules",
+    "mxfp8_dequantizer",
+    "noop_dequantizer",
+    "nvfp4_dequantizer",
+    "quantize",
+    "tensor_scale_dequantizer",
+    "traced_path",
+    "update_scale",
+    "use_path",
+]

@@ -51,13 +51,8 @@ def quantize(x: jax.Array, spec: CopySpec, *, scale=None, amax=None, rng=None) -
     request = Request(softfloat.bits_of(x), float(jnp.finfo(x.dtype).max), *given, rng)
     codes, scales, kept = _quantize(request, spec)
     scheme = spec.scheme
-    if scheme.scale == "f32":
-        scales = softfloat.floats_of(scales)
-    else:
-        scales = from_bytes(scales, scales_dtype(scheme))
-    return Parts(
-        from_bytes(codes, codes_dtype(scheme)), scales, None if kept is None else softfloat.floats_of(kept)
-    )
+    scales = softfloat.floats_of(scales) if scheme.scale == "f32" else from_bytes(scales, scales_dtype(scheme))
+    return Parts(from_bytes(codes, codes_dtype(scheme)), scales, None if kept is None else softfloat.floats_of(kept))
 
 
 def _quantize(request: Request, spec: CopySpec) -> tuple:
@@ -76,7 +71,7 @@ def _quantize(request: Request, spec: CopySpec) -> tuple:
 def _transposed(codes, scales, spec: CopySpec) -> tuple[jax.Array, jax.Array]:
     """Codes and scales of the columnwise copy, from those of the rowwise one."""
     family = spec.scheme.family
-    rows, columns = spec.shape
+    columns = spec.shape[1]
     if family == "tensor":
         return codes.T, scales
     if family == "block":
@@ -121,9 +116,7 @@ def _per_tensor(stored, spec: CopySpec, request: Request) -> tuple:
     amax = amax_of(stored) if request.amax is None else request.amax
     scale = request.scale
     if scale is None:
-        scale = scale_from_amax(
-            amax, scheme.element_max, epsilon=scheme.epsilon, power_of_two=scheme.power_of_two
-        )
+        scale = scale_from_amax(amax, scheme.element_max, epsilon=scheme.epsilon, power_of_two=scheme.power_of_two)
     codes = FORMATS[scheme.element].encode(softfloat.multiply(stored, scale))
     return codes, softfloat.divide(_ONE, scale), amax
 

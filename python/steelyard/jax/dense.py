@@ -1,0 +1,108 @@
+"""A dense layer whose three GEMMs run in the formats of a recipe."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from steelyard.errors import RecipeError
+from steelyard.jax import random
+from steelyard.jax.operations import check_source, product
+from steelyard.jax.quantizers import QuantizerSet
+from steelyard.jax.tensor import AbstractBaseTensor, NoScaleTensor, ScaledTensor1x
+
+
+def dense(
+    x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None, quantizer_set: QuantizerSet | None = None
+) -> jax.Array:
+    """`x @ kernel + bias`, quantized as the set says, forward and backward; kernel is [K, N], x is [..., K].
+
+    The gradient with respect to `quantizer_set` is not a gradient but the set of the next step: its scales, amax
+    histories and random state, updated. Use one set a layer.
+    """
+    quantizer_set = QuantizerSet() if quantizer_set is None else quantizer_set
+    _check(x, kernel, bias, quantizer_set)
+    y = _dense(x.reshape(-1, x.shape[-1]), kernel, bias, quantizer_set)
+    return y.reshape(*x.shape[:-1], kernel.shape[1])
+
+
+def _check(x, kernel, bias, quantizer_set) -> None:
+    check_source(x if getattr(x, "ndim", 0) != 1 else x[None], "x")
+    check_source(kernel, "kernel")
+    if kernel.ndim != 2 or x.shape[-1] != kernel.shape[0]:
+        raise RecipeError(f"kernel must be [K, N] with the K of x, {x.shape[-1]}; got shape {tuple(kernel.shape)}")
+    if bias is not None and tuple(jnp.shape(bias)) != kernel.shape[1:]:
+        raise RecipeError(f"bias must have shape {kernel.shape[1:]}, got {tuple(jnp.shape(bias))}")
+    if not isinstance(quantizer_set, QuantizerSet):
+        raise RecipeError(
+            f"quantizer_set must be a QuantizerSet, got {type(quantizer_set).__name__}; use QuantizerSet.from_recipe"
+        )
+
+
+class _Saved(NamedTuple):
+    """What the backward reads; empty arrays stand for dtypes."""
+
+    x: AbstractBaseTensor
+    kernel: AbstractBaseTensor
+    quantizers: QuantizerSet
+    amaxes: tuple
+    x_like: jax.Array
+    kernel_like: jax.Array
+    bias_like: jax.Array | None
+
+
+@jax.custom_vjp
+def _dense(x, kernel, bias, quantizers):
+    quantized_x, _ = quantizers.x.quantize(x, colwise=False)
+    _, quantized_kernel = quantizers.kernel.quantize(kernel, rowwise=False)
+    return product(quantized_x, quantized_kernel, bias=bias, out_dtype=x.dtype)
+
+
+def _forward(x, kernel, bias, quantizers: QuantizerSet):
+    both = quantizers.backward == "normal"
+    x_row, x_col = quantizers.x.quantize(x, colwise=both)
+    kernel_row, kernel_col = quantizers.kernel.quantize(kernel, rowwise=both)
+    y = product(x_row, kernel_col, bias=bias, out_dtype=x.dtype)
+    saved_x, saved_kernel = {
+        "normal": (x_col, kernel_row),
+        "high_precision": (NoScaleTensor(x), NoScaleTensor(kernel)),
+        "dequantized": (x_row, kernel_col),
+    }[quantizers.backward]
+    amaxes = _amax(x_row, x_col), _amax(kernel_row, kernel_col)
+    bias_like = None if bias is None else jnp.zeros((0,), bias.dtype)
+    likes = jnp.zeros((0,), x.dtype), jnp.zeros((0,), kernel.dtype), bias_like
+    return y, _Saved(saved_x, saved_kernel, quantizers, amaxes, *likes)
+
+
+def _backward(saved: _Saved, dy: jax.Array):
+    quantizers = saved.quantizers
+    x, kernel = saved.x, saved.kernel
+    if quantizers.backward == "dequantized":
+        x, kernel = NoScaleTensor(x.dequantize()), NoScaleTensor(kernel.dequantize())
+    rng = None if quantizers.random_state is None else random.state_words(quantizers.random_state)
+    dy_row, dy_col = quantizers.dgrad.quantize(dy, rng=rng)
+    dx = product(dy_row, _rows(kernel), out_dtype=saved.x_like.dtype)
+    dkernel = product(_columns(x), dy_col, out_dtype=saved.kernel_like.dtype)
+    dbias = None if saved.bias_like is None else jnp.sum(dy, axis=0, dtype=jnp.float32).astype(saved.bias_like.dtype)
+    return dx, dkernel, dbias, quantizers.updated(*saved.amaxes, _amax(dy_row, dy_col))
+
+
+_dense.defvjp(_forward, _backward)
+
+
+def _rows(tensor: AbstractBaseTensor) -> Any:
+    """A second operand that is reduced along its columns."""
+    return tensor if isinstance(tensor, ScaledTensor1x) else NoScaleTensor(tensor.dequantize().T)
+
+
+def _columns(tensor: AbstractBaseTensor) -> Any:
+    """A first operand that is reduced along its rows."""
+    return tensor if isinstance(tensor, ScaledTensor1x) else NoScaleTensor(tensor.dequantize().T)
+
+
+def _amax(row: AbstractBaseTensor, col: AbstractBaseTensor) -> jax.Array | None:
+    """The amax of the tensor, from a copy that has it."""
+    for copy in (row, col):
+        if isinstance(copy, ScaledTensor1x) and copy.scheme.family == "tensor":
+            return copy.amax
+    return None

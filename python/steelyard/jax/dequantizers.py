@@ -1,0 +1,54 @@
+"""From codes and scales to values: a function a family of modes, of a tensor to an array of its `dq_dtype`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from steelyard.errors import RecipeError
+from steelyard.jax import primitives
+from steelyard.jax.scaling_modes import ScalingMode
+
+
+def noop_dequantizer(tensor: Any) -> jax.Array:
+    """The data of a tensor in high precision."""
+    return tensor.data
+
+
+def tensor_scale_dequantizer(tensor: Any) -> jax.Array:
+    """`data * scale_inv`, one scale for the tensor."""
+    return _decode(tensor, "tensor", "tensor_scale_dequantizer")
+
+
+def block_scale_dequantizer(tensor: Any) -> jax.Array:
+    """`data * scale_inv`, a float32 scale for each 1x128 block or 128x128 tile."""
+    return _decode(tensor, "block", "block_scale_dequantizer")
+
+
+def mxfp8_dequantizer(tensor: Any) -> jax.Array:
+    """`data * scale_inv`, a power of two for each 32 elements."""
+    return _decode(tensor, "mx", "mxfp8_dequantizer")
+
+
+def nvfp4_dequantizer(tensor: Any) -> jax.Array:
+    """`data * scale_inv * amax / (6 * 448)`, a scale for each 16 elements; the Hadamard transform is undone."""
+    return _decode(tensor, "nvfp4", "nvfp4_dequantizer")
+
+
+def _decode(tensor: Any, family: str, name: str) -> jax.Array:
+    if tensor.scheme.family != family:
+        raise RecipeError(f"{name} needs a tensor of its own scaling mode, got {tensor.scaling_mode.name}")
+    return primitives.dequantize(tensor.parts, tensor.spec, tensor.dq_dtype).reshape(tensor.shape)
+
+
+BY_MODE: dict[ScalingMode, Callable] = {
+    ScalingMode.NO_SCALING: noop_dequantizer,
+    ScalingMode.DELAYED_TENSOR_SCALING: tensor_scale_dequantizer,
+    ScalingMode.CURRENT_TENSOR_SCALING: tensor_scale_dequantizer,
+    ScalingMode.BLOCK_1X128_SCALING: block_scale_dequantizer,
+    ScalingMode.BLOCK_128X128_SCALING: block_scale_dequantizer,
+    ScalingMode.MXFP8_1D_SCALING: mxfp8_dequantizer,
+    ScalingMode.MXFP8_2D_SCALING: mxfp8_dequantizer,
+    ScalingMode.NVFP4_1D_SCALING: nvfp4_dequantizer,
+    ScalingMode.NVFP4_2D_SCALING: nvfp4_dequantizer,
+}

@@ -1,0 +1,49 @@
+"""Which implementation runs: the native XLA handlers on a CPU, plain jnp elsewhere or where they are missing."""
+
+import contextlib
+import contextvars
+from functools import cache
+
+import jax
+
+from steelyard import knobs
+from steelyard.errors import TargetError
+
+PATHS = ("auto", "native", "reference")
+_chosen: contextvars.ContextVar[str] = contextvars.ContextVar("steelyard_jax_path", default="auto")
+
+
+@cache
+def is_available() -> bool:
+    """Whether the native handlers are there; they are registered with XLA on the first call."""
+    try:
+        from steelyard.jax import _ffi
+    except ImportError:
+        return False
+    _ffi.set_isa(knobs.isa() or "")
+    for name, handler in _ffi.handlers().items():
+        jax.ffi.register_ffi_target(name, handler, platform="cpu")
+    return True
+
+
+@contextlib.contextmanager
+def use_path(path: str):
+    """Trace with `native` or `reference` everywhere, whatever the platform; `auto` is the default.
+
+    It decides what is traced: a function that jit has traced before keeps its path.
+    """
+    if path not in PATHS:
+        raise TargetError(f"path must be one of {', '.join(PATHS)}, got {path!r}")
+    token = _chosen.set(path)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+def traced_path() -> str:
+    """What programs traced now will use."""
+    path = _chosen.get()
+    if path == "native" and not is_available():
+        raise TargetError("path 'native' needs the module steelyard.jax._ffi, which is missing; reinstall steelyard")
+    return "reference" if path == "auto" and not is_available() else path

@@ -1,0 +1,179 @@
+"""quantize, dequantize and dot on arrays and quantized tensors."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from steelyard.errors import RecipeError
+from steelyard.jax import primitives
+from steelyard.jax.copies import CopySpec
+from steelyard.jax.formats import HIGH_PRECISION
+from steelyard.jax.random import random_words
+from steelyard.jax.scaling_modes import ScalingMode, flatten
+from steelyard.jax.tensor import AbstractBaseTensor, NoScaleTensor, ScaledTensor1x, ScaledTensor2x
+from steelyard.schemes import Scheme
+
+
+def quantize(
+    x: jax.Array,
+    scaling_mode: ScalingMode = ScalingMode.CURRENT_TENSOR_SCALING,
+    *,
+    q_dtype: Any = None,
+    rowwise: bool = True,
+    colwise: bool = False,
+    flatten_axis: int = -1,
+    dq_dtype: Any = None,
+    scale: jax.Array | None = None,
+    amax: jax.Array | None = None,
+    key: jax.Array | None = None,
+    **options,
+) -> AbstractBaseTensor:
+    """Quantize an array, its dims before `flatten_axis` as rows.
+
+    `scale`: of a delayed mode; `amax`: one already reduced; `key`: a PRNG key, for `rounding="stochastic"`; `options`:
+    those of a scheme, as `rule`, `epsilon`, `power_of_two`, `rht`, `rounding`, `four_over_six`.
+    """
+    if not isinstance(scaling_mode, ScalingMode):
+        raise RecipeError(f"scaling_mode must be a ScalingMode, got {scaling_mode!r}")
+    check_source(x, "x")
+    if scaling_mode is ScalingMode.NO_SCALING:
+        return NoScaleTensor(x, amax)
+    row, col = (
+        scaling_mode.scheme(q_dtype, is_colwise=columnwise, **options) if wanted else None
+        for wanted, columnwise in ((rowwise, False), (colwise, True))
+    )
+    words = None if key is None else random_words(key)
+    return quantize_with(x, row, col, scale=scale, amax=amax, rng=words, flatten_axis=flatten_axis, dq_dtype=dq_dtype)
+
+
+def quantize_with(
+    x: jax.Array,
+    row: Scheme | None,
+    col: Scheme | None,
+    *,
+    scale=None,
+    amax=None,
+    rng=None,
+    flatten_axis=-1,
+    dq_dtype=None,
+) -> ScaledTensor1x | ScaledTensor2x:
+    """The copies of an array that schemes ask for, one at least; `rng`: four words, seed and offset."""
+    schemes = [each for each in (row, col) if each is not None]
+    if not schemes:
+        raise RecipeError("rowwise or colwise must be asked for, got neither")
+    matrix = flatten(x.shape, flatten_axis)
+    _check_operands(schemes, scale, rng)
+    scale = None if scale is None else jnp.asarray(scale, jnp.float32).reshape(())
+    amaxes = [None if s is None else _given_amax(amax, CopySpec(s, c, matrix)) for s, c in ((row, False), (col, True))]
+    if not any(scheme.rounding == "stochastic" for scheme in schemes):
+        rng = None
+    pair = primitives.quantize(
+        x.reshape(matrix), row, col, scale=scale, row_amax=amaxes[0], col_amax=amaxes[1], rng=rng
+    )
+    tensors = [
+        ScaledTensor1x.from_parts(
+            parts,
+            CopySpec(scheme, columnwise, matrix),
+            x.shape,
+            x.dtype if dq_dtype is None else dq_dtype,
+            flatten_axis,
+        )
+        for parts, scheme, columnwise in zip(pair, (row, col), (False, True), strict=True)
+        if parts is not None
+    ]
+    return tensors[0] if len(tensors) == 1 else ScaledTensor2x(*tensors)
+
+
+def check_source(x: Any, argument: str) -> None:
+    """Refuse what is no array in high precision with at least two dims."""
+    dtype = getattr(x, "dtype", None)
+    if dtype is None or dtype not in map(jnp.dtype, HIGH_PRECISION) or x.ndim < 2:
+        found = type(x).__name__ if dtype is None else f"{dtype} of shape {tuple(x.shape)}"
+        raise RecipeError(f"{argument} must be float32, bfloat16 or float16 with at least two dims, got {found}")
+
+
+def _check_operands(schemes: list[Scheme], scale, rng) -> None:
+    if any(scheme.source == "delayed" for scheme in schemes) and scale is None:
+        raise RecipeError("scale must be given for DELAYED_TENSOR_SCALING, got None; pass the state's scale")
+    if scale is not None and jnp.size(scale) != 1:
+        raise RecipeError(f"scale must be one value, got shape {jnp.shape(scale)}")
+    if any(scheme.rounding == "stochastic" for scheme in schemes) and rng is None:
+        raise RecipeError("key must be given for stochastic rounding, got None; pass a key of jax.random")
+
+
+def _given_amax(amax, spec: CopySpec) -> jax.Array | None:
+    _, _, *amax_type = spec.part_types()
+    if amax is None or not amax_type:
+        return None
+    shape = amax_type[0][0]
+    amax = jnp.asarray(amax, jnp.float32)
+    if amax.size != math.prod(shape):
+        raise RecipeError(f"amax must have shape {shape} here, got {amax.shape}")
+    return amax.reshape(shape)
+
+
+def dequantize(tensor: AbstractBaseTensor) -> jax.Array:
+    """The values of a tensor in high precision."""
+    if not isinstance(tensor, AbstractBaseTensor):
+        raise RecipeError(f"tensor must be a tensor of steelyard.jax, got {type(tensor).__name__}")
+    return tensor.dequantize()
+
+
+def dot(lhs: AbstractBaseTensor, rhs: AbstractBaseTensor, *, bias: jax.Array | None = None, out_dtype: Any = None):
+    """`lhs @ rhs (+ bias)`: the last dims of `lhs` with the first of `rhs`, from the copies that a GEMM reads.
+
+    Operands that do not go together are multiplied in high precision.
+    """
+    left, right = lhs.get_tensor(is_colwise=False), rhs.get_tensor(is_colwise=True)
+    return product(left, right, bias=bias, out_dtype=out_dtype)
+
+
+def product(a: AbstractBaseTensor, b: AbstractBaseTensor, *, bias=None, out_dtype: Any = None) -> jax.Array:
+    """The product of two copies, each reduced along the dims that it is quantized along; its kept dims, a's first."""
+    (a_kept, a_reduced), (b_kept, b_reduced) = _split(a, False), _split(b, True)
+    if math.prod(a_reduced) != math.prod(b_reduced):
+        raise RecipeError(f"operands must reduce over the same length, got {a_reduced} and {b_reduced}")
+    out_dtype = jnp.dtype(_dtype_of(a) if out_dtype is None else out_dtype)
+    if bias is not None and bias.shape != (math.prod(b_kept),):
+        raise RecipeError(f"bias must have shape {(math.prod(b_kept),)}, got {bias.shape}")
+    if is_gemm(a, b):
+        out = primitives.gemm(a.parts, a.spec, b.parts, b.spec, bias=bias, out_dtype=out_dtype)
+    else:
+        out = _high_precision(a, b, bias, out_dtype)
+    return out.reshape(*a_kept, *b_kept)
+
+
+def is_gemm(a: AbstractBaseTensor, b: AbstractBaseTensor) -> bool:
+    """Whether a scaled GEMM takes these operands."""
+    if not (isinstance(a, ScaledTensor1x) and isinstance(b, ScaledTensor1x)):
+        return False
+    tiles = (a.scheme.block, b.scheme.block) == ("128x128", "128x128")
+    return a.scheme.family == b.scheme.family and a.scheme.rht == b.scheme.rht and not tiles
+
+
+def _split(tensor: AbstractBaseTensor, is_colwise: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Dims that a product keeps, and those that it reduces; an unquantized operand has its place's usage."""
+    if isinstance(tensor, ScaledTensor1x):
+        first, last = tensor.shape[: tensor.flatten_axis], tensor.shape[tensor.flatten_axis :]
+        return (last, first) if tensor.is_colwise else (first, last)
+    return (tensor.shape[1:], tensor.shape[:1]) if is_colwise else (tensor.shape[:-1], tensor.shape[-1:])
+
+
+def _dtype_of(tensor: AbstractBaseTensor):
+    return tensor.dq_dtype if isinstance(tensor, ScaledTensor1x) else tensor.data.dtype
+
+
+def _high_precision(a, b, bias, out_dtype) -> jax.Array:
+    matrices = []
+    for tensor, is_colwise in ((a, False), (b, True)):
+        kept, reduced = _split(tensor, is_colwise)
+        colwise = tensor.is_colwise if isinstance(tensor, ScaledTensor1x) else is_colwise
+        values = tensor.dequantize()
+        sizes = (math.prod(kept), math.prod(reduced))
+        matrices.append(values.reshape(sizes[::-1]).T if colwise else values.reshape(sizes))
+    out = jnp.matmul(matrices[0], matrices[1].T, preferred_element_type=jnp.float32)
+    if bias is not None:
+        out = out + bias.astype(jnp.float32)
+    return out.astype(out_dtype)

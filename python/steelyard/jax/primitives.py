@@ -1,0 +1,265 @@
+"""The operations that programs are traced into: quantize, dequantize and gemm, over leading batch dims.
+
+On a CPU each is one XLA custom call of a native handler; elsewhere, and where asked, it is the reference in jnp. An
+operand that is not given is an empty array, so that every operation has a fixed number of them.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import ffi
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir, xla
+from jax.sharding import PartitionSpec
+
+from steelyard.jax import native, reference
+from steelyard.jax.copies import CopySpec, Parts, flat_parts, pair_of
+from steelyard.schemes import Scheme
+from steelyard.stored import scheme_bits
+
+ShapedArray = jax.core.ShapedArray
+
+
+def none_given(dtype=jnp.float32) -> jax.Array:
+    """What stands for an operand that is not given."""
+    return jnp.zeros((0,), dtype)
+
+
+def _or_none(array: jax.Array) -> jax.Array | None:
+    return None if array.shape == (0,) else array
+
+
+def quantize(
+    x: jax.Array, row: Scheme | None, col: Scheme | None, *, scale=None, row_amax=None, col_amax=None, rng=None
+) -> tuple[Parts | None, Parts | None]:
+    """The rowwise and the columnwise copy of matrices (..., M, N); the other operands have the same batch dims."""
+    operands = [
+        none_given(dtype) if each is None else each
+        for each, dtype in ((scale, jnp.float32), (row_amax, jnp.float32), (col_amax, jnp.float32), (rng, jnp.uint32))
+    ]
+    flat = quantize_p.bind(x, *operands, row=row, col=col, path=native.traced_path())
+    return pair_of(flat, row, col)
+
+
+def dequantize(parts: Parts, spec: CopySpec, dtype) -> jax.Array:
+    """The values of a copy, (..., M, N)."""
+    amax = none_given() if parts.amax is None else parts.amax
+    (out,) = dequantize_p.bind(
+        parts.codes, parts.scales, amax, spec=spec, dtype=np.dtype(dtype), path=native.traced_path()
+    )
+    return out
+
+
+def gemm(a: Parts, a_spec: CopySpec, b: Parts, b_spec: CopySpec, *, bias=None, out_dtype) -> jax.Array:
+    """`a b^T (+ bias)`, each operand reduced along the dim that its copy is quantized along."""
+    operands = [none_given() if each is None else each for each in (*a, *b, bias)]
+    (out,) = gemm_p.bind(*operands, a_spec=a_spec, b_spec=b_spec, dtype=np.dtype(out_dtype), path=native.traced_path())
+    return out
+
+
+def _new_primitive(name: str) -> Primitive:
+    primitive = Primitive(f"steelyard_{name}")
+    primitive.multiple_results = True
+    primitive.def_impl(partial(xla.apply_primitive, primitive))
+    return primitive
+
+
+quantize_p = _new_primitive("quantize")
+dequantize_p = _new_primitive("dequantize")
+gemm_p = _new_primitive("gemm")
+
+
+def _avals(operands, types) -> list[ShapedArray]:
+    """Abstract results: what varies over the axes of a shard_map makes results vary too."""
+    like = max(operands, key=lambda aval: len(aval.manual_axis_type.varying))
+    return [
+        ShapedArray(
+            shape,
+            dtype,
+            sharding=like.sharding.update(spec=PartitionSpec(*(None,) * len(shape))),
+            manual_axis_type=like.manual_axis_type,
+        )
+        for shape, dtype in types
+    ]
+
+
+def _quantize_types(x, row, col) -> list[tuple]:
+    *batch, M, N = x.shape
+    specs = [CopySpec(s, columnwise, (M, N)) for s, columnwise in ((row, False), (col, True)) if s is not None]
+    return [((*batch, *shape), dtype) for spec in specs for shape, dtype in spec.part_types()]
+
+
+@quantize_p.def_abstract_eval
+def _quantize_abstract(x, *operands, row, col, path):
+    return _avals((x, *operands), _quantize_types(x, row, col))
+
+
+@dequantize_p.def_abstract_eval
+def _dequantize_abstract(codes, scales, amax, *, spec, dtype, path):
+    return _avals((codes, scales, amax), [((*codes.shape[:-2], *spec.shape), dtype)])
+
+
+@gemm_p.def_abstract_eval
+def _gemm_abstract(*operands, a_spec, b_spec, dtype, path):
+    batch = np.broadcast_shapes(operands[0].shape[:-2], operands[3].shape[:-2])
+    return _avals(operands, [((*batch, a_spec.outer, b_spec.outer), dtype)])
+
+
+def _batched(array: jax.Array, size: int) -> jax.Array:
+    """An operand without the batch dim gets it; one that is not given stays so."""
+    return array if array.shape == (0,) else jnp.broadcast_to(array, (size, *array.shape))
+
+
+def _batch_everything(primitive, operands, dims, **parameters):
+    """Every operand gets the batch dim first."""
+    size = next(operand.shape[dim] for operand, dim in zip(operands, dims, strict=True) if dim is not None)
+    moved = [
+        _batched(operand, size) if dim is None else jnp.moveaxis(operand, dim, 0)
+        for operand, dim in zip(operands, dims, strict=True)
+    ]
+    results = primitive.bind(*moved, **parameters)
+    return results, [0] * len(results)
+
+
+def _batch_gemm(operands, dims, **parameters):
+    """An operand that is not batched gets a dim of size 1, which repeats: nothing is copied."""
+    *parts, bias = operands
+    *part_dims, bias_dim = dims
+    moved = []
+    for operand, dim in zip(parts, part_dims, strict=True):
+        if dim is not None:
+            moved.append(jnp.moveaxis(operand, dim, 0))
+        else:
+            moved.append(operand if operand.shape == (0,) else operand[None])
+    moved = _align_batch_dims(moved)
+    if bias_dim is None:
+        results = gemm_p.bind(*moved, bias, **parameters)
+        return results, [0]
+    wide = {**parameters, "dtype": np.dtype(jnp.float32)}
+    (product,) = gemm_p.bind(*moved, none_given(), **wide)
+    bias = jnp.moveaxis(bias, bias_dim, 0)
+    total = product + jnp.expand_dims(bias, range(1, product.ndim - 1)).astype(jnp.float32)
+    return [total.astype(parameters["dtype"])], [0]
+
+
+def _align_batch_dims(parts: list[jax.Array]) -> list[jax.Array]:
+    """Both operands get as many leading dims; the parts of one have the batch size of its codes."""
+    aligned = []
+    batches = [parts[0].shape[:-2], parts[3].shape[:-2]]
+    depth = max(map(len, batches))
+    for first, batch in zip((0, 3), batches, strict=True):
+        missing = depth - len(batch)
+        for part in parts[first : first + 3]:
+            # The leading dim is the new one; older dims that are missing come after it.
+            aligned.append(part if part.shape == (0,) else jnp.expand_dims(part, range(1, 1 + missing)))
+    return aligned
+
+
+for _primitive in (quantize_p, dequantize_p):
+    batching.primitive_batchers[_primitive] = partial(_batch_everything, _primitive)
+batching.primitive_batchers[gemm_p] = _batch_gemm
+
+
+def _over_batch(function, depth: int):
+    """A function of matrices, over leading dims."""
+    for _ in range(depth):
+        function = jax.vmap(function)
+    return function
+
+
+def _quantize_reference(x, scale, row_amax, col_amax, rng, *, row, col):
+    given = {"scale": scale, "row_amax": row_amax, "col_amax": col_amax, "rng": rng}
+    given = {name: array for name, array in given.items() if array.shape != (0,)}
+
+    def matrix(x, given):
+        flat = []
+        for scheme, columnwise, amax in ((row, False, "row_amax"), (col, True, "col_amax")):
+            if scheme is not None:
+                flat += flat_parts(
+                    reference.quantize(
+                        x,
+                        CopySpec(scheme, columnwise, x.shape),
+                        scale=given.get("scale") if scheme.family == "tensor" else None,
+                        amax=given.get(amax),
+                        rng=given.get("rng"),
+                    )
+                )
+        return flat
+
+    return _over_batch(matrix, x.ndim - 2)(x, given)
+
+
+def _dequantize_reference(codes, scales, amax, *, spec, dtype):
+    parts = Parts(codes, scales, _or_none(amax))
+    return [_over_batch(lambda parts: reference.dequantize(parts, spec, dtype), codes.ndim - 2)(parts)]
+
+
+def _gemm_reference(*operands, a_spec, b_spec, dtype):
+    bias = _or_none(operands[6])
+    batch = np.broadcast_shapes(operands[0].shape[:-2], operands[3].shape[:-2])
+    depth = len(batch)
+    copies = []
+    for codes, scales, amax in (operands[:3], operands[3:6]):
+        whole = [codes, scales, *([] if amax.shape == (0,) else [amax])]
+        whole = [jnp.broadcast_to(part, (*batch, *part.shape[depth:])) for part in whole]
+        copies.append(Parts(*whole) if len(whole) == 3 else Parts(*whole, None))
+    product = _over_batch(lambda a, b: reference.gemm(a, a_spec, b, b_spec, bias, dtype), depth)
+    return [product(*copies)]
+
+
+def _scheme_attribute(scheme: Scheme | None) -> np.int64:
+    return np.int64(-1 if scheme is None else scheme_bits(scheme))
+
+
+def _quantize_native(x, *operands, row, col):
+    types = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in _quantize_types(x, row, col)]
+    return ffi.ffi_call("steelyard_quantize", types)(
+        x,
+        *operands,
+        row_scheme=_scheme_attribute(row),
+        col_scheme=_scheme_attribute(col),
+        row_epsilon=np.float32(row.epsilon if row else 0),
+        col_epsilon=np.float32(col.epsilon if col else 0),
+    )
+
+
+def _dequantize_native(codes, scales, amax, *, spec, dtype):
+    types = [jax.ShapeDtypeStruct((*codes.shape[:-2], *spec.shape), dtype)]
+    return ffi.ffi_call("steelyard_dequantize", types)(
+        codes, scales, amax, scheme=_scheme_attribute(spec.scheme), columnwise=spec.columnwise
+    )
+
+
+def spec_attributes(prefix: str, spec: CopySpec) -> dict:
+    """How a handler is told about an operand."""
+    return {
+        f"{prefix}_scheme": _scheme_attribute(spec.scheme),
+        f"{prefix}_columnwise": spec.columnwise,
+        f"{prefix}_rows": np.int64(spec.shape[0]),
+        f"{prefix}_columns": np.int64(spec.shape[1]),
+    }
+
+
+def _gemm_native(*operands, a_spec, b_spec, dtype):
+    batch = np.broadcast_shapes(operands[0].shape[:-2], operands[3].shape[:-2])
+    types = [jax.ShapeDtypeStruct((*batch, a_spec.outer, b_spec.outer), dtype)]
+    attributes = spec_attributes("a", a_spec) | spec_attributes("b", b_spec)
+    return ffi.ffi_call("steelyard_gemm", types)(*operands, **attributes)
+
+
+def register_lowerings(primitive: Primitive, on_cpu, anywhere) -> None:
+    """Native on a CPU unless the reference was asked for, the reference everywhere else."""
+
+    def lower(function, context, *operands, path, **parameters):
+        chosen = anywhere if path == "reference" else function
+        return mlir.lower_fun(partial(chosen, **parameters), multiple_results=True)(context, *operands)
+
+    mlir.register_lowering(primitive, partial(lower, on_cpu), platform="cpu")
+    mlir.register_lowering(primitive, partial(lower, anywhere))
+
+
+register_lowerings(quantize_p, _quantize_native, _quantize_reference)
+register_lowerings(dequantize_p, _dequantize_native, _dequantize_reference)
+register_lowerings(gemm_p, _gemm_native, _gemm_reference)

@@ -1,0 +1,202 @@
+"""Quantizers: how each operand of a layer is quantized, with the state that it needs, as pytrees."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import register_pytree_node_class
+
+from steelyard import recipes
+from steelyard.errors import RecipeError
+from steelyard.jax import random, reference, softfloat
+from steelyard.jax.operations import quantize_with
+from steelyard.jax.tensor import AbstractBaseTensor, NoScaleTensor, ScaledTensor2x, _Node
+from steelyard.recipes import Recipe, Role
+from steelyard.schemes import Scheme
+
+_OTHER_BLOCK = {"1x32": "32x1", "32x1": "1x32"}
+
+
+@register_pytree_node_class
+class Quantizer(_Node):
+    """Makes the copies that its schemes describe; a copy without a scheme stays in high precision."""
+
+    static = ("row", "col")
+
+    def __init__(self, row: Scheme | None = None, col: Scheme | None = None):
+        for name, scheme in (("row", row), ("col", col)):
+            if scheme is not None and not isinstance(scheme, Scheme):
+                raise RecipeError(f"{name} must be a scheme or None, got {type(scheme).__name__}")
+            if scheme is not None and scheme.custom:
+                raise RecipeError(f"{name} must be a built-in scheme, got the custom one {scheme.custom!r}")
+        self.row, self.col = row, col
+
+    row: Scheme | None
+    col: Scheme | None
+    scale: jax.Array | None = None
+    """The scale that is state; None where it comes from the data."""
+
+    @property
+    def is_stochastic(self) -> bool:
+        return any(scheme is not None and scheme.rounding == "stochastic" for scheme in (self.row, self.col))
+
+    def quantize(
+        self, x: jax.Array, *, rowwise: bool = True, colwise: bool = True, rng=None, flatten_axis: int = -1
+    ) -> tuple[AbstractBaseTensor, AbstractBaseTensor]:
+        """The rowwise and the columnwise copy; `x` itself where none is wanted or no scheme is there."""
+        row, col = self.row if rowwise else None, self.col if colwise else None
+        plain = NoScaleTensor(x)
+        if row is None and col is None:
+            return plain, plain
+        made = quantize_with(x, row, col, scale=self.scale, rng=rng, flatten_axis=flatten_axis)
+        if isinstance(made, ScaledTensor2x):
+            return made.rowwise_tensor, made.colwise_tensor
+        return (plain, made) if row is None else (made, plain)
+
+    def updated(self, amax: jax.Array | None) -> "Quantizer":
+        """The quantizer of the next step, after a tensor with this amax."""
+        return self
+
+    def transposed(self) -> "Quantizer":
+        """The quantizer of a matrix's transpose: usages change places."""
+        return self._with(row=_flip(self.col), col=_flip(self.row))
+
+
+def _flip(scheme: Scheme | None) -> Scheme | None:
+    return (
+        scheme
+        if scheme is None or scheme.block not in _OTHER_BLOCK
+        else replace(scheme, block=_OTHER_BLOCK[scheme.block])
+    )
+
+
+@register_pytree_node_class
+class DelayedQuantizer(Quantizer):
+    """Per-tensor scaling by a scale that follows from the amaxes of earlier steps: state that the caller threads."""
+
+    leaves = ("scale", "amax_history")
+    static = ("row", "col", "margin", "algorithm")
+
+    def __init__(
+        self,
+        row: Scheme | None = None,
+        col: Scheme | None = None,
+        *,
+        history_len: int = 1024,
+        margin: int = 0,
+        algorithm: str | Callable = "max",
+    ):
+        super().__init__(row, col)
+        if not callable(algorithm) and algorithm not in ("max", "most_recent"):
+            raise RecipeError(f"algorithm must be max, most_recent or a callable, got {algorithm!r}")
+        self.margin, self.algorithm = margin, algorithm
+        self.scale = jnp.ones((), jnp.float32)
+        self.amax_history = jnp.zeros((history_len,), jnp.float32)
+
+    amax_history: jax.Array
+    margin: int
+    algorithm: str | Callable
+
+    def updated(self, amax: jax.Array | None) -> "DelayedQuantizer":
+        scheme = self.row or self.col
+        if amax is None or scheme is None:
+            return self
+        history = self.amax_history.at[0].set(amax)
+        scale, history = update_scale(self.scale, history, scheme, margin=self.margin, algorithm=self.algorithm)
+        return self._with(scale=scale, amax_history=history)
+
+
+def update_scale(scale, amax_history, scheme: Scheme, *, margin: int = 0, algorithm: str | Callable = "max"):
+    """The scale and history of the next step; nothing changes where the newest amax (slot 0) is 0."""
+    history = softfloat.bits_of(amax_history)
+    if callable(algorithm):
+        amax = softfloat.bits_of(jnp.asarray(algorithm(amax_history), jnp.float32))
+    elif algorithm == "most_recent":
+        amax = history[0]
+    else:
+        numbers = jnp.max(jnp.where(softfloat.is_nan(history), 0, history))
+        amax = jnp.where(jnp.all(softfloat.is_nan(history)), softfloat.NAN, numbers)
+    fresh = reference.scale_from_amax(
+        amax,
+        scheme.element_max * 2.0**-margin,
+        epsilon=scheme.epsilon,
+        power_of_two=scheme.power_of_two,
+        fallback=softfloat.bits_of(scale),
+    )
+    seen = (history[0] & softfloat.MAGNITUDE) != 0
+    rolled = jnp.roll(history, -1).at[0].set(0)
+    new_scale = jnp.where(seen, fresh, softfloat.bits_of(scale))
+    return softfloat.floats_of(new_scale), softfloat.floats_of(jnp.where(seen, rolled, history))
+
+
+@register_pytree_node_class
+class QuantizerSet(_Node):
+    """The quantizers of a dense layer: of its input, of its kernel [K, N], and of the gradient of its output."""
+
+    leaves = ("x", "kernel", "dgrad", "random_state")
+    static = ("backward",)
+
+    x: Quantizer
+    kernel: Quantizer
+    dgrad: Quantizer
+    random_state: jax.Array | None
+    backward: str
+
+    def __init__(
+        self,
+        x: Quantizer | None = None,
+        kernel: Quantizer | None = None,
+        dgrad: Quantizer | None = None,
+        *,
+        key: Any = None,
+        backward: str = "normal",
+    ):
+        self.x, self.kernel, self.dgrad = (Quantizer() if each is None else each for each in (x, kernel, dgrad))
+        for name in ("x", "kernel", "dgrad"):
+            if not isinstance(getattr(self, name), Quantizer):
+                raise RecipeError(
+                    f"{name} must be a quantizer of steelyard.jax, got {type(getattr(self, name)).__name__}"
+                )
+        for name in ("x", "kernel"):
+            if getattr(self, name).is_stochastic:
+                raise RecipeError(f"{name} must round to nearest; only gradients are rounded stochastically")
+        self.backward = backward
+        self.random_state = None
+        if self.dgrad.is_stochastic:
+            self.random_state = random.pack_state(random.seed_words(jax.random.key(0) if key is None else key))
+        elif key is not None:
+            random.seed_words(key)
+
+    @classmethod
+    def from_recipe(cls, recipe: str | Recipe, *, key: Any = None, layer: str = "") -> "QuantizerSet":
+        """The quantizers that a recipe of `steelyard.recipes` asks for; `key` seeds stochastic rounding."""
+        recipe = recipes.get(recipe)
+        x, weight, dgrad = (_quantizer(recipe, Role(name, layer)) for name in recipes.ROLES)
+        # The recipe's weight is [N, K], a kernel is its transpose.
+        return cls(x, weight.transposed(), dgrad, key=key, backward=recipe.backward)
+
+    def with_key(self, key: Any) -> "QuantizerSet":
+        """The same set with another seed of stochastic rounding; nothing changes where none is used."""
+        state = random.pack_state(random.seed_words(key))
+        return self if self.random_state is None else self._with(random_state=state)
+
+    def updated(self, x_amax, kernel_amax, dgrad_amax) -> "QuantizerSet":
+        """The set of the next step."""
+        state = None if self.random_state is None else random.next_state(self.random_state)
+        return self._with(
+            x=self.x.updated(x_amax),
+            kernel=self.kernel.updated(kernel_amax),
+            dgrad=self.dgrad.updated(dgrad_amax),
+            random_state=state,
+        )
+
+
+def _quantizer(recipe: Recipe, role: Role) -> Quantizer:
+    row, col = recipe.schemes(role)
+    if not isinstance(recipe, recipes.DelayedScaling):
+        return Quantizer(row, col)
+    return DelayedQuantizer(
+        row, col, history_len=recipe.amax_history_len, margin=recipe.margin, algorithm=recipe.amax_compute_algo
+    )

@@ -1,0 +1,44 @@
+"""From PRNG keys to the seed and offset of stochastic rounding."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from steelyard.errors import RecipeError
+
+
+def seed_words(key: Any) -> jax.Array:
+    """Two words, the low one first, drawn with a key."""
+    dtype = getattr(key, "dtype", None)
+    typed = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    if not (typed and key.shape == ()) and not (dtype == jnp.uint32 and key.shape == (2,)):
+        found = type(key).__name__ if dtype is None else f"{dtype} of shape {tuple(key.shape)}"
+        raise RecipeError(f"key must be one key of jax.random.key, got {found}")
+    return jax.random.bits(key, (2,), jnp.uint32)
+
+
+def random_words(key: Any) -> jax.Array:
+    """Seed and offset 0 as four words."""
+    return jnp.concatenate([seed_words(key), jnp.zeros((2,), jnp.uint32)])
+
+
+def pack_state(seed: jax.Array) -> jax.Array:
+    """Seed and a count of 0 as float32: four quarters of the seed, which float32 holds exactly, and the count.
+
+    The state of a quantizer set is returned as its gradient, and only floats have gradients.
+    """
+    quarters = jnp.stack([seed[0] & 0xFFFF, seed[0] >> 16, seed[1] & 0xFFFF, seed[1] >> 16])
+    return jnp.concatenate([quarters.astype(jnp.float32), jnp.zeros((1,), jnp.float32)])
+
+
+def state_words(state: jax.Array) -> jax.Array:
+    """The four words of a state: seed, then the count as offset."""
+    words = state.astype(jnp.uint32)
+    return jnp.stack([words[0] | words[1] << 16, words[2] | words[3] << 16, words[4], jnp.zeros_like(words[4])])
+
+
+def next_state(state: jax.Array) -> jax.Array:
+    """The state of the next backward; float32 counts to 2^24, then from 0 again."""
+    count = state[4] + 1
+    return state.at[4].set(jnp.where(count < 2.0**24, count, 0.0))
