@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import ffi
+from jax._src import dispatch
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir, xla
 from jax.sharding import PartitionSpec
 
-from steelyard.jax import native, reference
+from steelyard.jax import native, partitioning, reference
 from steelyard.jax.copies import CopySpec, Parts, flat_parts, pair_of
 from steelyard.schemes import Scheme
 from steelyard.stored import scheme_bits
@@ -63,6 +64,8 @@ def _new_primitive(name: str) -> Primitive:
     primitive = Primitive(f"steelyard_{name}")
     primitive.multiple_results = True
     primitive.def_impl(partial(xla.apply_primitive, primitive))
+    # Partitioning needs the devices at lowering; JAX knows that of its own primitives only, and has no public way.
+    dispatch.prim_requires_devices_during_lowering.add(primitive)
     return primitive
 
 
@@ -260,6 +263,18 @@ def register_lowerings(primitive: Primitive, on_cpu, anywhere) -> None:
     mlir.register_lowering(primitive, partial(lower, anywhere))
 
 
-register_lowerings(quantize_p, _quantize_native, _quantize_reference)
-register_lowerings(dequantize_p, _dequantize_native, _dequantize_reference)
-register_lowerings(gemm_p, _gemm_native, _gemm_reference)
+def _quantize_partitioned(x, *operands, row, col):
+    return partitioning.quantize(_quantize_native, row, col, x.ndim)(x, *operands)
+
+
+def _dequantize_partitioned(codes, *operands, spec, dtype):
+    return partitioning.dequantize(_dequantize_native, spec, dtype, codes.ndim)(codes, *operands)
+
+
+def _gemm_partitioned(*operands, a_spec, b_spec, dtype):
+    return partitioning.gemm(_gemm_native, a_spec, b_spec, dtype, operands[0].ndim)(*operands)
+
+
+register_lowerings(quantize_p, _quantize_partitioned, _quantize_reference)
+register_lowerings(dequantize_p, _dequantize_partitioned, _dequantize_reference)
+register_lowerings(gemm_p, _gemm_partitioned, _gemm_reference)

@@ -104,13 +104,15 @@ def divide(a, b) -> jax.Array:
     small = a_mantissa < b_mantissa
     dividend = jnp.where(small, a_mantissa << 1, a_mantissa)
 
-    def bit(_, state):
-        quotient, rest = state
-        fits = rest >= b_mantissa
-        return quotient << 1 | fits.astype(jnp.uint32), jnp.where(fits, rest - b_mantissa, rest) << 1
-
-    # 26 bits: 24 to keep, one to round by, one more beside the remainder.
-    quotient, rest = lax.fori_loop(0, 26, bit, (jnp.zeros_like(dividend), dividend))
+    # 26 bits: 24 to keep, one to round by, one more beside the remainder. The float quotient need only be near: the
+    # remainder, which fits 32 bits however it is off, says by how much.
+    estimate = dividend.astype(jnp.float32) / b_mantissa.astype(jnp.float32) * np.float32(2.0**25)
+    quotient = estimate.astype(jnp.uint32)
+    rest = ((dividend << 25) - quotient * b_mantissa).astype(jnp.int32)
+    divisor = b_mantissa.astype(jnp.int32)
+    correction = jnp.floor_divide(rest, divisor)
+    quotient = quotient + correction.astype(jnp.uint32)
+    rest = rest - correction * divisor
     quotient = quotient << 6 | (rest != 0).astype(jnp.uint32)
     exponent = a_exponent - b_exponent + 127 - small.astype(jnp.int32)
     a_zero, b_zero = (a & MAGNITUDE) == 0, (b & MAGNITUDE) == 0
