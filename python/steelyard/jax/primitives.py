@@ -28,7 +28,7 @@ def none_given(dtype=jnp.float32) -> jax.Array:
     return jnp.zeros((0,), dtype)
 
 
-def _or_none(array: jax.Array) -> jax.Array | None:
+def or_none(array: jax.Array) -> jax.Array | None:
     return None if array.shape == (0,) else array
 
 
@@ -60,7 +60,7 @@ def gemm(a: Parts, a_spec: CopySpec, b: Parts, b_spec: CopySpec, *, bias=None, o
     return out
 
 
-def _new_primitive(name: str) -> Primitive:
+def new_primitive(name: str) -> Primitive:
     primitive = Primitive(f"steelyard_{name}")
     primitive.multiple_results = True
     primitive.def_impl(partial(xla.apply_primitive, primitive))
@@ -69,12 +69,12 @@ def _new_primitive(name: str) -> Primitive:
     return primitive
 
 
-quantize_p = _new_primitive("quantize")
-dequantize_p = _new_primitive("dequantize")
-gemm_p = _new_primitive("gemm")
+quantize_p = new_primitive("quantize")
+dequantize_p = new_primitive("dequantize")
+gemm_p = new_primitive("gemm")
 
 
-def _avals(operands, types) -> list[ShapedArray]:
+def result_avals(operands, types) -> list[ShapedArray]:
     """Abstract results: what varies over the axes of a shard_map makes results vary too."""
     like = max(operands, key=lambda aval: len(aval.manual_axis_type.varying))
     return [
@@ -96,18 +96,18 @@ def _quantize_types(x, row, col) -> list[tuple]:
 
 @quantize_p.def_abstract_eval
 def _quantize_abstract(x, *operands, row, col, path):
-    return _avals((x, *operands), _quantize_types(x, row, col))
+    return result_avals((x, *operands), _quantize_types(x, row, col))
 
 
 @dequantize_p.def_abstract_eval
 def _dequantize_abstract(codes, scales, amax, *, spec, dtype, path):
-    return _avals((codes, scales, amax), [((*codes.shape[:-2], *spec.shape), dtype)])
+    return result_avals((codes, scales, amax), [((*codes.shape[:-2], *spec.shape), dtype)])
 
 
 @gemm_p.def_abstract_eval
 def _gemm_abstract(*operands, a_spec, b_spec, dtype, path):
     batch = np.broadcast_shapes(operands[0].shape[:-2], operands[3].shape[:-2])
-    return _avals(operands, [((*batch, a_spec.outer, b_spec.outer), dtype)])
+    return result_avals(operands, [((*batch, a_spec.outer, b_spec.outer), dtype)])
 
 
 def _batched(array: jax.Array, size: int) -> jax.Array:
@@ -195,12 +195,12 @@ def _quantize_reference(x, scale, row_amax, col_amax, rng, *, row, col):
 
 
 def _dequantize_reference(codes, scales, amax, *, spec, dtype):
-    parts = Parts(codes, scales, _or_none(amax))
+    parts = Parts(codes, scales, or_none(amax))
     return [_over_batch(lambda parts: reference.dequantize(parts, spec, dtype), codes.ndim - 2)(parts)]
 
 
 def _gemm_reference(*operands, a_spec, b_spec, dtype):
-    bias = _or_none(operands[6])
+    bias = or_none(operands[6])
     batch = np.broadcast_shapes(operands[0].shape[:-2], operands[3].shape[:-2])
     depth = len(batch)
     copies = []
@@ -212,7 +212,7 @@ def _gemm_reference(*operands, a_spec, b_spec, dtype):
     return [product(*copies)]
 
 
-def _scheme_attribute(scheme: Scheme | None) -> np.int64:
+def scheme_attribute(scheme: Scheme | None) -> np.int64:
     return np.int64(-1 if scheme is None else scheme_bits(scheme))
 
 
@@ -221,8 +221,8 @@ def _quantize_native(x, *operands, row, col):
     return ffi.ffi_call("steelyard_quantize", types)(
         x,
         *operands,
-        row_scheme=_scheme_attribute(row),
-        col_scheme=_scheme_attribute(col),
+        row_scheme=scheme_attribute(row),
+        col_scheme=scheme_attribute(col),
         row_epsilon=np.float32(row.epsilon if row else 0),
         col_epsilon=np.float32(col.epsilon if col else 0),
     )
@@ -231,14 +231,14 @@ def _quantize_native(x, *operands, row, col):
 def _dequantize_native(codes, scales, amax, *, spec, dtype):
     types = [jax.ShapeDtypeStruct((*codes.shape[:-2], *spec.shape), dtype)]
     return ffi.ffi_call("steelyard_dequantize", types)(
-        codes, scales, amax, scheme=_scheme_attribute(spec.scheme), columnwise=spec.columnwise
+        codes, scales, amax, scheme=scheme_attribute(spec.scheme), columnwise=spec.columnwise
     )
 
 
 def spec_attributes(prefix: str, spec: CopySpec) -> dict:
     """How a handler is told about an operand."""
     return {
-        f"{prefix}_scheme": _scheme_attribute(spec.scheme),
+        f"{prefix}_scheme": scheme_attribute(spec.scheme),
         f"{prefix}_columnwise": spec.columnwise,
         f"{prefix}_rows": np.int64(spec.shape[0]),
         f"{prefix}_columns": np.int64(spec.shape[1]),
