@@ -14,6 +14,7 @@ from steelyard.jax.dequantizers import (
     tensor_scale_dequantizer,
 )
 from steelyard.jax.factory import ScaledTensorFactory
+from steelyard.jax.grouped_dense import grouped_dense
 from steelyard.jax.native import traced_path, use_path
 from steelyard.jax.operations import dequantize, dot, quantize
 from steelyard.jax.quantizers import DelayedQuantizer, Quantizer, QuantizerSet, update_scale
@@ -22,6 +23,7 @@ from steelyard.jax.sharding import logical_axis_rules
 from steelyard.jax.tensor import (
     AbstractBaseTensor,
     AbstractBaseTensor1x,
+    GroupedScaledTensor1x,
     NoScaleTensor,
     ScaledTensor,
     ScaledTensor1x,
@@ -32,6 +34,7 @@ __all__ = [
     "AbstractBaseTensor",
     "AbstractBaseTensor1x",
     "DelayedQuantizer",
+    "GroupedScaledTensor1x",
     "NoScaleTensor",
     "Quantizer",
     "QuantizerSet",
@@ -44,6 +47,7 @@ __all__ = [
     "dense",
     "dequantize",
     "dot",
+    "grouped_dense",
     "logical_axis_rules",
     "mxfp8_dequantizer",
     "noop_dequantizer",

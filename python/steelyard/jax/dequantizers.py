@@ -6,7 +6,6 @@ from typing import Any
 import jax
 
 from steelyard.errors import RecipeError
-from steelyard.jax import primitives
 from steelyard.jax.scaling_modes import ScalingMode
 
 
@@ -38,7 +37,7 @@ def nvfp4_dequantizer(tensor: Any) -> jax.Array:
 def _decode(tensor: Any, family: str, name: str) -> jax.Array:
     if tensor.scheme.family != family:
         raise RecipeError(f"{name} needs a tensor of its own scaling mode, got {tensor.scaling_mode.name}")
-    return primitives.dequantize(tensor.parts, tensor.spec, tensor.dq_dtype).reshape(tensor.shape)
+    return tensor.decode()
 
 
 BY_MODE: dict[ScalingMode, Callable] = {

@@ -8,7 +8,13 @@ import jax.numpy as jnp
 
 from steelyard.errors import RecipeError
 from steelyard.jax.scaling_modes import ScalingMode
-from steelyard.jax.tensor import AbstractBaseTensor, NoScaleTensor, ScaledTensor1x, ScaledTensor2x
+from steelyard.jax.tensor import (
+    AbstractBaseTensor,
+    GroupedScaledTensor1x,
+    NoScaleTensor,
+    ScaledTensor1x,
+    ScaledTensor2x,
+)
 
 
 class ScaledTensorFactory:
@@ -29,8 +35,11 @@ class ScaledTensorFactory:
         is_colwise: bool = False,
         flatten_axis: int = -1,
         dequantizer: Callable | None = None,
+        group_sizes: jax.Array | None = None,
+        original_shape: tuple[int, int] | None = None,
     ) -> AbstractBaseTensor:
-        """A NoScaleTensor, a ScaledTensor1x, or a ScaledTensor2x where columnwise data is given beside rowwise."""
+        """A NoScaleTensor, a ScaledTensor1x, a ScaledTensor2x where columnwise data is given beside rowwise, or a
+        GroupedScaledTensor1x where group sizes are, with the shape of the matrix."""
         if not isinstance(scaling_mode, ScalingMode):
             raise RecipeError(f"scaling_mode must be a ScalingMode, got {scaling_mode!r}")
         if data is None:
@@ -42,6 +51,20 @@ class ScaledTensorFactory:
             return NoScaleTensor(data, amax)
         if scale_inv is None:
             raise RecipeError(f"scale_inv must be given for {scaling_mode.name}, got None")
+        if group_sizes is not None:
+            if original_shape is None or colwise_data is not None:
+                raise RecipeError("group_sizes need original_shape and the data of one usage")
+            return GroupedScaledTensor1x(
+                data,
+                scale_inv,
+                group_sizes,
+                amax,
+                scaling_mode,
+                dq_dtype,
+                is_colwise,
+                dequantizer,
+                shape=original_shape,
+            )
         common = {
             "scaling_mode": scaling_mode,
             "dq_dtype": dq_dtype,

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from steelyard.jax.copies import CopySpec, Parts
+from steelyard.jax.formats import as_bytes, from_bytes
 
 _SIDES = {"tensor": 1, "block": 128, "mx": 32, "nvfp4": 16}
 
@@ -101,6 +102,18 @@ def _places(layout: PartLayout, sizes: jax.Array) -> tuple[jax.Array, jax.Array]
     return starts // layout.side + jnp.arange(sizes.shape[0]), -(-sizes // layout.side)
 
 
+def _on_bytes(move):
+    """One-byte formats are moved as bytes: E8M0 has no zero to fill with."""
+
+    def moved(part: jax.Array, *arguments) -> jax.Array:
+        if part.dtype.itemsize > 1:
+            return move(part, *arguments)
+        return from_bytes(move(as_bytes(part), *arguments), part.dtype)
+
+    return moved
+
+
+@_on_bytes
 def _gather(part: jax.Array, layout: PartLayout, sizes: jax.Array, length: int) -> jax.Array:
     first, count = _places(layout, sizes)
     items = _chunked(part, layout)
@@ -112,6 +125,7 @@ def _gather(part: jax.Array, layout: PartLayout, sizes: jax.Array, length: int) 
     return jax.vmap(lambda group: _unchunked(group, layout, length))(found)
 
 
+@_on_bytes
 def _scatter(part: jax.Array, layout: PartLayout, sizes: jax.Array, rows: int) -> jax.Array:
     groups = sizes.shape[0]
     total = rows if layout.kind == "rows" else rows // layout.side + groups

@@ -8,12 +8,12 @@ from jax import ffi
 from steelyard.jax import grouped_layout, native, reference
 from steelyard.jax.copies import CopySpec, Parts, flat_parts, pair_of
 from steelyard.jax.primitives import (
-    result_avals,
     new_primitive,
-    or_none,
-    scheme_attribute,
     none_given,
+    or_none,
     register_lowerings,
+    result_avals,
+    scheme_attribute,
     spec_attributes,
 )
 from steelyard.schemes import Scheme

@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 from functools import cache
+from importlib import import_module
 
 import jax
 
@@ -17,7 +18,7 @@ _chosen: contextvars.ContextVar[str] = contextvars.ContextVar("steelyard_jax_pat
 def is_available() -> bool:
     """Whether the native handlers are there; they are registered with XLA on the first call."""
     try:
-        from steelyard.jax import _ffi
+        _ffi = import_module("steelyard.jax._ffi")
     except ImportError:
         return False
     _ffi.set_isa(knobs.isa() or "")

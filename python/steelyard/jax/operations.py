@@ -7,12 +7,18 @@ import jax
 import jax.numpy as jnp
 
 from steelyard.errors import RecipeError
-from steelyard.jax import primitives
+from steelyard.jax import grouped_primitives, primitives
 from steelyard.jax.copies import CopySpec
 from steelyard.jax.formats import HIGH_PRECISION
 from steelyard.jax.random import random_words
 from steelyard.jax.scaling_modes import ScalingMode, flatten
-from steelyard.jax.tensor import AbstractBaseTensor, NoScaleTensor, ScaledTensor1x, ScaledTensor2x
+from steelyard.jax.tensor import (
+    AbstractBaseTensor,
+    GroupedScaledTensor1x,
+    NoScaleTensor,
+    ScaledTensor1x,
+    ScaledTensor2x,
+)
 from steelyard.schemes import Scheme
 
 
@@ -28,12 +34,14 @@ def quantize(
     scale: jax.Array | None = None,
     amax: jax.Array | None = None,
     key: jax.Array | None = None,
+    group_sizes: jax.Array | None = None,
     **options,
 ) -> AbstractBaseTensor:
     """Quantize an array, its dims before `flatten_axis` as rows.
 
-    `scale`: of a delayed mode; `amax`: one already reduced; `key`: a PRNG key, for `rounding="stochastic"`; `options`:
-    those of a scheme, as `rule`, `epsilon`, `power_of_two`, `rht`, `rounding`, `four_over_six`.
+    `scale`: of a delayed mode; `amax`: one already reduced; `key`: a PRNG key, for `rounding="stochastic"`;
+    `group_sizes`: int32, the rows of each group, which then have scales of their own; `options`: those of a scheme, as
+    `rule`, `epsilon`, `power_of_two`, `rht`, `rounding`, `four_over_six`.
     """
     if not isinstance(scaling_mode, ScalingMode):
         raise RecipeError(f"scaling_mode must be a ScalingMode, got {scaling_mode!r}")
@@ -45,6 +53,10 @@ def quantize(
         for wanted, columnwise in ((rowwise, False), (colwise, True))
     )
     words = None if key is None else random_words(key)
+    if group_sizes is not None:
+        if amax is not None:
+            raise RecipeError("amax must be None with group_sizes: each group has its own; got one")
+        return quantize_groups(x, group_sizes, row, col, scale=scale, rng=words, dq_dtype=dq_dtype)
     return quantize_with(x, row, col, scale=scale, amax=amax, rng=words, flatten_axis=flatten_axis, dq_dtype=dq_dtype)
 
 
@@ -84,6 +96,39 @@ def quantize_with(
         if parts is not None
     ]
     return tensors[0] if len(tensors) == 1 else ScaledTensor2x(*tensors)
+
+
+def quantize_groups(
+    x: jax.Array, group_sizes, row: Scheme | None, col: Scheme | None, *, scale=None, rng=None, dq_dtype=None
+) -> GroupedScaledTensor1x | ScaledTensor2x:
+    """The copies of a matrix whose rows belong to groups; `scale`: one for all groups, or one each."""
+    schemes = [each for each in (row, col) if each is not None]
+    if not schemes:
+        raise RecipeError("rowwise or colwise must be asked for, got neither")
+    sizes = check_groups(x, group_sizes)
+    if any(scheme.source == "delayed" for scheme in schemes) and scale is None:
+        raise RecipeError("scale must be given for DELAYED_TENSOR_SCALING, got None; pass the state's scale")
+    _check_operands([scheme for scheme in schemes if scheme.source != "delayed"], None, rng)
+    scale = None if scale is None else jnp.broadcast_to(jnp.asarray(scale, jnp.float32), sizes.shape)
+    pair = grouped_primitives.quantize(x, sizes, row, col, scale=scale, rng=rng)
+    tensors = [
+        GroupedScaledTensor1x.from_grouped_parts(
+            parts, CopySpec(scheme, columnwise, x.shape), sizes, x.dtype if dq_dtype is None else dq_dtype
+        )
+        for parts, scheme, columnwise in zip(pair, (row, col), (False, True), strict=True)
+        if parts is not None
+    ]
+    return tensors[0] if len(tensors) == 1 else ScaledTensor2x(*tensors)
+
+
+def check_groups(x: Any, group_sizes: Any) -> jax.Array:
+    """The sizes of the groups of a matrix's rows, as int32."""
+    if x.ndim != 2:
+        raise RecipeError(f"x must be a matrix with group_sizes, got shape {tuple(x.shape)}")
+    sizes = jnp.asarray(group_sizes)
+    if sizes.ndim != 1 or sizes.shape[0] == 0 or not jnp.issubdtype(sizes.dtype, jnp.integer):
+        raise RecipeError(f"group_sizes must be a vector of integers, got {sizes.dtype} of shape {tuple(sizes.shape)}")
+    return sizes.astype(jnp.int32)
 
 
 def check_source(x: Any, argument: str) -> None:

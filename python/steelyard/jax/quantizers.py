@@ -11,11 +11,13 @@ from jax.tree_util import register_pytree_node_class
 from steelyard import recipes
 from steelyard.errors import RecipeError
 from steelyard.jax import random, reference, softfloat
-from steelyard.jax.operations import quantize_with
+from steelyard.jax.operations import quantize_groups, quantize_with
 from steelyard.jax.tensor import AbstractBaseTensor, NoScaleTensor, ScaledTensor2x, _Node
 from steelyard.recipes import Recipe, Role
 from steelyard.schemes import Scheme
 
+# Up to this margin no scale is subnormal, and one from a subnormal amax overflows however it is divided.
+_FLOAT_MARGIN = 6
 _OTHER_BLOCK = {"1x32": "32x1", "32x1": "1x32"}
 
 
@@ -51,6 +53,19 @@ class Quantizer(_Node):
         if row is None and col is None:
             return plain, plain
         made = quantize_with(x, row, col, scale=self.scale, rng=rng, flatten_axis=flatten_axis)
+        if isinstance(made, ScaledTensor2x):
+            return made.rowwise_tensor, made.colwise_tensor
+        return (plain, made) if row is None else (made, plain)
+
+    def quantize_groups(
+        self, x: jax.Array, group_sizes: jax.Array, *, rowwise: bool = True, colwise: bool = True, rng=None
+    ) -> tuple[AbstractBaseTensor, AbstractBaseTensor]:
+        """The same for a matrix whose rows belong to groups."""
+        row, col = self.row if rowwise else None, self.col if colwise else None
+        plain = NoScaleTensor(x)
+        if row is None and col is None:
+            return plain, plain
+        made = quantize_groups(x, group_sizes, row, col, scale=self.scale, rng=rng)
         if isinstance(made, ScaledTensor2x):
             return made.rowwise_tensor, made.colwise_tensor
         return (plain, made) if row is None else (made, plain)
@@ -108,6 +123,11 @@ class DelayedQuantizer(Quantizer):
         return self._with(scale=scale, amax_history=history)
 
 
+def _float_divide(a, b) -> jax.Array:
+    """A quotient of floats: much less to compile than one of bits, for each quantizer of each layer."""
+    return softfloat.bits_of(softfloat.floats_of(jnp.asarray(a)) / softfloat.floats_of(b))
+
+
 def update_scale(scale, amax_history, scheme: Scheme, *, margin: int = 0, algorithm: str | Callable = "max"):
     """The scale and history of the next step; nothing changes where the newest amax (slot 0) is 0."""
     history = softfloat.bits_of(amax_history)
@@ -124,6 +144,7 @@ def update_scale(scale, amax_history, scheme: Scheme, *, margin: int = 0, algori
         epsilon=scheme.epsilon,
         power_of_two=scheme.power_of_two,
         fallback=softfloat.bits_of(scale),
+        divide=_float_divide if margin <= _FLOAT_MARGIN else softfloat.divide,
     )
     seen = (history[0] & softfloat.MAGNITUDE) != 0
     rolled = jnp.roll(history, -1).at[0].set(0)

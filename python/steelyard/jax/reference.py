@@ -4,6 +4,7 @@ Matrices are 2D here, and values are float32 bits (`softfloat`), because XLA's o
 re-rounds at the edges of the formats.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -87,11 +88,20 @@ def amax_of(bits: jax.Array, axis=None, keepdims: bool = False) -> jax.Array:
     return jnp.where(softfloat.is_nan(largest), softfloat.NAN, largest)
 
 
-def scale_from_amax(amax, element_max: float, *, epsilon=0.0, power_of_two=False, limit=None, fallback=_ONE):
+def scale_from_amax(
+    amax,
+    element_max: float,
+    *,
+    epsilon=0.0,
+    power_of_two=False,
+    limit=None,
+    fallback=_ONE,
+    divide: Callable = softfloat.divide,
+):
     """Rule 1 of the numerics: `element_max / amax`, at most `limit`; `fallback` where the amax is 0, inf or NaN."""
     amax = jnp.maximum(amax, softfloat.constant(epsilon))
     usable = (amax > 0) & softfloat.is_finite(amax)
-    scale = softfloat.divide(softfloat.constant(element_max), jnp.where(usable, amax, _ONE))
+    scale = divide(softfloat.constant(element_max), jnp.where(usable, amax, _ONE))
     largest = softfloat.LARGEST if limit is None else softfloat.constant(limit)
     scale = jnp.where(softfloat.is_finite(scale), scale, largest)
     if power_of_two:

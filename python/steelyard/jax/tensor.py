@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.tree_util import register_pytree_node_class
 
 from steelyard.errors import RecipeError
-from steelyard.jax import sharding
+from steelyard.jax import grouped_layout, grouped_primitives, primitives, sharding
 from steelyard.jax.copies import CopySpec, Parts
 from steelyard.jax.dequantizers import BY_MODE
 from steelyard.jax.formats import HIGH_PRECISION, codes_dtype, pack_nibbles, unpack_nibbles
@@ -232,6 +232,10 @@ class ScaledTensor1x(ScaledTensor, AbstractBaseTensor1x):
     def dequantize(self) -> jax.Array:
         return self.dequantizer(self)
 
+    def decode(self) -> jax.Array:
+        """Codes times scales, in `dq_dtype`: what the dequantizers of the modes are made of."""
+        return primitives.dequantize(self.parts, self.spec, self.dq_dtype).reshape(self.shape)
+
     def get_tensor(self, is_colwise: bool = False) -> "ScaledTensor1x":
         if is_colwise != self.is_colwise:
             wanted, found = ("columnwise", "rowwise") if is_colwise else ("rowwise", "columnwise")
@@ -256,6 +260,82 @@ class ScaledTensor1x(ScaledTensor, AbstractBaseTensor1x):
             scale_axes = (_only(rows), _only(columns))
         scales = sharding.constrain(self.scale_inv, scale_axes, "scale_inv", must_divide=False)
         return self._with(codes=codes, scale_inv=scales)
+
+
+@register_pytree_node_class
+class GroupedScaledTensor1x(ScaledTensor1x):
+    """One quantized copy of a matrix whose rows belong to groups, each with scales of its own.
+
+    `group_sizes` are int32, the rows of each group in order; `grouped_layout` says where groups lie in the parts.
+    """
+
+    leaves = ("codes", "scale_inv", "amax", "group_sizes")
+
+    group_sizes: jax.Array
+
+    def __init__(
+        self,
+        data: jax.Array,
+        scale_inv: jax.Array,
+        group_sizes: jax.Array,
+        amax: jax.Array | None = None,
+        scaling_mode: ScalingMode = ScalingMode.CURRENT_TENSOR_SCALING,
+        dq_dtype: Any = jnp.float32,
+        is_colwise: bool = False,
+        dequantizer: Callable | None = None,
+        *,
+        shape: tuple[int, int],
+        scheme: Scheme | None = None,
+    ):
+        """`data`: codes as they are stored; `shape`: that of the matrix."""
+        _check_mode(scaling_mode)
+        q_dtype = jnp.float4_e2m1fn if scaling_mode.is_nvfp4 else data.dtype
+        scheme = scaling_mode.scheme(q_dtype, is_colwise=is_colwise) if scheme is None else scheme
+        spec = CopySpec(scheme, is_colwise, shape)
+        types = dict(
+            zip(("data", "scale_inv", "amax"), grouped_layout.part_types(spec, len(group_sizes)), strict=False)
+        )
+        for name, value in (("data", data), ("scale_inv", scale_inv), ("amax", amax)):
+            if name in types and (value is None or (tuple(value.shape), value.dtype) != types[name]):
+                expected, dtype = types[name]
+                found = "None" if value is None else f"{value.dtype} of shape {tuple(value.shape)}"
+                raise RecipeError(
+                    f"{name} must be {jnp.dtype(dtype).name} of shape {expected} for {scaling_mode.name}, got {found}"
+                )
+        made = self.from_grouped_parts(Parts(data, scale_inv, amax), spec, group_sizes, _checked_dq_dtype(dq_dtype))
+        self.__dict__.update(made.__dict__)
+        if dequantizer is not None:
+            self.dequantizer = dequantizer
+
+    @classmethod
+    def from_grouped_parts(cls, parts: Parts, spec: CopySpec, group_sizes, dq_dtype) -> "GroupedScaledTensor1x":
+        """The tensor of a copy that a grouped quantize made."""
+        mode = ScalingMode.of_scheme(spec.scheme)
+        layout = mode.get_data_layout()[spec.columnwise]
+        static = (spec.scheme, mode, spec.shape, jnp.dtype(dq_dtype), spec.columnwise, layout, 1, BY_MODE[mode])
+        return cls.tree_unflatten(static, (*parts, group_sizes))
+
+    @property
+    def data(self) -> jax.Array:
+        if self.scheme.element != "f4E2M1FN":
+            return self.codes
+        columns = 2 * self.codes.shape[1] if self.is_colwise else self.spec.stored[1]
+        return from_bytes_fp4(unpack_nibbles(self.codes, columns))
+
+    @property
+    def parts(self) -> Parts:
+        keeps_amax = self.scheme.family in ("tensor", "nvfp4")
+        return Parts(self.codes, self.scale_inv, self.amax if keeps_amax else None)
+
+    def decode(self) -> jax.Array:
+        return grouped_primitives.dequantize(self.parts, self.group_sizes, self.spec, self.dq_dtype)
+
+    def apply_sharding_constraint_by_logical_axes(self, axes: Sequence[str | None]) -> "GroupedScaledTensor1x":
+        if sharding.resolve(_checked_axes(axes, self.ndim)) is None:
+            return self
+        raise RecipeError(
+            "a grouped tensor must stay whole: its groups have no fixed places; shard the array it is from"
+        )
 
 
 @register_pytree_node_class

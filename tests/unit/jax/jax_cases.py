@@ -37,7 +37,9 @@ def raw(array) -> np.ndarray:
 
 def assert_same_parts(parts, copy) -> None:
     """JAX parts hold the bytes of a torch copy, in arrays of the same shape."""
-    for name, found, expected in zip(("codes", "scales", "amax"), parts, (copy.codes, copy.scales, copy.amax), strict=True):
+    for name, found, expected in zip(
+        ("codes", "scales", "amax"), parts, (copy.codes, copy.scales, copy.amax), strict=True
+    ):
         if expected is None:
             assert found is None
             continue
