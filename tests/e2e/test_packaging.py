@@ -48,6 +48,7 @@ def test_wheel_from_the_tree(tmp_path):
     wheel = build("wheel", ROOT, tmp_path)
     names = zipfile.ZipFile(wheel).namelist()
     assert "steelyard/dialect/scaled.py" in names
+    assert [name for name in names if name.startswith("steelyard/jax/_ffi.")]
     assert not [name for name in names if name.endswith((".cpp", ".h", "CMakeLists.txt"))]
     check_wheel(wheel, tmp_path / "venv")
 

@@ -1,7 +1,11 @@
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 tests = Path(__file__).parents[2]
 sys.path[:0] = [str(Path(__file__).parent), str(tests / "runtime")]
+
+# `make test` installs jax; an environment without it has nothing to test here.
+collect_ignore_glob = [] if find_spec("jax") else ["test_*.py"]
