@@ -132,7 +132,8 @@ class _Plan:
                 by_recomputation.update(op.operands)
             else:
                 self.saved += [_Kept(value) for value in wanted]
-        # State has moved on when the backward runs: what is computed again reads what it was.
+        # State has moved on when the backward runs: what is computed again, weights too, reads what it was.
+        by_recomputation |= self._sources_of_weights(self._required)
         stale = [v for v, own in self.arguments if STATE in own and v in by_recomputation]
         self.saved += [_Kept(value) for value in stale]
         self.saved.reverse()
@@ -259,11 +260,16 @@ class _Plan:
     def _taken(self, ops: list[ir.Operation], results: list[tuple[ir.Value, Attributes]]) -> set[ir.Value]:
         """The arguments that a function reads: parts of a weight come together, with what it is made from."""
         read = {operand for op in ops for operand in op.operands} | {value for value, _ in results}
-        weights = {str(own[WEIGHT]) for argument, own in self.arguments if WEIGHT in own and argument in read}
-        groups = [(a, own) for a, own in self.arguments if WEIGHT in own and str(own[WEIGHT]) in weights]
-        numbers = {number for _, own in groups for number in ir.DenseI64ArrayAttr(own[SOURCES])}
-        sources = {argument for argument, _ in self.arguments if argument.arg_number in numbers}
-        return (read & self._attributes.keys()) | {argument for argument, _ in groups} | sources
+        weights = {argument for argument, _ in self._weights_in(read)}
+        return (read & self._attributes.keys()) | weights | self._sources_of_weights(read)
+
+    def _weights_in(self, read: set[ir.Value]) -> list[tuple[ir.Value, Attributes]]:
+        names = {str(own[WEIGHT]) for argument, own in self.arguments if WEIGHT in own and argument in read}
+        return [(argument, own) for argument, own in self.arguments if WEIGHT in own and str(own[WEIGHT]) in names]
+
+    def _sources_of_weights(self, read: set[ir.Value]) -> set[ir.Value]:
+        numbers = {number for _, own in self._weights_in(read) for number in ir.DenseI64ArrayAttr(own[SOURCES])}
+        return {argument for argument, _ in self.arguments if argument.arg_number in numbers}
 
 
 def _makes(op: ir.Operation, values: set[ir.Value]) -> bool:

@@ -1,0 +1,176 @@
+"""Two processes train a compiled model; it equals one process that runs each rank's batch by itself and averages."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+import steelyard
+from steelyard.recipes import DelayedScaling, get
+
+WORLD_SIZE = 2
+STEPS = 3
+RECIPES = {
+    "fp8-current": get("fp8-current"),
+    "fp8-delayed": DelayedScaling(amax_history_len=4, reduce_amax=False),
+    "fp8-block": get("fp8-block"),
+    "mxfp8": get("mxfp8"),
+    "nvfp4": get("nvfp4"),
+}
+CASES = [("ddp", name) for name in RECIPES]
+# Compiled as a whole, each block is a graph of its own, whose backward moves the random bits on.
+CASES += [("blocks", "nvfp4"), ("checkpointed", "nvfp4"), ("whole", "mxfp8"), ("blocks", "fp8-delayed")]
+
+
+class Block(nn.Module):
+    """A feed-forward block; its sizes are no multiples of a tile."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(40)
+        self.up = nn.Linear(40, 72)
+        self.down = nn.Linear(72, 40)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Model(nn.Module):
+    """Two blocks, computed again in the backward if asked."""
+
+    def __init__(self, checkpointed: bool):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.checkpointed = checkpointed
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
+        return x
+
+
+def make_model(mode: str) -> Model:
+    torch.manual_seed(0)
+    return Model(mode == "checkpointed")
+
+
+def batch(rank: int, step: int) -> torch.Tensor:
+    return torch.randn(16, 40, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def make_distributed(mode: str, recipe) -> tuple[nn.Module, nn.Module]:
+    """The model, and what is called."""
+    model = make_model(mode)
+    if mode == "ddp":
+        return model, DistributedDataParallel(steelyard.compile(model, recipe))
+    if mode in ("blocks", "checkpointed"):
+        for number, block in enumerate(model.blocks):
+            model.blocks[number] = steelyard.compile(block, recipe)
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    return model, steelyard.compile(model, recipe) if mode == "whole" else model
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
+
+
+def train_rank(mode: str, recipe) -> dict:
+    model, called = make_distributed(mode, recipe)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    for step in range(STEPS):
+        called(batch(dist.get_rank(), step)).square().mean().backward()
+        gradients = {name: whole(parameter.grad) for name, parameter in model.named_parameters()}
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"gradients": gradients, "parameters": {name: whole(p) for name, p in model.named_parameters()}}
+
+
+def train_alone(mode: str, recipe) -> dict:
+    """Each rank's batch by itself, with state of its own; the mean of the gradients moves both."""
+    models = [make_model(mode) for _ in range(WORLD_SIZE)]
+    nets = [steelyard.compile(model, recipe) for model in models]
+    for step in range(STEPS):
+        for rank, net in enumerate(nets):
+            net(batch(rank, step)).square().mean().backward()
+        pairs = list(zip(*(dict(model.named_parameters()).items() for model in models), strict=True))
+        gradients = {first[0]: (first[1].grad + second[1].grad) / 2 for first, second in pairs}
+        with torch.no_grad():
+            for named in pairs:
+                for name, parameter in named:
+                    parameter -= 0.02 * gradients[name]
+                    parameter.grad = None
+    return {"gradients": gradients, "parameters": {name: p.detach() for name, p in models[0].named_parameters()}}
+
+
+def reduced_state() -> dict:
+    """The delayed state of a rank whose amaxes are reduced over all."""
+    model = make_model("ddp")
+    recipe = DelayedScaling(amax_history_len=4)
+    net = steelyard.compile(model, recipe)
+    net(batch(dist.get_rank(), 0)).square().mean().backward()
+    state = net.state_dict()
+    return {name: tensor.clone() for name, tensor in state.items() if name.startswith("_steelyard.")}
+
+
+def run_rank(folder: str) -> None:
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    results = {f"{mode} {name}": train_rank(mode, RECIPES[name]) for mode, name in CASES}
+    results["reduced"] = reduced_state()
+    torch.save(results, Path(folder, f"{dist.get_rank()}.pt"))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory) -> list[dict]:
+    folder = tmp_path_factory.mktemp("ranks")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    processes = []
+    for rank in range(WORLD_SIZE):
+        environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(WORLD_SIZE), "MASTER_PORT": port}
+        environment["MASTER_ADDR"] = "127.0.0.1"
+        processes.append(subprocess.Popen([sys.executable, __file__, str(folder)], env=environment))
+    assert [process.wait(timeout=600) for process in processes] == [0] * WORLD_SIZE
+    return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD_SIZE)]
+
+
+@pytest.mark.parametrize(("mode", "name"), CASES, ids=lambda word: word)
+def test_equals_each_batch_by_itself(ranks, mode, name):
+    expected = train_alone(mode, RECIPES[name])
+    for rank in ranks:
+        got = rank[f"{mode} {name}"]
+        for kind in ("gradients", "parameters"):
+            for key, tensor in expected[kind].items():
+                # The mean of two ranks may be rounded in another order.
+                found = got[kind][key]
+                assert (found - tensor).abs().max() <= 2e-6 * tensor.abs().max(), (kind, key)
+
+
+def test_delayed_history_holds_the_largest_amax_of_all_ranks(ranks):
+    first, second = (rank["reduced"] for rank in ranks)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    amaxes = []
+    for rank in range(WORLD_SIZE):
+        norm = make_model("ddp").blocks[0].norm
+        amaxes.append(norm(batch(rank, 0)).abs().max().item())
+    assert first["_steelyard.blocks.0.up.input.amax_history"].max().item() == pytest.approx(max(amaxes), rel=1e-6)
+    assert amaxes[0] != amaxes[1]
+
+
+if __name__ == "__main__":
+    run_rank(sys.argv[1])
