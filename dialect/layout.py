@@ -1,4 +1,4 @@
-"""What a target's GEMMs may need of a tensor's layout: `pad`, `unpad`, `swizzle`."""
+"""What a target's GEMMs may need of a tensor's layout: `pad`, `unpad`, `swizzle`, `pack`."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -137,6 +137,41 @@ def swizzled(info: ScaledInfo) -> ScaledInfo:
         found = f"block {scheme.block} in layout {scheme.layout}"
         require(compact_blocks, "swizzle_c1", f"every copy must have block scales in the compact layout, got {found}")
     row, col = (scheme and replace(scheme, layout="gemm") for scheme in (info.row, info.col))
+    return info.with_schemes(row, col)
+
+
+class PackOp(ScaledOp, name="pack", traits=[ext.Pure]):
+    """Bring the codes and scales of every copy of a weight into the order that GEMMs of the CPU read.
+
+    Constraints:
+    - pack_c1: source is a matrix of known size, and every copy is in f4E2M1FN in the compact layout
+    - pack_c2: result is the source with the packed layout in every copy
+    """
+
+    source: ext.Operand[Any]
+    result: ext.Result[Any]
+
+    def check(self) -> None:
+        source = scaled_info(self.source, "pack_c1", "source")
+        agree = scaled_info(self.result, "pack_c2", "result") == packed(source)
+        found = self.result.type
+        require(agree, "pack_c2", f"result must be the source with layout packed in every copy, got {found}")
+
+
+def pack(source: ir.Value, *, loc: ir.Location | None = None, ip: ir.InsertionPoint | None = None) -> ScaledOp:
+    """Build a `scaled.pack`."""
+    return build(PackOp, [source], [packed(scaled_info(source, "pack_c1", "source")).type()], {}, loc, ip)
+
+
+def packed(info: ScaledInfo) -> ScaledInfo:
+    """The quantized tensor with the packed layout in every copy."""
+    is_matrix = len(info.shape) == 2 and None not in info.shape
+    require(is_matrix, "pack_c1", f"source must be a matrix of known size, got {format_shape(info.shape)}")
+    for scheme in info.schemes:
+        compact = scheme.element == "f4E2M1FN" and scheme.layout == "compact"
+        found = f"{scheme.element} in layout {scheme.layout}"
+        require(compact, "pack_c1", f"every copy must be in f4E2M1FN in the compact layout, got {found}")
+    row, col = (scheme and replace(scheme, layout="packed") for scheme in (info.row, info.col))
     return info.with_schemes(row, col)
 
 

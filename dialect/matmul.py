@@ -119,6 +119,7 @@ class GemmOp(ScaledOp, name="gemm", traits=[ext.Pure]):
     - gemm_c14: residual and accumulator have the result's type
     - gemm_c15: accumulating excludes bias, residual and an epilogue
     - gemm_c16: preactivation needs an epilogue other than none and has the result's shape
+    - gemm_c17: only rhs is packed
     """
 
     lhs: ext.Operand[Any]
@@ -202,6 +203,7 @@ def require_pair(lhs: Scheme, rhs: Scheme, kind: str) -> None:
     require(not both_tiled, "gemm_c4", f"at most one copy may be in 128x128 tiles, got both; {remedy}")
     require(lhs.rht == rhs.rht, "gemm_c5", "the random Hadamard transform must be on both copies or on none, got one")
     require(rhs.second_level != "row", "gemm_c6", "a second level per row must be on lhs, got it on rhs")
+    require(lhs.layout != "packed", "gemm_c17", "a packed copy must be on rhs, got it on lhs")
     _require_nearest(lhs, "lhs", kind, gradient=kind != "fprop")
     _require_nearest(rhs, "rhs", kind, gradient=False)
 

@@ -5,7 +5,7 @@ The bindings look for the op classes of a namespace in a module of that name, wh
 
 from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.base import Scaled, ScaledOp
-from steelyard.dialect.layout import PadOp, SwizzleOp, UnpadOp, pad, swizzle, unpad
+from steelyard.dialect.layout import PackOp, PadOp, SwizzleOp, UnpadOp, pack, pad, swizzle, unpad
 from steelyard.dialect.matmul import GemmOp, MatmulOp, gemm, matmul
 from steelyard.dialect.memory import FreeOp, free
 from steelyard.dialect.produce import ProduceQuantizeOp, produce_quantize
@@ -40,6 +40,7 @@ __all__ = [
     "GemmOp",
     "MatmulOp",
     "NarrowOp",
+    "PackOp",
     "PadOp",
     "ProduceQuantizeOp",
     "QuantizeOp",
@@ -59,6 +60,7 @@ __all__ = [
     "gemm",
     "matmul",
     "narrow",
+    "pack",
     "pad",
     "produce_quantize",
     "quantize",

@@ -112,9 +112,9 @@ def result_attributes(function: ir.Operation) -> list[dict[str, ir.Attribute]]:
 
 
 def replace_results(
-    function: ir.Operation, split: Callable[[ir.Value], Sequence[tuple[str, ir.Value]] | None], mark: str
+    function: ir.Operation, split: Callable[[ir.Value], Sequence[tuple[str, ir.Value]] | None], mark: str = ""
 ) -> None:
-    """Return several values in the place of one, where `split` names them; the attribute `mark` names each."""
+    """Return several values in the place of one, where `split` names them; the attribute `mark`, if any, does too."""
     (terminator,) = [op.operation for op in function.regions[0].blocks[0].operations][-1:]
     values: list[ir.Value] = []
     attributes: list[dict[str, ir.Attribute]] = []
@@ -125,7 +125,7 @@ def replace_results(
             attributes.append(own)
             continue
         values += [part for _, part in parts]
-        attributes += [own | {mark: ir.StringAttr.get(name)} for name, _ in parts]
+        attributes += [own | {mark: ir.StringAttr.get(name)} if mark else own for name, _ in parts]
     ir.Operation.create("func.return", operands=values, loc=terminator.location, ip=ir.InsertionPoint(terminator))
     terminator.erase()
     _set_type(function, _function_type(function).inputs, [value.type for value in values])
@@ -150,6 +150,12 @@ def append_results(function: ir.Operation, results: Sequence[tuple[ir.Value, Map
 def is_training(function: ir.Operation) -> bool:
     """Whether a function has gradients: it is a forward and its backward in one."""
     return any(TANGENT in attributes for attributes in argument_attributes(function))
+
+
+def refresh_type(function: ir.Operation) -> None:
+    """Let the function's type follow that of its arguments."""
+    types = [argument.type for argument in function.regions[0].blocks[0].arguments]
+    _set_type(function, types, _function_type(function).results)
 
 
 def _set_type(function: ir.Operation, inputs: Sequence[ir.Type], results: Sequence[ir.Type]) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch_mlir import ir
 
-from steelyard.dialect.layout import PadOp, SwizzleOp, UnpadOp
+from steelyard.dialect.layout import PackOp, PadOp, SwizzleOp, UnpadOp
 from steelyard.dialect.matmul import USAGES, GemmOp
 from steelyard.dialect.produce import ProduceQuantizeOp
 from steelyard.dialect.quantize import DequantizeOp, NarrowOp, QuantizeOp, TransposeOp
@@ -49,9 +49,9 @@ def lower_storage(module: ir.Operation) -> None:
 
     Takes `scaled` ops, after which none but `scaled.matmul` is left, and functions that take or return quantized
     tensors. Each `!scaled.tensor` becomes, for each copy, its codes, its scales and, where the scheme has one, its
-    amax; an argument becomes several, marked with `scaled.part`. Each op becomes a call of a declared kernel that
-    takes the parts of the copies it reads. Sizes known only at run time are operands of a GEMM. What a user's own
-    quantizer makes stays one value, whose insides are its own business.
+    amax, or the one tensor that a packed copy is; an argument becomes several, marked with `scaled.part`. Each op
+    becomes a call of a declared kernel that takes the parts of the copies it reads. Sizes known only at run time
+    are operands of a GEMM. What a user's own quantizer makes stays one value, whose insides are its own business.
     """
     lowering = _Lowering(module)
     for function in functions_of(module):
@@ -153,7 +153,7 @@ class _Lowering:
         config |= {"producer": op.producer.value, "epsilon": op.epsilon.value, "role": op.role.value}
         self.make(op, "produce_quantize", config, _present(op, "source", "other", "weight", "bias", "scale"))
 
-    def turn(self, op: TransposeOp | SwizzleOp) -> None:
+    def turn(self, op: TransposeOp | SwizzleOp | PackOp) -> None:
         """An op from one quantized tensor to another."""
         name = op.OPERATION_NAME.removeprefix("scaled.")
         source = self._get(op, op.source)
@@ -227,6 +227,7 @@ _LOWERINGS: dict[type, Callable[[_Lowering, ir.OpView], None]] = {
     ProduceQuantizeOp: _Lowering.produce_quantize,
     TransposeOp: _Lowering.turn,
     SwizzleOp: _Lowering.turn,
+    PackOp: _Lowering.turn,
     NarrowOp: _Lowering.narrow,
     DequantizeOp: _Lowering.dequantize,
     GemmOp: _Lowering.gemm,

@@ -56,7 +56,7 @@ _PIPELINES = (
     ),
     Pipeline(
         "steelyard-lowered",
-        "scaled-legalize{target=<target>},scaled-expand-scales,"
+        "scaled-legalize{target=<target>},scaled-pack-weights{target=<target>},scaled-expand-scales,"
         "scaled-lower-storage,scaled-select-kernels{target=<target>},scaled-plan-memory",
         {"target": "cpu"},
         "All that is left are calls of kernels and torch's ops on plain tensors.",

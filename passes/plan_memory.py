@@ -31,7 +31,8 @@ def plan_memory(module: ir.Operation) -> None:
 
     Takes calls of kernels that write where they are told. A result of known size that only kernels read gets an offset
     (`scaled.offsets` of the call) in memory that the function's calls share (`scaled.arena`, its bytes): places are
-    used again once their values are dead. Everything else has memory of its own. Leaves a `scaled.free` after the last
+    used again once their values are dead. Everything else has memory of its own, and so has all that a private
+    function makes: it makes a weight, once, and would keep its block for nothing. Leaves a `scaled.free` after the last
     use of every tensor that is neither returned nor kept by others, as parameters are.
     """
     kernels = kernels_of(module)
@@ -45,8 +46,10 @@ def _plan(function: ir.Operation, kernels: dict[str, Kernel]) -> None:
     dying = _last_uses(block, operations)
     kept = _kept_arguments(function)
     arena = _Arena()
+    shares = "sym_visibility" not in function.attributes
     for position, op in enumerate(operations):
-        _place_results(op, kernels, arena)
+        if shares:
+            _place_results(op, kernels, arena)
         if op.name == "func.return":
             break
         dead = [value for value in dying.get(position, ()) if _is_tensor(value) and value not in kept]

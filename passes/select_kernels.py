@@ -12,7 +12,7 @@ from steelyard.passes.registry import fail, register_pass
 from steelyard.passes.torch_ops import none_constant, reshaped_as, transpose_last, walk_ops
 from steelyard.schemes import Scheme
 
-_DESTINATIONS = ("quantize", "produce_quantize", "gemm")
+_DESTINATIONS = ("quantize", "produce_quantize", "gemm", "pack")
 """Kernels of the CPU that write where they are told."""
 
 
@@ -20,10 +20,10 @@ _DESTINATIONS = ("quantize", "produce_quantize", "gemm")
 def select_kernels(module: ir.Operation, *, target: str) -> None:
     """Choose the kernel of a target that runs each call.
 
-    Takes calls of declared kernels, named by what they do, and `scaled.matmul`. Leaves declarations that name a kernel
-    of the target by what it works on, as `cpu.gemm.mx`, marked `scaled.destinations` where it writes its results into
-    memory that it is given. A user's own quantizer runs `custom.quantize` and `custom.gemm`. A matmul, which stayed in
-    high precision, becomes torch's own product.
+    Takes calls of declared kernels, named by what they do, and `scaled.matmul`. Leaves declarations that name a
+    kernel of the target by what it works on, as `cpu.gemm.mx` or `cpu.gemm.nvfp4.packed`, marked
+    `scaled.destinations` where it writes its results into memory that it is given. A user's own quantizer runs
+    `custom.quantize` and `custom.gemm`. A matmul, which stayed in high precision, becomes torch's own product.
     """
     if target not in TARGETS:
         fail(module, f"target must be one of {', '.join(TARGETS)}, got '{target}'")
@@ -41,7 +41,8 @@ def cpu_kernel(operation: str, config: Mapping[str, Setting]) -> str:
     schemes = [value for value in config.values() if isinstance(value, Scheme)]
     if any(scheme.custom for scheme in schemes):
         return f"custom.{operation}"
-    return ".".join(["cpu", operation, *sorted({scheme.family for scheme in schemes})])
+    is_packed = operation == "gemm" and any(scheme.layout == "packed" for scheme in schemes)
+    return ".".join(["cpu", operation, *sorted({scheme.family for scheme in schemes}), *["packed"] * is_packed])
 
 
 def _select(declaration: ir.Operation, kernel: Kernel) -> None:

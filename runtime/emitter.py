@@ -29,7 +29,7 @@ _ENUMERATIONS = {
     "MemoryFormat": {number: layout for layout, number in fx_importer.TORCH_MEMORY_FORMAT_TO_INT.items()},
     "Layout": {number: layout for layout, number in fx_importer.TORCH_LAYOUT_TO_INT.items()},
 }
-_PARTS = ("codes", "scales", "amax")
+_PARTS = ("codes", "scales", "amax", "packed")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""The tensors that hold a quantized copy, by name: `codes`, `scales` and, where the scheme has one, `amax`."""
+"""The tensors that hold a quantized copy, by name: `codes`, `scales` and, where the scheme has one, `amax`.
+
+A packed copy is one tensor, `packed`.
+"""
 
 from steelyard.schemes import Scheme
 
@@ -11,6 +14,10 @@ CODES, BYTES, FLOATS = "i8", "i8", "f32"
 def part_shapes(scheme: Scheme, shape: tuple[Size, Size], columnwise: bool) -> dict[str, tuple[tuple[Size, ...], str]]:
     """Shape and element type of each part of a copy of a matrix."""
     rows, columns = stored_shape(scheme, shape, columnwise)
+    if scheme.layout == "packed":
+        assert rows is not None
+        assert columns is not None
+        return {"packed": ((packed_size(rows, columns, scheme.second_level == "row"),), BYTES)}
     packed = scheme.element == "f4E2M1FN"
     codes = rows, _ceil_div(columns, 2) if packed else columns
     parts: dict[str, tuple[tuple[Size, ...], str]] = {
@@ -26,6 +33,13 @@ def stored_shape(scheme: Scheme, shape: tuple[Size, Size], columnwise: bool) -> 
     """Rows and columns of the stored array: transposed for a columnwise copy, but for MX."""
     rows, columns = shape[::-1] if columnwise and scheme.family != "mx" else shape
     return rows, _times(_ceil_div(columns, 16), 16) if scheme.rht else columns
+
+
+def packed_size(rows: int, columns: int, row_scaled: bool) -> int:
+    """Bytes of a packed copy: units of 8 rows by 16 columns, their scales, and the amaxes on a line of their own."""
+    units = -(-rows // 8) * -(-columns // 16)
+    codes_and_scales = units * (64 + 8)
+    return -(-codes_and_scales // 64) * 64 + 4 * (rows if row_scaled else 1)
 
 
 def _scales_shape(scheme: Scheme, rows: Size, columns: Size, columnwise: bool) -> tuple[Size, ...]:

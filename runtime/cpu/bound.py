@@ -7,6 +7,7 @@ returns the results.
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -20,7 +21,9 @@ from steelyard.reference.gemm import EPILOGUES
 from steelyard.runtime import _cpu, dtypes
 from steelyard.runtime.cpu import decoding, delayed, producers, quantization
 from steelyard.runtime.cpu.arguments import DTYPES, matrix_of, scheme_bits
+from steelyard.runtime.cpu.gemm import PACKED
 from steelyard.schemes import Scheme
+from steelyard.stored import stored_shape
 
 _NO_MATRIX = (0, 0, 0, 0, 0, 0)
 _WORD = 0xFFFFFFFFFFFFFFFF
@@ -154,9 +157,11 @@ class _Operand:
         assert isinstance(scheme, Scheme)
         assert isinstance(shape, tuple)
         names = {operand: i for i, operand in enumerate(kernel.operands)}
-        self._head = scheme_bits(scheme), columnwise
-        self._codes, self._scales = names[f"{name}.codes"], names[f"{name}.scales"]
-        self._amax = names.get(f"{name}.amax")
+        self._is_packed = scheme.layout == "packed"
+        bits = scheme_bits(replace(scheme, layout="compact")) | (PACKED if self._is_packed else 0)
+        self._head = bits, columnwise
+        self._codes = names[f"{name}.packed" if self._is_packed else f"{name}.codes"]
+        self._scales, self._amax = names.get(f"{name}.scales"), names.get(f"{name}.amax")
         self._known = prod(size for size in shape[:-1] if size is not None)
         self._is_static = None not in shape[:-1]
         self._columns = shape[-1]
@@ -167,6 +172,8 @@ class _Operand:
 
     def arguments(self, values: tuple, rows: int) -> tuple:
         """The operand as the kernel takes it."""
+        if self._is_packed:
+            return *self._head, values[self._codes], 0, 0, rows, self._columns
         amax = 0 if self._amax is None else values[self._amax]
         return *self._head, values[self._codes], values[self._scales], amax, rows, self._columns
 
@@ -240,6 +247,23 @@ def _bind_transpose(kernel: Kernel) -> Bound:
     return transpose, None
 
 
+def _bind_pack(kernel: Kernel) -> Bound:
+    names = {name: i for i, name in enumerate((*kernel.operands, *kernel.results))}
+    copies = []
+    for copy, columnwise in _COPIES:
+        scheme = kernel.config.get(f"from_{copy}")
+        if isinstance(scheme, Scheme):
+            parts = [names[f"{copy}.{part}"] for part in ("codes", "scales", "amax")]
+            stored = stored_shape(scheme, _shape(kernel, ()), columnwise)
+            copies.append((parts, (*stored, scheme.second_level == "row"), names[f"{copy}.packed"]))
+
+    def pack(*values: Any) -> None:
+        for parts, described, packed in copies:
+            _cpu.pack_weight((*(values[part] for part in parts), *described), values[packed])
+
+    return pack, _allocate_products(kernel, 0, 0)
+
+
 def _bind_dequantize(kernel: Kernel) -> Bound:
     scheme, columnwise = kernel.config["scheme"], kernel.config["usage"] == "columnwise"
     dtype = dtypes.result_dtype(kernel.types[0])
@@ -306,6 +330,7 @@ BINDINGS: dict[str, Callable[[Kernel], Bound]] = {
     "produce_quantize": _bind_produce_quantize,
     "gemm": _bind_gemm,
     "transpose": _bind_transpose,
+    "pack": _bind_pack,
     "dequantize": _bind_dequantize,
     "amax": _bind_amax,
     "update_scale": _bind_update_scale,

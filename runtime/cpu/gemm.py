@@ -12,7 +12,7 @@ from steelyard.runtime.cpu.packing import PackedWeight, check_packed, describe
 from steelyard.stored import scheme_bits
 
 # Of an operand's scheme bits, as copy_arguments.h reads them.
-_PACKED, _BORROWED = 1 << 13, 1 << 14
+PACKED, BORROWED = 1 << 13, 1 << 14
 _NO_MATRIX = (0, 0, 0, 0, 0, 0)
 _ACTIVATIONS = {name: index for index, name in enumerate(EPILOGUES)}
 
@@ -99,9 +99,9 @@ def _matrix(tensor: torch.Tensor) -> tuple:
 
 def _operand(copy: QuantizedCopy | PackedWeight) -> tuple:
     if isinstance(copy, PackedWeight):
-        return scheme_bits(copy.scheme) | _PACKED, copy.columnwise, copy.data.data_ptr(), 0, 0, *copy.shape
+        return scheme_bits(copy.scheme) | PACKED, copy.columnwise, copy.data.data_ptr(), 0, 0, *copy.shape
     amax = 0 if copy.amax is None else copy.amax.data_ptr()
-    bits = scheme_bits(copy.scheme) | (_BORROWED if copy.borrowed else 0)
+    bits = scheme_bits(copy.scheme) | (BORROWED if copy.borrowed else 0)
     return bits, copy.columnwise, copy.codes.data_ptr(), copy.scales.data_ptr(), amax, *copy.shape
 
 

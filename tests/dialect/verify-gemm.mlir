@@ -256,3 +256,14 @@ func.func @f(%a: !scaled.tensor<tensor<64x64xf32>, #mx, none>, %b: !scaled.tenso
   %0:2 = "scaled.gemm"(%a, %b) {batch_dims = 0 : i64, epilogue = "gelu", kind = "fprop", layer = "mlp", operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 1>} : (!scaled.tensor<tensor<64x64xf32>, #mx, none>, !scaled.tensor<tensor<64x64xf32>, #mx, none>) -> (tensor<64x64xf32>, tensor<64x32xf32>)
   return
 }
+
+// -----
+
+#nv = #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {second_level = "tensor"}>
+#packed = #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {layout = "packed", second_level = "tensor"}>
+// gemm_c17
+func.func @f(%a: !scaled.tensor<tensor<64x64xf32>, #packed, none>, %b: !scaled.tensor<tensor<64x64xf32>, #nv, none>) {
+  // expected-error @+1 {{a packed copy must be on rhs, got it on lhs [gemm_c17] (layer 'mlp')}}
+  %0 = "scaled.gemm"(%a, %b) {batch_dims = 0 : i64, epilogue = "none", kind = "fprop", layer = "mlp", operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!scaled.tensor<tensor<64x64xf32>, #packed, none>, !scaled.tensor<tensor<64x64xf32>, #nv, none>) -> tensor<64x64xf32>
+  return
+}

@@ -120,3 +120,34 @@ func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, #mx, none>) {
   %0 = "scaled.swizzle"(%x) {} : (!scaled.tensor<tensor<64x64xf32>, #mx, none>) -> !scaled.tensor<tensor<64x64xf32>, #mx, none>
   return
 }
+
+// -----
+
+#mx = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
+// pack_c1
+func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, #mx, none>) {
+  // expected-error @+1 {{every copy must be in f4E2M1FN in the compact layout, got f8E4M3FN in layout compact [pack_c1]}}
+  %0 = "scaled.pack"(%x) {} : (!scaled.tensor<tensor<64x64xf32>, #mx, none>) -> !scaled.tensor<tensor<64x64xf32>, #mx, none>
+  return
+}
+
+// -----
+
+#nv = #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {second_level = "tensor"}>
+#packed = #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {layout = "packed", second_level = "tensor"}>
+// pack_c1
+func.func @f(%x: !scaled.tensor<tensor<?x64xf32>, #nv, none>) {
+  // expected-error @+1 {{source must be a matrix of known size, got [?,64] [pack_c1]}}
+  %0 = "scaled.pack"(%x) {} : (!scaled.tensor<tensor<?x64xf32>, #nv, none>) -> !scaled.tensor<tensor<?x64xf32>, #packed, none>
+  return
+}
+
+// -----
+
+#nv = #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {second_level = "tensor"}>
+// pack_c2
+func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, #nv, none>) {
+  // expected-error @+1 {{result must be the source with layout packed in every copy, got !scaled.tensor<tensor<64x64xf32>, #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {second_level = "tensor"}>, none> [pack_c2]}}
+  %0 = "scaled.pack"(%x) {} : (!scaled.tensor<tensor<64x64xf32>, #nv, none>) -> !scaled.tensor<tensor<64x64xf32>, #nv, none>
+  return
+}

@@ -182,6 +182,15 @@ func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, #scaled.scheme<f8E4M3FN, "ten
 
 // -----
 
+// scheme_c11
+func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {layout = "packed"}>, none>) {
+  // expected-error @+1 {{the packed layout needs f4E2M1FN, got f8E4M3FN [scheme_c11]}}
+  %0 = "scaled.dequantize"(%x) {usage = "rowwise"} : (!scaled.tensor<tensor<64x64xf32>, #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {layout = "packed"}>, none>) -> tensor<64x64xf32>
+  return
+}
+
+// -----
+
 // scheme_c12
 func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, #scaled.scheme<f8E4M3FN, "tensor", f32, {colour = "red"}>, none>) {
   // expected-error @+1 {{unknown scheme option 'colour', the options are ['custom', 'epsilon', 'four_over_six', 'layout', 'power_of_two', 'rht', 'rounding', 'rule', 'second_level', 'source'] [scheme_c12]}}

@@ -1,6 +1,7 @@
 import ctypes
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,8 @@ def read_copy(kernel, named, sizes, operand, columnwise):
     from steelyard.runtime.dtypes import DTYPES
 
     scheme, shape = kernel.config[operand], kernel.config[f"{operand}_shape"]
+    if scheme.layout == "packed":
+        return read_packed(named[f"{operand}.packed"], replace(scheme, layout="compact"), shape, columnwise)
     unknown = math.prod(sizes) if None in shape[:-1] else 1
     matrix = math.prod(size for size in shape[:-1] if size is not None) * unknown, shape[-1]
     parts = {
@@ -59,6 +62,14 @@ def read_copy(kernel, named, sizes, operand, columnwise):
         for name, (sizes, dtype) in part_shapes(scheme, matrix, columnwise).items()
     }
     return QuantizedCopy(parts["codes"], parts["scales"], parts.get("amax"), scheme, matrix, columnwise)
+
+
+def read_packed(address, scheme, shape, columnwise):
+    from steelyard.runtime import _cpu, cpu
+
+    stored = shape[::-1] if columnwise else shape
+    data = read_memory(address, (_cpu.packed_size(*stored, False),), torch.uint8)
+    return cpu.unpack(cpu.PackedWeight(data, scheme, shape, columnwise))
 
 
 def read_memory(address, shape, dtype):

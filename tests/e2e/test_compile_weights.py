@@ -159,8 +159,9 @@ def test_programs_of_a_net_share_quantized_weights(quantized_shapes):
     assert net.ir("traced").count("func.func @forward") == 2
     assert [quantized_shapes.count(shape) for shape in WEIGHT_SHAPES] == [1, 1, 1]
     assert net.memory()["quantized_weights"] == held
-    # Two codes a byte, a scale for sixteen elements of a row, an amax a tensor.
-    assert held == sum(n * (-(-k // 2) + -(-k // 16)) + 4 for n, k in WEIGHT_SHAPES)
+    # Units of 8 rows by 16 columns, two codes a byte and a scale a row; whole lines of 64 bytes, and an amax a tensor.
+    units = [-(-n // 8) * -(-k // 16) for n, k in WEIGHT_SHAPES]
+    assert held == sum(-(-unit * (8 * 8 + 8) // 64) * 64 + 4 for unit in units)
 
 
 def test_quantized_weights_go_with_their_parameters(compiled):

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from kernel_cases import DTYPES, assert_same_copy, nvfp4, same_bytes
 
 from steelyard.errors import ConstraintError
-from steelyard.runtime import cpu
+from steelyard.quantized_parts import packed_size
+from steelyard.runtime import _cpu, cpu
 from steelyard.schemes import Scheme
 
 SCHEMES = {
@@ -34,6 +35,11 @@ def weight_products(draw):
         random_copy(rng, scheme, outer, k, columnwise, special)
         for scheme, outer, columnwise in zip(schemes, outers, LAYOUTS[layout], strict=True)
     )
+
+
+@given(rows=st.integers(0, 100), columns=st.integers(0, 100), row_scaled=st.booleans())
+def test_size_of_a_packed_copy_is_known_without_kernels(rows, columns, row_scaled):
+    assert packed_size(rows, columns, row_scaled) == _cpu.packed_size(rows, columns, row_scaled)
 
 
 @pytest.mark.parametrize("name", cpu.instruction_sets())
