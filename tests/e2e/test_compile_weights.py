@@ -15,7 +15,8 @@ WEIGHT_SHAPES = [(131, 37), (70, 131), (10, 70)]
 def compiled():
     """A model, a net of it that has been called, and an input."""
     model, arguments = make_mlp()
-    net = steelyard.compile(model, "mxfp8").lower(**arguments)
+    with torch.no_grad():
+        net = steelyard.compile(model, "mxfp8").lower(**arguments)
     return model, net, arguments["input"]
 
 
@@ -151,6 +152,7 @@ def test_unchanged_weights_are_quantized_once(quantized_shapes):
     assert quantized_shapes.count((5, 37)) == 4
 
 
+@torch.no_grad()
 def test_programs_of_a_net_share_quantized_weights(quantized_shapes):
     model, arguments = make_mlp()
     net = steelyard.compile(model, "nvfp4").lower(**arguments)
