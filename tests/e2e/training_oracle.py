@@ -23,6 +23,7 @@ class Numerics:
         self.scales: dict[str, torch.Tensor] = {}
         self.histories: dict[str, torch.Tensor] = {}
         self._amaxes: dict[str, torch.Tensor] = {}
+        self._weight_scales: dict[tuple[str, int], torch.Tensor] = {}
 
     def quantize(self, x: torch.Tensor, layer: str, role: str) -> tuple:
         """Both copies of an operand."""
@@ -34,6 +35,9 @@ class Numerics:
         self.histories.setdefault(name, torch.zeros(self.recipe.amax_history_len))
         amax = reference.amax(x)
         self._amaxes[name] = torch.maximum(amax, self._amaxes.get(name, amax))
+        if role == "weight":
+            # A weight keeps the scale of its first use until it is written.
+            scale = self._weight_scales.setdefault((name, x._version), scale)
         return reference.quantize(x, row, col, scale=scale)
 
     def move_on(self, *roles: str) -> None:
@@ -106,8 +110,8 @@ def gradients_of(model: nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor
     return found
 
 
-def assert_gradients_follow(got: dict, oracle: dict, exact: dict, share: float = 0.25) -> None:
-    """Rounding is discontinuous, so last bits of sums flip codes: a part of the quantization error is allowed."""
+def error_share(got: dict, oracle: dict, exact: dict) -> float:
+    """How far gradients are from the oracle's, as a share of the quantization error."""
     assert got.keys() == oracle.keys() == exact.keys()
     distance, error = 0.0, 0.0
     for name in got:
@@ -116,7 +120,7 @@ def assert_gradients_follow(got: dict, oracle: dict, exact: dict, share: float =
         distance += (got[name].double() - oracle[name].double()).square().sum().item()
         error += (oracle[name].double() - exact[name].double()).square().sum().item()
     assert error > 0, "the oracle quantizes nothing"
-    assert distance <= share**2 * error, f"{(distance / error) ** 0.5:.3f} of the quantization error"
+    return (distance / error) ** 0.5
 
 
 def kind_of(call: tuple) -> str:
