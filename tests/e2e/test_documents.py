@@ -20,6 +20,14 @@ def test_readme_example_runs_and_quantizes():
     assert '"scaled.gemm"' in run.stdout
 
 
+def test_training_page_runs_from_top_to_bottom():
+    code = "".join(re.findall(r"```python\n(.*?)```", (ROOT / "docs/training.md").read_text(), re.DOTALL))
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "6 GEMMs quantized, 0 left in high precision" in run.stdout
+    assert "func.func @backward" in run.stdout
+    assert "['_steelyard.rng']" in run.stdout
+
+
 def test_readme_shows_what_the_demo_prints():
     command = [sys.executable, "-m", "steelyard.tools.cli", "demo"]
     demo = subprocess.run(command, capture_output=True, text=True, check=True)
