@@ -114,9 +114,14 @@ static inline void amax_blocks(const float *x, int64_t n, int32_t *amax) {
 // Bits of the amax of each column of `rows` rows from `first`.
 static inline void amax_of_columns(const Tile &tile, int64_t first,
                                    int64_t rows, int32_t *amax) {
-  std::memset(amax, 0, tile.columns * sizeof *amax);
+  int64_t j = 0;
+#if defined(__AVX2__)
+  for (; j + 32 <= tile.columns; j += 32)
+    amax_32_columns(tile.at(first) + j, tile.stride, rows, amax + j);
+#endif
+  std::memset(amax + j, 0, (tile.columns - j) * sizeof *amax);
   for (int64_t i = first; i < first + rows; ++i)
-    amax_columns(tile.at(i), tile.columns, amax);
+    amax_columns(tile.at(i) + j, tile.columns - j, amax + j);
 }
 
 // Blocks of columns: amax[b] = max of amax[b * Block ..].

@@ -112,6 +112,21 @@ template <int Block> static inline __m256i amax_8_blocks(const float *x) {
                           _mm256_permute2x128_si256(quads[0], quads[1], 0x31));
 }
 
+// Bits of the amax of each of 32 columns, in registers.
+static inline void amax_32_columns(const float *x, int64_t stride, int64_t rows,
+                                   int32_t *amax) {
+  const __m256i mask = _mm256_set1_epi32(kAbsMask);
+  __m256i largest[4] = {};
+  for (int64_t i = 0; i < rows; ++i)
+    for (int v = 0; v < 4; ++v) {
+      const __m256i bits = _mm256_loadu_si256(
+          reinterpret_cast<const __m256i *>(x + i * stride + 8 * v));
+      largest[v] = _mm256_max_epi32(largest[v], _mm256_and_si256(bits, mask));
+    }
+  for (int v = 0; v < 4; ++v)
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(amax + 8 * v), largest[v]);
+}
+
 // Nibbles of 32 codes, two a byte.
 static inline __m128i pack_nibbles(__m256i codes) {
   const __m256i pairs = _mm256_maddubs_epi16(codes, _mm256_set1_epi16(0x1001));

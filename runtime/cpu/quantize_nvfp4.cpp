@@ -26,23 +26,26 @@ static TwoLevel level_of(const CopyCall &copy, int64_t stored_row) {
 static void scale_blocks(const int32_t *__restrict amax, int64_t n,
                          const TwoLevel &level, uint8_t *__restrict bytes,
                          float *__restrict factors) {
-  for (int64_t b = 0; b < n; ++b) {
-    const uint32_t byte = nvfp4_block_scale(float_of(amax[b]), level.encode);
-    bytes[b] = static_cast<uint8_t>(byte);
-    factors[b] = nvfp4_encode_factor(byte, level.decode);
-  }
+  const float encode = level.encode, decode = level.decode;
+  // Two loops: in one, the compiler threads branches and does not vectorize.
+  for (int64_t b = 0; b < n; ++b)
+    bytes[b] =
+        static_cast<uint8_t>(nvfp4_block_scale(float_of(amax[b]), encode));
+  for (int64_t b = 0; b < n; ++b)
+    factors[b] = nvfp4_encode_factor(bytes[b], decode);
 }
 
 // The same with a second level for each.
-static void scale_columns(const int32_t *amax, const float *encode,
-                          const float *decode, int64_t n,
+static void scale_columns(const int32_t *__restrict amax,
+                          const float *__restrict encode,
+                          const float *__restrict decode, int64_t n,
                           uint8_t *__restrict bytes,
                           float *__restrict factors) {
-  for (int64_t j = 0; j < n; ++j) {
-    const uint32_t byte = nvfp4_block_scale(float_of(amax[j]), encode[j]);
-    bytes[j] = static_cast<uint8_t>(byte);
-    factors[j] = nvfp4_encode_factor(byte, decode[j]);
-  }
+  for (int64_t j = 0; j < n; ++j)
+    bytes[j] =
+        static_cast<uint8_t>(nvfp4_block_scale(float_of(amax[j]), encode[j]));
+  for (int64_t j = 0; j < n; ++j)
+    factors[j] = nvfp4_encode_factor(bytes[j], decode[j]);
 }
 
 // Rounds up with the probability of the distance: adds byte / 256 of a step,
@@ -334,9 +337,59 @@ static void store_square_scales(const Tile &part, const uint8_t *bytes,
         bytes[j / kBlock];
 }
 
-static void quantize_squares(const Tile &tile, const CopyCall *row,
-                             const CopyCall *col) {
-  ColumnScratch scratch;
+// The byte of each tile, [rows][columns] of tiles, repeated over the 16 stored
+// rows that it covers in either copy.
+static void store_all_square_scales(const Tile &tile,
+                                    const uint8_t (*bytes)[kTileSide / kBlock],
+                                    const CopyCall *row, const CopyCall *col) {
+  const int64_t down = (tile.rows + kBlock - 1) / kBlock,
+                across = (tile.columns + kBlock - 1) / kBlock;
+  for (int64_t i = 0; row && i < tile.rows; ++i)
+    std::memcpy(row->scales + (tile.row + i) * row->scales_stride +
+                    tile.column / kBlock,
+                bytes[i / kBlock], across);
+  for (int64_t b = 0; col && b < across; ++b) {
+    uint8_t line[kTileSide / kBlock];
+    for (int64_t i = 0; i < down; ++i)
+      line[i] = bytes[i][b];
+    const int64_t end = smaller((b + 1) * kBlock, tile.columns);
+    for (int64_t j = b * kBlock; j < end; ++j)
+      std::memcpy(col->scales + (tile.column + j) * col->scales_stride +
+                      tile.row / kBlock,
+                  line, down);
+  }
+}
+
+// Nearest rounding: the scales of the whole tile at once.
+static void encode_plain_squares(const Tile &tile, const CopyCall *row,
+                                 const CopyCall *col, CodeTile &codes) {
+  constexpr int64_t most = kTileSide / kBlock;
+  const int64_t across = (tile.columns + kBlock - 1) / kBlock;
+  alignas(64) int32_t amax[most][most] = {}, columns[kTileSide];
+  alignas(64) float factors[most][most], spread[kTileSide];
+  uint8_t bytes[most][most];
+  for (int64_t first = 0; first < tile.rows; first += kBlock) {
+    amax_of_columns(tile, first, smaller(kBlock, tile.rows - first), columns);
+    fold_columns<kBlock>(columns, tile.columns);
+    std::memcpy(amax[first / kBlock], columns, across * sizeof *columns);
+  }
+  const CopyCall &copy = row ? *row : *col;
+  scale_blocks(amax[0], most * most, level_of(copy, 0), bytes[0], factors[0]);
+  store_all_square_scales(tile, bytes, row, col);
+  with_range(largest_of(amax[0], most * most), false, [&](auto range) {
+    for (int64_t i = 0; i < tile.rows; ++i) {
+      for (int64_t j = 0; i % kBlock == 0 && j < kTileSide; ++j)
+        spread[j] = factors[i / kBlock][j / kBlock];
+      encode_row_by<E2M1, range>(tile.at(i), tile.columns, spread,
+                                 codes.values[i]);
+    }
+  });
+}
+
+// Tiles whose rounding looks at more than the value and the scale, 16 rows at a
+// time.
+static void encode_other_squares(const Tile &tile, const CopyCall *row,
+                                 const CopyCall *col, ColumnScratch &scratch) {
   const CopyCall &copy = row ? *row : *col;
   const TwoLevel level = level_of(copy, 0);
   for (int64_t first = 0; first < tile.rows; first += kBlock) {
@@ -352,6 +405,16 @@ static void quantize_squares(const Tile &tile, const CopyCall *row,
                      scratch.codes.values + first);
     store_square_scales(part, bytes, row, col);
   }
+}
+
+static void quantize_squares(const Tile &tile, const CopyCall *row,
+                             const CopyCall *col) {
+  ColumnScratch scratch;
+  const CopyCall &copy = row ? *row : *col;
+  if (copy.stochastic || copy.rht || copy.four_over_six != FourOverSix::none)
+    encode_other_squares(tile, row, col, scratch);
+  else
+    encode_plain_squares(tile, row, col, scratch.codes);
   for (int64_t i = 0; row && i < tile.rows; ++i)
     pack_row(scratch.codes.values[i], tile.columns,
              row->codes + (tile.row + i) * row->codes_stride + tile.column / 2);
