@@ -23,7 +23,8 @@ def test_readme_example_runs_and_quantizes():
 def test_training_page_runs_from_top_to_bottom():
     code = "".join(re.findall(r"```python\n(.*?)```", (ROOT / "docs/training.md").read_text(), re.DOTALL))
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "6 GEMMs quantized, 0 left in high precision" in run.stdout
+    # The first layer's input needs no gradient.
+    assert "5 GEMMs quantized, 0 left in high precision" in run.stdout
     assert "func.func @backward" in run.stdout
     assert "['_steelyard.rng']" in run.stdout
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 import steelyard
 from steelyard import recipes
@@ -23,7 +23,7 @@ class Block(nn.Module):
         batch, tokens, width = x.shape
         heads = self.qkv(self.norm1(x)).view(batch, tokens, 3, self.heads, width // self.heads)
         query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
-        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.proj(attended.transpose(1, 2).reshape(batch, tokens, width))
         return x + self.down(self.gelu(self.up(self.norm2(x))))
 
