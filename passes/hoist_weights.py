@@ -5,7 +5,7 @@ from torch_mlir import ir
 from steelyard.dialect.quantize import QuantizeOp
 from steelyard.passes.functions import PARAMETER, SOURCES, WEIGHT, add_argument, make_private_function
 from steelyard.passes.registry import register_pass
-from steelyard.passes.torch_ops import defining_op, parameter_of, view_root, walk_ops
+from steelyard.passes.torch_ops import defining_op, erase_unused_views, parameter_of, view_root, walk_ops
 
 
 @register_pass
@@ -49,7 +49,9 @@ def _hoist(module: ir.Operation, op: QuantizeOp, name: str) -> None:
     }
     for result in op.results:
         result.replace_all_uses_with(add_argument(source.owner, result.type, op.location, attributes))
+    viewed = op.source
     op.operation.erase()
+    erase_unused_views(viewed)
 
 
 def _clone_slice(value: ir.Value, copies: dict[ir.Value, ir.Value]) -> ir.Value:

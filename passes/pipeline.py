@@ -7,7 +7,7 @@ element that names one of ours is added as a function, everything else goes to M
 import difflib
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torch_mlir import ir
@@ -50,6 +50,13 @@ def build_pass_manager(elements: list[Element], context: ir.Context) -> PassMana
         for element in elements:
             add_element(manager, element)
     return manager
+
+
+def run_pass_by_pass(module: ir.Module, text: str) -> Iterator[tuple[str, ir.Module]]:
+    """Run a pipeline on a module, and stop after each pass: its name, and the module as it left it."""
+    for element in parse_pipeline(text):
+        build_pass_manager([element], module.context).run(module.operation)
+        yield element.name, module
 
 
 def add_element(manager: PassManager, element: Element) -> None:

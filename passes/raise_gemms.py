@@ -11,11 +11,16 @@ from steelyard.passes.locations import layer_of
 from steelyard.passes.registry import register_pass
 from steelyard.passes.torch_ops import (
     constant_number,
+    contiguous,
     erase_unused_views,
     info_of,
     is_none,
+    op_name,
+    parameter_of,
     transpose_last,
     walk_ops,
+    with_first,
+    without_first,
 )
 
 HIGH_PRECISION = "scaled.high_precision"
@@ -32,13 +37,14 @@ def raise_gemms(module: ir.Operation) -> None:
 
     Takes the `torch` dialect. Leaves each linear, addmm, mm, bmm and matmul as a `scaled.matmul` that reads its
     second operand as [N, K], through the transpose that made it [K, N] if there is one; the layer's name comes from
-    the location. What cannot be raised, and convolutions and fused attention, which are not tried, get the attribute
-    `scaled.high_precision` with the reason. In a function with tangents (`scaled.tangent`), a product of a gradient and
-    a parameter is a dgrad, one of a gradient and the input of a product of its layer a wgrad. Nothing after this pass
-    looks for torch's spellings.
+    the location. A bmm of one batch entry, as of an einsum with a parameter, has no batch dims, and a parameter on the
+    left becomes the second operand of the transposed product. What cannot be raised, and convolutions and fused
+    attention, which are not tried, get the attribute `scaled.high_precision` with the reason. In a function with
+    tangents (`scaled.tangent`), a product of a gradient and a parameter is a dgrad, one of a gradient and the input of
+    a product of its layer a wgrad. Nothing after this pass looks for torch's spellings.
     """
     for op in walk_ops(module):
-        name = _spelling(op)
+        name = op_name(op)
         if name in _REASONS:
             _report(op, _REASONS[name])
             continue
@@ -47,7 +53,7 @@ def raise_gemms(module: ir.Operation) -> None:
             continue
         try:
             with ir.InsertionPoint(op), op.location:
-                result = raise_one(op)
+                result = _cast(raise_one(op), op.result.type)
         except NotRaisedError as reason:
             _report(op, str(reason))
             continue
@@ -76,15 +82,14 @@ def _raise_addmm(op: ir.Operation) -> ir.Value:
 
 
 def _raise_mm(op: ir.Operation) -> ir.Value:
-    lhs, rhs = op.operands
-    return _matmul(op, lhs, _transposed(rhs))
+    return _matrix_product(op, *op.operands)
 
 
 def _raise_matmul(op: ir.Operation) -> ir.Value:
     lhs, rhs = op.operands
     left, right = _float_info(lhs), _float_info(rhs)
     if len(right.shape) == 2:
-        return _matmul(op, lhs, _transposed(rhs))
+        return _matrix_product(op, lhs, rhs)
     if len(left.shape) != len(right.shape) or len(left.shape) < 3 or left.shape[:-2] != right.shape[:-2]:
         raise NotRaisedError(f"matmul of {left} and {right}: batch dims broadcast, or an operand is a vector")
     return _matmul(op, lhs, _transposed(rhs), batch_dims=len(left.shape) - 2)
@@ -92,6 +97,10 @@ def _raise_matmul(op: ir.Operation) -> ir.Value:
 
 def _raise_bmm(op: ir.Operation) -> ir.Value:
     lhs, rhs = op.operands
+    left, right = _float_info(lhs), _float_info(rhs)
+    if left.shape[0] == right.shape[0] == 1:
+        # What an einsum with a parameter comes to.
+        return with_first(_matrix_product(op, without_first(lhs), without_first(rhs)))
     return _matmul(op, lhs, _transposed(rhs), batch_dims=1)
 
 
@@ -117,6 +126,18 @@ _REASONS = {
 }
 
 
+def _matrix_product(op: ir.Operation, lhs: ir.Value, rhs: ir.Value) -> ir.Value:
+    """lhs rhs; where lhs is the weight, as the transpose of rhs^T lhs^T, so that recipes see the roles as they are."""
+    if not _is_weight(lhs) or _is_weight(rhs) or len(_float_info(lhs).shape) != 2:
+        return _matmul(op, lhs, _transposed(rhs))
+    product = transpose_last(_matmul(op, _transposed(rhs), lhs))
+    return contiguous(product)
+
+
+def _is_weight(value: ir.Value) -> bool:
+    return parameter_of(value) is not None
+
+
 def _matmul(
     op: ir.Operation, lhs: ir.Value, rhs: ir.Value, *, batch_dims: int = 0, bias: ir.Value | None = None
 ) -> ir.Value:
@@ -125,12 +146,14 @@ def _matmul(
         raise NotRaisedError(f"operands of two dtypes, {left.dtype} and {right.dtype}")
     result = _float_info(op.result)
     layer = layer_of(op.location)
-    raised = matmul(lhs, rhs, kind="fprop", layer=layer, batch_dims=batch_dims, bias=bias, dtype=result.dtype).result
-    if raised.type == op.result.type:
-        return raised
+    return matmul(lhs, rhs, kind="fprop", layer=layer, batch_dims=batch_dims, bias=bias, dtype=result.dtype).result
+
+
+def _cast(value: ir.Value, type_: ir.Type) -> ir.Value:
+    if value.type == type_:
+        return value
     # A size that inference knows and the frontend does not, or the other way round: the same tensor at run time.
-    cast = ir.Operation.create("torch.tensor_static_info_cast", results=[op.result.type], operands=[raised])
-    return cast.result
+    return ir.Operation.create("torch.tensor_static_info_cast", results=[type_], operands=[value]).result
 
 
 def _transposed(rhs: ir.Value) -> ir.Value:
@@ -151,13 +174,6 @@ def _require_rank(value: ir.Value, rank: int) -> None:
     info = _float_info(value)
     if len(info.shape) != rank:
         raise NotRaisedError(f"a weight of {len(info.shape)} dims")
-
-
-def _spelling(op: ir.Operation) -> str:
-    """The op's name; one that torch-mlir does not know by itself is a `torch.operator` that carries it."""
-    if op.name == "torch.operator":
-        return ir.StringAttr(op.attributes["name"]).value
-    return op.name
 
 
 def _report(op: ir.Operation, reason: str) -> None:

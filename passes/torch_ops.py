@@ -7,15 +7,18 @@ from torch_mlir import ir
 from steelyard.dialect.types import TensorInfo, tensor_info
 from steelyard.passes.functions import PARAMETER, argument_name
 
-# Ops whose result is their first operand in another shape, order, layout or dtype.
+# Ops whose result is their first operand, or a part of it, in another shape, order, layout or dtype.
 _SEE_THROUGH = {
     f"torch.aten.{name}"
     for name in (
         *("t", "transpose.int", "permute", "numpy_T", "view", "_unsafe_view", "reshape", "expand", "unsqueeze"),
         *("squeeze", "squeeze.dim", "contiguous", "clone", "detach", "alias", "_to_copy", "to.dtype", "slice.Tensor"),
+        *("select.int", "split.Tensor", "split_with_sizes", "chunk", "unbind.int"),
     )
-}
+} | {"torch.prim.ListUnpack", "torch.prims.convert_element_type"}
 _FLATTEN = {"torch.aten.view", "torch.aten._unsafe_view", "torch.aten.reshape"}
+# Ops that keep the order of the elements in memory's eyes, whatever dims they add or take.
+_KEEP_ORDER = _FLATTEN | {f"torch.aten.{name}" for name in ("unsqueeze", "squeeze", "squeeze.dim", "clone", "detach")}
 
 
 def defining_op(value: ir.Value) -> ir.Operation | None:
@@ -145,30 +148,59 @@ def parameter_of(value: ir.Value) -> str | None:
 
 
 def view_root(value: ir.Value) -> ir.Value:
-    """The value that another is a view, a transpose or a cast of."""
-    while (op := defining_op(value)) is not None and op_name(op) in _SEE_THROUGH:
+    """The value that another is a view, a transpose, a part or a cast of, by constants alone."""
+    while (op := defining_op(value)) is not None and op_name(op) in _SEE_THROUGH and _has_constant_options(op):
         value = op.operands[0]
     return value
+
+
+def _has_constant_options(op: ir.Operation) -> bool:
+    return all(_is_constant(operand) for operand in list(op.operands)[1:])
+
+
+def _is_constant(value: ir.Value) -> bool:
+    op = defining_op(value)
+    if op is None:
+        return False
+    if op.name == "torch.prim.ListConstruct":
+        return all(_is_constant(element) for element in op.operands)
+    return op.name.startswith("torch.constant.")
 
 
 def erase_unused_views(value: ir.Value) -> None:
     """Erase the views, transposes and casts that made a value nothing reads: to MLIR they are not pure, so it keeps
     them."""
-    while (op := defining_op(value)) is not None and op_name(op) in _SEE_THROUGH and not list(op.results[0].uses):
+    while (op := defining_op(value)) is not None and op_name(op) in _SEE_THROUGH:
+        if any(list(result.uses) for result in op.results):
+            return
         value = op.operands[0]
         op.erase()
 
 
 def flatten_root(value: ir.Value) -> ir.Value:
     """The value whose dims before the last a value flattens; such views quantize to the same codes."""
-    while (op := defining_op(value)) is not None and op.name in _FLATTEN:
-        source, result = info_of(op.operands[0]), info_of(value)
-        if source is None or result is None or not source.shape or not result.shape:
-            break
-        if source.shape[-1] is None or source.shape[-1] != result.shape[-1]:
-            break
+    root, info = value, info_of(value)
+    if info is None or not info.shape or info.shape[-1] is None:
+        return root
+    # An einsum adds dims of size 1 and moves them about before it flattens.
+    while (op := defining_op(value)) is not None and _keeps_order(op):
         value = op.operands[0]
-    return value
+        source = info_of(value)
+        if source is None or source.dtype != info.dtype:
+            break
+        if source.shape and source.shape[-1] == info.shape[-1]:
+            root = value
+    return root
+
+
+def _keeps_order(op: ir.Operation) -> bool:
+    if op.name != "torch.aten.permute":
+        return op_name(op) in _KEEP_ORDER
+    source, order = info_of(op.operands[0]), constant_ints(op.operands[1])
+    if source is None or order is None:
+        return False
+    moved = [dim % len(order) for dim in order if source.shape[dim] != 1]
+    return moved == sorted(moved)
 
 
 def transpose_source(value: ir.Value) -> ir.Value | None:
@@ -206,6 +238,33 @@ def transpose_last(value: ir.Value) -> ir.Value:
 def none_constant() -> ir.Value:
     """torch's None, made at the current place."""
     return ir.Operation.create("torch.constant.none", results=[ir.Type.parse("!torch.none")]).result
+
+
+def without_first(value: ir.Value) -> ir.Value:
+    """A value of one batch entry without its batch dim, at the current place."""
+    source = transpose_source(value)
+    if source is not None:
+        return transpose_last(without_first(source))
+    info = info_of(value)
+    assert info is not None
+    assert info.shape[0] == 1
+    type_ = info.with_(info.shape[1:]).type()
+    return ir.Operation.create("torch.aten.squeeze.dim", results=[type_], operands=[value, int_constant(0)]).result
+
+
+def with_first(value: ir.Value) -> ir.Value:
+    """A value with a batch dim of size 1 before its others, at the current place."""
+    info = info_of(value)
+    assert info is not None
+    type_ = info.with_((1, *info.shape)).type()
+    return ir.Operation.create("torch.aten.unsqueeze", results=[type_], operands=[value, int_constant(0)]).result
+
+
+def contiguous(value: ir.Value) -> ir.Value:
+    """A copy of a value whose elements lie in order, at the current place."""
+    # Not the registered op, which MLIR folds away.
+    name = {"name": ir.StringAttr.get("torch.aten.clone")}
+    return ir.Operation.create("torch.operator", [value.type], [value, int_constant(0)], name).result
 
 
 def int_constant(value: int) -> ir.Value:

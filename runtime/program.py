@@ -1,5 +1,6 @@
 """A lowered program: its forward, its backward where it has one, and the weights that are quantized outside of both."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from steelyard.passes.functions import (
     functions_of,
     result_attributes,
 )
+from steelyard.passes.kernel_calls import Kernel, kernels_of
 from steelyard.runtime.emitter import Emitted, Emitter
 from steelyard.runtime.finite import make_check
 from steelyard.runtime.kernels import Quantizers
@@ -36,10 +38,12 @@ class Program:
         self._state = state
         functions = {ir.StringAttr(f.attributes["sym_name"]).value: f for f in functions_of(module.operation)}
         emitter = Emitter(module.operation, quantizers, make_check(state) if check_finite else None)
+        kernels = kernels_of(module.operation)
+        meanings = {name: _meaning(functions[name], kernels) for name in functions if name.startswith("weight_")}
         made = {name: emitter.emit(function) for name, function in functions.items()}
         self.text = "\n\n".join(emitted.text for emitted in made.values())
         self._functions = {
-            name: _Function(functions[name], made, functions, state, weights)
+            name: _Function(functions[name], made, meanings, state, weights)
             for name in ("forward", "backward")
             if name in functions
         }
@@ -74,7 +78,7 @@ class _Function:
         self,
         function: ir.Operation,
         made: Mapping[str, Emitted],
-        functions: Mapping[str, ir.Operation],
+        meanings: Mapping[str, str],
         state: State,
         weights: Weights,
     ):
@@ -95,10 +99,8 @@ class _Function:
             weight = ir.FlatSymbolRefAttr(attributes[WEIGHT]).value if WEIGHT in attributes else ""
             if weight and weight != last:
                 last = weight
-                # Its number differs from program to program.
-                text = str(functions[weight]).replace(f"@{weight}(", "@weight(")
                 sources = list(ir.DenseI64ArrayAttr(attributes[SOURCES]))
-                self._weight_arguments.append(WeightArgument(text, made[weight].run, sources))
+                self._weight_arguments.append(WeightArgument(meanings[weight], made[weight].run, sources))
         self._moved = {i: ir.StringAttr(own[STATE]).value for i, own in enumerate(self.results) if STATE in own}
 
     def __call__(self, arguments: tuple) -> tuple:
@@ -113,3 +115,9 @@ class _Function:
             return results
         self._state.put({name: results[i] for i, name in self._moved.items()})
         return tuple([result for i, result in enumerate(results) if i not in self._moved])
+
+
+def _meaning(function: ir.Operation, kernels: Mapping[str, Kernel]) -> str:
+    """What a function does, as text: the numbers of functions and kernels differ from program to program."""
+    text = re.sub(r"@weight_\d+\(", "@weight(", str(function))
+    return re.sub(r"call @(\w+)", lambda call: f"call {kernels[call[1]]}", text)

@@ -3,6 +3,7 @@
 #mx = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
 
 // CHECK: func.func @step(%arg0: !torch.vtensor<[8,64],f32>, %arg1: !torch.vtensor<[64,48],f32> {scaled.parameter = "up.weight"}, %arg2: !scaled.tensor<tensor<48x64xf32>, #mxfp8_1x32, none> {scaled.parameter = "up.weight", scaled.sources = array<i64: 1>, scaled.weight = @weight_0})
+// CHECK-NOT: torch.aten.t
 // CHECK: %[[X:.*]] = "scaled.quantize"(%arg0)
 // CHECK: "scaled.gemm"(%[[X]], %arg2)
 func.func @step(%x: !torch.vtensor<[8,64],f32>, %w: !torch.vtensor<[64,48],f32> {scaled.parameter = "up.weight"}) -> !torch.vtensor<[8,48],f32> {

@@ -53,6 +53,48 @@ func.func @attention_scores(%q: !torch.vtensor<[2,4,?,16],f32>, %k: !torch.vtens
   return %s, %o : !torch.vtensor<[2,4,?,?],f32>, !torch.vtensor<[8,5,16],f32>
 }
 
+// An einsum with a parameter comes to a bmm of one batch entry; the parameter is seen through views and copies.
+// CHECK-LABEL: func.func @einsum_with_parameter
+// CHECK: %[[X:.*]] = torch.aten.squeeze.dim %arg0, {{.*}} -> !torch.vtensor<[10,33],f32>
+// CHECK: %[[W:.*]] = torch.aten.transpose.int {{.*}} -> !torch.vtensor<[24,33],f32>
+// CHECK: %[[Y:.*]] = "scaled.matmul"(%[[X]], %[[W]]) {batch_dims = 0 : i64{{.*}} -> !torch.vtensor<[10,24],f32>
+// CHECK: torch.aten.unsqueeze %[[Y]], {{.*}} -> !torch.vtensor<[1,10,24],f32>
+func.func @einsum_with_parameter(%x: !torch.vtensor<[1,10,33],f32>, %w: !torch.vtensor<[33,4,6],f32> {scaled.parameter = "w"}) -> !torch.vtensor<[1,10,24],f32> {
+  %zero = torch.constant.int 0
+  %one = torch.constant.int 1
+  %33 = torch.constant.int 33
+  %24 = torch.constant.int 24
+  %sizes = torch.prim.ListConstruct %one, %33, %24 : (!torch.int, !torch.int, !torch.int) -> !torch.list<int>
+  %c = torch.operator "torch.aten.clone"(%w, %zero) : (!torch.vtensor<[33,4,6],f32>, !torch.int) -> !torch.vtensor<[33,4,6],f32>
+  %v = torch.aten.view %c, %sizes : !torch.vtensor<[33,4,6],f32>, !torch.list<int> -> !torch.vtensor<[1,33,24],f32>
+  %y = torch.aten.bmm %x, %v : !torch.vtensor<[1,10,33],f32>, !torch.vtensor<[1,33,24],f32> -> !torch.vtensor<[1,10,24],f32>
+  return %y : !torch.vtensor<[1,10,24],f32>
+}
+
+// A weight on the left: the product is that of the transposes, so that the weight is the second operand.
+// CHECK-LABEL: func.func @weight_on_the_left
+// CHECK: %[[X:.*]] = torch.aten.transpose.int %arg1, {{.*}} -> !torch.vtensor<[7,33],f32>
+// CHECK: %[[Y:.*]] = "scaled.matmul"(%[[X]], %arg0) {{.*}} -> !torch.vtensor<[7,20],f32>
+// CHECK: %[[T:.*]] = torch.aten.transpose.int %[[Y]], {{.*}} -> !torch.vtensor<[20,7],f32>
+// CHECK: torch.operator "torch.aten.clone"(%[[T]], {{.*}}) : {{.*}} -> !torch.vtensor<[20,7],f32>
+func.func @weight_on_the_left(%w: !torch.vtensor<[20,33],f32> {scaled.parameter = "w"}, %x: !torch.vtensor<[33,7],f32>) -> !torch.vtensor<[20,7],f32> {
+  %y = torch.aten.mm %w, %x : !torch.vtensor<[20,33],f32>, !torch.vtensor<[33,7],f32> -> !torch.vtensor<[20,7],f32>
+  return %y : !torch.vtensor<[20,7],f32>
+}
+
+// One batch entry is looked at through the swap that makes it, so that a later pass sees what is swapped.
+// CHECK-LABEL: func.func @batch_of_one
+// CHECK: %[[X:.*]] = torch.aten.squeeze.dim %arg0, {{.*}} -> !torch.vtensor<[33,10],f32>
+// CHECK: %[[T:.*]] = torch.aten.transpose.int %[[X]], {{.*}} -> !torch.vtensor<[10,33],f32>
+// CHECK: "scaled.matmul"(%[[T]], {{.*}}) {batch_dims = 0 : i64
+func.func @batch_of_one(%x: !torch.vtensor<[1,33,10],f32>, %y: !torch.vtensor<[1,33,24],f32>) -> !torch.vtensor<[1,10,24],f32> {
+  %one = torch.constant.int 1
+  %two = torch.constant.int 2
+  %t = torch.aten.transpose.int %x, %one, %two : !torch.vtensor<[1,33,10],f32>, !torch.int, !torch.int -> !torch.vtensor<[1,10,33],f32>
+  %z = torch.aten.bmm %t, %y : !torch.vtensor<[1,10,33],f32>, !torch.vtensor<[1,33,24],f32> -> !torch.vtensor<[1,10,24],f32>
+  return %z : !torch.vtensor<[1,10,24],f32>
+}
+
 // What stays says why.
 // CHECK-LABEL: func.func @not_raised
 // CHECK: torch.aten.addmm {{.*}} {scaled.high_precision = "addmm with alpha or beta other than 1"}

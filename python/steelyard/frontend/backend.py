@@ -1,6 +1,7 @@
 """The torch.compile backend: each graph of ATen ops that AOTAutograd hands over becomes a program."""
 
 import re
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -8,7 +9,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from steelyard.errors import RecipeError, UnsupportedModelError
 from steelyard.frontend.captured import CapturedGraph
-from steelyard.frontend.importer import import_graph
+from steelyard.frontend.importer import import_graph, lift_constants
 from steelyard.frontend.training import JointGraph, JointPrograms, make_thin_graphs
 from steelyard.passes.functions import functions_of
 from steelyard.runtime.program import Program
@@ -24,8 +25,14 @@ class Backend:
         self.root = root
         self.compilations: list[Compilation] = []
         self.weights = Weights()
+        self._part_names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
 
-    def __call__(self, graph_module: torch.fx.GraphModule, example_inputs: Sequence) -> Callable:
+    def name_part(self, part: torch.nn.Module, name: str) -> None:
+        """Say which submodule of the root another module stands for."""
+        self._part_names[part] = name
+
+    def __call__(self, graph_module: torch.fx.GraphModule, example_inputs: Sequence, *, caller: str = "") -> Callable:
+        """Compile a graph; `caller` is the module whose call it is part of."""
         parameters = self._parameter_names(graph_module, example_inputs)
 
         def compile_inference(aten: torch.fx.GraphModule, inputs: Sequence) -> Callable:
@@ -34,9 +41,9 @@ class Backend:
                     f"torch changed the inputs of a graph from {len(parameters)} to {len(inputs)}, so that its "
                     "parameters cannot be told; please report the model"
                 )
-            return self._compile(aten, parameters)
+            return self._compile(aten, parameters, caller)
 
-        training = _Training(self, parameters)
+        training = _Training(self, parameters, caller)
         return aot_autograd(
             fw_compiler=training.compile_forward,
             bw_compiler=training.compile_backward,
@@ -44,13 +51,14 @@ class Backend:
             partition_fn=training.partition,
         )(graph_module, example_inputs)
 
-    def capture_joint(self, joint: JointGraph, parameters: Sequence[str | None]) -> CapturedGraph:
+    def capture_joint(self, joint: JointGraph, parameters: Sequence[str | None], caller: str) -> CapturedGraph:
         """The programs of a forward and its backward."""
+        unnamed = [None for _ in (*joint.constants, *joint.tangents)]
         joint.drop_missing_gradients()
 
         def build(layers: Mapping[torch.fx.Node, str], parameters: Sequence[str | None]) -> Program:
             compilation = Compilation(self.settings, self.weights)
-            known = [*parameters, *(None for _ in joint.tangents)]
+            known = [*parameters, *unnamed]
             module = import_graph(joint.graph, compilation.context, name="joint", layers=layers, parameters=known)
             with compilation.context:
                 joint.mark(functions_of(module.operation)[0], parameters)
@@ -58,11 +66,13 @@ class Backend:
             self.compilations.append(compilation)
             return program
 
-        names = self._module_names()
-        layers = {node: _layer_name(node, names) for node in joint.graph.nodes}
+        layers = _layer_names(joint.graph, self._module_names(), [*parameters, *unnamed], caller)
         return CapturedGraph(layers, parameters, build, self._names_by_id)
 
-    def _compile(self, aten: torch.fx.GraphModule, parameters: Sequence[str | None]) -> Callable:
+    def _compile(self, aten: torch.fx.GraphModule, parameters: Sequence[str | None], caller: str) -> Callable:
+        constants = tuple(lift_constants(aten))
+        parameters = [*parameters, *(None for _ in constants)]
+
         def build(layers: Mapping[torch.fx.Node, str], parameters: Sequence[str | None]) -> Program:
             compilation = Compilation(self.settings, self.weights)
             module = import_graph(aten.graph, compilation.context, name="forward", layers=layers, parameters=parameters)
@@ -70,14 +80,15 @@ class Backend:
             self.compilations.append(compilation)
             return program
 
-        names = self._module_names()
-        layers = {node: _layer_name(node, names) for node in aten.graph.nodes}
-        return _boxed(CapturedGraph(layers, parameters, build, self._names_by_id))
+        layers = _layer_names(aten.graph, self._module_names(), parameters, caller)
+        graph = CapturedGraph(layers, parameters, build, self._names_by_id)
+        return _boxed(lambda values: graph((*values, *constants)))
 
     def _module_names(self) -> dict[str, str]:
         if self.root is None:
             return {}
-        return {str(id(module)): name for name, module in self.root.named_modules(remove_duplicate=False)}
+        names = {str(id(module)): name for name, module in self.root.named_modules(remove_duplicate=False)}
+        return names | {str(id(part)): name for part, name in self._part_names.items()}
 
     def _names_by_id(self) -> dict[int, str]:
         if self.root is None:
@@ -96,9 +107,10 @@ class Backend:
 class _Training:
     """The three callbacks by which AOTAutograd compiles a graph with gradients."""
 
-    def __init__(self, backend: Backend, parameters: Sequence[str | None]):
+    def __init__(self, backend: Backend, parameters: Sequence[str | None], caller: str):
         self._backend = backend
         self._parameters = parameters
+        self._caller = caller
         self._run: JointPrograms | None = None
 
     def partition(self, module: torch.fx.GraphModule, _, *, num_fwd_outputs: int, **__) -> tuple:
@@ -109,7 +121,7 @@ class _Training:
                 f"torch changed the inputs of a graph from {len(self._parameters)} to {len(joint.primals)}, so that "
                 "its parameters cannot be told; please report the model"
             )
-        captured = self._backend.capture_joint(joint, self._parameters)
+        captured = self._backend.capture_joint(joint, self._parameters, self._caller)
         self._run = JointPrograms(joint, captured)
         return make_thin_graphs(joint, captured.first)
 
@@ -136,11 +148,39 @@ def _boxed(run: Callable[[tuple], tuple]) -> Callable[[list], tuple]:
     return call
 
 
-def _layer_name(node: torch.fx.Node, names: dict[str, str]) -> str:
-    """The name of the innermost module that a node runs in."""
+def _layer_names(
+    graph: torch.fx.Graph, names: Mapping[str, str], parameters: Sequence[str | None], caller: str
+) -> dict[torch.fx.Node, str]:
+    """The innermost module that each node runs in.
+
+    torch does not name the module whose forward it captures: there, the module of a parameter that the node reads, or
+    that the node whose gradient it computes reads.
+    """
+    layers: dict[torch.fx.Node, str] = {}
+    owners: dict[torch.fx.Node, str] = {}
+    by_sequence: dict[int | None, str] = {}
+    named = iter(parameters)
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            name = next(named)
+            if name is not None:
+                owners[node] = name.rpartition(".")[0]
+            continue
+        read = [owners[source] for source in node.all_input_nodes if source in owners]
+        layer, sequence = _layer_name(node, names), node.meta.get("seq_nr")
+        if layer is None and read and len(node.all_input_nodes) > 1:
+            by_sequence.setdefault(sequence, read[0])
+        layers[node] = layer if layer is not None else next(iter(read), by_sequence.get(sequence, caller))
+        # A view or a cast of a parameter stands for it.
+        if read and len(node.all_input_nodes) == 1:
+            owners[node] = read[0]
+    return layers
+
+
+def _layer_name(node: torch.fx.Node, names: Mapping[str, str]) -> str | None:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:
-        return ""
+        return None
     key, (path, _) = list(stack.items())[-1]
     known = names.get(str(key).partition("@")[0])
     if known is not None:

@@ -16,6 +16,16 @@ from steelyard.passes.functions import PARAMETER
 from steelyard.passes.locations import KEEP, RECOMPUTE
 from steelyard.passes.torch_ops import walk_ops
 
+# Tensors of the IR are values without memory, so MLIR folds these into an operand or a constant. At run time that
+# would be memory which a caller, or an input that is written later, shares with the result.
+_NEVER_FOLDED = {
+    f"torch.aten.{name}"
+    for name in (
+        *("clone", "_to_copy", "cat", "stack", "where.self", "index_select", "sort", "any.dims"),
+        *("full", "ones", "zeros", "tril_indices", "triu_indices"),
+    )
+}
+
 
 def import_graph(
     graph: torch.fx.Graph,
@@ -31,8 +41,26 @@ def import_graph(
     function = importer.import_stateless_graph(graph, func_name=name)
     with context:
         _name_parameters(function, parameters)
-        _keep_copies(function)
+        _hide_from_folding(function)
     return importer.module
+
+
+def lift_constants(graph_module: torch.fx.GraphModule) -> list[torch.Tensor]:
+    """Make the tensors that a graph holds arguments, after all others but tangents, and return them."""
+    graph = graph_module.graph
+    constants: dict[str, torch.fx.Node] = {}
+    given = [node for node in graph.nodes if node.op == "placeholder" and not node.name.startswith("tangents")]
+    last = given[-1] if given else None
+    for node in list(graph.nodes):
+        if node.op != "get_attr" or not isinstance(getattr(graph_module, node.target, None), torch.Tensor):
+            continue
+        if node.target not in constants:
+            with graph.inserting_after(last) if last else graph.inserting_before(next(iter(graph.nodes))):
+                last = constants[node.target] = graph.placeholder(node.target)
+            last.meta = dict(node.meta)
+        node.replace_all_uses_with(constants[node.target])
+        graph.erase_node(node)
+    return [getattr(graph_module, name) for name in constants]
 
 
 class _LayerLocations(ContextCache):
@@ -62,23 +90,16 @@ _CHECKPOINT_RULES = {
 }
 
 
-def _keep_copies(function: ir.Operation) -> None:
-    """Spell copies so that MLIR does not fold them: a caller may write to what it thinks is its own.
-
-    To MLIR tensors are values, and a copy of a value is that value.
-    """
+def _hide_from_folding(function: ir.Operation) -> None:
     for op in walk_ops(function):
-        if op.name not in ("torch.aten.clone", "torch.aten._to_copy"):
+        if op.name not in _NEVER_FOLDED:
             continue
-        copy = ir.Operation.create(
-            "torch.operator",
-            results=[op.result.type],
-            operands=list(op.operands),
-            attributes={"name": ir.StringAttr.get(op.name)},
-            loc=op.location,
-            ip=ir.InsertionPoint(op),
-        )
-        op.result.replace_all_uses_with(copy.result)
+        attributes = {"name": ir.StringAttr.get(op.name)}
+        results, operands = [result.type for result in op.results], list(op.operands)
+        with ir.InsertionPoint(op):
+            hidden = ir.Operation.create("torch.operator", results, operands, attributes, loc=op.location)
+        for old, new in zip(op.results, hidden.results, strict=True):
+            old.replace_all_uses_with(new)
         op.erase()
 
 

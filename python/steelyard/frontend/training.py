@@ -15,6 +15,7 @@ from torch_mlir import ir
 
 from steelyard.errors import UnsupportedModelError
 from steelyard.frontend.captured import CapturedGraph
+from steelyard.frontend.importer import lift_constants
 from steelyard.passes.functions import GRADIENT, TANGENT
 from steelyard.runtime.dtypes import result_dtype, shape_of
 from steelyard.runtime.program import Program
@@ -27,10 +28,11 @@ class JointGraph:
         # Checkpointed regions keep what they read from outside.
         module = cleanup_recompute_tags(module, is_default_partition=True)
         self.graph = module.graph
+        self.constants = lift_constants(module)
         self.forward_outputs = forward_outputs
         self.placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
         self.tangents = [node for node in self.placeholders if node.name.startswith("tangents")]
-        self.primals = [node for node in self.placeholders if node not in self.tangents]
+        self.primals = self.placeholders[: len(self.placeholders) - len(self.tangents) - len(self.constants)]
         self._output = next(node for node in self.graph.nodes if node.op == "output")
         self.outputs = list(self._output.args[0])
         self.gradients = self.outputs[forward_outputs:]
@@ -74,7 +76,7 @@ def _entries(attribute: ir.Attribute) -> list[tuple[str, ir.Attribute]]:
 def make_thin_graphs(joint: JointGraph, program: Program) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """The two graphs that AOTAutograd wants: outputs, then what is kept, then sizes; and the way back."""
     saved = [_fake_like(type_) for type_ in program.saved]
-    primals = [joint.primals[i] for i in program.primals]
+    primals = [joint.primals[i] for i in _kept_primals(joint, program)]
     tensors = [node for node in primals if isinstance(node.meta["val"], torch.Tensor)]
     sizes = [node for node in primals if not isinstance(node.meta["val"], torch.Tensor)]
     return _thin_forward(joint, saved, tensors, sizes), _thin_backward(joint, saved, tensors, sizes)
@@ -132,6 +134,11 @@ def _fake_like(type_: ir.Type) -> torch.Tensor:
         return torch.empty([1 if size is None else size for size in shape_of(type_)], dtype=result_dtype(type_))
 
 
+def _kept_primals(joint: JointGraph, program: Program) -> list[int]:
+    """The primals that the backward takes, without the constants that stand beside them."""
+    return [i for i in program.primals if i < len(joint.primals)]
+
+
 class JointPrograms:
     """Runs the program of a joint graph as AOTAutograd calls its two graphs."""
 
@@ -142,8 +149,11 @@ class JointPrograms:
         self._primals = first.primals
         self._alike = {first}
         self._argument_count = len(joint.primals)
-        self._is_tensor = [isinstance(joint.primals[i].meta["val"], torch.Tensor) for i in first.primals]
-        pairs = list(zip(first.primals, self._is_tensor, strict=True))
+        self._constants = joint.constants
+        kept = _kept_primals(joint, first)
+        self._is_tensor = [isinstance(joint.primals[i].meta["val"], torch.Tensor) for i in kept]
+        self._kept_constants = [joint.constants[i - len(joint.primals)] for i in first.primals[len(kept) :]]
+        pairs = list(zip(kept, self._is_tensor, strict=True))
         self._tensors = [number for number, is_tensor in pairs if is_tensor]
         self._sizes = [number for number, is_tensor in pairs if not is_tensor]
         self._missing_outputs = [i for i, node in enumerate(_forward_outputs(joint)) if node is None]
@@ -153,7 +163,7 @@ class JointPrograms:
         """Outputs, what is kept, the arguments that are kept, sizes."""
         program = self._captured.find(values)
         self._check_alike(program)
-        results = list(program(*values))
+        results = list(program(*values, *self._constants))
         for position in self._missing_outputs:
             results.insert(position, None)
         return (*results, *(values[i] for i in self._tensors), *(values[i] for i in self._sizes))
@@ -165,9 +175,10 @@ class JointPrograms:
         sizes, tensors = iter(values[: len(self._sizes)]), iter(values[first:last])
         primals = [next(tensors) if is_tensor else next(sizes) for is_tensor in self._is_tensor]
         known: list[Any] = [None] * self._argument_count
-        for number, value in zip(self._primals, primals, strict=True):
+        for number, value in zip(self._primals, primals, strict=False):
             known[number] = value
         program = self._captured.find(known)
+        primals += self._kept_constants
         found = iter(program.backward(values[len(self._sizes) : first], primals, values[last:]))
         return tuple([next(found) if has_gradient else None for has_gradient in self._has_gradient])
 

@@ -10,7 +10,7 @@ from torch_mlir import ir
 from steelyard.dialect import make_context
 from steelyard.errors import PipelineError
 from steelyard.passes import all_passes, build_pass_manager, parse_pipeline
-from steelyard.passes.pipeline import parse_options, split_top_level
+from steelyard.passes.pipeline import parse_options, run_pass_by_pass, split_top_level
 
 CONTEXT = make_context()
 
@@ -32,6 +32,25 @@ def test_a_named_pipeline_expands_with_its_options():
     elements = parse_pipeline("steelyard-quantized{recipe=nvfp4}")
     assert elements[0].text == "scaled-apply-recipe{recipe=nvfp4}"
     assert [element.name for element in elements[-2:]] == ["cse", "scaled-canonicalize"]
+
+
+DEAD_CODE = """
+func.func @f(%x: !torch.vtensor<[8,64],f32>, %w: !torch.vtensor<[48,64],f32>) -> !torch.vtensor<[8,48],f32> {
+  %dead = torch.constant.int 7
+  %none = torch.constant.none
+  %y = torch.aten.linear %x, %w, %none : !torch.vtensor<[8,64],f32>, !torch.vtensor<[48,64],f32>, !torch.none -> !torch.vtensor<[8,48],f32>
+  return %y : !torch.vtensor<[8,48],f32>
+}
+"""  # noqa: E501
+
+
+def test_passes_one_at_a_time():
+    module = ir.Module.parse(DEAD_CODE, CONTEXT)
+    found = [
+        (name, "aten.linear" in str(after), "scaled.matmul" in str(after), "constant.int 7" in str(after))
+        for name, after in run_pass_by_pass(module, "cse,scaled-raise-gemms")
+    ]
+    assert found == [("cse", True, False, False), ("scaled-raise-gemms", False, True, False)]
 
 
 @pytest.mark.parametrize(
