@@ -5,6 +5,7 @@ added to its output: `#mxfp8_1x32 = #scaled.scheme<...>` above the module. The t
 """
 
 import re
+from collections.abc import Mapping
 
 from torch_mlir import ir
 
@@ -14,6 +15,7 @@ from steelyard.schemes import Scheme
 
 # A string is matched first so that a scheme spelled inside one stays as it is.
 _STRING_OR_SCHEME = re.compile(r'"(?:[^"\\]|\\.)*"|#scaled\.scheme<(?:"(?:[^"\\]|\\.)*"|[^<>"])*>')
+_STRING_OR_ALIAS = re.compile(r'"(?:[^"\\]|\\.)*"|#\w+')
 _FAMILY_PREFIX = {"tensor": "fp8", "block": "fp8", "mx": "mxfp8", "nvfp4": "nvfp4"}
 
 
@@ -34,12 +36,36 @@ def print_module(module: ir.Operation, *, debug_info: bool = False) -> str:
     return "".join(f"{alias} = {scheme}\n" for scheme, alias in aliases.items()) + body
 
 
+def nest_modules(texts: Mapping[str, str]) -> str:
+    """One module of several, each by its name, from their texts as `print_module` gives them."""
+    aliases: dict[str, str] = {}
+    bodies = []
+    for name, text in texts.items():
+        lines = text.splitlines()
+        count = next(i for i, line in enumerate(lines) if not line.startswith("#"))
+        renamed = {}
+        for line in lines[:count]:
+            alias, _, scheme = line.partition(" = ")
+            if scheme not in aliases:
+                aliases[scheme] = _free_name(alias, set(aliases.values()))
+            renamed[alias] = aliases[scheme]
+        body = "\n".join(f"  {line}" for line in lines[count:])
+        body = _STRING_OR_ALIAS.sub(lambda found, renamed=renamed: renamed.get(found[0], found[0]), body)
+        bodies.append(body.replace("module", f"module @{name}", 1))
+    return "".join(f"{alias} = {scheme}\n" for scheme, alias in aliases.items()) + "\n".join(
+        ["module {", *bodies, "}\n"]
+    )
+
+
 def _new_alias(text: str, taken: set[str], context: ir.Context) -> str:
-    base = _alias_name(text, context)
+    return _free_name(f"#{_alias_name(text, context)}", taken)
+
+
+def _free_name(base: str, taken: set[str]) -> str:
     name, number = base, 2
-    while f"#{name}" in taken:
+    while name in taken:
         name, number = f"{base}_v{number}", number + 1
-    return f"#{name}"
+    return name
 
 
 def _alias_name(text: str, context: ir.Context) -> str:

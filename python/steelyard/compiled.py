@@ -1,20 +1,24 @@
 """`steelyard.compile`: a module whose calls run the compiled program."""
 
 import functools
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit
 
 from steelyard import recipes
+from steelyard.dialect.printing import nest_modules
 from steelyard.errors import RecipeError, SteelyardError, TargetError, UnsupportedModelError
 from steelyard.explanation import Explanation
 from steelyard.frontend.backend import Backend
 from steelyard.stages import STAGES, Settings, make_settings
 
 TARGETS = ("cpu",)
+# Beyond its limit torch runs the model uncompiled, with a line in a log. Patches of its settings are a thread's own.
+_FAIL_ON_LIMIT = torch._dynamo.config.patch(fail_on_recompile_limit_hit=True)
 _STATE_PREFIX = "_steelyard."
 
 
@@ -47,10 +51,24 @@ def compile(
 
 
 def _make_net(model: torch.nn.Module, settings: Settings) -> "CompiledModule":
+    net = _share(model)
+    object.__setattr__(net, "_steelyard", _State(model, Backend(settings, net)))
+    return net
+
+
+@torch.compiler.disable
+def _make_part(module: torch.nn.Module, name: str, backend: Backend) -> "CompiledModule":
+    """A submodule of a net as a module that runs compiled too, with the net's settings, weights and layer names."""
+    part = _share(module)
+    object.__setattr__(part, "_steelyard", _State(module, backend, name))
+    backend.name_part(part, name)
+    return part
+
+
+def _share(model: torch.nn.Module) -> "CompiledModule":
     net = object.__new__(_compiled_class(type(model)))
     # Every attribute is shared, not copied: what is set in one, as by `eval()`, is set in both.
     net.__dict__ = model.__dict__
-    object.__setattr__(net, "_steelyard", _State(net, model, settings))
     return net
 
 
@@ -65,12 +83,69 @@ def _check_tensors(model: torch.nn.Module) -> None:
 class _State:
     """What a compiled module has beyond the model."""
 
-    def __init__(self, net: torch.nn.Module, model: torch.nn.Module, settings: Settings):
+    def __init__(self, model: torch.nn.Module, backend: Backend, name: str | None = None):
         self.model = model
-        self.backend = Backend(settings, net)
+        self.backend = backend
+        self.name = name
+        """The name of a part; None for the net itself."""
+        self._parts: dict[str, torch.nn.Module] = {}
+        self._own_forward = None
+        self._forward = self._compile(type(model).forward)
+
+    def part(self, key: str) -> torch.nn.Module | None:
+        """The submodule of a name, compiled if it may hold GEMMs; the same object until another takes its place."""
+        module, part = self.model._modules[key], self._parts.get(key)
+        if module is None or (part is not None and _plain(part) is module):
+            return part
+        name = f"{self.name}.{key}" if self.name else key
+        self._parts[key] = _make_part(module, name, self.backend) if _may_multiply(module) else module
+        return self._parts[key]
+
+    def forward(self, net: "CompiledModule") -> Callable:
+        """The compiled forward of the class, or that of the instance where it has one of its own."""
+        own = self.model.__dict__.get("forward")
+        if own is not self._own_forward:
+            self._own_forward = own
+            self._forward = self._compile(type(self.model).forward if own is None else own)
+        return functools.partial(self._forward, net) if own is None else self._forward
+
+    def _compile(self, forward: Callable) -> Callable:
+        backend, name = self.backend, self.name or ""
+
+        def compile_graph(graph_module: torch.fx.GraphModule, example_inputs: Sequence) -> Callable:
+            return backend(graph_module, example_inputs, caller=name)
+
         # One cache of compiled code a net: torch shares it by default, and runs nets beyond its limit uncompiled.
-        compile_options: dict[str, Any] = {"backend": self.backend, "isolate_recompiles": True}
-        self.forward = torch.compile(type(model).forward, **compile_options)
+        options: dict[str, Any] = {"backend": compile_graph, "isolate_recompiles": True}
+        return torch.compile(forward, **options)
+
+
+def _plain(module: torch.nn.Module) -> torch.nn.Module:
+    return module._steelyard.model if isinstance(module, CompiledModule) else module
+
+
+def _may_multiply(module: torch.nn.Module) -> bool:
+    """Whether a submodule, or one below it, has a matrix that a GEMM could read."""
+    if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag):
+        return False
+    matrices = any(p.dim() >= 2 for p in module.parameters(recurse=False))
+    return matrices or any(_may_multiply(child) for child in module.children())
+
+
+class _Forward:
+    """The forward of a compiled module, with the signature of the model's own."""
+
+    __slots__ = ("_net",)
+
+    def __init__(self, net: "CompiledModule"):
+        self._net = net
+
+    def __call__(self, *arguments, **keywords):
+        return self._net._run(*arguments, **keywords)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._net._steelyard.model.forward)
 
 
 class CompiledModule(torch.nn.Module):
@@ -78,15 +153,33 @@ class CompiledModule(torch.nn.Module):
 
     _steelyard: _State
 
-    def forward(self, *arguments, **keywords):
-        """Run the compiled program."""
+    @property
+    def forward(self) -> Callable:
+        """Runs the compiled program."""
+        # A property goes before an attribute of the instance, with which some libraries replace a module's forward.
+        return _Forward(self)
+
+    @forward.setter
+    def forward(self, function: Callable) -> None:
+        self.__dict__["forward"] = function
+
+    @forward.deleter
+    def forward(self) -> None:
+        del self.__dict__["forward"]
+
+    def _run(self, *arguments, **keywords):
+        state = self._steelyard
         try:
-            result = self._steelyard.forward(self, *arguments, **keywords)
+            with _FAIL_ON_LIMIT:
+                result = state.forward(self)(*arguments, **keywords)
         except BackendCompilerFailed as error:
             if isinstance(error.inner_exception, SteelyardError):
                 raise error.inner_exception from None
             raise
-        self._check_found()
+        except FailOnRecompileLimitHit as error:
+            raise _limit_error(error) from None
+        if state.name is None:
+            self._check_found()
         return result
 
     def __reduce_ex__(self, protocol):
@@ -94,13 +187,26 @@ class CompiledModule(torch.nn.Module):
         return _make_net, (self._steelyard.model, self._steelyard.backend.settings)
 
     def __getattr__(self, name: str) -> Any:
+        # While torch captures a call, submodules are themselves: what they do becomes part of the caller's graph.
+        if torch.compiler.is_dynamo_compiling():
+            return super().__getattr__(name)
         # `net.model` is the user's model, untouched, unless the model has a `model` of its own.
-        if name == "model" and "model" not in self._modules:
+        if name in self._modules:
+            return self._steelyard.part(name)
+        if name == "model":
             return self._steelyard.model
         return super().__getattr__(name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # The model never holds a compiled part of itself.
+        if isinstance(value, CompiledModule) and value._steelyard.name is not None:
+            value = value._steelyard.model
+        super().__setattr__(name, value)
+
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self._steelyard.name is not None:
+            return
         for name, tensor in self._steelyard.backend.settings.state.tensors.items():
             destination[f"{prefix}{_STATE_PREFIX}{name}"] = tensor
 
@@ -131,11 +237,11 @@ class CompiledModule(torch.nn.Module):
         return self
 
     def ir(self, stage: str) -> str:
-        """The IR of a stage: traced, raised, quantized, fused or lowered."""
+        """The IR of a stage, as traced, raised, quantized, fused or lowered; several graphs are modules in one."""
         if stage not in STAGES:
             raise SteelyardError(f"stage must be one of {', '.join(STAGES)}, got {stage!r}")
         texts = [compilation.stages[stage] for compilation in self._compilations()]
-        return "\n".join(texts)
+        return texts[0] if len(texts) == 1 else nest_modules({f"graph{i}": text for i, text in enumerate(texts)})
 
     def ir_dump(self, folder: str | Path) -> list[Path]:
         """Write every stage of every graph into numbered files."""
@@ -157,11 +263,16 @@ class CompiledModule(torch.nn.Module):
         return Explanation([row for compilation in self._compilations() for row in compilation.rows])
 
     def memory(self) -> dict[str, int]:
-        """Bytes that the net holds: its parameters, and the quantized weights it keeps beside them."""
+        """Bytes that the net holds: parameters, the quantized weights it keeps beside them, and what calls work in."""
         parameters = {id(p): p.numel() * p.element_size() for p in self.parameters()}
-        quantized = self._steelyard.backend.weights.nbytes()
-        training = next((c for c in reversed(self._steelyard.backend.compilations) if c.eager_kept), None)
-        report = {"parameters": sum(parameters.values()), "quantized_weights": quantized}
+        backend = self._steelyard.backend
+        programs = [compilation.program for compilation in backend.compilations]
+        training = next((c for c in reversed(backend.compilations) if c.eager_kept), None)
+        report = {
+            "parameters": sum(parameters.values()),
+            "quantized_weights": backend.weights.nbytes(),
+            "workspace": sum(program.nbytes() for program in programs if program is not None),
+        }
         if training is None:
             return report
         kept = {"kept_for_backward": sum(training.kept.values()), "kept_by_torch": sum(training.eager_kept.values())}
@@ -192,9 +303,60 @@ class CompiledModule(torch.nn.Module):
             raise RecipeError(f"override pattern {pattern!r} matches no layer; the layers with GEMMs: {known}")
 
 
+def _limit_error(error: FailOnRecompileLimitHit) -> UnsupportedModelError:
+    reason = str(error.__cause__ or error)
+    which = "accumulated_recompile_limit" if "accumulated_recompile_limit" in reason else "recompile_limit"
+    limit = getattr(torch._dynamo.config, which)
+    return UnsupportedModelError(
+        f"torch compiles a forward at most {limit} times (torch._dynamo.config.{which}), and these arguments need one "
+        "more: another rank, dtype, flag or Python number among them compiles anew. Raise that limit, pass numbers "
+        "that vary as tensors, or compile a net for each use; nothing was run in high precision instead"
+    )
+
+
+class CompiledSequence(CompiledModule):
+    """A compiled ModuleList or Sequential: what is reached by index runs compiled too."""
+
+    def __getitem__(self, key: Any) -> Any:
+        state = self._steelyard
+        container: Any = state.model
+        if torch.compiler.is_dynamo_compiling():
+            return container[key]
+        if isinstance(key, slice):
+            return _make_part(container[key], state.name or "", state.backend)
+        return state.part(list(self._modules)[key])
+
+    def __iter__(self) -> Iterator:
+        container: Any = self._steelyard.model
+        if torch.compiler.is_dynamo_compiling():
+            return iter(container)
+        return iter([self._steelyard.part(name) for name in self._modules])
+
+
+class CompiledDict(CompiledModule):
+    """A compiled ModuleDict: what is reached by key runs compiled too."""
+
+    def __getitem__(self, key: str) -> Any:
+        container: Any = self._steelyard.model
+        return container[key] if torch.compiler.is_dynamo_compiling() else self._steelyard.part(key)
+
+    def values(self) -> Iterable:
+        """The submodules."""
+        return [self[key] for key in self._modules]
+
+    def items(self) -> Iterable:
+        """The keys and submodules."""
+        return [(key, self[key]) for key in self._modules]
+
+
 @functools.cache
 def _compiled_class(model_class: type) -> type:
     """A class that is the model's class and a compiled module."""
+    base = CompiledModule
+    if issubclass(model_class, torch.nn.ModuleList | torch.nn.Sequential):
+        base = CompiledSequence
+    elif issubclass(model_class, torch.nn.ModuleDict):
+        base = CompiledDict
     # A slot, because the attributes in `__dict__` are the model's too.
     namespace = {"__module__": model_class.__module__, "__slots__": ("_steelyard",)}
-    return type(f"Compiled{model_class.__name__}", (CompiledModule, model_class), namespace)
+    return type(f"Compiled{model_class.__name__}", (base, model_class), namespace)

@@ -1,6 +1,8 @@
 import copy
 import io
 import pickle
+import subprocess
+import sys
 import threading
 from importlib.metadata import entry_points
 
@@ -116,6 +118,21 @@ def test_graph_break_gives_several_graphs():
     assert_follows_the_oracle(net, model, torch.randn(5, 48))
     assert graph_count(net) == 2
     assert quantized_layers(net) == ["up", "down"]
+
+
+@pytest.mark.parametrize("stage", ["traced", "raised", "quantized", "fused", "lowered"])
+def test_several_graphs_are_modules_in_one_that_the_tools_read(stage, tmp_path):
+    torch.manual_seed(0)
+    net = steelyard.compile(Block(48), "mxfp8", overrides={"down": "nvfp4"}).lower(torch.randn(5, 48))
+    path = tmp_path / "net.mlir"
+    path.write_text(net.ir(stage))
+    command = [sys.executable, "-m", "steelyard.tools.opt", path]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert [line.strip() for line in run.stdout.splitlines() if "module @" in line] == [
+        "module @graph0 {",
+        "module @graph1 {",
+    ]
 
 
 def test_many_blocks_with_graph_breaks_all_run_quantized(gemm_calls):
