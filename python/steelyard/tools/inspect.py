@@ -4,26 +4,43 @@ import argparse
 import importlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from steelyard.errors import SteelyardError
 
-_INPUT = re.compile(r"(?P<sizes>\d+(?:x\d+)*)(?::(?P<dtype>\w+))?")
+_INPUT = re.compile(r"(?:(?P<name>[^\W\d]\w*)=)?(?P<sizes>\d+(?:x\d+)*)(?::(?P<dtype>\w+))?")
+_EXAMPLES = """
+examples:
+  steelyard inspect mypackage.models:make_gpt --input 2x16:int64
+  steelyard inspect mypackage.models:make_bert --recipe nvfp4 --input 2x16:int64 --input attention_mask=2x16:int64
+  steelyard inspect mypackage.models:make_mlp --input 8x512:bfloat16 --override '0=none' --stage quantized
+  steelyard inspect mypackage.models:make_gpt --input 2x16:int64 --dump-ir out --json
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
+    parser.description = "Compile a model for inputs of these sizes, and show what became of its GEMMs, or the IR."
+    parser.epilog = _EXAMPLES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("factory", metavar="MODULE:FACTORY", help="a function without arguments that returns the nn.Module")
     add("--recipe", default="mxfp8", help="a recipe's name (default: mxfp8)")
-    add("--input", action="append", default=[], metavar="SIZES[:DTYPE]", help="2x16:int64; once an argument")
+    add(
+        "--input",
+        action="append",
+        default=[],
+        metavar="[NAME=]SIZES[:DTYPE]",
+        help="an argument of the model, once for each: 2x16:int64, 8x512 (float32), attention_mask=2x16:int64",
+    )
     add("--override", action="append", default=[], metavar="PATTERN=RECIPE", help="head=none, blocks.0.*=nvfp4")
     add("--stage", metavar="STAGE", help="print the IR of a stage: traced, raised, quantized, fused or lowered")
     add("--explain", action="store_true", help="print a row a GEMM (the default)")
     add("--json", action="store_true", help="print the rows as JSON")
-    add("--dump-ir", metavar="DIR", help="write every stage into files of this folder")
+    add("--dump-ir", metavar="DIR", help="write the IR into numbered files of this folder")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -38,17 +55,43 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _compile(arguments: argparse.Namespace) -> Any:
-    import torch
-
     import steelyard
+    from steelyard.stages import STAGES
 
-    model = _load_factory(arguments.factory)()
-    if not isinstance(model, torch.nn.Module):
-        raise SteelyardError(f"{arguments.factory} must return an nn.Module, got {type(model).__name__}")
-    net = steelyard.compile(model.eval(), arguments.recipe, overrides=_overrides(arguments.override))
+    if arguments.stage and arguments.stage not in STAGES:
+        raise SteelyardError(f"stage must be one of {', '.join(STAGES)}, got {arguments.stage!r}")
+    make = _load_factory(arguments.factory)
     if not arguments.input:
         raise SteelyardError("give each argument of the model, as in --input 2x16:int64")
-    return net.lower(*(_make_input(text) for text in arguments.input))
+    inputs = [_make_input(text) for text in arguments.input]
+    model = _make_model(arguments.factory, make)
+    net = steelyard.compile(model.eval(), arguments.recipe, overrides=_overrides(arguments.override))
+    positional = [tensor for name, tensor in inputs if name is None]
+    keywords = {name: tensor for name, tensor in inputs if name is not None}
+    with _reported(f"the model cannot be called with --input {' --input '.join(arguments.input)}"):
+        return net.lower(*positional, **keywords)
+
+
+@contextmanager
+def _reported(what: str) -> Iterator[None]:
+    """Errors of the user's code as one line."""
+    try:
+        yield
+    except SteelyardError:
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        raise SteelyardError(f"{what}: {type(error).__name__}: {lines[0]}") from error
+
+
+def _make_model(factory: str, make: Callable[[], Any]) -> Any:
+    import torch
+
+    with _reported(f"{factory} failed"):
+        model = make()
+    if not isinstance(model, torch.nn.Module):
+        raise SteelyardError(f"{factory} must return an nn.Module, got {type(model).__name__}")
+    return model
 
 
 def _show(net: Any, arguments: argparse.Namespace) -> None:
@@ -75,15 +118,19 @@ def _load_factory(text: str) -> Callable[[], Any]:
         raise SteelyardError(f"cannot load {text}: {error}") from None
 
 
-def _make_input(text: str) -> Any:
+def _make_input(text: str) -> tuple[str | None, Any]:
+    """The argument's name, if it has one, and a tensor."""
     import torch
 
     match = _INPUT.fullmatch(text)
     dtype = getattr(torch, match["dtype"] or "float32", None) if match else None
     if match is None or not isinstance(dtype, torch.dtype):
         raise SteelyardError(f"an input must be sizes and a torch dtype, as in 2x16:int64, got '{text}'")
-    sizes = [int(size) for size in match["sizes"].split("x")]
-    return torch.randn(sizes).to(dtype) if dtype.is_floating_point else torch.zeros(sizes, dtype=dtype)
+    name, sizes = match["name"], [int(size) for size in match["sizes"].split("x")]
+    if dtype.is_floating_point:
+        return name, torch.randn(sizes).to(dtype)
+    # Token 0 is in every vocabulary; a mask of zeros would hide every token.
+    return name, torch.full(sizes, "mask" in (name or ""), dtype=dtype)
 
 
 def _overrides(words: list[str]) -> dict[str, str | None]:
