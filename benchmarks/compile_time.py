@@ -1,51 +1,115 @@
-"""How long `steelyard.compile` takes a layer, beside torch.compile's inductor on the same model."""
+"""How long `steelyard.compile` takes a layer and where, beside torch.compile's inductor, and what the result holds."""
 
+import gc
+import itertools
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import torch
 from report import Table, progress
 from torch import nn
 
 import steelyard
+from steelyard import stages
+from steelyard.frontend import backend
 from steelyard.tools.demo import Block
 
 WIDTH = 256
+STEPS = {
+    "import": (backend, ("import_graph",)),
+    **{name: (stages, (f"make_{name}",)) for name in stages.STAGES if hasattr(stages, f"make_{name}")},
+    "print": (stages, ("print_module",)),
+}
 
 
 def measure(quick: bool = False) -> Table:
-    """A row a depth: seconds of the first call, which compiles."""
+    """A row a depth: seconds of the first call, which compiles, by what took them."""
     depths = (2, 8) if quick else (2, 6, 12, 24, 48)
-    columns = ["layers", "steelyard s", "of it in MLIR", "inductor s", "steelyard / inductor"]
+    columns = ["layers", "steelyard s", "capture", *STEPS, "inductor s", "steelyard / inductor", "held MB", "RSS MB"]
     table = Table("Compile time of a GPT, first call (mxfp8 beside inductor in fp32)", columns)
-    seconds = {}
+    seconds: dict[int, float] = {}
+    inductor: dict[int, float] = {}
     for name in ("steelyard", "inductor"):
         # The first compilation of a process loads what all later ones share.
         progress(f"warming {name} up")
         _first_call(1, name)
     for depth in depths:
         progress(f"compiling {depth} layers")
-        ours, passes = _first_call(depth, "steelyard")
-        inductor, _ = _first_call(depth, "inductor")
-        seconds[depth] = ours
-        table.rows.append([str(depth), ours, f"{passes:.0%}", inductor, ours / inductor])
+        seconds[depth], shares, held, grown = _measured_call(depth)
+        inductor[depth], *_ = _first_call(depth, "inductor")
+        ratio = seconds[depth] / inductor[depth]
+        percents = [f"{share / seconds[depth]:.0%}" for share in shares.values()]
+        table.rows.append([str(depth), seconds[depth], *percents, inductor[depth], ratio, held, grown])
     progress("")
-    first, last = depths[0], depths[-1]
-    slope = (seconds[last] - seconds[first]) / (last - first)
-    table.notes.append(f"{slope * 1e3:.0f} ms a layer between {first} and {last} layers.")
+    table.notes.append(_slopes("steelyard", seconds))
+    table.notes.append(_slopes("inductor", inductor))
+    table.notes.append("held: quantized weights and work memory by net.memory(); RSS: what the process grew by.")
     return table
 
 
-def _first_call(depth: int, compiler: str) -> tuple[float, float]:
-    """Seconds of the first call, and the share of it that the MLIR stages took."""
+def _slopes(name: str, seconds: dict[int, float]) -> str:
+    depths = list(seconds)
+    pairs = list(itertools.pairwise(depths))
+    slopes = [(seconds[b] - seconds[a]) / (b - a) * 1e3 for a, b in pairs]
+    words = [f"{a} to {b}: {slope:.0f}" for (a, b), slope in zip(pairs, slopes, strict=True)]
+    return f"{name}, ms a layer from {', '.join(words)}."
+
+
+def _measured_call(depth: int) -> tuple[float, dict[str, float], float, float]:
+    """Seconds, those of each step, and megabytes that the net says it holds and that the process grew by."""
+    spent: dict[str, float] = dict.fromkeys(("capture", *STEPS), 0.0)
+    with _timed(spent):
+        total, net, grown = _first_call(depth, "steelyard")
+    spent["capture"] = total - sum(spent.values())
+    memory = net.memory()
+    return total, spent, (sum(memory.values()) - memory["parameters"]) / 1e6, grown
+
+
+@contextmanager
+def _timed(spent: dict[str, float]) -> Iterator[None]:
+    """Add up the time that each step takes."""
+    originals = [(module, name, getattr(module, name)) for module, names in STEPS.values() for name in names]
+    for step, (module, names) in STEPS.items():
+        for name in names:
+            setattr(module, name, _timer(getattr(module, name), step, spent))
+    try:
+        yield
+    finally:
+        for module, name, function in originals:
+            setattr(module, name, function)
+
+
+def _timer(function: Any, step: str, spent: dict[str, float]) -> Any:
+    def timed(*arguments, **keywords):
+        start = time.perf_counter()
+        try:
+            return function(*arguments, **keywords)
+        finally:
+            spent[step] += time.perf_counter() - start
+
+    return timed
+
+
+def _first_call(depth: int, compiler: str) -> tuple[float, Any, float]:
+    """Seconds of the first call, the net, and the megabytes that the process grew by."""
     torch.manual_seed(0)
     torch._dynamo.reset()
     model = nn.Sequential(*(Block() for _ in range(depth))).eval()
     x = torch.randn(2, 16, WIDTH)
     net = steelyard.compile(model, "mxfp8") if compiler == "steelyard" else torch.compile(model, backend=compiler)
+    before = _resident_bytes()
     start = time.perf_counter()
-    with torch.no_grad():
+    # What inductor compiled before lies in its cache on the disk.
+    with torch.no_grad(), torch.compiler.config.patch(force_disable_caches=True):
         net(x)
     total = time.perf_counter() - start
-    if compiler != "steelyard":
-        return total, 0.0
-    return total, sum(c.seconds for c in net._steelyard.backend.compilations) / total
+    return total, net, (_resident_bytes() - before) / 1e6
+
+
+def _resident_bytes() -> int:
+    gc.collect()
+    fields = Path("/proc/self/statm").read_text().split()
+    return int(fields[1]) * 4096

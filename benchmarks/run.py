@@ -9,12 +9,18 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
+import call_overhead  # noqa: E402
 import compile_time  # noqa: E402
 import compiler  # noqa: E402
 import import_time  # noqa: E402
 from report import Table  # noqa: E402
 
-GROUPS = {"import": import_time.measure, "compiler": compiler.measure, "compile": compile_time.measure}
+GROUPS = {
+    "import": import_time.measure,
+    "compiler": compiler.measure,
+    "compile": compile_time.measure,
+    "call": call_overhead.measure,
+}
 
 
 def main() -> int:

@@ -1,0 +1,86 @@
+"""What a compiled call costs above its kernels: many small linears beside the same kernel calls in a loop."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from report import Table, median_seconds, progress
+from torch import nn
+
+import steelyard
+from steelyard.runtime.cpu import bound
+
+SIZE = 16
+RECIPES = ("fp8-current", "mxfp8", "nvfp4")
+
+
+def measure(quick: bool = False) -> Table:
+    """A row a recipe and a depth, in microseconds."""
+    depths = (1, 16) if quick else (1, 16, 64, 256)
+    columns = ["recipe", "linears", "eager us", "compiled us", "kernels us", "overhead us", "an op"]
+    table = Table(f"Call overhead: linears of {SIZE}x{SIZE}, one thread", columns)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for recipe in RECIPES:
+            for depth in depths:
+                progress(f"{recipe}, {depth} linears")
+                table.rows.append([recipe, str(depth), *_row(recipe, depth, repeats=50 if quick else 200)])
+    finally:
+        torch.set_num_threads(threads)
+    progress("")
+    table.notes.append("kernels: the quantizes and GEMMs of one call, recorded and called again by themselves.")
+    table.notes.append("An op: overhead of one of the two that a linear has; 1 linear bears what a call costs at all.")
+    return table
+
+
+@torch.no_grad()
+def _row(recipe: str, depth: int, repeats: int) -> list[float]:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model = nn.Sequential(*(nn.Linear(SIZE, SIZE, bias=False) for _ in range(depth))).eval()
+    x = torch.randn(SIZE, SIZE)
+    with _recorded() as calls:
+        net = steelyard.compile(model, recipe)
+        net(x)
+        calls.clear()
+        expected = net(x)
+    assert len(calls) == 2 * depth
+    # What was recorded is given the same memory again, so it must still be there: `x`, `expected` and the net's own.
+    net = steelyard.compile(model, recipe).lower(x)
+    compiled, kernels, eager = (
+        median_seconds(work, repeats) * 1e6 for work in (lambda: net(x), lambda: _replay(calls), lambda: model(x))
+    )
+    del expected
+    overhead = compiled - kernels
+    return [eager, compiled, kernels, overhead, overhead / (2 * depth)]
+
+
+def _replay(calls: list[tuple[Callable, tuple]]) -> None:
+    for run, values in calls:
+        run(*values)
+
+
+@contextmanager
+def _recorded() -> Iterator[list[tuple[Callable, tuple]]]:
+    """The kernels that programs call, and what with."""
+    calls: list[tuple[Callable, tuple]] = []
+    originals = dict(bound.BINDINGS)
+
+    def recording(bind: Callable) -> Callable:
+        def bind_recorded(kernel):
+            run, allocate = bind(kernel)
+
+            def recorded(*values):
+                calls.append((run, values))
+                return run(*values)
+
+            return recorded, allocate
+
+        return bind_recorded
+
+    bound.BINDINGS.update({name: recording(bind) for name, bind in originals.items()})
+    try:
+        yield calls
+    finally:
+        bound.BINDINGS.update(originals)
