@@ -164,7 +164,7 @@ def _transposed(rhs: ir.Value) -> ir.Value:
 def _float_info(value: ir.Value) -> TensorInfo:
     info = info_of(value)
     if info is None:
-        raise NotRaisedError(f"an operand of type {value.type}, whose rank or dtype is unknown")
+        raise NotRaisedError(f"an operand of type {value.type}: recipes take tensors of f32, bf16 and f16")
     if info.dtype not in FLOAT_DTYPES:
         raise NotRaisedError(f"operands of {info.dtype}: recipes take f32, bf16 and f16")
     return info

@@ -13,7 +13,7 @@ from steelyard.passes.raise_gemms import HIGH_PRECISION
 from steelyard.passes.torch_ops import defining_op, walk_ops
 from steelyard.schemes import Scheme
 
-COLUMNS = ("layer", "kind", "M", "N", "K", "lhs", "rhs", "kernel", "producer", "epilogue", "reason")
+COLUMNS = ("layer", "kind", "M", "N", "K", "lhs", "rhs", "padding", "kernel", "producer", "epilogue", "reason")
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class Row:
     K: str
     lhs: str
     rhs: str
+    padding: str
+    """What the target adds to the operands; empty on the CPU, whose kernels take any size."""
     kernel: str
     """What runs it."""
     producer: str
@@ -74,7 +76,7 @@ def _gemm_row(op: GemmOp) -> Row:
     epilogue = ", ".join(steps + ["residual"] * (op.residual is not None))
     maker = defining_op(op.lhs)
     producer = maker.opview.producer.value if maker and isinstance(maker.opview, ProduceQuantizeOp) else ""
-    return Row(op.layer.value, kind, *sizes, _format(left), _format(right), kernel, producer, epilogue, "")
+    return Row(op.layer.value, kind, *sizes, _format(left), _format(right), "", kernel, producer, epilogue, "")
 
 
 def _high_precision_row(op: ir.Operation) -> Row:
@@ -83,13 +85,13 @@ def _high_precision_row(op: ir.Operation) -> Row:
     layer = layer_of(op.location)
     if not isinstance(view, MatmulOp):
         name = ir.StringAttr(op.attributes["name"]).value if op.name == "torch.operator" else op.name
-        return Row(layer, "", "", "", "", "", "", name.removeprefix("torch."), "", "", reason)
+        return Row(layer, "", "", "", "", "", "", "", name.removeprefix("torch."), "", "", reason)
     lhs, rhs = (tensor_info(value.type) for value in (view.lhs, view.rhs))
     assert lhs is not None
     assert rhs is not None
     sizes = _sizes(view.kind.value, lhs.shape[view.batch_dims.value :], rhs.shape[view.batch_dims.value :])
     epilogue = "bias" if view.bias is not None else ""
-    return Row(layer, view.kind.value, *sizes, lhs.dtype, rhs.dtype, "torch", "", epilogue, reason)
+    return Row(layer, view.kind.value, *sizes, lhs.dtype, rhs.dtype, "", "torch", "", epilogue, reason)
 
 
 def _sizes(kind: str, lhs: Shape, rhs: Shape) -> tuple[str, str, str]:

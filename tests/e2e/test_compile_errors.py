@@ -108,3 +108,39 @@ def test_shapes_that_do_not_fit_are_refused(mlp):
         net(x[:, :-1])
     with torch.no_grad():
         assert net(x).shape == (5, 10)
+
+
+class WithProduct(nn.Module):
+    """A linear beside a product that no recipe takes."""
+
+    def __init__(self, dtype: torch.dtype):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.dtype = nn.Linear(8, 8), dtype
+
+    def forward(self, x):
+        other = x.to(self.dtype)
+        return self.linear(x), other @ other
+
+
+@pytest.mark.parametrize(
+    ("dtype", "spelled"), [(torch.int64, "si64"), (torch.complex64, "complex<f32>"), (torch.float64, "f64")]
+)
+def test_products_of_other_dtypes_run_as_they_are_and_are_listed(dtype, spelled):
+    model, x = WithProduct(dtype), torch.randn(8, 8)
+    net = steelyard.compile(model, "mxfp8")
+    with torch.no_grad():
+        assert torch.equal(net(x)[1], model(x)[1])
+    quantized, kept = net.explain().rows
+    assert (quantized.layer, quantized.padding, quantized.reason) == ("linear", "", "")
+    assert spelled in kept.reason
+    assert "recipes take" in kept.reason
+    assert kept.kernel == "aten.mm"
+
+
+def test_sparse_parameters_and_buffers_are_refused_with_a_remedy(mlp):
+    model, _ = mlp
+    holder = nn.Sequential(model)
+    holder.register_buffer("mask", torch.eye(8).to_sparse())
+    with pytest.raises(UnsupportedModelError, match=r"mask must be a dense tensor.*to_dense"):
+        steelyard.compile(holder, "mxfp8")
