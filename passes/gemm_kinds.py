@@ -47,17 +47,20 @@ class _Forward:
 def _tell(function: ir.Operation, gradients: set[ir.Value]) -> None:
     products = [op.opview for op in walk_ops(function) if isinstance(op.opview, MatmulOp)]
     products = [product for product in products if product.batch_dims.value == 0]
-    backward = [product for product in products if product.lhs in gradients or product.rhs in gradients]
+    # Found before anything is replaced: the product that makes a gradient may be.
+    sides = [(product, product.lhs in gradients, product.rhs in gradients) for product in products]
     forward = _Forward(
         {
             (product.layer.value, flatten_root(product.lhs))
-            for product in products
-            if product not in backward and parameter_of(product.rhs) is not None
+            for product, *is_gradient in sides
+            if not any(is_gradient) and parameter_of(product.rhs) is not None
         }
     )
-    for product in backward:
+    for product, left, right in sides:
+        if left == right:
+            continue
         with ir.InsertionPoint(product), product.location:
-            result = _as_dgrad(product, gradients) or _as_wgrad(product, gradients, forward)
+            result = (_as_dgrad(product) if left else None) or _as_wgrad(product, left, forward)
         if result is None:
             continue
         operands = [product.lhs, product.rhs]
@@ -67,22 +70,22 @@ def _tell(function: ir.Operation, gradients: set[ir.Value]) -> None:
             erase_unused_views(operand)
 
 
-def _as_dgrad(product: MatmulOp, gradients: set[ir.Value]) -> ir.Value | None:
+def _as_dgrad(product: MatmulOp) -> ir.Value | None:
     """dx = dy w."""
-    if product.lhs not in gradients or product.rhs in gradients or parameter_of(product.rhs) is None:
+    if parameter_of(product.rhs) is None:
         return None
     return _matmul(product, product.lhs, transpose_last(product.rhs), "dgrad")
 
 
-def _as_wgrad(product: MatmulOp, gradients: set[ir.Value], forward: _Forward) -> ir.Value | None:
+def _as_wgrad(product: MatmulOp, left_is_gradient: bool, forward: _Forward) -> ir.Value | None:
     """dw = dy^T x, or its transpose x^T dy for a weight that is stored so."""
-    if (product.lhs in gradients) == (product.rhs in gradients) or not _is_matrix(product.lhs):
+    if not _is_matrix(product.lhs):
         return None
     layer = product.layer.value
     left, right = transpose_last(product.lhs), transpose_last(product.rhs)
-    if product.lhs in gradients and forward.has_input(layer, right):
+    if left_is_gradient and forward.has_input(layer, right):
         return _matmul(product, left, right, "wgrad")
-    if product.rhs in gradients and forward.has_input(layer, left):
+    if not left_is_gradient and forward.has_input(layer, left):
         return transpose_last(_matmul(product, right, left, "wgrad"))
     return None
 

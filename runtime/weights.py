@@ -23,7 +23,8 @@ def _count_step(*_) -> None:
     _optimizer_steps += 1
 
 
-# Fused optimizers write parameters without moving their version, so a step of any optimizer counts as a write.
+# Fused optimizers write parameters without moving their version, so a step of any optimizer counts as a write of all
+# parameters that are not frozen.
 register_optimizer_step_post_hook(_count_step)
 
 
@@ -59,7 +60,8 @@ class Weights:
         parameter = sources[0]
         key = weight.function, id(parameter)
         # A scale that has moved on waits for the next write: a weight is quantized once for all steps in between.
-        stamp = (_optimizer_steps, *_stamp(parameter))
+        steps = _optimizer_steps if parameter.requires_grad else None
+        stamp = (steps, *_stamp(parameter))
         kept = self._kept.get(key)
         if kept is not None and kept.stamp == stamp and kept.parameter() is parameter:
             return kept.parts

@@ -23,7 +23,7 @@ class Numerics:
         self.scales: dict[str, torch.Tensor] = {}
         self.histories: dict[str, torch.Tensor] = {}
         self._amaxes: dict[str, torch.Tensor] = {}
-        self._weight_scales: dict[tuple[str, int], torch.Tensor] = {}
+        self._weight_scales: dict[str, torch.Tensor] = {}
 
     def quantize(self, x: torch.Tensor, layer: str, role: str) -> tuple:
         """Both copies of an operand."""
@@ -37,8 +37,12 @@ class Numerics:
         self._amaxes[name] = torch.maximum(amax, self._amaxes.get(name, amax))
         if role == "weight":
             # A weight keeps the scale of its first use until it is written.
-            scale = self._weight_scales.setdefault((name, x._version), scale)
+            scale = self._weight_scales.setdefault(name, scale)
         return reference.quantize(x, row, col, scale=scale)
+
+    def forget_weights(self) -> None:
+        """An optimizer has written the weights."""
+        self._weight_scales.clear()
 
     def move_on(self, *roles: str) -> None:
         """End a forward (`input`, `weight`) or a backward (`grad_output`)."""

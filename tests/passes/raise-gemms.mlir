@@ -134,3 +134,13 @@ func.func @gradients(%x: !torch.vtensor<[8,64],f32>, %w: !torch.vtensor<[48,64],
   %other = torch.aten.mm %dyt, %z : !torch.vtensor<[48,8],f32>, !torch.vtensor<[8,64],f32> -> !torch.vtensor<[48,64],f32>
   return %y, %dx, %dw, %dwt, %other : !torch.vtensor<[8,48],f32>, !torch.vtensor<[8,64],f32>, !torch.vtensor<[48,64],f32>, !torch.vtensor<[64,48],f32>, !torch.vtensor<[48,64],f32>
 }
+
+// A dgrad is the gradient that the products before it read: nothing lies between two layers.
+// CHECK-LABEL: func.func @chain
+// CHECK: %[[DH:.*]] = "scaled.matmul"(%arg2, %arg1) {{.*}}kind = "dgrad"
+// CHECK: "scaled.matmul"(%[[DH]], %arg0) {{.*}}kind = "dgrad"
+func.func @chain(%v: !torch.vtensor<[48,64],f32> {scaled.parameter = "a.weight"}, %w: !torch.vtensor<[32,48],f32> {scaled.parameter = "b.weight"}, %dy: !torch.vtensor<[8,32],f32> {scaled.tangent}) -> !torch.vtensor<[8,64],f32> {
+  %dh = torch.aten.mm %dy, %w : !torch.vtensor<[8,32],f32>, !torch.vtensor<[32,48],f32> -> !torch.vtensor<[8,48],f32>
+  %dx = torch.aten.mm %dh, %v : !torch.vtensor<[8,48],f32>, !torch.vtensor<[48,64],f32> -> !torch.vtensor<[8,64],f32>
+  return %dx : !torch.vtensor<[8,64],f32>
+}
