@@ -102,8 +102,8 @@ class Kernels:
             return out
         rows, columns = copy.shape
         spec = copy_spec(copy)
-        whole = columns * out.element_size() % 16 == 0
-        kernel = DequantizeKernel(replace(spec, aligned=spec.aligned and whole), DTYPE_NAMES[dtype])
+        # Runs of 16 are stored whole.
+        kernel = DequantizeKernel(replace(spec, aligned=spec.aligned and columns % 16 == 0), DTYPE_NAMES[dtype])
         named = {"codes": copy.codes, "scales": copy.scales, "out": out, "rows": rows, "columns": columns}
         if copy.amax is not None:
             named["amax"] = copy.amax
@@ -124,8 +124,16 @@ class Kernels:
         if copy.scheme.family == "mx":
             other.codes.copy_(copy.codes)
         elif copy.codes.numel():
-            self._transpose_codes(copy, other.codes)
+            self._transpose_codes(copy.codes, other.codes, copy.stored_shape, copy.scheme.family == "nvfp4")
         return other
+
+    def transpose_codes(self, codes: torch.Tensor) -> torch.Tensor:
+        """A matrix of bytes, turned."""
+        out = torch.empty(codes.shape[::-1], dtype=torch.uint8, device=codes.device)
+        if codes.numel():
+            rows, columns = codes.shape
+            self._transpose_codes(codes, out, (rows, columns), nibbles=False)
+        return out
 
     def swizzle(self, copy: QuantizedCopy) -> torch.Tensor:
         """The scales in the layout that GPU GEMMs read, padded with zeros; for MX and NVFP4 the order of its bytes."""
@@ -251,10 +259,11 @@ class Kernels:
             self.launch(Launch.of(kernel, named, rows, columns))
         return statistics
 
-    def _transpose_codes(self, copy: QuantizedCopy, out: torch.Tensor) -> None:
-        rows, columns = copy.stored_shape
-        kernel = TransposeKernel(copy.scheme.family == "nvfp4", rows % 16 == 0 and columns % 16 == 0)
-        named = {"codes": copy.codes, "out": out, "rows": rows, "columns": columns}
+    def _transpose_codes(self, codes: torch.Tensor, out: torch.Tensor, shape: tuple[int, int], nibbles: bool) -> None:
+        rows, columns = shape
+        pointers = codes.data_ptr() | out.data_ptr()
+        kernel = TransposeKernel(nibbles, rows % 16 == 0 and columns % 16 == 0 and pointers % 16 == 0)
+        named = {"codes": codes, "out": out, "rows": rows, "columns": columns}
         self.launch(Launch.of(kernel, named, rows, columns))
 
     def _transpose_scales(self, copy: QuantizedCopy, out: torch.Tensor) -> None:

@@ -30,7 +30,7 @@ def test_dequantize(index):
     scheme, columnwise = list(DECODED.values())[index]
     kernels = simulated(("sm_90a", "sm_100a")[index % 2])
     dtype = DTYPES[index % 3]
-    for shape in ((39, 77), (48, 80)):
+    for shape in ((39, 77), (48, 80), (20, 60)):
         copy = copy_of(scheme, columnwise, shape)
         assert same_values(kernels.dequantize(copy, dtype), reference.dequantize(copy, dtype))
 
