@@ -1,0 +1,106 @@
+"""The CUDA driver: loads PTX, launches kernels on torch's current stream. Needs the extra `cuda`, and a GPU."""
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from steelyard.errors import TargetError
+from steelyard.runtime.cuda.compilation import CompiledKernel, compile_kernel
+from steelyard.runtime.cuda.kernels import Kernels
+from steelyard.runtime.cuda.launches import Launch
+from steelyard.runtime.cuda.targets import TARGETS, Target
+
+_CAPABILITIES = {(8, 9): "sm_89", (9, 0): "sm_90a", (10, 0): "sm_100a", (12, 0): "sm_120a"}
+_STATIC_LIMIT = 48 << 10  # bytes of shared memory that a block has without asking
+_MOST_BLOCKS = 2**31 - 1
+
+
+@cache
+def kernels_on(device: torch.device) -> Kernels:
+    """The kernels of a CUDA device; they run on torch's current stream of it."""
+    if device.type != "cuda":
+        raise TargetError(f"CUDA kernels need a CUDA device, got {device}; move the tensors to one")
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return Kernels(CudaLauncher(index, lambda: torch.cuda.current_stream(index).cuda_stream))
+
+
+class CudaLauncher:
+    """Launches kernels on one device. Each is loaded once; a launch neither waits nor allocates."""
+
+    def __init__(self, device: int, stream: Callable[[], int]):
+        self._driver = _load_driver()
+        self._stream = stream
+        self._call("cuInit", 0)
+        handle = self._call("cuDeviceGet", device)
+        self.target = self._target_of(handle)
+        self._context = self._call("cuDevicePrimaryCtxRetain", handle)
+        self._functions: dict[Any, tuple[CompiledKernel, Any]] = {}
+
+    def __call__(self, launch: Launch) -> None:
+        name = launch.kernel.name
+        if not 0 < launch.blocks <= _MOST_BLOCKS:
+            raise TargetError(f"{name} takes from 1 to {_MOST_BLOCKS} blocks, got {launch.blocks}; split the tensor")
+        # Another library may have made its own context current on this thread.
+        self._call("cuCtxSetCurrent", self._context, kernel=name)
+        if launch.kernel not in self._functions:
+            self._functions[launch.kernel] = self._load(launch)
+        compiled, function = self._functions[launch.kernel]
+        pointers, kept = _packed(launch)
+        threads, shared = launch.kernel.threads, compiled.shared_bytes
+        stream = self._driver.CUstream(self._stream())
+        address = ctypes.addressof(pointers)
+        grid, block = (launch.blocks, 1, 1), (threads, 1, 1)
+        self._call("cuLaunchKernel", function, *grid, *block, shared, stream, address, 0, kernel=name)
+        del kept  # the driver has copied the arguments
+
+    def _load(self, launch: Launch) -> tuple[CompiledKernel, Any]:
+        compiled = compile_kernel(launch.kernel, self.target)
+        name = launch.kernel.name
+        module = self._call("cuModuleLoadData", compiled.ptx.encode() + b"\0", kernel=name)
+        function = self._call("cuModuleGetFunction", module, name.encode(), kernel=name)
+        if compiled.shared_bytes > _STATIC_LIMIT:
+            attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self._call("cuFuncSetAttribute", function, attribute, compiled.shared_bytes, kernel=name)
+        return compiled, function
+
+    def _target_of(self, device: Any) -> Target:
+        names = self._driver.CUdevice_attribute
+        attributes = (
+            names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+            names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+        )
+        major, minor = (self._call("cuDeviceGetAttribute", attribute, device) for attribute in attributes)
+        if (major, minor) not in _CAPABILITIES:
+            known = ", ".join(f"{a}.{b}" for a, b in _CAPABILITIES)
+            raise TargetError(f"kernels are generated for compute capabilities {known}, got {major}.{minor}")
+        return TARGETS[_CAPABILITIES[major, minor]]
+
+    def _call(self, function: str, *arguments: Any, kernel: str = "") -> Any:
+        """What a driver function gives beside its error code, which is raised."""
+        code, *results = getattr(self._driver, function)(*arguments)
+        if code != self._driver.CUresult.CUDA_SUCCESS:
+            place = f" of {kernel}" if kernel else ""
+            raise TargetError(f"{function}{place} must succeed, got {code.name} from the CUDA driver")
+        return results[0] if results else None
+
+
+def _packed(launch: Launch) -> tuple[ctypes.Array, list]:
+    """An array of pointers to the arguments, and the arguments, which must outlive it."""
+    types = {8: ctypes.c_uint64, 4: ctypes.c_uint32}
+    kept = [types[size](value % (1 << (8 * size))) for value, size in launch.words()]
+    return (ctypes.c_void_p * len(kept))(*(ctypes.addressof(value) for value in kept)), kept
+
+
+@cache
+def _load_driver() -> ModuleType:
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise TargetError(
+            f"running on CUDA needs cuda-bindings and NVIDIA's driver, got: {error}; pip install 'steelyard[cuda]'"
+        ) from None
+    return driver

@@ -1,0 +1,123 @@
+"""The host code, through cuda-bindings and a mock driver that executes the PTX and checks every access."""
+
+import shutil
+import subprocess
+import sys
+
+import mock_driver
+import pytest
+import torch
+from kernel_cases import assert_same_copy, nvfp4, operands, same_values, scheme_pairs
+
+from steelyard import reference
+from steelyard.errors import TargetError
+from steelyard.runtime import cpu
+from steelyard.runtime.cuda.kernels import Kernels
+from steelyard.schemes import Scheme
+
+pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler to build the mock with")
+
+STREAM = 0x5EED
+MX = Scheme("f8E4M3FN", "1x32", "f8E8M0FNU"), Scheme("f8E4M3FN", "32x1", "f8E8M0FNU")
+TILE = (Scheme("f8E4M3FN", "128x128", "f32"),) * 2
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    return mock_driver.build(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture
+def allocations():
+    with mock_driver.Allocations() as mode:
+        yield mode
+
+
+@pytest.fixture
+def start(library, allocations):
+    """Kernels on a device of some compute capability, and the driver behind them."""
+    from steelyard.runtime.cuda.driver import CudaLauncher
+
+    def make(capability=(9, 0)):
+        driver = mock_driver.MockDriver(library, allocations.memory, capability)
+        return Kernels(CudaLauncher(0, lambda: STREAM)), driver
+
+    return make
+
+
+@pytest.mark.parametrize("capability", [(8, 9), (9, 0), (10, 0), (12, 0)], ids=str)
+def test_kernels_run_through_the_driver(start, capability):
+    kernels, driver = start(capability)
+    x = torch.randn(70, 90)
+    for copies in zip(kernels.quantize(x, *MX), reference.quantize(x, *MX), strict=True):
+        assert_same_copy(*copies)
+    target = {8: "sm_89", 9: "sm_90a", 10: "sm_100a", 12: "sm_120a"}[capability[0]]
+    assert [f".target {target}\n" in text for text in driver.texts] == [True]
+    assert {stream for _, _, stream in driver.launches} == {STREAM}
+
+
+@pytest.mark.parametrize("pair", [scheme_pairs()[2], (nvfp4(), nvfp4(rht=True)), TILE], ids=["delayed", "rht", "tile"])
+def test_copies_of_several_launches(start, pair):
+    kernels, _ = start()
+    x = torch.randn(130, 144).bfloat16()
+    given = operands(*pair)
+    found, expected = kernels.quantize(x, *pair, **given), reference.quantize(x, *pair, **given)
+    for copy, expected_copy in zip(found, expected, strict=True):
+        assert_same_copy(copy, expected_copy)
+        assert same_values(kernels.dequantize(copy), reference.dequantize(expected_copy))
+
+
+def test_a_kernel_is_loaded_once(start):
+    kernels, driver = start()
+    x = torch.randn(8, 32)
+    for _ in range(3):
+        kernels.quantize(x, MX[0], None)
+    assert len(driver.texts) == 1
+    assert len(driver.launches) == 3
+
+
+def test_a_norm_and_its_quantize(start):
+    kernels, driver = start((10, 0))
+    inputs = torch.randn(40, 64), torch.randn(64), torch.randn(64), 1e-5
+    found = kernels.quantize_produced("layer_norm", inputs, *MX)
+    expected = cpu.quantize_produced("layer_norm", inputs, *MX, dtype=torch.float32)
+    for copies in zip(found, expected, strict=True):
+        assert_same_copy(*copies)
+    assert [name.split("_")[0] for name, _, _ in driver.launches] == ["row", "quantize"]
+
+
+def test_an_error_of_the_driver_names_the_kernel(start, allocations):
+    kernels, driver = start()
+    x = torch.randn(8, 32)
+    allocations.memory.release(x.untyped_storage().data_ptr())
+    with pytest.raises(TargetError, match=r"cuLaunchKernel of quantize_f32.* CUDA_ERROR_LAUNCH_FAILED"):
+        kernels.quantize(x, MX[0], None)
+    assert "memory" in str(driver.refusal)
+
+
+def test_a_device_without_kernels_is_refused(start):
+    with pytest.raises(TargetError, match=r"compute capabilities 8\.9, 9\.0, 10\.0, 12\.0, got 7\.5"):
+        start((7, 5))
+
+
+def test_tensors_elsewhere_are_refused():
+    from steelyard.runtime.cuda.driver import kernels_on
+
+    with pytest.raises(TargetError, match="CUDA device, got cpu"):
+        kernels_on(torch.device("cpu"))
+
+
+def test_running_without_the_extra_says_what_to_install():
+    code = """
+import sys
+sys.modules["cuda"] = None
+from steelyard.errors import TargetError
+from steelyard.runtime.cuda.driver import CudaLauncher
+try:
+    CudaLauncher(0, lambda: 0)
+except TargetError as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'steelyard[cuda]'" in run.stdout
