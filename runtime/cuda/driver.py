@@ -1,6 +1,7 @@
 """The CUDA driver: loads PTX, launches kernels on torch's current stream. Needs the extra `cuda`, and a GPU."""
 
 import ctypes
+import importlib
 from collections.abc import Callable
 from functools import cache
 from types import ModuleType
@@ -98,9 +99,8 @@ def _packed(launch: Launch) -> tuple[ctypes.Array, list]:
 @cache
 def _load_driver() -> ModuleType:
     try:
-        from cuda.bindings import driver
+        return importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
         raise TargetError(
             f"running on CUDA needs cuda-bindings and NVIDIA's driver, got: {error}; pip install 'steelyard[cuda]'"
         ) from None
-    return driver
