@@ -37,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="an argument of the model, once for each: 2x16:int64, 8x512 (float32), attention_mask=2x16:int64",
     )
     add("--override", action="append", default=[], metavar="PATTERN=RECIPE", help="head=none, blocks.0.*=nvfp4")
-    add("--stage", metavar="STAGE", help="print the IR of a stage: traced, raised, quantized, fused or lowered")
+    add("--training", action="store_true", help="compile the backward too")
+    add("--stage", metavar="STAGE", help="print the IR of a stage: traced, raised, quantized, ..., lowered")
     add("--explain", action="store_true", help="print a row a GEMM (the default)")
     add("--json", action="store_true", help="print the rows as JSON")
     add("--dump-ir", metavar="DIR", help="write the IR into numbered files of this folder")
@@ -55,6 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _compile(arguments: argparse.Namespace) -> Any:
+    import torch
+
     import steelyard
     from steelyard.stages import STAGES
 
@@ -68,7 +71,8 @@ def _compile(arguments: argparse.Namespace) -> Any:
     net = steelyard.compile(model.eval(), arguments.recipe, overrides=_overrides(arguments.override))
     positional = [tensor for name, tensor in inputs if name is None]
     keywords = {name: tensor for name, tensor in inputs if name is not None}
-    with _reported(f"the model cannot be called with --input {' --input '.join(arguments.input)}"):
+    refused = f"the model cannot be called with --input {' --input '.join(arguments.input)}"
+    with _reported(refused), torch.set_grad_enabled(arguments.training):
         return net.lower(*positional, **keywords)
 
 

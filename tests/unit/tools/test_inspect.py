@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+STAGES = ("traced", "raised", "quantized", "fused", "partitioned", "lowered")
+
 MODELS = """
 import torch
 def make():
@@ -49,7 +51,7 @@ def test_rows_stages_and_files(folder):
         ("2", "f32", "override '2' asks for high precision"),
     ]
     assert [line.partition("/")[2] for line in files.splitlines()] == [
-        *(f"graph0_{i}_{stage}.mlir" for i, stage in enumerate(("traced", "raised", "quantized", "fused", "lowered"))),
+        *(f"graph0_{i}_{stage}.mlir" for i, stage in enumerate(STAGES)),
         "graph0_program.py",
     ]
     assert "scaled.gemm" in (folder / "out" / "graph0_2_quantized.mlir").read_text()
@@ -65,6 +67,12 @@ def test_several_inputs_some_by_keyword(folder):
     table = run.stdout.splitlines()
     assert table[-2].split()[:5] == ["linear", "fprop", "10", "48", "32"]
     assert table[-1] == "1 GEMMs quantized, 0 left in high precision"
+
+
+def test_training_has_the_products_of_the_backward(folder):
+    run = inspect(folder, "models:make", "--input", "2x5:int64", "--training", "--json")
+    assert run.returncode == 0, run.stderr
+    assert {row["kind"] for row in json.loads(run.stdout)} == {"fprop", "dgrad", "wgrad"}
 
 
 def test_help_shows_examples(folder):
