@@ -1,8 +1,12 @@
 """`scaled-fuse-epilogue`."""
 
+from collections.abc import Collection
+
 from torch_mlir import ir
 
 from steelyard.dialect.matmul import GemmOp, gemm
+from steelyard.passes.functions import functions_of
+from steelyard.passes.gemm_kinds import find_gradients
 from steelyard.passes.registry import register_pass
 from steelyard.passes.torch_ops import (
     activation_of,
@@ -20,24 +24,39 @@ def fuse_epilogue(module: ir.Operation) -> None:
     """Let GEMMs apply what follows them: an activation, then the addition of a residual.
 
     Takes `scaled.gemm` whose result one torch op reads, directly or through views. Leaves the gemm with the epilogue
-    relu, gelu, gelu_tanh or silu, or with the residual that was added; views stay behind it. A result that anything
-    else reads, an addition with another factor or another dtype, and a residual that would need broadcasting stay.
+    relu, gelu, gelu_tanh or silu, or with the residual that was added; views stay behind it. What an activation is
+    given is a second result, `preactivation`, where the backward reads it too, unless it reads the activation as well,
+    which it then computes from the other. A result that anything else reads, an addition with another factor or
+    another dtype, and a residual that would need broadcasting stay.
     """
-    for op in walk_ops(module):
-        if activation_of(op) is not None:
-            _fuse_activation(op)
-        elif op.name == "torch.aten.add.Tensor":
-            _fuse_residual(op)
+    for function in functions_of(module):
+        backward = {op for value in find_gradients(function) if (op := defining_op(value)) is not None}
+        for op in walk_ops(function):
+            if activation_of(op) is not None:
+                _fuse_activation(op, backward)
+        for op in walk_ops(function):
+            if op.name == "torch.aten.add.Tensor":
+                _fuse_residual(op)
 
 
-def _fuse_activation(op: ir.Operation) -> None:
-    chain = _producer(op.operands[0])
+def _fuse_activation(op: ir.Operation, backward: set[ir.Operation]) -> None:
+    alone = _producer(op.operands[0])
+    chain = alone or _producer(op.operands[0], backward)
     if chain is None:
         return
     product, views = chain
     if product.epilogue.value != "none" or product.residual is not None or product.accumulator is not None:
         return
-    _replace(op, product, views, epilogue=activation_of(op))
+    if alone is not None:
+        _replace(op, product, views, epilogue=activation_of(op))
+    elif op not in backward and not _is_read_by(op.result, backward):
+        _keep_preactivation(op, product, views)
+
+
+def _is_read_by(value: ir.Value, readers: set[ir.Operation]) -> bool:
+    """Whether one of these ops reads a value, or a view of it."""
+    owners = [use.owner.operation for use in value.uses]
+    return any(owner in readers or (is_view(owner) and _is_read_by(owner.result, readers)) for owner in owners)
 
 
 def _fuse_residual(op: ir.Operation) -> None:
@@ -62,10 +81,10 @@ def _is_flat(product: ir.Value, views: list[ir.Operation]) -> bool:
     return not views or (info is not None and len(info.shape) == 2 and info.shape[1] is not None)
 
 
-def _producer(value: ir.Value) -> tuple[GemmOp, list[ir.Operation]] | None:
-    """The gemm that makes a value through views, and those views; None if anything else reads one of them."""
+def _producer(value: ir.Value, others: Collection[ir.Operation] = ()) -> tuple[GemmOp, list[ir.Operation]] | None:
+    """The gemm that makes a value through views, and those views; None if anything but `others` reads one of them."""
     views: list[ir.Operation] = []
-    while (op := defining_op(value)) is not None and len(list(value.uses)) == 1:
+    while (op := defining_op(value)) is not None and _reader_count(value, others) == 1:
         if isinstance(op.opview, GemmOp):
             # A user's own quantizer multiplies and adds a bias, no more.
             custom = any(scheme.custom for scheme in op.opview.lhs.type.info.schemes)
@@ -75,6 +94,35 @@ def _producer(value: ir.Value) -> tuple[GemmOp, list[ir.Operation]] | None:
         views.append(op)
         value = op.operands[0]
     return None
+
+
+def _reader_count(value: ir.Value, others: Collection[ir.Operation]) -> int:
+    return sum(1 for use in value.uses if use.owner.operation not in others)
+
+
+def _keep_preactivation(op: ir.Operation, product: GemmOp, views: list[ir.Operation]) -> None:
+    """Let a gemm apply an activation and return what it is given too, which takes the product's place."""
+    fields = {"bias": product.bias, "kind": product.kind.value, "layer": product.layer.value}
+    with ir.InsertionPoint(product), product.location:
+        fused = gemm(
+            product.lhs,
+            product.rhs,
+            result=product.result.type,
+            batch_dims=product.batch_dims.value,
+            epilogue=activation_of(op) or "none",
+            preactivation=True,
+            **fields,
+        )
+    product.result.replace_all_uses_with(fused.preactivation)
+    last = fused.result
+    with ir.InsertionPoint(op):
+        for view in views:
+            copy = view.clone()
+            copy.operands[0] = last
+            last = copy.result
+    op.result.replace_all_uses_with(last)
+    op.erase()
+    product.operation.erase()
 
 
 def _replace(op: ir.Operation, product: GemmOp, views: list[ir.Operation], **epilogue) -> None:

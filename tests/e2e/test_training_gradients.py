@@ -1,5 +1,7 @@
 """Gradients of linear layers: each GEMM on captured operands, whose codes the reference makes from x, w and dy."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -276,6 +278,50 @@ def test_backward_in_high_precision(backward, dtype, recipe, gemm_calls):
     assert not rows["fprop"].reason
     expected = "decoded" if backward == "dequantized" else "in high precision"
     assert all(expected in rows[kind].reason for kind in ("dgrad", "wgrad"))
+
+
+class Activated(nn.Module):
+    """An activation that the backward reads the input of, and nothing quantizes the output of."""
+
+    def __init__(self, activation: nn.Module):
+        super().__init__()
+        self.proj = nn.Linear(37, 19)
+        self.activation = activation
+
+    def forward(self, x, linear=None):
+        return self.activation((linear or self.proj)(x)).softmax(-1)
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
+@pytest.mark.parametrize("activation", [nn.GELU(), nn.GELU("tanh"), nn.SiLU(), nn.ReLU()], ids=str)
+@pytest.mark.parametrize("rows", [[5], [5, 7, 9]], ids=["fixed", "any size"])
+def test_fused_activation_gives_what_it_was_given_to_the_backward(rows, activation, recipe):
+    torch.manual_seed(1)
+    model, numerics = Activated(activation), Numerics(recipe)
+    net = steelyard.compile(model, recipe)
+    for count in rows:
+        x = make_input((2, count, 37))
+        x_oracle = x.detach().clone().requires_grad_()
+        weight, bias = (p.detach().clone().requires_grad_() for p in model.proj.parameters())
+        y = net(x)
+        dy = torch.randn(y.shape)
+        y.backward(dy)
+        linear = partial(quantized_linear, weight=weight, bias=bias, layer="proj", numerics=numerics)
+        expected = model(x_oracle, linear)
+        expected.backward(dy)
+        numerics.move_on("grad_output")
+        torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-6)
+        assert cosine(x.grad, x_oracle.grad) > 0.999
+        assert cosine(model.proj.bias.grad, bias.grad) > 1 - 1e-9
+        assert cosine(model.proj.weight.grad, weight.grad) > 0.999
+        model.zero_grad()
+    epilogues = {row.epilogue for row in net.explain().rows if row.kind == "fprop"}
+    assert len(epilogues) == 1
+    assert epilogues.pop().startswith("bias, ")
+
+
+def cosine(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return functional.cosine_similarity(got.double().flatten(), expected.double().flatten(), dim=0).item()
 
 
 def test_explain_has_a_row_for_each_of_the_three_gemms():

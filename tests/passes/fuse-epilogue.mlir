@@ -62,3 +62,37 @@ func.func @stays(%x: !scaled.tensor<tensor<10x64xf32>, #mx, none>, %w: !scaled.t
   %late = torch.aten.relu %sum : !torch.vtensor<[10,48],f32> -> !torch.vtensor<[10,48],f32>
   return %0, %relu, %factor, %broadcast, %late : !torch.vtensor<[10,48],f32>, !torch.vtensor<[10,48],f32>, !torch.vtensor<[10,48],f32>, !torch.vtensor<[10,48],f32>, !torch.vtensor<[10,48],f32>
 }
+
+// The backward reads what the activation is given: it is a second result, behind the same views.
+// CHECK-LABEL: func.func @preactivation
+// CHECK: %[[Y:.*]]:2 = "scaled.gemm"(%arg0, %arg1) {{.*}}epilogue = "gelu"{{.*}}resultSegmentSizes = array<i32: 1, 1>
+// CHECK-DAG: %[[P:.*]] = torch.aten.view %[[Y]]#1
+// CHECK-DAG: %[[G:.*]] = torch.aten.view %[[Y]]#0
+// CHECK-NOT: torch.aten.gelu %
+// CHECK: torch.aten.neg %[[G]]
+// CHECK: torch.aten.gelu_backward %arg2, %[[P]]
+func.func @preactivation(%x: !scaled.tensor<tensor<10x64xf32>, #mx, none>, %w: !scaled.tensor<tensor<48x64xf32>, #mx, none>, %dy: !torch.vtensor<[2,5,48],f32> {scaled.tangent}) -> (!torch.vtensor<[2,5,48],f32>, !torch.vtensor<[2,5,48],f32>) {
+  %y = "scaled.gemm"(%x, %w) {batch_dims = 0 : i64, epilogue = "none", kind = "fprop", layer = "up", operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!scaled.tensor<tensor<10x64xf32>, #mx, none>, !scaled.tensor<tensor<48x64xf32>, #mx, none>) -> !torch.vtensor<[10,48],f32>
+  %two = torch.constant.int 2
+  %five = torch.constant.int 5
+  %width = torch.constant.int 48
+  %sizes = torch.prim.ListConstruct %two, %five, %width : (!torch.int, !torch.int, !torch.int) -> !torch.list<int>
+  %v = torch.aten.view %y, %sizes : !torch.vtensor<[10,48],f32>, !torch.list<int> -> !torch.vtensor<[2,5,48],f32>
+  %none = torch.constant.str "none"
+  %g = torch.aten.gelu %v, %none : !torch.vtensor<[2,5,48],f32>, !torch.str -> !torch.vtensor<[2,5,48],f32>
+  %n = torch.aten.neg %g : !torch.vtensor<[2,5,48],f32> -> !torch.vtensor<[2,5,48],f32>
+  %b = torch.aten.gelu_backward %dy, %v, %none : !torch.vtensor<[2,5,48],f32>, !torch.vtensor<[2,5,48],f32>, !torch.str -> !torch.vtensor<[2,5,48],f32>
+  return %n, %b : !torch.vtensor<[2,5,48],f32>, !torch.vtensor<[2,5,48],f32>
+}
+
+// The backward reads both: it computes the activation again, and one of them is kept.
+// CHECK-LABEL: func.func @both_read
+// CHECK: "scaled.gemm"{{.*}}epilogue = "none"
+// CHECK: torch.aten.silu
+func.func @both_read(%x: !scaled.tensor<tensor<10x64xf32>, #mx, none>, %w: !scaled.tensor<tensor<48x64xf32>, #mx, none>, %dy: !torch.vtensor<[10,48],f32> {scaled.tangent}) -> (!torch.vtensor<[10,48],f32>, !torch.vtensor<[10,48],f32>, !torch.vtensor<[10,48],f32>) {
+  %y = "scaled.gemm"(%x, %w) {batch_dims = 0 : i64, epilogue = "none", kind = "fprop", layer = "up", operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!scaled.tensor<tensor<10x64xf32>, #mx, none>, !scaled.tensor<tensor<48x64xf32>, #mx, none>) -> !torch.vtensor<[10,48],f32>
+  %s = torch.aten.silu %y : !torch.vtensor<[10,48],f32> -> !torch.vtensor<[10,48],f32>
+  %0 = torch.aten.mul.Tensor %dy, %s : !torch.vtensor<[10,48],f32>, !torch.vtensor<[10,48],f32> -> !torch.vtensor<[10,48],f32>
+  %1 = torch.aten.mul.Tensor %dy, %y : !torch.vtensor<[10,48],f32>, !torch.vtensor<[10,48],f32> -> !torch.vtensor<[10,48],f32>
+  return %s, %0, %1 : !torch.vtensor<[10,48],f32>, !torch.vtensor<[10,48],f32>, !torch.vtensor<[10,48],f32>
+}
