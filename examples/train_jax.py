@@ -1,0 +1,77 @@
+"""Trains a small flax network in float32 and in each recipe, and prints how the losses fall.
+
+python examples/train_jax.py [--steps 200]
+"""
+
+import argparse
+import math
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen
+from flax.training.train_state import TrainState
+
+from steelyard.jax.flax import Dense
+
+RECIPES = (None, "fp8-delayed", "fp8-current", "fp8-block", "mxfp8", "nvfp4")
+
+
+class Network(linen.Module):
+    """Two hidden layers; `recipe=None` keeps them in float32. The first and last layer stay in float32."""
+
+    recipe: str | None
+    width: int = 128
+
+    @linen.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = linen.gelu(linen.Dense(self.width)(x))
+        for _ in range(2):
+            layer = linen.Dense(self.width) if self.recipe is None else Dense(self.width, recipe=self.recipe)
+            x = x + linen.gelu(layer(x))
+        return linen.Dense(1)(x)
+
+
+def batch(key: jax.Array, size: int = 256) -> tuple[jax.Array, jax.Array]:
+    """Points of the plane and what is to be learned about them."""
+    x = jax.random.uniform(key, (size, 2), minval=-2.0, maxval=2.0)
+    return x, jnp.sin(3 * x[:, :1]) * jnp.cos(2 * x[:, 1:])
+
+
+@jax.jit
+def step(state: TrainState, key: jax.Array) -> tuple[TrainState, jax.Array]:
+    """One update; the recipe's state comes back with the gradients."""
+    x, y = batch(key)
+    loss, gradients = jax.value_and_grad(lambda variables: jnp.mean((state.apply_fn(variables, x) - y) ** 2))(
+        state.params
+    )
+    return state.apply_gradients(grads=gradients), loss
+
+
+def train(recipe: str | None, steps: int) -> list[float]:
+    """The losses of a training run, the same data for every recipe."""
+    network = Network(recipe)
+    variables = network.init(jax.random.key(0), batch(jax.random.key(1))[0])
+    schedule = optax.cosine_decay_schedule(3e-3, steps)
+    state = TrainState.create(apply_fn=network.apply, params=variables, tx=optax.adam(schedule))
+    losses = []
+    for key in jax.random.split(jax.random.key(2), steps):
+        state, loss = step(state, key)
+        losses.append(float(loss))
+    return losses
+
+
+def main() -> None:
+    """Print the first and the last losses of each run."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=200)
+    steps = parser.parse_args().steps
+    print(f"{'recipe':<12} {'first loss':>10} {'last loss':>10}")
+    for recipe in RECIPES:
+        losses = train(recipe, steps)
+        tail = losses[-max(1, math.ceil(steps / 10)) :]
+        print(f"{recipe or 'float32':<12} {losses[0]:>10.4f} {sum(tail) / len(tail):>10.4f}")
+
+
+if __name__ == "__main__":
+    main()
