@@ -15,11 +15,20 @@ import compiler  # noqa: E402
 import import_time  # noqa: E402
 from report import Table  # noqa: E402
 
+
+def _measure_jax(quick: bool = False) -> Table:
+    """Imported when asked for: jax is an extra."""
+    import jax_dense
+
+    return jax_dense.measure(quick=quick)
+
+
 GROUPS = {
     "import": import_time.measure,
     "compiler": compiler.measure,
     "compile": compile_time.measure,
     "call": call_overhead.measure,
+    "jax": _measure_jax,
 }
 
 
