@@ -8,10 +8,10 @@ JOBS ?= 2
 
 NATIVE := $(shell find runtime -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: help demo test test-slow lint format docs bench clean FORCE
+.PHONY: help demo test test-slow lint format docs bench bench-quick clean FORCE
 
 help: ## Show this list.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP)-venv:
 	@echo "[setup] making $(VENV)"
@@ -70,8 +70,18 @@ format: $(STAMP)-lint ## Format every source file.
 docs: $(STAMP)-package ## Write the pages that are generated from the code.
 	@$(BIN)/python docs/generate.py
 
-bench: $(STAMP)-package ## Measure, and print tables.
-	@$(BIN)/python benchmarks/run.py
+$(STAMP)-bench: $(STAMP)-package
+	@echo "[setup] installing what the benchmarks compare with"
+	@$(PIP) 'torchao>=0.18,<0.19' openvino nncf matplotlib || echo "[setup] some peers cannot be installed: their rows say so"
+	@touch $@
+
+# GROUPS=gemm,models runs only these.
+bench: $(STAMP)-bench ## Measure beside peers, print tables, write charts and docs/performance.md.
+	@$(BIN)/python benchmarks/run.py $(GROUPS)
+	@$(BIN)/python benchmarks/page.py
+
+bench-quick: $(STAMP)-bench ## The same in two minutes, with smaller sizes.
+	@$(BIN)/python benchmarks/run.py --quick $(GROUPS)
 
 clean: ## Remove what make made.
 	rm -rf $(VENV) build

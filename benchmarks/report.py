@@ -9,32 +9,46 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Table:
-    """Rows of cells under a title; a float prints with three significant digits."""
+    """Rows of cells under a title; a float prints with three significant digits.
+
+    `labels` are the columns that name a row and `ratio` the one that a chart draws, where there is something to draw.
+    """
 
     title: str
     columns: list[str]
     rows: list[list[str | float]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    ratio: str = ""
 
     def text(self) -> str:
         """The table for a terminal."""
-        cells = [self.columns, *([_cell(value) for value in row] for row in self.rows)]
+        cells = [self.columns, *([cell_text(value) for value in row] for row in self.rows)]
         widths = [max(len(row[i]) for row in cells) for i in range(len(self.columns))]
         lines = [_line(row, widths) for row in cells]
         return "\n".join([self.title, "-" * len(lines[0]), *lines, *self.notes])
 
     def data(self) -> dict:
         """The table for programs."""
-        return {"title": self.title, "rows": [dict(zip(self.columns, row, strict=True)) for row in self.rows]}
+        return {
+            "title": self.title,
+            "labels": self.labels,
+            "ratio": self.ratio,
+            "notes": self.notes,
+            "rows": [dict(zip(self.columns, row, strict=True)) for row in self.rows],
+        }
 
 
 def _line(row: list[str], widths: list[int]) -> str:
     padded = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-    return "  ".join([row[0].ljust(widths[0]), *padded[1:]])
+    return "  ".join([row[0].ljust(widths[0]), *padded[1:]]).rstrip()
 
 
-def _cell(value: str | float) -> str:
-    return value if isinstance(value, str) else f"{value:.3g}"
+def cell_text(value: str | float) -> str:
+    """A cell as it is printed."""
+    if isinstance(value, str):
+        return value
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def median_seconds(work: Callable[[], object], repeats: int, clock: Callable[[], float] = time.perf_counter) -> float:
@@ -48,6 +62,8 @@ def median_seconds(work: Callable[[], object], repeats: int, clock: Callable[[],
 
 
 def progress(text: str) -> None:
-    """Say what is being measured, on a line that the next one overwrites."""
+    """Say what is being measured: on a terminal on a line that the next one overwrites."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+    elif text:
+        print(text, file=sys.stderr, flush=True)

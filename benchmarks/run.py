@@ -1,54 +1,69 @@
-"""Runs the benchmarks: `python benchmarks/run.py [GROUP ...]`. Prints a table a group, writes JSON into results/."""
+"""Runs the benchmarks: `python benchmarks/run.py [GROUP ...]`.
+
+Prints a table a group; writes JSON and a chart of each into results/, or results/quick/.
+"""
 
 import argparse
+import importlib
 import json
-import platform
 import sys
+import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-import call_overhead  # noqa: E402
-import compile_time  # noqa: E402
-import compiler  # noqa: E402
-import import_time  # noqa: E402
+import machine  # noqa: E402
 from report import Table  # noqa: E402
 
-
-def _measure_jax(quick: bool = False) -> Table:
-    """Imported when asked for: jax is an extra."""
-    import jax_dense
-
-    return jax_dense.measure(quick=quick)
-
-
+# Each is a module whose `measure(quick)` returns a table. A module is imported when its group runs: what one needs, the
+# others need not have.
 GROUPS = {
-    "import": import_time.measure,
-    "compiler": compiler.measure,
-    "compile": compile_time.measure,
-    "call": call_overhead.measure,
-    "jax": _measure_jax,
+    "import": "import_time",
+    "compiler": "compiler",
+    "compile": "compile_time",
+    "call": "call_overhead",
+    "jax": "jax_dense",
+    "models": "whole_models",
+    "peers": "peer_linears",
+    "scaling": "scaling",
 }
 
 
 def main() -> int:
     """Run the groups that were asked for."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"any of {', '.join(GROUPS)}; all by default")
     parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer repeats")
     arguments = parser.parse_args()
-    unknown = set(arguments.groups) - GROUPS.keys()
+    # `make bench GROUPS=gemm,models` gives them in one word.
+    groups = [name for word in arguments.groups for name in word.split(",") if name] or list(GROUPS)
+    unknown = sorted(set(groups) - GROUPS.keys())
     if unknown:
-        parser.error(f"unknown group {sorted(unknown)[0]}; the groups are {', '.join(GROUPS)}")
-    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}\n")
-    for name in arguments.groups or GROUPS:
-        table: Table = GROUPS[name](quick=arguments.quick)
-        print(table.text(), end="\n\n")
-        results = HERE / "results"
-        results.mkdir(exist_ok=True)
-        (results / f"{name}.json").write_text(json.dumps(table.data(), indent=1) + "\n")
+        parser.error(f"unknown group {unknown[0]}; the groups are {', '.join(GROUPS)}")
+    print("\n".join(f"{name}: {value}" for name, value in machine.describe().items()), end="\n\n", flush=True)
+    for name in groups:
+        start, before = time.perf_counter(), machine.load()
+        try:
+            table: Table = importlib.import_module(GROUPS[name]).measure(quick=arguments.quick)
+        except ImportError as error:
+            print(f"[{name}: missing, {error}; pip install 'steelyard[bench,jax]']\n", flush=True)
+            continue
+        seconds = time.perf_counter() - start
+        print(f"{table.text()}\n[{name}: {seconds:.0f} s, load average {before} -> {machine.load()}]\n", flush=True)
+        _write(name, table, before, arguments.quick)
     return 0
+
+
+def _write(name: str, table: Table, load: str, quick: bool) -> None:
+    import charts
+
+    results = HERE / "results" / "quick" if quick else HERE / "results"
+    results.mkdir(parents=True, exist_ok=True)
+    here = machine.describe() | {"load average": f"{load} before, {machine.load()} after"}
+    data = {"command": f"make {'bench-quick' if quick else 'bench'} GROUPS={name}", "machine": here, **table.data()}
+    (results / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n")
+    charts.draw(data, results / f"{name}.png")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,54 @@
+"""Whole models beside eager torch, inductor and the peers that run them: a forward of a GPT, a step of a decoder."""
+
+from functools import partial
+
+import peers
+import torch
+from contest import compete, contest_table
+from machine import thread_counts
+from models import GPT, LlamaDecoder, millions
+from report import Table
+
+
+def measure(quick: bool = False) -> Table:
+    """A row a contender, a model and a number of threads."""
+    table = contest_table("Whole models, inference", "eager fp32")
+    counts = (1,) if quick else thread_counts()
+    for threads in counts:
+        _gpt(table, threads, quick)
+    for threads in counts:
+        _decoder(table, threads, quick)
+    return table
+
+
+def _gpt(table: Table, threads: int, quick: bool) -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model = (GPT(layers=2) if quick else GPT()).eval()
+    inputs = (torch.randint(0, 8192, (1, 128 if quick else 512)),)
+    makers = {
+        "eager fp32": partial(peers.eager, model, inputs),
+        **{f"steelyard {recipe}": partial(peers.ours, model, inputs, recipe) for recipe in peers.RECIPES},
+        "inductor fp32": partial(peers.inductor, model, inputs),
+        "eager bf16": partial(peers.eager_bf16, model, inputs),
+    }
+    work = f"GPT {len(model.blocks)} x 768, {inputs[0].shape[1]} tokens"
+    compete(table, work, threads, makers, calls=15, seconds=1.0 if quick else 12.0)
+
+
+def _decoder(table: Table, threads: int, quick: bool) -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model = (LlamaDecoder(layers=2, vocabulary=4096) if quick else LlamaDecoder()).eval()
+    inputs = model.inputs(cached=128)
+    makers = {
+        "eager fp32": partial(peers.eager, model, inputs),
+        **{f"steelyard {recipe}": partial(peers.ours, model, inputs, recipe) for recipe in peers.RECIPES},
+        "inductor fp32": partial(peers.inductor, model, inputs),
+        "torchao int8 weights": partial(peers.torchao, model, inputs, "int8 weights"),
+        "torchao NVFP4 weights": partial(peers.torchao, model, inputs, "NVFP4 weights"),
+        "OpenVINO NVFP4 weights": partial(peers.openvino, model, inputs, "NVFP4"),
+        "OpenVINO MXFP4 weights": partial(peers.openvino, model, inputs, "MXFP4"),
+    }
+    work = f"Llama decode, {millions(model)}, 1 token"
+    compete(table, work, threads, makers, calls=25, seconds=1.0 if quick else 5.0)
