@@ -36,6 +36,9 @@ inline constexpr int64_t kFewRows = 4;
 // What few rows of float32 are multiplied by, as a power of two: their columns
 // are held as small as their bits happen to be.
 inline constexpr int kFewLift = 80;
+// How far ahead their columns are fetched: half a page, where the processor
+// itself looks no further than the page.
+inline constexpr int64_t kBytesAhead = 2048;
 
 // One quantized operand, (outer, k) with k reduced; codes need no alignment.
 struct GemmOperand {

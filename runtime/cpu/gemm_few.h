@@ -140,6 +140,7 @@ private:
   inline void add_run(const uint8_t *codes, int64_t column, int64_t p,
                       const float *rows, Sums<Rows> &sums) const {
     const __m256i bytes = _mm256_loadu_si256((const __m256i *)codes);
+    _mm_prefetch(codes + kBytesAhead, _MM_HINT_T0);
     __m256 values[4], run[Rows][kRunChains<Rows>] = {};
     sums.largest = _mm256_max_epu8(sums.largest, _mm256_add_epi8(bytes, bytes));
     RunDecoder<E>::decode(bytes, values);

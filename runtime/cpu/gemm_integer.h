@@ -156,7 +156,7 @@ multiply_integer_group(const IntegerRow *rows, GroupUnits units, int64_t blocks,
   for (int r = 0; r < Rows; ++r)
     sum[r] = first ? _mm256_setzero_ps() : _mm256_load_ps(sums + r * stride);
   for (int64_t b = 0; b < blocks; ++b) {
-    _mm_prefetch(units.codes + kUnitBytes * b + 1024, _MM_HINT_T0);
+    _mm_prefetch(units.codes + kUnitBytes * b + kBytesAhead, _MM_HINT_T0);
     __m256i runs[4];
     expand_unit(units.codes + kUnitBytes * b, table, runs);
     const __m256 scale = half_scales(units.scales + kGroupColumns * b);

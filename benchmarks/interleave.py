@@ -1,0 +1,57 @@
+"""Timing of kernels beside their peers: in turn, in one process, on one core."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from steelyard.runtime import _cpu, cpu
+from steelyard.runtime.cpu.gemm import _matrix, _operand
+from steelyard.schemes import Scheme
+
+E4M3 = Scheme("f8E4M3FN", "tensor", "f32")
+MXFP8, MXFP8_COLUMNS = Scheme("f8E4M3FN", "1x32", "f8E8M0FNU"), Scheme("f8E4M3FN", "32x1", "f8E8M0FNU")
+BLOCK, TILE = (Scheme("f8E4M3FN", block, "f32", power_of_two=True) for block in ("1x128", "128x128"))
+NVFP4, NVFP4_TILES = (Scheme("f4E2M1FN", block, "f8E4M3FN", second_level="tensor") for block in ("1x16", "16x16"))
+# Schemes of activations and weights, by the name of their recipe.
+GEMMS = {"fp8": (E4M3, E4M3), "mxfp8": (MXFP8, MXFP8), "fp8 1x128": (BLOCK, TILE), "nvfp4": (NVFP4, NVFP4_TILES)}
+NO_MATRIX = (0, 0, 0, 0, 0, 0)
+
+
+@dataclass
+class Times:
+    """Seconds of one piece of work."""
+
+    best: float
+    median: float
+
+
+def interleave(works: dict[str, Callable[[], object]], repeats: int) -> dict[str, Times]:
+    """Each piece of work in turn, `repeats` times, after a first round that is not counted.
+
+    In time of the thread's own: what it waits while the machine does other things is not the work's.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for turn in range(repeats + 1):
+        for name, work in works.items():
+            start = time.thread_time()
+            work()
+            if turn:
+                seconds[name].append(time.thread_time() - start)
+    return {name: Times(min(found), statistics.median(found)) for name, found in seconds.items()}
+
+
+def quantized_weight(w: torch.Tensor, scheme: Scheme):
+    """A weight as programs keep it: NVFP4 packed."""
+    copy = cpu.quantize(w, scheme, None)[0]
+    assert copy is not None
+    return cpu.pack(copy) if scheme.family == "nvfp4" else copy
+
+
+def linear(x: torch.Tensor, scheme: Scheme, weight, out: torch.Tensor) -> None:
+    """x w^T with the quantization of x, as programs call it: nothing is checked twice."""
+    copy = cpu.quantize(x, scheme, None)[0]
+    assert copy is not None
+    _cpu.qgemm(_operand(copy), _operand(weight), NO_MATRIX, NO_MATRIX, _matrix(out), torch.get_num_threads(), None)
