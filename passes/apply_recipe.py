@@ -8,7 +8,10 @@ from torch_mlir import ir
 from steelyard import recipes
 from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.matmul import USAGES, MatmulOp, require_pair
+from steelyard.dialect.types import tensor_info
 from steelyard.errors import ConstraintError, RecipeError
+from steelyard.passes.functions import functions_of
+from steelyard.passes.gemm_kinds import find_gradients
 from steelyard.passes.raise_gemms import HIGH_PRECISION
 from steelyard.passes.registry import fail, register_pass
 from steelyard.passes.torch_ops import parameter_of, walk_ops
@@ -28,20 +31,29 @@ BATCHED = "a batched product, as of attention"
 
 
 @register_pass
-def apply_recipe(module: ir.Operation, *, recipe: str, overrides: str = "", without_parameters: bool = False) -> None:
+def apply_recipe(
+    module: ir.Operation,
+    *,
+    recipe: str,
+    overrides: str = "",
+    without_parameters: bool = False,
+    attention: bool = False,
+) -> None:
     """Decide how each GEMM is quantized, or why it is not.
 
     Takes `scaled.matmul`. Leaves on each the schemes that its two operands are quantized by (`lhs_scheme`,
     `rhs_scheme`), or the reason it stays in high precision (`scaled.high_precision`). `recipe` is a recipe's name.
     `overrides` gives layers another recipe, or none: "lm_head=none layers.0.*=nvfp4"; the first pattern that matches
-    a layer's name decides. A GEMM with no parameter operand stays as it is unless `without-parameters` is set.
+    a layer's name decides. A GEMM with no parameter operand stays as it is unless `without-parameters` is set. So does
+    a batched product, as of attention, unless `attention` is: then both its operands are quantized as inputs are, in
+    the forward.
     """
     try:
         chosen = parse_overrides(overrides)
         default = recipes.get(recipe)
     except RecipeError as error:
         fail(module, str(error))
-    unmatched = decide(module, default, chosen, without_parameters=without_parameters)
+    unmatched = decide(module, default, chosen, without_parameters=without_parameters, attention=attention)
     if unmatched:
         fail(module, f"override pattern '{unmatched[0]}' matches no layer")
 
@@ -63,6 +75,7 @@ def decide(
     overrides: dict[str, recipes.Recipe | None],
     *,
     without_parameters: bool = False,
+    attention: bool = False,
     quantizers: dict[tuple[str, str], Any] | None = None,
 ) -> list[str]:
     """Annotate every matmul; returns the override patterns that matched no layer.
@@ -70,6 +83,7 @@ def decide(
     `quantizers` collects the user's own quantizers by layer and role: a custom scheme has only their name.
     """
     unmatched = dict.fromkeys(overrides)
+    gradients = set().union(*map(find_gradients, functions_of(module))) if attention else set()
     for op in walk_ops(module):
         if not isinstance(op.opview, MatmulOp):
             continue
@@ -79,21 +93,37 @@ def decide(
         if pattern is not None:
             unmatched.pop(pattern, None)
         recipe = default if pattern is None else overrides[pattern]
-        reason = _reason_against(matmul, recipe, pattern, without_parameters)
-        if reason is None and recipe is not None:
-            reason = _annotate(matmul, recipe, quantizers if quantizers is not None else {})
+        if recipe is None:
+            reason = f"override '{pattern}' asks for high precision"
+        elif matmul.batch_dims.value:
+            reason = _annotate_batched(matmul, recipe, gradients) if attention else BATCHED
+        else:
+            reason = _reason_against(matmul, without_parameters)
+            reason = reason or _annotate(matmul, recipe, quantizers if quantizers is not None else {})
         if reason is not None:
             matmul.attributes[HIGH_PRECISION] = ir.StringAttr.get(reason)
     return list(unmatched)
 
 
-def _reason_against(
-    op: MatmulOp, recipe: recipes.Recipe | None, pattern: str | None, without_parameters: bool
-) -> str | None:
-    if recipe is None:
-        return f"override '{pattern}' asks for high precision"
-    if op.batch_dims.value:
-        return BATCHED
+def _annotate_batched(op: MatmulOp, recipe: recipes.Recipe, gradients: set[ir.Value]) -> str | None:
+    """Put the scheme of inputs on both operands of a batched product; returns the reason where that cannot be."""
+    if op.lhs in gradients or op.rhs in gradients:
+        return "a batched product of the backward, as of attention"
+    scheme, _ = recipe.schemes(recipes.Role("input", op.layer.value))
+    if scheme is None or scheme.custom or scheme.source == "delayed":
+        return "a batched product, whose operands have no quantizer or state of their own"
+    infos = [tensor_info(operand.type) for operand in (op.lhs, op.rhs)]
+    if any(info is None or info.shape[-1] is None for info in infos):
+        return "a batched product that reduces over a size known only at run time"
+    try:
+        require_pair(scheme, scheme, "fprop")
+    except ConstraintError as error:
+        return f"its operands do not go together: {error}"
+    op.attributes["lhs_scheme"] = op.attributes["rhs_scheme"] = SchemeAttr.from_scheme(scheme)
+    return None
+
+
+def _reason_against(op: MatmulOp, without_parameters: bool) -> str | None:
     # A wgrad is one because the product of the forward has a parameter.
     has_parameter = op.kind.value == "wgrad" or any(parameter_of(operand) is not None for operand in (op.lhs, op.rhs))
     return None if has_parameter or without_parameters else NO_PARAMETER

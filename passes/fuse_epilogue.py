@@ -87,8 +87,10 @@ def _producer(value: ir.Value, others: Collection[ir.Operation] = ()) -> tuple[G
     while (op := defining_op(value)) is not None and _reader_count(value, others) == 1:
         if isinstance(op.opview, GemmOp):
             # A user's own quantizer multiplies and adds a bias, no more.
-            custom = any(scheme.custom for scheme in op.opview.lhs.type.info.schemes)
-            return None if custom else (op.opview, views[::-1])
+            plain = any(scheme.custom for scheme in op.opview.lhs.type.info.schemes)
+            # Nor does the kernel of batched products add anything.
+            plain = plain or op.opview.batch_dims.value > 0
+            return None if plain else (op.opview, views[::-1])
         if not is_view(op):
             return None
         views.append(op)

@@ -145,7 +145,8 @@ def _quantize_operands(op: MatmulOp, state: _State) -> None:
     kind = op.kind.value
     operands = []
     with ir.InsertionPoint(op), op.location:
-        for name, role, usage in zip(("lhs", "rhs"), ROLES[kind], USAGES[kind], strict=True):
+        roles = ("input", "input") if op.batch_dims.value else ROLES[kind]
+        for name, role, usage in zip(("lhs", "rhs"), roles, USAGES[kind], strict=True):
             scheme = SchemeAttr(op.attributes[f"{name}_scheme"]).scheme
             operands.append(state.quantize(op, getattr(op, name), scheme, role, usage))
         product = gemm(

@@ -5,7 +5,7 @@ from math import prod
 
 from torch_mlir import ir
 
-from steelyard.dialect.types import TensorType, tensor_info
+from steelyard.dialect.types import TensorType, format_shape, tensor_info
 from steelyard.passes.functions import (
     PARAMETER,
     PRIMAL,
@@ -43,6 +43,20 @@ def byte_size(type_: ir.Type) -> int:
         return sum(prod(size or 1 for size in sizes) * (4 if dtype == "f32" else 1) for sizes, dtype in parts)
     plain = tensor_info(type_)
     return 0 if plain is None else prod(size or 1 for size in plain.shape) * _ITEM_SIZES.get(plain.dtype, 1)
+
+
+def shortened(module: ir.Operation) -> list[tuple[str, str]]:
+    """Layers whose values the forward keeps in fewer bits than it computed them in, and what they are."""
+    found = []
+    for function in functions_of(module):
+        terminator = list(function.regions[0].blocks[0].operations)[-1].operation
+        for value, own in zip(terminator.operands, result_attributes(function), strict=True):
+            op = defining_op(value)
+            if SAVED in own and op is not None and op.name == "torch.aten.to.dtype":
+                info = tensor_info(value.type)
+                assert info is not None
+                found.append((_layer(value), f"{format_shape(info.shape)} kept for the backward in {info.dtype}"))
+    return found
 
 
 def kept_bytes(module: ir.Operation) -> Counter[str]:

@@ -46,9 +46,10 @@ def cpu_kernel(operation: str, config: Mapping[str, Setting]) -> str:
 
 
 def _select(declaration: ir.Operation, kernel: Kernel) -> None:
-    name = cpu_kernel(kernel.name, kernel.config)
+    operation = f"batched_{kernel.name}" if "batch_dims" in kernel.config else kernel.name
+    name = cpu_kernel(operation, kernel.config)
     declaration.attributes[KERNEL] = ir.StringAttr.get(name)
-    if name.startswith("cpu.") and kernel.name in _DESTINATIONS and "new_amax" not in kernel.results:
+    if name.startswith("cpu.") and operation in _DESTINATIONS and "new_amax" not in kernel.results:
         declaration.attributes[DESTINATIONS] = ir.UnitAttr.get()
 
 

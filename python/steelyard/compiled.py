@@ -28,6 +28,7 @@ def compile(
     *,
     target: str = "cpu",
     overrides: Mapping[str, str | recipes.Recipe | None] | None = None,
+    attention: bool = False,
     save: str | None = None,
     check_finite: bool = False,
 ) -> Any:
@@ -35,7 +36,8 @@ def compile(
 
     It shares the model's parameters, buffers and submodules, and is an instance of the model's class: methods that
     call the module, such as `generate`, run the compiled program. `overrides` maps patterns of layer names to another
-    recipe, or to None for high precision; the first that matches a layer decides. `save="compact"` keeps less between
+    recipe, or to None for high precision; the first that matches a layer decides. `attention` quantizes the
+    products of attention too, in the forward, both operands as inputs are. `save="compact"` keeps less between
     forward and backward: the inputs of gelu and attention in bf16, and no codes that can be made again from what is
     kept. `check_finite` raises `NonFiniteError` at the first operand of a GEMM that is not finite. Nothing is compiled
     before the first call or `lower`.
@@ -47,7 +49,7 @@ def compile(
     if target not in TARGETS:
         raise TargetError(f"target must be one of {', '.join(TARGETS)}, got {target!r}")
     _check_tensors(model)
-    return _make_net(model, make_settings(recipe, overrides, save=save, check_finite=check_finite))
+    return _make_net(model, make_settings(recipe, overrides, attention=attention, save=save, check_finite=check_finite))
 
 
 def _make_net(model: torch.nn.Module, settings: Settings) -> "CompiledModule":
@@ -170,7 +172,7 @@ class CompiledModule(torch.nn.Module):
     def _run(self, *arguments, **keywords):
         state = self._steelyard
         try:
-            with _FAIL_ON_LIMIT:
+            with _FAIL_ON_LIMIT, state.backend.settings.capture():
                 result = state.forward(self)(*arguments, **keywords)
         except BackendCompilerFailed as error:
             if isinstance(error.inner_exception, SteelyardError):
@@ -244,13 +246,13 @@ class CompiledModule(torch.nn.Module):
         return texts[0] if len(texts) == 1 else nest_modules({f"graph{i}": text for i, text in enumerate(texts)})
 
     def ir_dump(self, folder: str | Path) -> list[Path]:
-        """Write every stage of every graph into numbered files."""
+        """Write the IR after every pass, and the program, of every graph into numbered files."""
         compilations = self._compilations()
         Path(folder).mkdir(parents=True, exist_ok=True)
         written = []
         for graph, compilation in enumerate(compilations):
-            for number, (stage, text) in enumerate(compilation.stages.items()):
-                path = Path(folder, f"graph{graph}_{number}_{stage}.mlir")
+            for number, (name, text) in enumerate(compilation.replay()):
+                path = Path(folder, f"graph{graph}_{number:02}_{name}.mlir")
                 path.write_text(text)
                 written.append(path)
             path = Path(folder, f"graph{graph}_program.py")
@@ -260,7 +262,9 @@ class CompiledModule(torch.nn.Module):
 
     def explain(self) -> Explanation:
         """One row a GEMM: its formats and kernel, or why it stayed in high precision."""
-        return Explanation([row for compilation in self._compilations() for row in compilation.rows])
+        compilations = self._compilations()
+        notes = [note for compilation in compilations for note in compilation.notes]
+        return Explanation([row for compilation in compilations for row in compilation.rows], notes)
 
     def memory(self) -> dict[str, int]:
         """Bytes that the net holds: parameters, the quantized weights it keeps beside them, and what calls work in."""

@@ -1,6 +1,7 @@
 """`explain()`: one row a GEMM."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from torch_mlir import ir
@@ -40,13 +41,15 @@ class Row:
 
 
 class Explanation(str):
-    """The rows of every graph as a table; `rows` has them as data."""
+    """The rows of every graph as a table, and notes on what else lost bits; `rows` and `notes` have them as data."""
 
     rows: list[Row]
+    notes: list[str]
 
-    def __new__(cls, rows: list[Row]):
-        text = super().__new__(cls, _table(rows))
+    def __new__(cls, rows: list[Row], notes: Sequence[str] = ()):
+        text = super().__new__(cls, "\n".join([_table(rows), *notes]))
         text.rows = rows
+        text.notes = list(notes)
         return text
 
     def to_json(self) -> str:
@@ -70,7 +73,7 @@ def _gemm_row(op: GemmOp) -> Row:
     lhs, rhs = op.lhs.type.info, op.rhs.type.info
     kind = op.kind.value
     left, right = (info.copy_of(usage) for info, usage in zip((lhs, rhs), USAGES[kind], strict=True))
-    sizes = _sizes(kind, lhs.shape, rhs.shape)
+    sizes = _sizes(kind, lhs.shape[op.batch_dims.value :], rhs.shape[op.batch_dims.value :])
     kernel = f"{left.custom}.qgemm" if left.custom else f"cpu {left.family} gemm"
     steps = ["bias"] * (op.bias is not None) + [op.epilogue.value] * (op.epilogue.value != "none")
     epilogue = ", ".join(steps + ["residual"] * (op.residual is not None))

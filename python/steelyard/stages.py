@@ -1,11 +1,14 @@
 """The stages of a compilation, from traced to lowered, each one function with a contract."""
 
+import io
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch_mlir import ir
 
 from steelyard.dialect import make_context
@@ -15,7 +18,8 @@ from steelyard.explanation import Row, rows_of
 from steelyard.passes import build_pass_manager, parse_pipeline
 from steelyard.passes.apply_recipe import decide
 from steelyard.passes.partition import COMPACT
-from steelyard.passes.saved import eager_bytes, kept_bytes
+from steelyard.passes.pipeline import run_pass_by_pass
+from steelyard.passes.saved import eager_bytes, kept_bytes, shortened
 from steelyard.recipes import Recipe, get
 from steelyard.runtime.program import Program
 from steelyard.runtime.state import State
@@ -30,11 +34,18 @@ class Settings:
 
     recipe: Recipe
     overrides: dict[str, Recipe | None] = field(default_factory=dict)
+    attention: bool = False
+    """Quantize the products of attention too."""
     save: str = ""
     """`compact`: keep less between forward and backward, some of it in bf16."""
     check_finite: bool = False
     """Raise at the first operand of a GEMM that is not finite."""
     state: State = field(default_factory=State)
+
+    def capture(self) -> AbstractContextManager:
+        """What calls run in: attention is captured as the products it consists of where they are to be quantized."""
+        return sdpa_kernel(SDPBackend.MATH) if self.attention else nullcontext()
+
     """The net's state by name, shared by all its programs."""
 
 
@@ -42,6 +53,7 @@ def make_settings(
     recipe: str | Recipe,
     overrides: Mapping[str, str | Recipe | None] | None = None,
     *,
+    attention: bool = False,
     save: str | None = None,
     check_finite: bool = False,
 ) -> Settings:
@@ -49,7 +61,7 @@ def make_settings(
     chosen = {pattern: None if other is None else get(other) for pattern, other in (overrides or {}).items()}
     if save not in (None, COMPACT):
         raise RecipeError(f"save must be None or {COMPACT!r}, got {save!r}")
-    return Settings(get(recipe), chosen, save=save or "", check_finite=check_finite)
+    return Settings(get(recipe), chosen, attention=attention, save=save or "", check_finite=check_finite)
 
 
 class Compilation:
@@ -61,6 +73,8 @@ class Compilation:
         self.context = make_context()
         self.stages: dict[str, str] = {}
         self.rows: list[Row] = []
+        self.notes: list[str] = []
+        """What else lost bits."""
         self.unmatched: list[str] = []
         self.program: Program | None = None
         self.kept: Counter[str] = Counter()
@@ -70,63 +84,108 @@ class Compilation:
         self.seconds = 0.0
         """How long the stages took."""
         self._quantizers: dict[tuple[str, str], Any] = {}
+        self._imported = b""
 
     def run(self, module: ir.Module) -> Program:
         """Take an imported module through every stage."""
         start = time.perf_counter()
+        self._imported = _bytecode(module)
         self._record("traced", module)
         self.eager_kept = eager_bytes(module.operation)
-        make_raised(module)
+        make_raised(module, self.settings)
         self._record("raised", module)
         self.unmatched = make_quantized(module, self.settings, self._quantizers)
         self._record("quantized", module)
-        make_fused(module)
+        make_fused(module, self.settings)
         self.rows = rows_of(module)
         self._record("fused", module)
         make_partitioned(module, self.settings)
         self.kept = kept_bytes(module.operation)
+        self.notes = [f"{layer or 'the model'}: {what}" for layer, what in shortened(module.operation)]
         self._record("partitioned", module)
         self.program = make_lowered(module, self.settings, self._quantizers, self.weights)
         self._record("lowered", module)
         self.seconds = time.perf_counter() - start
         return self.program
 
+    def replay(self) -> Iterator[tuple[str, str]]:
+        """Take the graph through every pass once more: the name of each pass, and the IR it leaves."""
+        context = make_context()
+        module = ir.Module.parse(self._imported, context)
+        yield "traced", print_module(module.operation)
+        for name, text in pipelines_of(self.settings):
+            if name == "quantized":
+                with context:
+                    _apply(module, self.settings, {})
+                yield "scaled-apply-recipe", print_module(module.operation)
+            for pass_name, left in run_pass_by_pass(module, text):
+                yield pass_name, print_module(left.operation)
+
     def _record(self, stage: str, module: ir.Module) -> None:
         self.stages[stage] = print_module(module.operation)
 
 
-def make_raised(module: ir.Module) -> None:
+def pipelines_of(settings: Settings) -> list[tuple[str, str]]:
+    """The passes of each stage after the first; a recipe with overrides is applied before those of `quantized`."""
+    return [
+        ("raised", "steelyard-raised"),
+        ("quantized", "scaled-insert-quantize,scaled-merge-quantize,cse,scaled-canonicalize"),
+        ("fused", "steelyard-fused"),
+        ("partitioned", f"steelyard-partitioned{{save={settings.save}}}"),
+        ("lowered", "steelyard-lowered"),
+    ]
+
+
+def make_raised(module: ir.Module, settings: Settings) -> None:
     """torch.aten ops -> every GEMM a `scaled.matmul`."""
-    _run(module, "steelyard-raised")
+    _run(module, settings, "raised")
 
 
 def make_quantized(module: ir.Module, settings: Settings, quantizers: dict[tuple[str, str], Any]) -> list[str]:
     """`scaled.matmul` -> `scaled.gemm` on quantized operands; returns override patterns that matched nothing."""
     with module.context:
-        unmatched = decide(module.operation, settings.recipe, settings.overrides, quantizers=quantizers)
-    _run(module, "scaled-insert-quantize,scaled-merge-quantize,cse,scaled-canonicalize")
+        unmatched = _apply(module, settings, quantizers)
+    _run(module, settings, "quantized")
     return unmatched
 
 
-def make_fused(module: ir.Module) -> None:
+def _apply(module: ir.Module, settings: Settings, quantizers: dict[tuple[str, str], Any]) -> list[str]:
+    return decide(
+        module.operation,
+        settings.recipe,
+        settings.overrides,
+        attention=settings.attention,
+        quantizers=quantizers,
+    )
+
+
+def make_fused(module: ir.Module, settings: Settings) -> None:
     """Norms and activations -> into the quantizes after them; activations and residuals -> into the GEMMs before."""
-    _run(module, "steelyard-fused")
+    _run(module, settings, "fused")
 
 
 def make_partitioned(module: ir.Module, settings: Settings) -> None:
     """Weights leave the step; a function with gradients -> a forward and a backward."""
-    _run(module, f"steelyard-partitioned{{save={settings.save}}}")
+    _run(module, settings, "partitioned")
 
 
 def make_lowered(
     module: ir.Module, settings: Settings, quantizers: dict[tuple[str, str], Any], weights: Weights
 ) -> Program:
     """What is left -> calls of kernels: Python functions."""
-    _run(module, "steelyard-lowered")
+    _run(module, settings, "lowered")
     return Program(module, settings.state, quantizers, weights, settings.check_finite)
 
 
-def _run(module: ir.Module, pipeline: str) -> None:
+def _bytecode(module: ir.Module) -> bytes:
+    """A module with its locations, which its text leaves out."""
+    buffer = io.BytesIO()
+    module.operation.write_bytecode(buffer)
+    return buffer.getvalue()
+
+
+def _run(module: ir.Module, settings: Settings, stage: str) -> None:
+    pipeline = dict(pipelines_of(settings))[stage]
     try:
         build_pass_manager(parse_pipeline(pipeline), module.context).run(module.operation)
     except ir.MLIRError as error:

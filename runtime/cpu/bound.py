@@ -215,6 +215,47 @@ def _bind_gemm(kernel: Kernel) -> Bound:
     return gemm, _allocate_products(kernel, sizes_begin, sizes_end)
 
 
+def _bind_batched_gemm(kernel: Kernel) -> Bound:
+    """One product for each entry of the batch dims; blocks of scales run along rows, so that each has its own."""
+    batch_dims, shape = kernel.config["batch_dims"], kernel.config["lhs_shape"]
+    scheme = kernel.config["lhs"]
+    assert isinstance(batch_dims, int)
+    assert isinstance(shape, tuple)
+    assert isinstance(scheme, Scheme)
+    bits, columns = scheme_bits(scheme), shape[-1]
+    dtype = dtypes.result_dtype(kernel.types[0])
+    names = {name: i for i, name in enumerate(kernel.operands)}
+    parts = [[names.get(f"{side}.{part}") for part in ("codes", "scales", "amax")] for side in ("lhs", "rhs")]
+
+    def batched_gemm(*values: Any) -> tuple[torch.Tensor]:
+        sizes = iter(values[len(values) - kernel.operands.count("size") :])
+        lead = [next(sizes) if size is None else size for size in shape[:-1]]
+        count, tokens = prod(lead[:batch_dims]), prod(lead[batch_dims:])
+        tensors = [[None if i is None else values[i] for i in part] for part in parts]
+        rows = tensors[1][0].shape[0] // count if count else 0
+        out = torch.empty((*lead, rows), dtype=dtype)
+        for entry in range(count if out.numel() else 0):
+            left, right = (
+                _entry(bits, tensor, entry, each, columns) for tensor, each in zip(tensors, (tokens, rows), strict=True)
+            )
+            address = out.data_ptr() + entry * tokens * rows * dtype.itemsize
+            target = address, DTYPES[dtype], tokens, rows, rows, 1
+            _cpu.qgemm(left, right, _NO_MATRIX, _NO_MATRIX, target, torch.get_num_threads(), None)
+        return (out,)
+
+    return batched_gemm, None
+
+
+def _entry(bits: int, tensors: list, entry: int, rows: int, columns: Any) -> tuple:
+    """The rows of one entry of a batch as an operand."""
+    codes, scales, amax = tensors
+    first = entry * rows
+    address = scales.data_ptr() + (first * scales.stride(0) * scales.itemsize if scales.dim() == 2 else 0)
+    # One amax is the tensor's; several are those of the rows.
+    second = 0 if amax is None else amax.data_ptr() + (first * 4 if amax.dim() else 0)
+    return bits, False, codes.data_ptr() + first * codes.stride(0), address, second, rows, columns
+
+
 def _row(bias: torch.Tensor, target: tuple) -> tuple:
     """A vector that every row of the target gets."""
     return bias.data_ptr(), DTYPES[bias.dtype], target[2], target[3], 0, bias.stride(0)
@@ -329,6 +370,7 @@ BINDINGS: dict[str, Callable[[Kernel], Bound]] = {
     "quantize": _bind_quantize,
     "produce_quantize": _bind_produce_quantize,
     "gemm": _bind_gemm,
+    "batched_gemm": _bind_batched_gemm,
     "transpose": _bind_transpose,
     "pack": _bind_pack,
     "dequantize": _bind_dequantize,

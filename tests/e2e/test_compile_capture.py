@@ -16,7 +16,7 @@ import steelyard
 
 
 def graph_count(net) -> int:
-    return net.ir("traced").count("func.func @forward")
+    return len(net._steelyard.backend.compilations)
 
 
 def quantized_layers(net) -> list[str]:
@@ -200,10 +200,10 @@ def test_lower_compiles_and_changes_nothing(gemm_calls):
     model = Counter()
     net = steelyard.compile(model, "mxfp8")
     x = torch.randn(4, 33)
-    assert net.lower(x) is net
-    assert (model.calls, model.total.abs().sum()) == (0, 0)
-    graphs = graph_count(net)
     with torch.no_grad():
+        assert net.lower(x) is net
+        assert (model.calls, model.total.abs().sum()) == (0, 0)
+        graphs = graph_count(net)
         net(x)
     assert (model.calls, graph_count(net)) == (1, graphs)
 
@@ -403,3 +403,18 @@ def test_torch_compile_without_a_recipe_says_so():
     compiled = torch.compile(model, backend="steelyard")
     with pytest.raises(Exception, match="recipe"), torch.no_grad():
         compiled(**arguments)
+
+
+@torch.no_grad()
+def test_ir_dump_has_a_numbered_file_a_pass(tmp_path):
+    torch.manual_seed(0)
+    net = steelyard.compile(nn.Sequential(nn.Linear(33, 40), nn.GELU(), nn.Linear(40, 7)), "mxfp8")
+    net(torch.randn(4, 33))
+    names = [path.name for path in net.ir_dump(tmp_path / "dump")]
+    assert names[0] == "graph0_00_traced.mlir"
+    assert names[-2:] == [f"graph0_{len(names) - 2:02}_scaled-plan-memory.mlir", "graph0_program.py"]
+    for word in ("raise-gemms", "apply-recipe", "insert-quantize", "partition", "lower-storage", "select-kernels"):
+        assert sum(f"scaled-{word}.mlir" in name for name in names) == 1
+    # The passes run once more for it, and end where the program began.
+    assert (tmp_path / "dump" / names[-2]).read_text() == net.ir("lowered")
+    assert (tmp_path / "dump" / names[0]).read_text() == net.ir("traced")

@@ -95,4 +95,7 @@ def test_compact_gradients_are_close_to_the_others(block):
     exact = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
     errors = {save: (gradient - exact).norm() / exact.norm() for save, gradient in gradients.items()}
     assert not torch.equal(gradients[None], gradients["compact"])
+    notes = net.explain().notes
+    assert [note.partition(":")[0] for note in notes] == [f"{i}.{layer}" for i in (0, 1) for layer in ("qkv", "up")]
+    assert all(note.endswith("kept for the backward in bf16") for note in notes)
     assert errors["compact"] <= 1.1 * errors[None]

@@ -194,7 +194,12 @@ def steelyard(graph_module: torch.fx.GraphModule, example_inputs: Sequence, *, o
     options = dict(options or {})
     if "recipe" not in options:
         raise RecipeError('backend "steelyard" needs a recipe, as in options={"recipe": "mxfp8"}')
-    settings = make_settings(options.pop("recipe"), options.pop("overrides", None))
-    if options:
-        raise RecipeError(f'backend "steelyard" has no option {sorted(options)[0]!r}; its options: recipe, overrides')
-    return Backend(settings)(graph_module, example_inputs)
+    unknown = sorted(options.keys() - {"recipe", *_OPTIONS})
+    if unknown:
+        known = ", ".join(["recipe", *_OPTIONS])
+        raise RecipeError(f'backend "steelyard" has no option {unknown[0]!r}; its options: {known}')
+    return Backend(make_settings(**options))(graph_module, example_inputs)
+
+
+# Attention is taken apart around a call, which only `steelyard.compile` sees.
+_OPTIONS = ("overrides", "save", "check_finite")
