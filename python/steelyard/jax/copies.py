@@ -1,7 +1,7 @@
 """One quantized copy of a matrix: its parts, and what is known about them when a program is traced."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -15,7 +15,7 @@ class Parts(NamedTuple):
 
     codes: jax.Array
     scales: jax.Array
-    amax: jax.Array | None
+    amax: jax.Array | None = None
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class CopySpec:
         """The size of the dim that a GEMM reduces over."""
         return self.shape[0 if self.columnwise else 1]
 
-    def part_types(self) -> list[tuple[tuple[int, ...], object]]:
+    def part_types(self) -> list[tuple[tuple[int, ...], Any]]:
         """Shape and dtype of each part; the amax only where the scheme keeps one."""
         types = [
             (codes_shape(self.scheme, self.stored), codes_dtype(self.scheme)),
@@ -63,8 +63,8 @@ def pair_of(flat, row: Scheme | None, col: Scheme | None) -> tuple[Parts | None,
             pair.append(None)
             continue
         amax = 1 if scheme.family in ("tensor", "nvfp4") else 0
-        parts, rest = rest[: 2 + amax], rest[2 + amax :]
-        pair.append(Parts(*parts) if amax else Parts(*parts, None))
+        pair.append(Parts(*rest[: 2 + amax]))
+        rest = rest[2 + amax :]
     return pair[0], pair[1]
 
 

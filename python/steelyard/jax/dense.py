@@ -1,6 +1,6 @@
 """A dense layer whose three GEMMs run in the formats of a recipe."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from steelyard.errors import RecipeError
 from steelyard.jax import random
 from steelyard.jax.operations import check_source, product
 from steelyard.jax.quantizers import QuantizerSet
-from steelyard.jax.tensor import AbstractBaseTensor, NoScaleTensor, ScaledTensor1x
+from steelyard.jax.tensor import AbstractBaseTensor1x, NoScaleTensor, ScaledTensor1x
 
 
 def dense(
@@ -42,10 +42,10 @@ def _check(x, kernel, bias, quantizer_set) -> None:
 class _Saved(NamedTuple):
     """What the backward reads; empty arrays stand for dtypes."""
 
-    x: AbstractBaseTensor
-    kernel: AbstractBaseTensor
+    x: AbstractBaseTensor1x
+    kernel: AbstractBaseTensor1x
     quantizers: QuantizerSet
-    amaxes: tuple
+    amaxes: tuple[jax.Array | None, jax.Array | None]
     x_like: jax.Array
     kernel_like: jax.Array
     bias_like: jax.Array | None
@@ -81,26 +81,21 @@ def _backward(saved: _Saved, dy: jax.Array):
         x, kernel = NoScaleTensor(x.dequantize()), NoScaleTensor(kernel.dequantize())
     rng = None if quantizers.random_state is None else random.state_words(quantizers.random_state)
     dy_row, dy_col = quantizers.dgrad.quantize(dy, rng=rng)
-    dx = product(dy_row, _rows(kernel), out_dtype=saved.x_like.dtype)
-    dkernel = product(_columns(x), dy_col, out_dtype=saved.kernel_like.dtype)
+    dx = product(dy_row, _turned(kernel), out_dtype=saved.x_like.dtype)
+    dkernel = product(_turned(x), dy_col, out_dtype=saved.kernel_like.dtype)
     dbias = None if saved.bias_like is None else jnp.sum(dy, axis=0, dtype=jnp.float32).astype(saved.bias_like.dtype)
-    return dx, dkernel, dbias, quantizers.updated(*saved.amaxes, _amax(dy_row, dy_col))
+    return dx, dkernel, dbias, quantizers.updated(saved.amaxes[0], saved.amaxes[1], _amax(dy_row, dy_col))
 
 
 _dense.defvjp(_forward, _backward)
 
 
-def _rows(tensor: AbstractBaseTensor) -> Any:
-    """A second operand that is reduced along its columns."""
+def _turned(tensor: AbstractBaseTensor1x) -> AbstractBaseTensor1x:
+    """An operand of a backward product, which reduces over the other dim; quantized ones hold the copy for it."""
     return tensor if isinstance(tensor, ScaledTensor1x) else NoScaleTensor(tensor.dequantize().T)
 
 
-def _columns(tensor: AbstractBaseTensor) -> Any:
-    """A first operand that is reduced along its rows."""
-    return tensor if isinstance(tensor, ScaledTensor1x) else NoScaleTensor(tensor.dequantize().T)
-
-
-def _amax(row: AbstractBaseTensor, col: AbstractBaseTensor) -> jax.Array | None:
+def _amax(row: AbstractBaseTensor1x, col: AbstractBaseTensor1x) -> jax.Array | None:
     """The amax of the tensor, from a copy that has it."""
     for copy in (row, col):
         if isinstance(copy, ScaledTensor1x) and copy.scheme.family == "tensor":

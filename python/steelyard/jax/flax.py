@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen
 from flax.linen.dtypes import promote_dtype
-from flax.training.train_state import OVERWRITE_WITH_GRADIENT
+from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 
 from steelyard.jax.dense import dense
 from steelyard.jax.quantizers import QuantizerSet

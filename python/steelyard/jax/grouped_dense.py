@@ -1,13 +1,13 @@
 """A dense layer with a kernel for each group of rows, as mixtures of experts need."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from steelyard.errors import RecipeError
 from steelyard.jax import grouped_layout, grouped_primitives, random, reference, softfloat
-from steelyard.jax.operations import check_groups, check_source, is_gemm
+from steelyard.jax.operations import check_groups, check_source, gemm_pair
 from steelyard.jax.quantizers import QuantizerSet
 from steelyard.jax.tensor import AbstractBaseTensor, ScaledTensor1x
 
@@ -41,11 +41,11 @@ def grouped_dense(
 class _Saved(NamedTuple):
     """What the backward reads; empty arrays stand for dtypes."""
 
-    x: AbstractBaseTensor
-    kernel: AbstractBaseTensor
+    x: Any
+    kernel: Any
     sizes: jax.Array
     quantizers: QuantizerSet
-    amaxes: tuple
+    amaxes: tuple[jax.Array | None, jax.Array | None]
     x_like: jax.Array
     kernel_like: jax.Array
     bias_like: jax.Array | None
@@ -61,37 +61,33 @@ def _forward(x, kernel, sizes, bias, quantizers: QuantizerSet):
     x_row, x_col = quantizers.x.quantize_groups(x, sizes, colwise=both)
     kernel_row, kernel_col = jax.vmap(lambda each: quantizers.kernel.quantize(each, rowwise=both))(kernel)
     y = _product(x_row, kernel_col, sizes, bias, x.dtype)
-    saved = {
+    saved_x, saved_kernel = {
         "normal": (x_col, kernel_row),
         "high_precision": (x, kernel),
         "dequantized": (x_row, kernel_col),
     }[quantizers.backward]
     amaxes = _amax(x_row, x_col), _amax(kernel_row, kernel_col)
     bias_like = None if bias is None else jnp.zeros((0,), bias.dtype)
-    likes = jnp.zeros((0,), x.dtype), jnp.zeros((0,), kernel.dtype), bias_like
-    return y, _Saved(*saved, sizes, quantizers, amaxes, *likes)
+    x_like, kernel_like = jnp.zeros((0,), x.dtype), jnp.zeros((0,), kernel.dtype)
+    return y, _Saved(saved_x, saved_kernel, sizes, quantizers, amaxes, x_like, kernel_like, bias_like)
 
 
 def _backward(saved: _Saved, dy: jax.Array):
     quantizers, sizes = saved.quantizers, saved.sizes
     rng = None if quantizers.random_state is None else random.state_words(quantizers.random_state)
     dy_row, dy_col = quantizers.dgrad.quantize_groups(dy, sizes, rng=rng)
-    if is_gemm(dy_row, saved.kernel) and is_gemm(saved.x, dy_col):
+    operands = gemm_pair(saved.x, dy_col)
+    if operands is not None and gemm_pair(dy_row, saved.kernel) is not None:
         dx = _product(dy_row, saved.kernel, sizes, None, saved.x_like.dtype)
+        x, dy_copy = operands
         dkernel = grouped_primitives.gemm(
-            saved.x.parts,
-            saved.x.spec,
-            dy_col.parts,
-            dy_col.spec,
-            sizes,
-            both=True,
-            out_dtype=saved.kernel_like.dtype,
+            x.parts, x.spec, dy_copy.parts, dy_copy.spec, sizes, both=True, out_dtype=saved.kernel_like.dtype
         )
     else:
         _, pull = jax.vjp(lambda x, kernel: jax.lax.ragged_dot(x, kernel, sizes), _plain(saved.x), _plain(saved.kernel))
         dx, dkernel = pull(dy.astype(jnp.result_type(saved.x_like, saved.kernel_like)))
         dx, dkernel = dx.astype(saved.x_like.dtype), dkernel.astype(saved.kernel_like.dtype)
-    updated = quantizers.updated(*saved.amaxes, _amax(dy_row, dy_col))
+    updated = quantizers.updated(saved.amaxes[0], saved.amaxes[1], _amax(dy_row, dy_col))
     return dx, dkernel, None, _bias_gradient(dy, sizes, saved.bias_like), updated
 
 
@@ -100,9 +96,18 @@ _grouped_dense.defvjp(_forward, _backward)
 
 def _product(a, b, sizes, bias, out_dtype) -> jax.Array:
     """A product of a grouped copy with a batched one, or in high precision."""
-    if is_gemm(a, b):
+    operands = gemm_pair(a, b)
+    if operands is not None:
+        rows, kernels = operands
         return grouped_primitives.gemm(
-            a.parts, a.spec, _batched_parts(b), b.spec, sizes, both=False, bias=bias, out_dtype=out_dtype
+            rows.parts,
+            rows.spec,
+            _batched_parts(kernels),
+            kernels.spec,
+            sizes,
+            both=False,
+            bias=bias,
+            out_dtype=out_dtype,
         )
     y = jax.lax.ragged_dot(_plain(a), _plain(b), sizes, preferred_element_type=jnp.float32)
     if bias is not None:
@@ -133,6 +138,6 @@ def _bias_gradient(dy, sizes, bias_like) -> jax.Array | None:
 def _amax(row: AbstractBaseTensor, col: AbstractBaseTensor) -> jax.Array | None:
     """The largest amax of all groups, found on bits, where NaN is on top."""
     for copy in (row, col):
-        if isinstance(copy, ScaledTensor1x) and copy.scheme.family == "tensor":
+        if isinstance(copy, ScaledTensor1x) and copy.scheme.family == "tensor" and copy.amax is not None:
             return softfloat.floats_of(reference.amax_of(softfloat.bits_of(copy.amax)))
     return None

@@ -6,6 +6,7 @@ run along the rows begin at their first block.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +46,7 @@ def part_layouts(spec: CopySpec) -> list[PartLayout]:
     return layouts
 
 
-def part_types(spec: CopySpec, groups: int) -> list[tuple[tuple[int, ...], object]]:
+def part_types(spec: CopySpec, groups: int) -> list[tuple[tuple[int, ...], Any]]:
     """Shape and dtype of each part of a grouped copy."""
     types = []
     for (shape, dtype), layout in zip(spec.part_types(), part_layouts(spec), strict=True):
@@ -83,7 +84,7 @@ def spread(parts: Parts, spec: CopySpec, sizes: jax.Array) -> Parts:
     made = []
     for part, layout, (shape, _) in zip(flat, part_layouts(spec), spec.part_types(), strict=True):
         made.append(part if layout.kind == "group" else _gather(part, layout, sizes, shape[layout.axis]))
-    return Parts(*made) if len(made) == 3 else Parts(*made, None)
+    return Parts(*made)
 
 
 def collect(parts: list[jax.Array], spec: CopySpec, sizes: jax.Array) -> list[jax.Array]:

@@ -14,6 +14,7 @@ from steelyard.jax.random import random_words
 from steelyard.jax.scaling_modes import ScalingMode, flatten
 from steelyard.jax.tensor import (
     AbstractBaseTensor,
+    AbstractBaseTensor1x,
     GroupedScaledTensor1x,
     NoScaleTensor,
     ScaledTensor1x,
@@ -93,7 +94,7 @@ def quantize_with(
             flatten_axis,
         )
         for parts, scheme, columnwise in zip(pair, (row, col), (False, True), strict=True)
-        if parts is not None
+        if parts is not None and scheme is not None
     ]
     return tensors[0] if len(tensors) == 1 else ScaledTensor2x(*tensors)
 
@@ -106,6 +107,7 @@ def quantize_groups(
     if not schemes:
         raise RecipeError("rowwise or colwise must be asked for, got neither")
     sizes = check_groups(x, group_sizes)
+    matrix = x.shape[0], x.shape[1]
     if any(scheme.source == "delayed" for scheme in schemes) and scale is None:
         raise RecipeError("scale must be given for DELAYED_TENSOR_SCALING, got None; pass the state's scale")
     _check_operands([scheme for scheme in schemes if scheme.source != "delayed"], None, rng)
@@ -113,10 +115,10 @@ def quantize_groups(
     pair = grouped_primitives.quantize(x, sizes, row, col, scale=scale, rng=rng)
     tensors = [
         GroupedScaledTensor1x.from_grouped_parts(
-            parts, CopySpec(scheme, columnwise, x.shape), sizes, x.dtype if dq_dtype is None else dq_dtype
+            parts, CopySpec(scheme, columnwise, matrix), sizes, x.dtype if dq_dtype is None else dq_dtype
         )
         for parts, scheme, columnwise in zip(pair, (row, col), (False, True), strict=True)
-        if parts is not None
+        if parts is not None and scheme is not None
     ]
     return tensors[0] if len(tensors) == 1 else ScaledTensor2x(*tensors)
 
@@ -175,7 +177,7 @@ def dot(lhs: AbstractBaseTensor, rhs: AbstractBaseTensor, *, bias: jax.Array | N
     return product(left, right, bias=bias, out_dtype=out_dtype)
 
 
-def product(a: AbstractBaseTensor, b: AbstractBaseTensor, *, bias=None, out_dtype: Any = None) -> jax.Array:
+def product(a: AbstractBaseTensor1x, b: AbstractBaseTensor1x, *, bias=None, out_dtype: Any = None) -> jax.Array:
     """The product of two copies, each reduced along the dims that it is quantized along; its kept dims, a's first."""
     (a_kept, a_reduced), (b_kept, b_reduced) = _split(a, False), _split(b, True)
     if math.prod(a_reduced) != math.prod(b_reduced):
@@ -183,19 +185,22 @@ def product(a: AbstractBaseTensor, b: AbstractBaseTensor, *, bias=None, out_dtyp
     out_dtype = jnp.dtype(_dtype_of(a) if out_dtype is None else out_dtype)
     if bias is not None and bias.shape != (math.prod(b_kept),):
         raise RecipeError(f"bias must have shape {(math.prod(b_kept),)}, got {bias.shape}")
-    if is_gemm(a, b):
-        out = primitives.gemm(a.parts, a.spec, b.parts, b.spec, bias=bias, out_dtype=out_dtype)
-    else:
+    pair = gemm_pair(a, b)
+    if pair is None:
         out = _high_precision(a, b, bias, out_dtype)
+    else:
+        left, right = pair
+        out = primitives.gemm(left.parts, left.spec, right.parts, right.spec, bias=bias, out_dtype=out_dtype)
     return out.reshape(*a_kept, *b_kept)
 
 
-def is_gemm(a: AbstractBaseTensor, b: AbstractBaseTensor) -> bool:
-    """Whether a scaled GEMM takes these operands."""
+def gemm_pair(a: Any, b: Any) -> tuple[ScaledTensor1x, ScaledTensor1x] | None:
+    """The operands, if a scaled GEMM takes them."""
     if not (isinstance(a, ScaledTensor1x) and isinstance(b, ScaledTensor1x)):
-        return False
+        return None
     tiles = (a.scheme.block, b.scheme.block) == ("128x128", "128x128")
-    return a.scheme.family == b.scheme.family and a.scheme.rht == b.scheme.rht and not tiles
+    alike = a.scheme.family == b.scheme.family and a.scheme.rht == b.scheme.rht
+    return (a, b) if alike and not tiles else None
 
 
 def _split(tensor: AbstractBaseTensor, is_colwise: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -206,7 +211,7 @@ def _split(tensor: AbstractBaseTensor, is_colwise: bool) -> tuple[tuple[int, ...
     return (tensor.shape[1:], tensor.shape[:1]) if is_colwise else (tensor.shape[:-1], tensor.shape[-1:])
 
 
-def _dtype_of(tensor: AbstractBaseTensor):
+def _dtype_of(tensor: AbstractBaseTensor1x):
     return tensor.dq_dtype if isinstance(tensor, ScaledTensor1x) else tensor.data.dtype
 
 

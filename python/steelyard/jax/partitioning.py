@@ -85,7 +85,7 @@ def _rule(sizes: dict[str, int], units: dict[str, int], arrays: list[tuple[Dims,
 
     def factor(name: str | None, size: int):
         blocks = 0 if name is None or sizes[name] % units[name] else sizes[name] // units[name]
-        if blocks == 0 or size % blocks:
+        if name is None or blocks == 0 or size % blocks:
             return next(unique)
         if size == blocks:
             whole.add(name)
@@ -99,11 +99,10 @@ def _rule(sizes: dict[str, int], units: dict[str, int], arrays: list[tuple[Dims,
         ArrayMapping(*(factor(name, size) for name, size in zip(dims, shape, strict=True))) for dims, shape in arrays
     ]
     named = {each for mapping in mappings for dim in mapping for each in (dim if isinstance(dim, tuple) else (dim,))}
+    inner: dict[str, Any] = {name: size for name, size in factor_sizes.items() if name not in whole}
+    reductions = tuple(name for name in reduced if name in named)
     return SdyShardingRule(
-        tuple(mappings[:operands]),
-        tuple(mappings[operands:]),
-        reduction_factors=tuple(name for name in reduced if name in named),
-        **{name: size for name, size in factor_sizes.items() if name not in whole},
+        tuple(mappings[:operands]), tuple(mappings[operands:]), reduction_factors=reductions, **inner
     )
 
 
@@ -150,7 +149,7 @@ def quantize(function: Callable, row: Scheme | None, col: Scheme | None, ndim: i
             *_, rows, columns = _found_axes(arguments[0])
             split.take("m", rows)
             split.take("n", columns)
-        given = [(None,) * len(each.shape) for each in arguments[1:]]
+        given: list[Dims] = [(None,) * len(each.shape) for each in arguments[1:]]
         for index, (scheme, name) in enumerate(((row, "m"), (col, "n")), start=1):
             if scheme is not None and scheme.second_level == "row" and arguments[index + 1].shape != (0,):
                 given[index] = (*batch, name)
@@ -170,11 +169,13 @@ def _quantize_shard(function, row, col, axes: dict, x, scale, row_amax, col_amax
     """Quantize a shard with the amaxes of the whole tensor."""
     amaxes = []
     for scheme, amax, columnwise in ((row, row_amax, False), (col, col_amax, True)):
-        needed = scheme is not None and scheme.family in ("tensor", "nvfp4") and amax.shape == (0,)
-        per_row = needed and scheme.second_level == "row"
-        over = _names(axes["n"]) if per_row and not columnwise else _names(axes["m"])
-        over = over if per_row else _names(axes["m"]) + _names(axes["n"])
-        amaxes.append(_amax_over(function, x, scheme, columnwise, scale, rng, over) if needed and over else amax)
+        if scheme is None or scheme.family not in ("tensor", "nvfp4") or amax.shape != (0,):
+            amaxes.append(amax)
+            continue
+        over = _names(axes["m"]) + _names(axes["n"])
+        if scheme.second_level == "row":
+            over = _names(axes["m" if columnwise else "n"])
+        amaxes.append(_amax_over(function, x, scheme, columnwise, scale, rng, over) if over else amax)
     return function(x, scale, *amaxes, rng, row=row, col=col)
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import ffi
 from jax._src import dispatch
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir, xla
 from jax.sharding import PartitionSpec
@@ -19,8 +20,6 @@ from steelyard.jax import native, partitioning, reference
 from steelyard.jax.copies import CopySpec, Parts, flat_parts, pair_of
 from steelyard.schemes import Scheme
 from steelyard.stored import scheme_bits
-
-ShapedArray = jax.core.ShapedArray
 
 
 def none_given(dtype=jnp.float32) -> jax.Array:
@@ -207,7 +206,7 @@ def _gemm_reference(*operands, a_spec, b_spec, dtype):
     for codes, scales, amax in (operands[:3], operands[3:6]):
         whole = [codes, scales, *([] if amax.shape == (0,) else [amax])]
         whole = [jnp.broadcast_to(part, (*batch, *part.shape[depth:])) for part in whole]
-        copies.append(Parts(*whole) if len(whole) == 3 else Parts(*whole, None))
+        copies.append(Parts(*whole))
     product = _over_batch(lambda a, b: reference.gemm(a, a_spec, b, b_spec, bias, dtype), depth)
     return [product(*copies)]
 

@@ -12,7 +12,7 @@ from steelyard import recipes
 from steelyard.errors import RecipeError
 from steelyard.jax import random, reference, softfloat
 from steelyard.jax.operations import quantize_groups, quantize_with
-from steelyard.jax.tensor import AbstractBaseTensor, NoScaleTensor, ScaledTensor2x, _Node
+from steelyard.jax.tensor import AbstractBaseTensor1x, NoScaleTensor, ScaledTensor2x, _Node
 from steelyard.recipes import Recipe, Role
 from steelyard.schemes import Scheme
 
@@ -46,7 +46,7 @@ class Quantizer(_Node):
 
     def quantize(
         self, x: jax.Array, *, rowwise: bool = True, colwise: bool = True, rng=None, flatten_axis: int = -1
-    ) -> tuple[AbstractBaseTensor, AbstractBaseTensor]:
+    ) -> tuple[AbstractBaseTensor1x, AbstractBaseTensor1x]:
         """The rowwise and the columnwise copy; `x` itself where none is wanted or no scheme is there."""
         row, col = self.row if rowwise else None, self.col if colwise else None
         plain = NoScaleTensor(x)
@@ -59,7 +59,7 @@ class Quantizer(_Node):
 
     def quantize_groups(
         self, x: jax.Array, group_sizes: jax.Array, *, rowwise: bool = True, colwise: bool = True, rng=None
-    ) -> tuple[AbstractBaseTensor, AbstractBaseTensor]:
+    ) -> tuple[AbstractBaseTensor1x, AbstractBaseTensor1x]:
         """The same for a matrix whose rows belong to groups."""
         row, col = self.row if rowwise else None, self.col if colwise else None
         plain = NoScaleTensor(x)

@@ -11,7 +11,7 @@ from steelyard.errors import RecipeError
 def seed_words(key: Any) -> jax.Array:
     """Two words, the low one first, drawn with a key."""
     dtype = getattr(key, "dtype", None)
-    typed = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if not (typed and key.shape == ()) and not (dtype == jnp.uint32 and key.shape == (2,)):
         found = type(key).__name__ if dtype is None else f"{dtype} of shape {tuple(key.shape)}"
         raise RecipeError(f"key must be one key of jax.random.key, got {found}")

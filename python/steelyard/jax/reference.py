@@ -6,7 +6,7 @@ re-rounds at the edges of the formats.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,8 +48,8 @@ class Request(NamedTuple):
 
 def quantize(x: jax.Array, spec: CopySpec, *, scale=None, amax=None, rng=None) -> Parts:
     """A copy of a matrix; `scale`, `amax`: bits or None as in `steelyard.reference.quantize`; `rng`: four words."""
-    given = [None if each is None else softfloat.bits_of(each) for each in (scale, amax)]
-    request = Request(softfloat.bits_of(x), float(jnp.finfo(x.dtype).max), *given, rng)
+    scale_bits, amax_bits = (None if each is None else softfloat.bits_of(each) for each in (scale, amax))
+    request = Request(softfloat.bits_of(x), float(jnp.finfo(x.dtype).max), scale_bits, amax_bits, rng)
     codes, scales, kept = _quantize(request, spec)
     scheme = spec.scheme
     scales = softfloat.floats_of(scales) if scheme.scale == "f32" else from_bytes(scales, scales_dtype(scheme))
@@ -95,7 +95,7 @@ def scale_from_amax(
     epsilon=0.0,
     power_of_two=False,
     limit=None,
-    fallback=_ONE,
+    fallback: Any = _ONE,
     divide: Callable = softfloat.divide,
 ):
     """Rule 1 of the numerics: `element_max / amax`, at most `limit`; `fallback` where the amax is 0, inf or NaN."""
@@ -280,7 +280,7 @@ def dequantize(parts: Parts, spec: CopySpec, dtype) -> jax.Array:
     """The values of a copy as a logical (M, N) matrix; the random Hadamard transform is undone."""
     scheme = spec.scheme
     decoded = softfloat.multiply(element_bits(parts, spec), spread_scales(parts, spec))
-    if scheme.family == "nvfp4":
+    if parts.amax is not None and scheme.family == "nvfp4":
         amax = softfloat.bits_of(parts.amax)
         decoded = softfloat.multiply(decoded, amax[:, None] if scheme.second_level == "row" else amax)
         decoded = softfloat.multiply(decoded, softfloat.constant(1 / nvfp4_range(scheme)))

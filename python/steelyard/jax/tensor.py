@@ -20,6 +20,9 @@ from steelyard.schemes import Scheme
 class AbstractBaseTensor(ABC):
     """What every tensor can do, quantized or not."""
 
+    shape: Any
+    """The shape of the tensor that it stands for."""
+
     @abstractmethod
     def dequantize(self) -> jax.Array:
         """The values in high precision."""
@@ -100,8 +103,6 @@ class NoScaleTensor(_Node, AbstractBaseTensor1x):
 
 class ScaledTensor(_Node, AbstractBaseTensor):
     """A quantized tensor."""
-
-    shape: tuple[int, ...]
 
     @property
     def ndim(self) -> int:
@@ -292,18 +293,17 @@ class GroupedScaledTensor1x(ScaledTensor1x):
         q_dtype = jnp.float4_e2m1fn if scaling_mode.is_nvfp4 else data.dtype
         scheme = scaling_mode.scheme(q_dtype, is_colwise=is_colwise) if scheme is None else scheme
         spec = CopySpec(scheme, is_colwise, shape)
-        types = dict(
-            zip(("data", "scale_inv", "amax"), grouped_layout.part_types(spec, len(group_sizes)), strict=False)
-        )
-        for name, value in (("data", data), ("scale_inv", scale_inv), ("amax", amax)):
-            if name in types and (value is None or (tuple(value.shape), value.dtype) != types[name]):
-                expected, dtype = types[name]
+        types: list[tuple[tuple[int, ...], Any]] = grouped_layout.part_types(spec, len(group_sizes))
+        parts = {"data": data, "scale_inv": scale_inv, "amax": amax}
+        for (name, value), (expected, dtype) in zip(parts.items(), types, strict=False):
+            if value is None or (tuple(value.shape), value.dtype) != (expected, dtype):
                 found = "None" if value is None else f"{value.dtype} of shape {tuple(value.shape)}"
                 raise RecipeError(
                     f"{name} must be {jnp.dtype(dtype).name} of shape {expected} for {scaling_mode.name}, got {found}"
                 )
         made = self.from_grouped_parts(Parts(data, scale_inv, amax), spec, group_sizes, _checked_dq_dtype(dq_dtype))
-        self.__dict__.update(made.__dict__)
+        for field in (*self.leaves, *self.static):
+            setattr(self, field, getattr(made, field))
         if dequantizer is not None:
             self.dequantizer = dequantizer
 

@@ -57,7 +57,7 @@ def test_each_group_has_the_bytes_of_the_reference(name):
             assert_same_values(group_rows(values, group), reference.dequantize(expected).numpy())
 
 
-@pytest.mark.parametrize("name", ["mx", "tile"])
+@pytest.mark.parametrize("name", ["mx", pytest.param("tile", marks=pytest.mark.slow)])
 def test_jnp_leaves_the_native_bytes(name):
     x = jnp.asarray(matrix(ROWS, COLUMNS, special=False, seed=4))
     native = grouped_primitives.quantize(x, jnp.asarray(SIZES), *PAIRS[name], rng=RNG)
