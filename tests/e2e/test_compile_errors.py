@@ -6,7 +6,7 @@ from small_models import make_mlp
 from torch import nn
 
 import steelyard
-from steelyard.errors import RecipeError, SteelyardError, TargetError, UnsupportedModelError
+from steelyard.errors import IRError, RecipeError, SteelyardError, TargetError, UnsupportedModelError
 
 
 @pytest.fixture
@@ -144,3 +144,37 @@ def test_sparse_parameters_and_buffers_are_refused_with_a_remedy(mlp):
     holder.register_buffer("mask", torch.eye(8).to_sparse())
     with pytest.raises(UnsupportedModelError, match=r"mask must be a dense tensor.*to_dense"):
         steelyard.compile(holder, "mxfp8")
+
+
+class TwoLayers(nn.Module):
+    """A model whose lines are in this file."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(33, 8), nn.Linear(8, 5)
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+def test_a_failing_pass_names_layer_and_line_and_changes_nothing(monkeypatch):
+    from steelyard.passes import lower_storage
+    from steelyard.passes.registry import fail
+
+    torch.manual_seed(0)
+    model = TwoLayers().eval()
+    before = copy.deepcopy(model.state_dict())
+    net = steelyard.compile(model, "mxfp8")
+
+    def refuse(self, op):
+        fail(op, f"cannot be lowered (layer '{op.layer.value}')")
+
+    x = torch.randn(4, 33)
+    with monkeypatch.context() as patched, torch.no_grad():
+        patched.setitem(lower_storage._LOWERINGS, lower_storage.GemmOp, refuse)
+        with pytest.raises(IRError, match=r"first.*test_compile_errors\.py.*op cannot be lowered \(layer 'first'\)"):
+            net(x)
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
+    with torch.no_grad():
+        torch._dynamo.reset()
+        assert (net(x) - model(x)).norm() <= 0.1 * model(x).norm()
