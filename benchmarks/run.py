@@ -28,6 +28,7 @@ GROUPS = {
     "call": "call_overhead",
     "jax": "jax_dense",
     "models": "whole_models",
+    "training": "training",
     "peers": "peer_linears",
     "scaling": "scaling",
 }
