@@ -4,7 +4,7 @@ import argparse
 import sys
 from importlib.metadata import version
 
-from steelyard.tools import inspect
+from steelyard.tools import inspect, targets, verify_gpu
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -22,6 +22,12 @@ def _make_parser() -> argparse.ArgumentParser:
     inspecting = commands.add_parser("inspect", help="compile a model and show its GEMMs or its IR")
     inspect.add_arguments(inspecting)
     inspecting.set_defaults(run=inspect.run)
+    listing = commands.add_parser("targets", help="how each recipe's GEMMs run on each CUDA target")
+    targets.add_arguments(listing)
+    listing.set_defaults(run=targets.run)
+    verifying = commands.add_parser("verify-gpu", help="check and measure the CUDA kernels on this machine's GPU")
+    verify_gpu.add_arguments(verifying)
+    verifying.set_defaults(run=verify_gpu.run)
     return parser
 
 

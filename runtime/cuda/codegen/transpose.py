@@ -8,7 +8,7 @@ from steelyard.runtime.cuda.codegen.sources import Place, place_of, tiles_of
 from steelyard.runtime.cuda.codegen.values import Value, constant, convert, loop, select, signed_to, when
 
 _SIDE = 64
-_PITCH = _SIDE + 4  # bytes; an odd number of words, so that columns are read without conflicts
+_PITCH = _SIDE + 4  # bytes; an odd number of words
 _RUN = 16
 
 
@@ -63,11 +63,11 @@ class TransposeKernel(Kernel):
         if self.nibbles:
             words = [half for word in words for half in _spread(word)]
         for index, word in enumerate(words):
-            tile.at(line * _PITCH + along + 4 * index).store(word)
+            _cell(tile, line, along + 4 * index).store(word)
 
     def _store_run(self, scope: Scope, tile: Pointer, place: Place, line: Value, along: Value) -> None:
         """16 codes of a column become a run of a line."""
-        codes = [convert(tile.at((along + index) * _PITCH + line).load("i8"), "i32") for index in range(_RUN)]
+        codes = [convert(_cell(tile, along + index, line).load("i8"), "i32") for index in range(_RUN)]
         bits = 4 if self.nibbles else 8
         per_word = 32 // bits
         words = [_joined(codes[first : first + per_word], bits) for first in range(0, _RUN, per_word)]
@@ -83,15 +83,20 @@ class TransposeKernel(Kernel):
         code = self._address(scope.pointer("codes"), row, column, place.columns).load("i8")
         if self.nibbles:
             code = select((column & 1).equals(0), code, code >> 4) & 15
-        tile.at(line * _PITCH + along).store(select(inside, code, 0))
+        _cell(tile, line, along).store(select(inside, code, 0))
 
     def _store_byte(self, scope: Scope, tile: Pointer, place: Place, line: Value, along: Value) -> None:
-        byte = tile.at(along * _PITCH + line).load("i8")
+        byte = _cell(tile, along, line).load("i8")
         if self.nibbles:
-            byte = byte | (tile.at((along + 1) * _PITCH + line).load("i8") << 4)
+            byte = byte | (_cell(tile, along + 1, line).load("i8") << 4)
         column, row = place.column + line, place.row + along
         out = self._address(scope.pointer("out"), column, row, place.rows)
         when((column < place.columns) & (row < place.rows), lambda: out.store(byte))
+
+
+def _cell(tile: Pointer, row: Value, column: Value) -> Pointer:
+    """A byte of the tile. Every 16 rows columns trade places by eights: runs of a warp then meet in no bank."""
+    return tile.at(row * _PITCH + (column ^ (((row >> 4) & 3) << 3)))
 
 
 def _spread(word: Value) -> list[Value]:

@@ -1,0 +1,53 @@
+"""`steelyard targets`: how each recipe's GEMMs run on each CUDA target."""
+
+import argparse
+import sys
+
+from steelyard.errors import SteelyardError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--recipe", help="only this recipe, as in mxfp8")
+    parser.add_argument("--target", help="only this target, as in sm_100a")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the table, then why GEMMs are not native."""
+    try:
+        print(table(arguments.recipe, arguments.target))
+    except SteelyardError as error:
+        print(f"steelyard targets: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def table(recipe: str | None = None, target: str | None = None) -> str:
+    """One row a recipe and kind of GEMM, one column a target, and the reasons below."""
+    from steelyard import recipes
+    from steelyard.runtime.cuda.legality import KINDS, NATIVE, gemm_path, schemes_of
+    from steelyard.runtime.cuda.targets import TARGETS, target_of
+
+    chosen_targets = [target_of(target)] if target else list(TARGETS.values())
+    names = [recipes.get(recipe).name] if recipe else list(recipes.NAMES)
+    lines = [["recipe", "GEMM", *(chosen.name for chosen in chosen_targets)]]
+    reasons: dict[str, int] = {}
+    for name in names:
+        for kind in KINDS:
+            schemes = schemes_of(recipes.get(name), kind)
+            cells = []
+            for chosen in chosen_targets:
+                path = gemm_path(kind, *schemes, chosen)
+                is_native = path.path == NATIVE
+                note = "" if is_native else f" [{reasons.setdefault(path.reason, len(reasons) + 1)}]"
+                steps = f" ({', '.join(path.steps)})" if path.steps else ""
+                cells.append(f"{path.path}{note}{steps}")
+            lines.append([name, kind, *cells])
+    notes = [f"[{number}] {reason}" for reason, number in reasons.items()]
+    return "\n".join([_aligned(lines), *([""] if notes else []), *notes])
+
+
+def _aligned(lines: list[list[str]]) -> str:
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )

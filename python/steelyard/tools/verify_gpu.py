@@ -1,0 +1,235 @@
+"""`steelyard verify-gpu`: the CUDA kernels on the GPU of this machine against the reference, and how fast they are."""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+NO_GPU = 3
+_CHECKED_WITHOUT = (
+    "every kernel's PTX is made by LLVM for sm_89, sm_90a, sm_100a and sm_120a",
+    "the PTX is executed on a CPU by an interpreter, and its bytes are those of the reference",
+    "ptxas assembles it without spills, where the CUDA toolkit is installed",
+    "the calls of scaled_mm are checked on torch's meta device",
+    "the host code runs against a mock of the driver that checks every access to memory",
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One check or measurement."""
+
+    what: str
+    passed: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where checks run: the kernels of a device, and the device that torch puts tensors on."""
+
+    kernels: Any
+    name: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to a file")
+    parser.add_argument("--device", default="cuda", help="the device, as in cuda:1 (default: %(default)s)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run every check and print a table; exit code 0 if all passed, 1 if not, 3 without a GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        print("This machine has no CUDA GPU that torch can use, so nothing was run. Checked without one, in the tests:")
+        print("\n".join(f"- {fact}" for fact in _CHECKED_WITHOUT))
+        print("Please run this command on a machine with a GPU and send us what it prints.")
+        return NO_GPU
+    from steelyard.runtime.cuda.driver import kernels_on
+
+    device = torch.device(arguments.device)
+    place = Device(kernels_on(device), arguments.device)
+    heading = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    results = [*check_kernels(place), *check_gemms(place, place.kernels.launch.target), *measure(place)]
+    return report(heading, results, arguments.json)
+
+
+def report(heading: str, results: list[Result], path: Path | None) -> int:
+    """Print a table, write it as JSON if asked to, and give the exit code."""
+    width = max(len(result.what) for result in results)
+    print(heading)
+    for result in results:
+        print(f"{result.what.ljust(width)}  {'ok' if result.passed else 'FAILED'}  {result.detail}".rstrip())
+    failed = sum(not result.passed for result in results)
+    print(f"{len(results)} checks, {failed} failed")
+    if path is not None:
+        path.write_text(json.dumps({"device": heading, "results": [asdict(result) for result in results]}, indent=1))
+    return 1 if failed else 0
+
+
+def check_kernels(place: Device, shapes: tuple[tuple[int, int], ...] = ((257, 401), (512, 1024))) -> Iterator[Result]:
+    """Quantize, dequantize, transpose and swizzle of every recipe, byte for byte."""
+    import torch
+
+    for recipe, role, (row, col) in _recipe_schemes():
+        for shape in shapes:
+            x = _values(shape)
+            name = f"{recipe} {role} {shape[0]}x{shape[1]}"
+            given = {"rng": (7, 1), "scale": torch.tensor(0.5) if row.source == "delayed" else None}
+            yield _guarded(name, lambda x=x, r=row, c=col, g=given: _compare_copies(place, x, r, c, g))
+    for producer in ("relu", "gelu", "gelu_tanh", "silu", "silu_and_multiply", "add", "layer_norm", "rms_norm"):
+        yield _guarded(producer, lambda p=producer: _compare_producer(place, p, shapes[0]))
+
+
+def check_gemms(place: Device, target: Any) -> Iterator[Result]:
+    """The native GEMMs of every recipe against float64; detail is the largest error over sum|a||b|."""
+    from steelyard import recipes
+    from steelyard.runtime.cuda.legality import KINDS, NATIVE, gemm_path, schemes_of
+
+    for recipe in recipes.NAMES:
+        for kind in KINDS:
+            schemes = schemes_of(recipes.get(recipe), kind)
+            path = gemm_path(kind, *schemes, target)
+            if path.path == NATIVE:
+                yield _guarded(f"gemm {recipe} {kind}", lambda k=kind, s=schemes: _compare_gemm(place, k, s))
+
+
+def measure(place: Device) -> Iterator[Result]:
+    """Bandwidth of the quantize kernels and the speed of GEMMs, beside a copy and bf16."""
+    import torch
+
+    x = torch.randn(8192, 8192, device=place.name, dtype=torch.bfloat16)
+    copied = _milliseconds(lambda: x.clone())
+    yield Result("copy", True, f"{2 * x.nbytes / copied / 1e6:.0f} GB/s")
+    for recipe, role, (row, col) in _recipe_schemes():
+        if role != "input" or row.source == "delayed":
+            continue
+        given = {"amax": torch.tensor(4.0, device=place.name)}
+        taken = _milliseconds(lambda r=row, c=col, g=given: place.kernels.quantize(x, r, c, **g))
+        copies = place.kernels.quantize(x, row, col, **given)
+        moved = x.nbytes + sum(copy.codes.nbytes + copy.scales.nbytes for copy in copies)
+        yield Result(f"quantize {recipe}", True, f"{moved / taken / 1e6:.0f} GB/s")
+    plain = _milliseconds(lambda: x @ x.t())
+    yield Result("gemm bf16", True, f"{2 * 8192**3 / plain / 1e9:.0f} TFLOP/s")
+
+
+def _recipe_schemes() -> Iterator[tuple[str, str, tuple]]:
+    from steelyard import recipes
+
+    for recipe in recipes.NAMES:
+        for role in ("input", "weight", "grad_output"):
+            yield recipe, role, recipes.get(recipe).schemes(role)
+
+
+def _values(shape: tuple[int, int]):
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(shape, generator=generator) * torch.exp2(torch.randn(shape, generator=generator) * 5)
+    x[1, 2], x[3, 4], x[5] = float("nan"), float("inf"), 0.0
+    return x.bfloat16()
+
+
+def _guarded(what: str, check: Callable[[], str]) -> Result:
+    """A check says what differs; one that raises has failed too, and the others go on."""
+    try:
+        found = check()
+    except Exception as error:
+        return Result(what, False, f"{type(error).__name__}: {error}")
+    passed = not found or found.startswith("error ")
+    return Result(what, passed, found)
+
+
+def _compare_copies(place: Device, x, row, col, given: dict) -> str:
+    from steelyard import reference
+
+    moved = {key: value.to(place.name) if hasattr(value, "to") else value for key, value in given.items()}
+    found = place.kernels.quantize(x.to(place.name), row, col, **moved)
+    expected = reference.quantize(x, row, col, **given)
+    differences = []
+    for copy, wanted in zip(found, expected, strict=True):
+        usage = "columnwise" if wanted.columnwise else "rowwise"
+        parts = [name for name in ("codes", "scales", "amax") if getattr(wanted, name) is not None]
+        differences += [f"{usage} {name}" for name in parts if not _same(getattr(copy, name), getattr(wanted, name))]
+        if not _same(place.kernels.dequantize(copy), reference.dequantize(wanted)):
+            differences.append(f"{usage} values")
+        if wanted.scheme.family != "tensor" and not _same(place.kernels.swizzle(copy), reference.swizzle(wanted)):
+            differences.append(f"{usage} swizzle")
+        if wanted.scheme.is_transposable:
+            other, wanted_other = place.kernels.transpose(copy), reference.transpose(wanted)
+            if not (_same(other.codes, wanted_other.codes) and _same(other.scales, wanted_other.scales)):
+                differences.append(f"{usage} transpose")
+    return f"{', '.join(differences)} differ" if differences else ""
+
+
+def _compare_producer(place: Device, producer: str, shape: tuple[int, int]) -> str:
+    import torch
+
+    from steelyard.runtime import cpu
+
+    x = _values(shape)
+    vector = torch.linspace(-2, 2, shape[1]).bfloat16()
+    inputs = {"layer_norm": (x, vector, vector, 1e-5), "rms_norm": (x, vector, 1e-5)}.get(producer, (x,))
+    inputs = (x, x.flip(0)) if producer in ("silu_and_multiply", "add") else inputs
+    moved = tuple(value.to(place.name) if isinstance(value, torch.Tensor) else value for value in inputs)
+    same = _same(place.kernels.produce(producer, moved), cpu.produce(producer, inputs, x.dtype))
+    return "" if same else "values differ"
+
+
+def _compare_gemm(place: Device, kind: str, schemes: tuple) -> str:
+    import torch
+
+    from steelyard.reference.dequantize import decode_stored
+    from steelyard.runtime.cuda import gemm
+
+    columnwise = {"fprop": (False, False), "dgrad": (False, True), "wgrad": (True, True)}[kind]
+    operands, decoded = [], []
+    for scheme, is_column in zip(schemes, columnwise, strict=True):
+        x = torch.randn(512, 512, generator=torch.Generator().manual_seed(len(operands))).bfloat16().to(place.name)
+        scale = torch.tensor(2.0, device=place.name) if scheme.source == "delayed" else None
+        pair = (None, scheme) if is_column else (scheme, None)
+        copy = place.kernels.quantize(x, *pair, scale=scale, rng=(1, 2))[is_column]
+        operands.append(gemm.gemm_operand(place.kernels, copy))
+        values = torch.from_numpy(decode_stored(_on_cpu(copy))).double()
+        decoded.append(values.T if _lies_across(copy) else values)
+    found = gemm.multiply(*operands, out_dtype=torch.bfloat16).double().cpu()
+    error = (found - decoded[0] @ decoded[1].T).abs() / (decoded[0].abs() @ decoded[1].abs().T)
+    largest = error.max().item()
+    # bf16 rounds to 2^-9; the accumulators of tensor cores may keep fewer bits than float32.
+    return f"error {largest:.1e}" if largest < 2.0**-8 else f"the product is off by {largest:.1e} of sum|a||b|"
+
+
+def _lies_across(copy) -> bool:
+    return copy.columnwise and not copy.is_stored_transposed
+
+
+def _on_cpu(copy):
+    amax = None if copy.amax is None else copy.amax.cpu()
+    return replace(copy, codes=copy.codes.cpu(), scales=copy.scales.cpu(), amax=amax)
+
+
+def _same(found, expected) -> bool:
+    """Equal values of one dtype and shape; every NaN is alike."""
+    found = found.cpu()
+    if found.dtype != expected.dtype or found.shape != expected.shape:
+        return False
+    return bool(((found == expected) | ((found != found) & (expected != expected))).all())
+
+
+def _milliseconds(call: Callable[[], object]) -> float:
+    """The median of twenty calls on the GPU."""
+    import torch
+
+    call()
+    times = []
+    for _ in range(20):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop))
+    return sorted(times)[len(times) // 2]
