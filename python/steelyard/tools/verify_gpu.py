@@ -149,20 +149,31 @@ def _compare_copies(place: Device, x, row, col, given: dict) -> str:
     moved = {key: value.to(place.name) if hasattr(value, "to") else value for key, value in given.items()}
     found = place.kernels.quantize(x.to(place.name), row, col, **moved)
     expected = reference.quantize(x, row, col, **given)
-    differences = []
-    for copy, wanted in zip(found, expected, strict=True):
-        usage = "columnwise" if wanted.columnwise else "rowwise"
-        parts = [name for name in ("codes", "scales", "amax") if getattr(wanted, name) is not None]
-        differences += [f"{usage} {name}" for name in parts if not _same(getattr(copy, name), getattr(wanted, name))]
-        if not _same(place.kernels.dequantize(copy), reference.dequantize(wanted)):
-            differences.append(f"{usage} values")
-        if wanted.scheme.family != "tensor" and not _same(place.kernels.swizzle(copy), reference.swizzle(wanted)):
-            differences.append(f"{usage} swizzle")
-        if wanted.scheme.is_transposable:
-            other, wanted_other = place.kernels.transpose(copy), reference.transpose(wanted)
-            if not (_same(other.codes, wanted_other.codes) and _same(other.scales, wanted_other.scales)):
-                differences.append(f"{usage} transpose")
+    differences = [
+        difference
+        for copy, wanted in zip(found, expected, strict=True)
+        if wanted is not None
+        for difference in _differences(place, copy, wanted)
+    ]
     return f"{', '.join(differences)} differ" if differences else ""
+
+
+def _differences(place: Device, copy: Any, wanted: Any) -> Iterator[str]:
+    """Which parts of a copy, and of what follows from it, are not those of the reference."""
+    from steelyard import reference
+
+    usage = "columnwise" if wanted.columnwise else "rowwise"
+    for name in ("codes", "scales", "amax"):
+        if getattr(wanted, name) is not None and not _same(getattr(copy, name), getattr(wanted, name)):
+            yield f"{usage} {name}"
+    if not _same(place.kernels.dequantize(copy), reference.dequantize(wanted)):
+        yield f"{usage} values"
+    if wanted.scheme.family != "tensor" and not _same(place.kernels.swizzle(copy), reference.swizzle(wanted)):
+        yield f"{usage} swizzle"
+    if wanted.scheme.is_transposable:
+        other, wanted_other = place.kernels.transpose(copy), reference.transpose(wanted)
+        if not (_same(other.codes, wanted_other.codes) and _same(other.scales, wanted_other.scales)):
+            yield f"{usage} transpose"
 
 
 def _compare_producer(place: Device, producer: str, shape: tuple[int, int]) -> str:
