@@ -8,6 +8,7 @@ import torch
 from torch_mlir import ir
 
 from steelyard.passes.functions import (
+    PARAMETER,
     PRIMAL,
     SAVED,
     SOURCES,
@@ -19,10 +20,12 @@ from steelyard.passes.functions import (
     result_attributes,
 )
 from steelyard.passes.kernel_calls import Kernel, kernels_of
+from steelyard.passes.torch_ops import op_name
 from steelyard.runtime.emitter import Emitted, Emitter
 from steelyard.runtime.finite import make_check
 from steelyard.runtime.kernels import Quantizers
 from steelyard.runtime.state import State
+from steelyard.runtime.weight_forms import WeightForm, read_form
 from steelyard.runtime.weights import WeightArgument, Weights
 
 
@@ -40,14 +43,17 @@ class Program:
         emitter = Emitter(module.operation, quantizers, make_check(state) if check_finite else None)
         kernels = kernels_of(module.operation)
         meanings = {name: _meaning(functions[name], kernels) for name in functions if name.startswith("weight_")}
+        forms = {name: read_form(functions[name], kernels) for name in meanings}
         made = {name: emitter.emit(function) for name, function in functions.items()}
         self.text = "\n\n".join(emitted.text for emitted in made.values())
         self._functions = {
-            name: _Function(functions[name], made, meanings, state, weights)
+            name: _Function(functions[name], made, meanings, forms, state, weights)
             for name in ("forward", "backward")
             if name in functions
         }
         self._forward = self._functions["forward"]
+        self.parameter_readers = _parameter_readers(functions["forward"])
+        """Ops of the forward that read the values of a parameter, by its name."""
         results = zip(self._forward.result_types, self._forward.results, strict=True)
         self.saved = [type_ for type_, own in results if SAVED in own]
         """Types of what the forward leaves to the backward."""
@@ -66,9 +72,24 @@ class Program:
         """Run the backward: the gradients of the arguments that have one."""
         return self._functions["backward"]((*saved, *primals, *tangents))
 
+    @property
+    def weight_arguments(self) -> list[WeightArgument]:
+        """The weights that the forward takes."""
+        return self._forward.weight_arguments
+
     def nbytes(self) -> int:
         """Bytes of the memory that calls leave to the next ones."""
         return sum(function.emitted.arenas.nbytes() for function in self._functions.values())
+
+
+def _parameter_readers(function: ir.Operation) -> dict[str, list[str]]:
+    arguments = function.regions[0].blocks[0].arguments
+    readers: dict[str, list[str]] = {}
+    for argument, attributes in zip(arguments, argument_attributes(function), strict=True):
+        if PARAMETER in attributes and WEIGHT not in attributes:
+            names = [op_name(use.owner.operation).removeprefix("torch.") for use in argument.uses]
+            readers.setdefault(ir.StringAttr(attributes[PARAMETER]).value, []).extend(names)
+    return readers
 
 
 class _Function:
@@ -79,6 +100,7 @@ class _Function:
         function: ir.Operation,
         made: Mapping[str, Emitted],
         meanings: Mapping[str, str],
+        forms: Mapping[str, WeightForm | None],
         state: State,
         weights: Weights,
     ):
@@ -89,18 +111,22 @@ class _Function:
         self._run = self.emitted.run
         self._state, self._weights = state, weights
         self._state_names: list[tuple[str, tuple[int, ...]]] = []
-        self._weight_arguments: list[WeightArgument] = []
+        self.weight_arguments: list[WeightArgument] = []
         types = argument_types(function)
         # Passes append: first come the graph's own arguments, then the state, then the parts of each weight.
         last = ""
-        for attributes, type_ in zip(argument_attributes(function), types, strict=True):
+        known = argument_attributes(function)
+        for attributes, type_ in zip(known, types, strict=True):
             if STATE in attributes and SAVED not in attributes:
                 self._state_names.append((ir.StringAttr(attributes[STATE]).value, state.shape_of(type_)))
             weight = ir.FlatSymbolRefAttr(attributes[WEIGHT]).value if WEIGHT in attributes else ""
             if weight and weight != last:
                 last = weight
                 sources = list(ir.DenseI64ArrayAttr(attributes[SOURCES]))
-                self._weight_arguments.append(WeightArgument(meanings[weight], made[weight].run, sources))
+                parameter = ir.StringAttr(attributes[PARAMETER]).value
+                states = tuple(ir.StringAttr(known[i][STATE]).value for i in sources[1:] if STATE in known[i])
+                argument = WeightArgument(meanings[weight], made[weight].run, sources, parameter, states, forms[weight])
+                self.weight_arguments.append(argument)
         self._moved = {i: ir.StringAttr(own[STATE]).value for i, own in enumerate(self.results) if STATE in own}
 
     def __call__(self, arguments: tuple) -> tuple:
@@ -108,7 +134,7 @@ class _Function:
         arguments += tuple([get_state(name, shape) for name, shape in self._state_names])
         get = self._weights.get
         parts = []
-        for weight in self._weight_arguments:
+        for weight in self.weight_arguments:
             parts += get(weight, [arguments[i] for i in weight.sources])
         results = self._run(*arguments, *parts)
         if not self._moved:

@@ -4,17 +4,19 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from steelyard.runtime import _cpu
+from steelyard.runtime.weight_forms import WeightForm
 
 Make = Callable[..., tuple]
 """From a parameter, and its scale where that is state, to the parts of the quantized weight."""
 
+_PLAIN = (torch.nn.Parameter, torch.Tensor)
 _optimizer_steps = 0
 
 
@@ -37,6 +39,12 @@ class WeightArgument:
     make: Make
     sources: list[int]
     """Which arguments they are made from: the parameter, and its scale where that is state."""
+    parameter: str = ""
+    """The name of the parameter."""
+    states: tuple[str, ...] = ()
+    """The names of the state among the sources."""
+    form: WeightForm | None = None
+    """What a parameter that is quantized already must hold to be it."""
 
 
 @dataclass
@@ -48,10 +56,23 @@ class _Kept:
     """While these live, no other storage has the address that the stamp holds."""
 
 
+class _Held(NamedTuple):
+    """What a quantized parameter was found to hold."""
+
+    parameter: weakref.ref
+    fields: list[tuple[str, torch.Tensor]]
+    """Its tensors: while it has these, the parts are in their memory."""
+    parts: tuple
+
+
 class Weights:
     """The quantized weights of a net, for all its programs: each parameter is quantized once a way and a write."""
 
-    def __init__(self):
+    def __init__(self, is_rewritten: Callable[[torch.Tensor], bool] = lambda parameter: False):
+        self._is_rewritten = is_rewritten
+        """Whether somebody writes a parameter's memory and nothing shows it: such a weight is never kept."""
+        self._rewritten: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
+        self._held: dict[tuple[str, int], _Held] = {}
         self._kept: dict[tuple[str, int], _Kept] = {}
         self._lock = threading.Lock()
 
@@ -59,12 +80,17 @@ class Weights:
         """The parts of a weight, made anew if its parameter was written since."""
         parameter = sources[0]
         key = weight.function, id(parameter)
+        if type(parameter) not in _PLAIN:
+            return self._get_held(key, weight, sources)
         # A scale that has moved on waits for the next write: a weight is quantized once for all steps in between.
         steps = _optimizer_steps if parameter.requires_grad else None
         stamp = (steps, *_stamp(parameter))
         kept = self._kept.get(key)
         if kept is not None and kept.stamp == stamp and kept.parameter() is parameter:
             return kept.parts
+        if self._rewritten.get(id(parameter)) is parameter or self._is_rewritten(parameter):
+            self._rewritten[id(parameter)] = parameter
+            return weight.make(*sources)
         # Two threads must not quantize one weight at once.
         with self._lock:
             kept = self._kept.get(key)
@@ -74,6 +100,23 @@ class Weights:
                 reference = weakref.ref(parameter, lambda gone: self._drop(key, gone))
                 kept = self._kept[key] = _Kept(parts, stamp, reference, storages)
         return kept.parts
+
+    def _get_held(self, key: tuple[str, int], weight: WeightArgument, sources: Sequence[Any]) -> tuple:
+        """The parts of a parameter that is quantized already."""
+        parameter = sources[0]
+        held = self._held.get(key)
+        if held is not None and held.parameter() is parameter:
+            own = vars(parameter)
+            if all(own[name] is tensor for name, tensor in held.fields):
+                return held.parts
+        parts = _parts_of(weight, sources)
+        names = getattr(parameter, "PARTS", ())
+        fields = [(name, part) for name in names if (part := vars(parameter)[name]) is not None]
+        addresses = {part.data_ptr() for _, part in fields}
+        if all(part.data_ptr() in addresses for part in parts):
+            reference = weakref.ref(parameter, lambda _: self._held.pop(key, None))
+            self._held[key] = _Held(reference, fields, parts)
+        return parts
 
     def _drop(self, key: tuple[str, int], gone: weakref.ref) -> None:
         """Let go of a parameter's weight when it dies, unless another has its id by now."""
@@ -91,6 +134,18 @@ class Weights:
         parts = [part for kept in list(self._kept.values()) for part in kept.parts]
         tensors = [t for part in parts for t in ([part] if isinstance(part, torch.Tensor) else part.tensors())]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _parts_of(weight: WeightArgument, sources: Sequence[Any]) -> tuple:
+    """The parts that a quantized parameter holds; one in another format is decoded and quantized at every call."""
+    parameter, form = sources[0], weight.form
+    read = getattr(parameter, "weight_parts", None)
+    if read is None:
+        return weight.make(*sources)
+    parts = None
+    if form is not None:
+        parts = read(form.scheme, is_transposed=form.is_transposed, is_packed=form.is_packed)
+    return weight.make(parameter.dequantize(), *sources[1:]) if parts is None else parts
 
 
 def _stamp(tensor: torch.Tensor) -> tuple:

@@ -3,6 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from steelyard.dialect.printing import nest_modules
 from steelyard.errors import RecipeError, SteelyardError, TargetError, UnsupportedModelError
 from steelyard.explanation import Explanation
 from steelyard.frontend.backend import Backend
+from steelyard.memory import Memory, parameter_bytes, tensor_bytes
 from steelyard.stages import STAGES, Settings, make_settings
 
 TARGETS = ("cpu",)
@@ -31,6 +33,7 @@ def compile(
     attention: bool = False,
     save: str | None = None,
     check_finite: bool = False,
+    weights: str = "cached",
 ) -> Any:
     """A module like `model`, whose matrix multiplications run by a recipe.
 
@@ -41,6 +44,11 @@ def compile(
     forward and backward: the inputs of gelu and attention in bf16, and no codes that can be made again from what is
     kept. `check_finite` raises `NonFiniteError` at the first operand of a GEMM that is not finite. Nothing is compiled
     before the first call or `lower`.
+
+    `weights="cached"` keeps quantized weights beside the parameters, until those are written. `weights="quantized"`,
+    for inference, keeps them in their place: after the first call, parameters that nothing but quantized GEMMs read
+    are quantized tensors in the layout that those read. They are the model's parameters too, for the model and the net
+    share them: nothing holds the high-precision ones any more. `explain()` names the weights that stay, and why.
     """
     if not isinstance(model, torch.nn.Module):
         raise UnsupportedModelError(f"steelyard.compile takes an nn.Module, got {type(model).__name__}")
@@ -49,7 +57,10 @@ def compile(
     if target not in TARGETS:
         raise TargetError(f"target must be one of {', '.join(TARGETS)}, got {target!r}")
     _check_tensors(model)
-    return _make_net(model, make_settings(recipe, overrides, attention=attention, save=save, check_finite=check_finite))
+    settings = make_settings(
+        recipe, overrides, attention=attention, save=save, check_finite=check_finite, weights=weights
+    )
+    return _make_net(model, settings)
 
 
 def _make_net(model: torch.nn.Module, settings: Settings) -> "CompiledModule":
@@ -182,6 +193,7 @@ class CompiledModule(torch.nn.Module):
             raise _limit_error(error) from None
         if state.name is None:
             self._check_found()
+        state.backend.store_weights()
         return result
 
     def __reduce_ex__(self, protocol):
@@ -232,6 +244,8 @@ class CompiledModule(torch.nn.Module):
         with torch.random.fork_rng(devices=[]):
             try:
                 self(*arguments, **keywords)
+                if self._steelyard.backend.is_outdated:
+                    self(*arguments, **keywords)
             finally:
                 state.tensors = tensors
                 for buffer, value in before:
@@ -262,25 +276,27 @@ class CompiledModule(torch.nn.Module):
 
     def explain(self) -> Explanation:
         """One row a GEMM: its formats and kernel, or why it stayed in high precision."""
-        compilations = self._compilations()
+        compilations, kept = self._compilations(), self._steelyard.backend.kept_weights
+        rows = [row for compilation in compilations for row in compilation.rows]
         notes = [note for compilation in compilations for note in compilation.notes]
-        return Explanation([row for compilation in compilations for row in compilation.rows], notes)
+        notes += [f"{name} stays in high precision beside its codes: {reason}" for name, reason in kept.items()]
+        return Explanation([replace(row, stays=kept.get(row.weight, "")) for row in rows] if kept else rows, notes)
 
-    def memory(self) -> dict[str, int]:
+    def memory(self) -> Memory:
         """Bytes that the net holds: parameters, the quantized weights it keeps beside them, and what calls work in."""
-        parameters = {id(p): p.numel() * p.element_size() for p in self.parameters()}
         backend = self._steelyard.backend
         programs = [compilation.program for compilation in backend.compilations]
         training = next((c for c in reversed(backend.compilations) if c.eager_kept), None)
-        report = {
-            "parameters": sum(parameters.values()),
-            "quantized_weights": backend.weights.nbytes(),
-            "workspace": sum(program.nbytes() for program in programs if program is not None),
-        }
+        report = Memory(
+            **parameter_bytes(self.parameters()),
+            quantized_weights=backend.weights.nbytes(),
+            workspace=sum(program.nbytes() for program in programs if program is not None),
+            state=tensor_bytes(backend.settings.state.tensors.values()),
+        )
         if training is None:
             return report
         kept = {"kept_for_backward": sum(training.kept.values()), "kept_by_torch": sum(training.eager_kept.values())}
-        return report | kept
+        return Memory(report | kept)
 
     def requantize(self) -> None:
         """Quantize every weight anew at the next call: for writes that nothing announces, as through `.data`."""

@@ -8,10 +8,11 @@ from torch_mlir import ir
 
 from steelyard.dialect.matmul import USAGES, GemmOp, MatmulOp
 from steelyard.dialect.produce import ProduceQuantizeOp
+from steelyard.dialect.quantize import QuantizeOp
 from steelyard.dialect.types import Shape, tensor_info
 from steelyard.passes.locations import layer_of
 from steelyard.passes.raise_gemms import HIGH_PRECISION
-from steelyard.passes.torch_ops import defining_op, walk_ops
+from steelyard.passes.torch_ops import defining_op, parameter_of, walk_ops
 from steelyard.schemes import Scheme
 
 COLUMNS = ("layer", "kind", "M", "N", "K", "lhs", "rhs", "padding", "kernel", "producer", "epilogue", "reason")
@@ -38,10 +39,14 @@ class Row:
     """What the kernel does to the product before it is stored."""
     reason: str
     """Why it stayed in high precision; empty for one that is quantized."""
+    weight: str = ""
+    """The parameter that rhs is quantized from."""
+    stays: str = ""
+    """Why that parameter was not replaced by its codes, where a user asked for it."""
 
 
 class Explanation(str):
-    """The rows of every graph as a table, and notes on what else lost bits; `rows` and `notes` have them as data."""
+    """The rows of every graph as a table, and notes on what else lost or kept bits; `rows` and `notes` are the data."""
 
     rows: list[Row]
     notes: list[str]
@@ -79,7 +84,13 @@ def _gemm_row(op: GemmOp) -> Row:
     epilogue = ", ".join(steps + ["residual"] * (op.residual is not None))
     maker = defining_op(op.lhs)
     producer = maker.opview.producer.value if maker and isinstance(maker.opview, ProduceQuantizeOp) else ""
-    return Row(op.layer.value, kind, *sizes, _format(left), _format(right), "", kernel, producer, epilogue, "")
+    formats = _format(left), _format(right)
+    return Row(op.layer.value, kind, *sizes, *formats, "", kernel, producer, epilogue, "", _parameter(op.rhs))
+
+
+def _parameter(value: ir.Value) -> str:
+    maker = defining_op(value)
+    return (maker and isinstance(maker.opview, QuantizeOp) and parameter_of(maker.opview.source)) or ""
 
 
 def _high_precision_row(op: ir.Operation) -> Row:

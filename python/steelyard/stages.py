@@ -25,6 +25,7 @@ from steelyard.runtime.program import Program
 from steelyard.runtime.state import State
 from steelyard.runtime.weights import Weights
 
+WEIGHTS = ("cached", "quantized")
 STAGES = ("traced", "raised", "quantized", "fused", "partitioned", "lowered")
 
 
@@ -40,13 +41,14 @@ class Settings:
     """`compact`: keep less between forward and backward, some of it in bf16."""
     check_finite: bool = False
     """Raise at the first operand of a GEMM that is not finite."""
+    weights: str = "cached"
+    """`cached`: quantized weights are kept beside the parameters; `quantized`: in their place."""
     state: State = field(default_factory=State)
+    """The net's state by name, shared by all its programs."""
 
     def capture(self) -> AbstractContextManager:
         """What calls run in: attention is captured as the products it consists of where they are to be quantized."""
         return sdpa_kernel(SDPBackend.MATH) if self.attention else nullcontext()
-
-    """The net's state by name, shared by all its programs."""
 
 
 def make_settings(
@@ -56,12 +58,17 @@ def make_settings(
     attention: bool = False,
     save: str | None = None,
     check_finite: bool = False,
+    weights: str = "cached",
 ) -> Settings:
     """Settings from what a user says; raises `RecipeError`."""
     chosen = {pattern: None if other is None else get(other) for pattern, other in (overrides or {}).items()}
     if save not in (None, COMPACT):
         raise RecipeError(f"save must be None or {COMPACT!r}, got {save!r}")
-    return Settings(get(recipe), chosen, attention=attention, save=save or "", check_finite=check_finite)
+    if weights not in WEIGHTS:
+        raise RecipeError(f"weights must be one of {', '.join(WEIGHTS)}, got {weights!r}")
+    return Settings(
+        get(recipe), chosen, attention=attention, save=save or "", check_finite=check_finite, weights=weights
+    )
 
 
 class Compilation:

@@ -161,7 +161,7 @@ class _Operand:
         bits = scheme_bits(replace(scheme, layout="compact")) | (PACKED if self._is_packed else 0)
         self._head = bits, columnwise
         self._codes = names[f"{name}.packed" if self._is_packed else f"{name}.codes"]
-        self._scales, self._amax = names.get(f"{name}.scales"), names.get(f"{name}.amax")
+        self._scales, self._amax = names.get(f"{name}.scales", -1), names.get(f"{name}.amax")
         self._known = prod(size for size in shape[:-1] if size is not None)
         self._is_static = None not in shape[:-1]
         self._columns = shape[-1]

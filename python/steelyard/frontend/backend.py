@@ -1,5 +1,6 @@
 """The torch.compile backend: each graph of ATen ops that AOTAutograd hands over becomes a program."""
 
+import functools
 import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -10,11 +11,14 @@ from torch._dynamo.backends.common import aot_autograd
 from steelyard.errors import RecipeError, UnsupportedModelError
 from steelyard.frontend.captured import CapturedGraph
 from steelyard.frontend.importer import import_graph, lift_constants
+from steelyard.frontend.quantized_inputs import as_plain
 from steelyard.frontend.training import JointGraph, JointPrograms, make_thin_graphs
+from steelyard.managed_parameters import is_gathered
 from steelyard.passes.functions import functions_of
 from steelyard.runtime.program import Program
 from steelyard.runtime.weights import Weights
 from steelyard.stages import Compilation, Settings, make_settings
+from steelyard.stored_weights import store_weights
 
 
 class Backend:
@@ -24,7 +28,13 @@ class Backend:
         self.settings = settings
         self.root = root
         self.compilations: list[Compilation] = []
-        self.weights = Weights()
+        self.weights = Weights(functools.partial(is_gathered, root))
+        self.kept_weights: dict[str, str] = {}
+        """Parameters that stay in high precision although `weights` is `quantized`, and why."""
+        self._settled = 0
+        """How many of the compilations were looked at for weights to store."""
+        self._outdated: list[Compilation] = []
+        """Those of parameters that are no more."""
         self._part_names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
 
     def name_part(self, part: torch.nn.Module, name: str) -> None:
@@ -49,10 +59,39 @@ class Backend:
             bw_compiler=training.compile_backward,
             inference_compiler=compile_inference,
             partition_fn=training.partition,
-        )(graph_module, example_inputs)
+        )(graph_module, as_plain(example_inputs))
+
+    def store_weights(self) -> None:
+        """Where a user asks for it, put quantized parameters in the place of those that programs quantize."""
+        if self.settings.weights != "quantized" or self.root is None or self._settled == len(self.compilations):
+            return
+        programs = {id(c): c.program for c in self.compilations if c.program is not None}
+        replaced, self.kept_weights = store_weights(self.root, programs.values(), self.settings.state)
+        self._outdated += [
+            compilation
+            for compilation in self.compilations
+            if any(weight.parameter in replaced for weight in programs[id(compilation)].weight_arguments)
+        ]
+        self._settled = len(self.compilations)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether graphs must be compiled anew, because parameters took the place of others."""
+        return bool(self._outdated)
+
+    def _add(self, compilation: Compilation) -> None:
+        self.compilations[:] = [known for known in self.compilations if known not in self._outdated]
+        self._outdated.clear()
+        self.compilations.append(compilation)
+        self._settled = 0
 
     def capture_joint(self, joint: JointGraph, parameters: Sequence[str | None], caller: str) -> CapturedGraph:
         """The programs of a forward and its backward."""
+        if self.settings.weights == "quantized":
+            raise UnsupportedModelError(
+                'a net with weights="quantized" is for inference, and this call would record gradients; call it under '
+                'torch.no_grad(), or compile with weights="cached" to train'
+            )
         unnamed = [None for _ in (*joint.constants, *joint.tangents)]
         joint.drop_missing_gradients()
 
@@ -63,7 +102,7 @@ class Backend:
             with compilation.context:
                 joint.mark(functions_of(module.operation)[0], parameters)
             program = compilation.run(module)
-            self.compilations.append(compilation)
+            self._add(compilation)
             return program
 
         layers = _layer_names(joint.graph, self._module_names(), [*parameters, *unnamed], caller)
@@ -77,7 +116,7 @@ class Backend:
             compilation = Compilation(self.settings, self.weights)
             module = import_graph(aten.graph, compilation.context, name="forward", layers=layers, parameters=parameters)
             program = compilation.run(module)
-            self.compilations.append(compilation)
+            self._add(compilation)
             return program
 
         layers = _layer_names(aten.graph, self._module_names(), parameters, caller)

@@ -12,6 +12,7 @@ from steelyard.tensor import kernels, swizzles, traced
 from steelyard.tensor.elements import HIGH_PRECISION, matrix_shape
 from steelyard.tensor.quantizer import is_noop
 from steelyard.tensor.storage import QuantizedTensorStorage
+from steelyard.tensor.views import swap_usage
 
 
 class CopyFields(NamedTuple):
@@ -135,6 +136,21 @@ class SchemeStorage(QuantizedTensorStorage):
     def get_metadata(self) -> dict[str, Any]:
         tensors = {argument: getattr(self, name) for argument, name in self.ARGUMENTS.items()}
         return {"shape": self._shape, "dtype": self._dtype, "quantizer": self._quantizer, **tensors, **self._traits()}
+
+    def weight_parts(self, scheme: Scheme, *, is_transposed: bool, is_packed: bool) -> tuple[torch.Tensor, ...] | None:
+        """The parts of a rowwise copy of the matrix, or of its transpose, as compiled programs take them.
+
+        None if this tensor has no such copy.
+        """
+        found = self._raw_copy(is_transposed)
+        copy = found if found is None or not is_transposed else swap_usage(found)
+        if copy is None or copy.scheme != scheme or self._with_gemm_swizzled_scales or copy.shape[0] == 0:
+            return None
+        copy.codes, copy.scales = copy.codes.contiguous(), copy.scales.contiguous()
+        if is_packed:
+            return (traced.pack(copy),)
+        parts = copy.codes, copy.scales, copy.amax
+        return tuple(part for part in parts if part is not None)
 
     def _traits(self) -> dict[str, Any]:
         """Constructor keywords beyond the tensors, shape, dtype and quantizer."""

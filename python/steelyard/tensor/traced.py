@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from steelyard.quantized_copy import QuantizedCopy
+from steelyard.quantized_parts import packed_size
 from steelyard.runtime import cpu
 from steelyard.schemes import Scheme
+from steelyard.stored import stored_shape
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
@@ -52,6 +54,52 @@ def quantize(x, row: Scheme | None, col: Scheme | None, *, scale=None, amax=None
         amax = None if scheme.family in ("block", "mx") else parts.pop(0)
         copies.append(QuantizedCopy(codes, scales, amax, scheme, tuple(x.shape), columnwise))
     return tuple(copies)
+
+
+def pack(copy: QuantizedCopy) -> torch.Tensor:
+    """The bytes of a packed copy."""
+    if has_memory(copy.codes):
+        return cpu.pack(copy).data
+    return torch.ops.steelyard.pack(
+        copy.codes, copy.scales, copy.amax, _text(copy.scheme), *copy.shape, copy.columnwise
+    )
+
+
+def unpack(weight: cpu.PackedWeight) -> QuantizedCopy:
+    scheme, shape, columnwise = weight.scheme, weight.shape, weight.columnwise
+    parts = torch.ops.steelyard.unpack(weight.data, _text(scheme), *shape, columnwise)
+    codes, scales, amax = parts
+    return QuantizedCopy(codes, scales, amax, scheme, shape, columnwise)
+
+
+@torch.library.custom_op("steelyard::pack", mutates_args=())
+def _pack(
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    amax: torch.Tensor,
+    scheme: str,
+    rows: int,
+    columns: int,
+    columnwise: bool,
+) -> torch.Tensor:
+    return cpu.pack(QuantizedCopy(codes, scales, amax, _scheme(scheme), (rows, columns), columnwise)).data
+
+
+@_pack.register_fake
+def _(codes, scales, amax, scheme, rows, columns, columnwise):
+    known = _scheme(scheme)
+    size = packed_size(*stored_shape(known, (rows, columns), columnwise), known.second_level == "row")
+    return codes.new_empty((size,))
+
+
+@torch.library.custom_op("steelyard::unpack", mutates_args=())
+def _unpack(packed: torch.Tensor, scheme: str, rows: int, columns: int, columnwise: bool) -> list[torch.Tensor]:
+    return _parts([cpu.unpack(cpu.PackedWeight(packed, _scheme(scheme), (rows, columns), columnwise))])
+
+
+@_unpack.register_fake
+def _(packed, scheme, rows, columns, columnwise):
+    return _parts([cpu.empty_copy(_scheme(scheme), (rows, columns), columnwise=columnwise)])
 
 
 @torch.library.custom_op("steelyard::dequantize", mutates_args=())

@@ -68,7 +68,7 @@ def _is_transpose(sizes, strides, columns: int) -> bool:
 def view_copy(copy: QuantizedCopy, box: Box) -> QuantizedCopy | None:
     """The copy of a box that shares this copy's memory; None where the box cuts through a block."""
     narrowed = _narrow(copy, box)
-    return _swap(narrowed) if narrowed is not None and box.transposed else narrowed
+    return swap_usage(narrowed) if narrowed is not None and box.transposed else narrowed
 
 
 def _narrow(copy: QuantizedCopy, box: Box) -> QuantizedCopy | None:
@@ -110,7 +110,7 @@ def _scale_extent(copy: QuantizedCopy) -> tuple[int, int]:
     return (1, columns) if copy.scheme.block == "16x16" else (rows, columns)
 
 
-def _swap(copy: QuantizedCopy) -> QuantizedCopy:
+def swap_usage(copy: QuantizedCopy) -> QuantizedCopy:
     """A copy of a matrix read as the other usage of its transpose: the same bytes."""
     swapped = replace(copy, shape=copy.shape[::-1], columnwise=not copy.columnwise)
     if copy.scheme.family != "mx":

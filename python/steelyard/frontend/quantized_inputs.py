@@ -1,0 +1,32 @@
+"""Quantized parameters as inputs of a graph.
+
+AOTAutograd would take such a tensor apart and decode it in the graph. A program reads its codes: so the graph is traced
+with a plain tensor in its place, and the program is called with the quantized one.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._guards import TracingContext
+
+from steelyard.tensor.quantized_tensor import QuantizedTensor
+
+
+def as_plain(inputs: Sequence[Any]) -> list[Any]:
+    """Example inputs, with a tensor without memory in the place of each quantized parameter that has no gradient."""
+    return [_plain(value) if _has_no_gradient(value) else value for value in inputs]
+
+
+def _has_no_gradient(value: Any) -> bool:
+    if not isinstance(value, QuantizedTensor) or not isinstance(value, torch.nn.Parameter):
+        return False
+    return not (value.requires_grad and torch.is_grad_enabled())
+
+
+def _plain(tensor: QuantizedTensor) -> torch.Tensor:
+    context = TracingContext.try_get()
+    assert context is not None
+    assert context.fake_mode is not None
+    with context.fake_mode:
+        return torch.empty(tensor.shape, dtype=tensor.dtype)

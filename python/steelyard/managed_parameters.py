@@ -1,0 +1,14 @@
+"""Parameters whose memory others rewrite without a trace: those that FSDP2 gathers before each use."""
+
+import torch
+import torch.distributed
+
+
+def is_gathered(root: torch.nn.Module | None, parameter: torch.Tensor) -> bool:
+    """Whether `fully_shard` manages a parameter: it frees the memory and fills it anew, and no version moves."""
+    if root is None or not torch.distributed.is_available():
+        return False
+    from torch.distributed.fsdp import FSDPModule
+
+    managed = (module for module in root.modules() if isinstance(module, FSDPModule))
+    return any(parameter is other for module in managed for other in module.parameters())

@@ -1,0 +1,60 @@
+"""From a scheme to the quantizer that makes tensors of it."""
+
+import torch
+
+from steelyard.schemes import Scheme
+from steelyard.tensor.float8 import Float8CurrentScalingQuantizer, Float8Quantizer
+from steelyard.tensor.float8_blockwise import Float8BlockQuantizer
+from steelyard.tensor.mxfp8 import MXFP8Quantizer
+from steelyard.tensor.nvfp4 import NVFP4Quantizer
+from steelyard.tensor.scheme_quantizer import SchemeQuantizer
+
+_FP8_DTYPES = {"f8E4M3FN": torch.float8_e4m3fn, "f8E5M2": torch.float8_e5m2}
+
+
+def make_quantizer(scheme: Scheme, scale: torch.Tensor | None = None) -> SchemeQuantizer | None:
+    """A quantizer whose rowwise copies are of a scheme, None if none is; `scale` is that of delayed scaling."""
+    made = _MAKERS[scheme.family](scheme, scale) if scheme.family in _MAKERS else None
+    return made if made is not None and made.row_scheme == scheme else None
+
+
+def _tensor(scheme: Scheme, scale: torch.Tensor | None) -> SchemeQuantizer | None:
+    dtype = _FP8_DTYPES[scheme.element]
+    if scheme.source == "current":
+        return Float8CurrentScalingQuantizer(
+            dtype, force_pow_2_scales=scheme.power_of_two, amax_epsilon=scheme.epsilon, columnwise=False
+        )
+    if scale is None:
+        return None
+    return Float8Quantizer(scale.detach().clone(), torch.zeros(()), dtype, columnwise=False)
+
+
+def _block(scheme: Scheme, _) -> SchemeQuantizer:
+    return Float8BlockQuantizer(
+        _FP8_DTYPES[scheme.element],
+        block_scaling_dim=2 if scheme.is_tiled else 1,
+        force_pow_2_scales=scheme.power_of_two,
+        amax_epsilon=scheme.epsilon,
+        columnwise=False,
+    )
+
+
+def _mx(scheme: Scheme, _) -> SchemeQuantizer:
+    return MXFP8Quantizer(
+        _FP8_DTYPES[scheme.element],
+        with_2d_quantization=scheme.is_tiled,
+        scale_rule=scheme.rule,
+        columnwise=False,
+    )
+
+
+def _nvfp4(scheme: Scheme, _) -> SchemeQuantizer:
+    return NVFP4Quantizer(
+        with_2d_quantization=scheme.is_tiled,
+        row_scaled=scheme.second_level == "row",
+        four_over_six=None if scheme.four_over_six == "none" else scheme.four_over_six,
+        columnwise=False,
+    )
+
+
+_MAKERS = {"tensor": _tensor, "block": _block, "mx": _mx, "nvfp4": _nvfp4}

@@ -1,0 +1,101 @@
+"""NVFP4 in the layout that GEMMs of the CPU read: what a compiled net keeps its weights in."""
+
+from typing import Any
+
+import torch
+
+from steelyard.errors import RecipeError
+from steelyard.quantized_copy import QuantizedCopy
+from steelyard.quantized_parts import packed_size
+from steelyard.runtime import cpu
+from steelyard.stored import stored_shape
+from steelyard.tensor import traced
+from steelyard.tensor.elements import matrix_shape
+from steelyard.tensor.nvfp4 import NVFP4Quantizer, NVFP4Tensor, NVFP4TensorStorage
+from steelyard.tensor.scheme_storage import SchemeStorage
+
+
+class PackedNVFP4Storage(NVFP4TensorStorage):
+    """One copy of a matrix, packed; of which usage, its quantizer says.
+
+    The compact parts, which are what is saved, are made when somebody asks for them.
+    """
+
+    PARTS = ("_packed_data",)
+
+    _packed_data: Any
+    """The one part; None once it is cleared."""
+    _rowwise_data = _rowwise_scale_inv = _amax_rowwise = None
+    _columnwise_data = _columnwise_scale_inv = _amax_columnwise = None
+
+    def __init__(self, *, packed_data: torch.Tensor, shape, quantizer: NVFP4Quantizer, dtype=torch.float32):
+        if quantizer.rowwise == quantizer.columnwise:
+            raise RecipeError(f"the quantizer of a packed tensor must make one copy, got {quantizer.get_usages()}")
+        self._shape, self._dtype, self._quantizer = torch.Size(shape), dtype, quantizer
+        self._matrix = matrix_shape(shape)
+        size = packed_size(*self._stored_shape(), self._packed_scheme().second_level == "row")
+        if packed_data.dtype != torch.uint8 or tuple(packed_data.shape) != (size,):
+            found = f"{packed_data.dtype} of shape {tuple(packed_data.shape)}"
+            raise RecipeError(f"packed_data of shape {tuple(shape)} must be {size} bytes of uint8, got {found}")
+        self._packed_data, self._device = packed_data.detach(), packed_data.device
+
+    def unpacked(self) -> SchemeStorage:
+        """The same values in the compact layout."""
+        copies = [self._raw_copy(columnwise) for columnwise in (False, True)]
+        return NVFP4TensorStorage._from_copies(copies, self._shape, self._dtype, self._quantizer.copy())
+
+    def get_metadata(self) -> dict[str, Any]:
+        return self.unpacked().get_metadata()
+
+    def weight_parts(self, scheme, *, is_transposed: bool, is_packed: bool) -> tuple[torch.Tensor, ...] | None:
+        if is_packed and self._has(is_transposed) and self._scheme(is_transposed) == scheme:
+            return (self._packed_data,)
+        return super().weight_parts(scheme, is_transposed=is_transposed, is_packed=is_packed)
+
+    def _packed_scheme(self):
+        return self._scheme(self._quantizer.columnwise)
+
+    def _stored_shape(self) -> tuple[int, int]:
+        return stored_shape(self._packed_scheme(), self._matrix, self._quantizer.columnwise)
+
+    def _has(self, columnwise: bool) -> bool:
+        return self._packed_data is not None and columnwise == self._quantizer.columnwise
+
+    def _raw_copy(self, columnwise: bool) -> QuantizedCopy | None:
+        if not self._has(columnwise):
+            return None
+        weight = cpu.PackedWeight(self._packed_data, self._scheme(columnwise), self._matrix, columnwise)
+        if traced.is_freed(weight.data):
+            return QuantizedCopy(weight.data, weight.data, weight.data, weight.scheme, weight.shape, columnwise)
+        return cpu.unpack(weight) if traced.has_memory(weight.data) else traced.unpack(weight)
+
+    def _set_copy(self, copy: QuantizedCopy) -> None:
+        raise RecipeError("a packed tensor keeps the one copy it has; make another of its unpacked() parts")
+
+    def _write_copies(self, copies) -> None:
+        for copy in copies:
+            if copy is not None:
+                self._packed_data.copy_(traced.pack(copy))
+
+    def _drop(self, columnwise: bool) -> None:
+        if self._has(columnwise):
+            self._packed_data = None
+
+
+class PackedNVFP4Tensor(NVFP4Tensor, PackedNVFP4Storage):  # pyright: ignore[reportIncompatibleVariableOverride, reportIncompatibleMethodOverride]
+    """An NVFP4 tensor whose one copy is packed; it is saved in the compact layout."""
+
+    STORAGE = PackedNVFP4Storage
+
+    def __reduce_ex__(self, protocol):
+        tensor = NVFP4Tensor._wrap(self.unpacked(), requires_grad=self.requires_grad)
+        saved = torch.nn.Parameter(tensor, self.requires_grad) if isinstance(self, torch.nn.Parameter) else tensor
+        return saved.__reduce_ex__(protocol)
+
+
+def pack_copy(copy: QuantizedCopy, shape, dtype: torch.dtype, quantizer: NVFP4Quantizer) -> PackedNVFP4Tensor:
+    """The tensor of one copy, packed."""
+    alone = quantizer.copy()
+    alone.set_usage(rowwise=not copy.columnwise, columnwise=copy.columnwise)
+    data = cpu.pack(copy).data
+    return PackedNVFP4Tensor(packed_data=data, shape=shape, quantizer=alone, dtype=dtype)

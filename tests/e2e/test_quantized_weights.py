@@ -1,0 +1,228 @@
+"""`weights="quantized"`: the parameters themselves become quantized tensors, and programs read their codes."""
+
+import copy
+import gc
+import subprocess
+import sys
+import weakref
+
+import pytest
+import torch
+from oracle import assert_follows, make_oracle
+from small_models import make_mlp
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+import steelyard
+from steelyard.errors import RecipeError, UnsupportedModelError
+from steelyard.tensor import QuantizedTensor
+
+RECIPES = ("fp8-delayed", "fp8-current", "fp8-block", "mxfp8", "nvfp4")
+# Bytes an element at most: codes, and a scale for 32 or 16 of a row; these sizes leave parts of blocks and units over.
+MOST_BYTES = {"fp8-delayed": 1.01, "fp8-current": 1.01, "fp8-block": 1.01, "mxfp8": 1.05, "nvfp4": 0.71}
+
+pytestmark = pytest.mark.usefixtures("_no_grad")
+
+
+@pytest.fixture
+def _no_grad():
+    with torch.no_grad():
+        yield
+
+
+class TransposedMLP(nn.Module):
+    """Layers whose weights are stored [K, N], and one that is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = Conv1D(96, 64), Conv1D(64, 96)
+        self.first = nn.Linear(64, 64)
+        self.second = nn.Linear(64, 64)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.second(self.first(self.down(torch.relu(self.up(x)))))
+
+
+class TiedModel(nn.Module):
+    """An embedding whose weight is that of the last layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(50, 64)
+        self.body = nn.Linear(64, 64)
+        self.head = nn.Linear(64, 50, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids):
+        return self.head(torch.relu(self.body(self.embedding(ids))))
+
+
+def held_bytes(tensor: torch.Tensor) -> int:
+    parts = [getattr(tensor, name) for name in tensor.PARTS] if isinstance(tensor, QuantizedTensor) else [tensor]
+    return sum(part.untyped_storage().nbytes() for part in parts if part is not None)
+
+
+def make_stored(model: nn.Module, recipe: str, *arguments) -> nn.Module:
+    return steelyard.compile(model, recipe, weights="quantized").lower(*arguments)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_parameters_become_the_codes_that_gemms_read(recipe, gemm_calls, quantized_shapes):
+    model, arguments = make_mlp()
+    x, before = arguments["input"], copy.deepcopy(model)
+    gone = [weakref.ref(model[i].weight) for i in (0, 2, 4)]
+    net = steelyard.compile(model, recipe, weights="quantized")
+    first = net(x)
+    gc.collect()
+    assert [reference() for reference in gone] == [None, None, None]
+    quantized_shapes.clear()
+    gemm_calls.clear()
+    second = net(x)
+    assert torch.equal(first, second)
+    assert_follows(second, make_oracle(before, recipe)(x), before(x))
+    # Only activations are quantized, and each GEMM reads what its layer's parameter decodes to.
+    assert not set(quantized_shapes) & {(131, 37), (70, 131), (10, 70)}
+    for (_, right, _, _), i in zip(gemm_calls, (0, 2, 4), strict=True):
+        assert torch.equal(steelyard.reference.dequantize(right), model[i].weight.dequantize())
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_bytes(recipe):
+    model, arguments = make_mlp()
+    net = make_stored(model, recipe, arguments["input"])
+    memory = net.memory()
+    assert memory["parameters"] == sum(map(held_bytes, model.parameters()))
+    assert memory["quantized_parameters"] == sum(held_bytes(model[i].weight) for i in (0, 2, 4))
+    assert memory["quantized_weights"] == 0
+    elements = sum(model[i].weight.numel() for i in (0, 2, 4))
+    assert memory["quantized_parameters"] <= MOST_BYTES[recipe] * elements
+    assert [line.split()[0] for line in str(memory).splitlines()] == list(memory)
+
+
+def test_nvfp4_takes_at_most_015_of_float32():
+    model = nn.Linear(512, 256, bias=False)
+    net = make_stored(model, "nvfp4", torch.randn(2, 512))
+    assert net.memory()["parameters"] <= 0.15 * 4 * 512 * 256
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_transposed_and_shared_weights(recipe):
+    torch.manual_seed(0)
+    model = TransposedMLP()
+    before, x = copy.deepcopy(model), torch.randn(5, 64)
+    net = make_stored(model, recipe, x)
+    assert model.first.weight is model.second.weight
+    assert all(isinstance(p, QuantizedTensor) for p in (model.up.weight, model.down.weight, model.first.weight))
+    assert (model.up.weight.shape, model.down.weight.shape) == ((64, 96), (96, 64))
+    assert_follows(net(x), make_oracle(before, recipe)(x), before(x))
+    assert net.memory()["quantized_weights"] == 0
+    # The parameter's own values are near those it had, in its own order.
+    error = (model.up.weight.dequantize() - before.up.weight).norm() / before.up.weight.norm()
+    assert error < 0.15
+
+
+def test_a_weight_that_others_read_stays():
+    torch.manual_seed(0)
+    model, ids = TiedModel(), torch.arange(7)
+    before = copy.deepcopy(model)
+    net = make_stored(model, "mxfp8", ids)
+    assert type(model.head.weight) is nn.Parameter
+    assert model.head.weight is model.embedding.weight
+    assert isinstance(model.body.weight, QuantizedTensor)
+    rows = {row.layer: row.stays for row in net.explain().rows}
+    assert rows == {"body": "", "head": "aten.embedding reads its values too"}
+    assert "stays in high precision beside its codes: aten.embedding" in net.explain()
+    assert_follows(net(ids), make_oracle(before, "mxfp8")(ids), before(ids))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("assign", [False, True])
+def test_state_dicts_are_compact_and_load(recipe, assign, tmp_path):
+    model, arguments = make_mlp()
+    x = arguments["input"]
+    net = make_stored(model, recipe, x)
+    expected = net(x)
+    torch.save(net.state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert not any("Packed" in type(value).__name__ for value in state.values())
+    if assign:
+        other = steelyard.compile(copy.deepcopy(make_mlp()[0]), recipe, weights="quantized")
+    else:
+        other = net
+        model[2].weight.zero_()
+        assert not torch.equal(net(x), expected)
+    other.load_state_dict(state, assign=assign)
+    assert torch.equal(other(x), expected)
+    assert torch.equal(other(x), expected)
+
+
+def test_writes_are_seen():
+    model, arguments = make_mlp()
+    x = arguments["input"]
+    net = make_stored(model, "nvfp4", x)
+    values = {name: -p.dequantize() if isinstance(p, QuantizedTensor) else p for name, p in model.named_parameters()}
+    model.load_state_dict(values)
+    negated = copy.deepcopy(make_mlp()[0])
+    negated.load_state_dict(values)
+    assert_follows(net(x), make_oracle(negated, "nvfp4")(x), negated(x))
+    model[4].weight.zero_()
+    assert torch.equal(net(x), model[4].bias.expand(5, 10))
+
+
+def test_other_sizes_and_copies_read_the_same_codes():
+    model, arguments = make_mlp()
+    x = arguments["input"]
+    net = make_stored(model, "nvfp4", x)
+    expected = net(x)
+    assert torch.equal(net(torch.cat([x, x]))[:5], expected)
+    assert torch.equal(net(torch.cat([x, x, x]))[10:], expected)
+    assert torch.equal(copy.deepcopy(net)(x), expected)
+
+
+def test_gradients_are_refused():
+    model, arguments = make_mlp()
+    net = steelyard.compile(model, "mxfp8", weights="quantized")
+    before = list(model.parameters())
+    with torch.enable_grad(), pytest.raises(UnsupportedModelError, match=r'weights="quantized".*no_grad'):
+        net(arguments["input"])
+    assert all(one is other for one, other in zip(before, model.parameters(), strict=True))
+
+
+def test_unknown_ways_are_refused():
+    with pytest.raises(RecipeError, match="weights must be one of cached, quantized, got 'packed'"):
+        steelyard.compile(nn.Linear(4, 4), "mxfp8", weights="packed")
+
+
+PROCESS = """
+import ctypes, gc, torch, steelyard
+from torch import nn
+
+def resident():
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    (line,) = [line for line in open("/proc/self/status") if line.startswith("VmRSS")]
+    return int(line.split()[1]) * 1024
+
+def make(layers):
+    return nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(layers)])
+
+with torch.no_grad():
+    x = torch.randn(1, 1024)
+    steelyard.compile(make(1), "nvfp4", weights="quantized").lower(x)
+    before = resident()
+    model = make(40)
+    plain = resident() - before
+    net = steelyard.compile(model, "nvfp4", weights="quantized").lower(x)
+    print(plain, resident() - before)
+"""
+
+
+@pytest.mark.slow
+def test_the_process_lets_go_of_plain_parameters():
+    done = subprocess.run([sys.executable, "-c", PROCESS], capture_output=True, text=True, check=True)
+    plain, stored = map(int, done.stdout.split())
+    weights = 40 * 1024 * 1024 * 4
+    assert plain >= 0.95 * weights
+    # What compiling leaves behind is no weight.
+    assert stored <= 0.15 * weights + 40e6

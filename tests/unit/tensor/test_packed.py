@@ -1,0 +1,100 @@
+"""A packed NVFP4 tensor holds the codes of the compact one, and does what that does."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+
+from steelyard.errors import RecipeError
+from steelyard.tensor import NVFP4Quantizer, NVFP4Tensor
+from steelyard.tensor.packed import PackedNVFP4Tensor, pack_copy
+
+SHAPE = (24, 40)
+
+
+@pytest.fixture(params=[False, True], ids=["rowwise", "columnwise"])
+def pair(request):
+    """A compact tensor of one copy, and the same packed."""
+    columnwise = request.param
+    quantizer = NVFP4Quantizer(with_2d_quantization=True, rowwise=not columnwise, columnwise=columnwise)
+    compact = quantizer(torch.randn(SHAPE, generator=torch.Generator().manual_seed(0)))
+    return compact, pack_copy(compact._copy(columnwise), SHAPE, torch.float32, quantizer)
+
+
+def same_parts(one, other) -> bool:
+    pairs = [(getattr(one, name), getattr(other, name)) for name in NVFP4Tensor.PARTS]
+    return all(a is b is None or torch.equal(a, b) for a, b in pairs)
+
+
+def test_values_copies_and_size(pair):
+    compact, packed = pair
+    assert torch.equal(packed.dequantize(), compact.dequantize())
+    assert packed.get_usages() == compact.get_usages()
+    assert same_parts(packed.unpacked(), compact)
+    # 3 x 3 or 5 x 2 units of 8 x 16, each 64 bytes of codes and 8 of scales, in lines of 64; then an amax.
+    units = 3 * 3 if compact.get_usages()["rowwise"] else 5 * 2
+    assert packed._packed_data.numel() == -(-units * 72 // 64) * 64 + 4
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.detach, torch.clone, copy.deepcopy, lambda t: t.to(torch.bfloat16)])
+def test_copies_stay_packed(pair, change):
+    compact, packed = pair
+    changed = change(packed)
+    assert isinstance(changed, PackedNVFP4Tensor)
+    assert torch.equal(changed.dequantize(), change(compact).dequantize())
+
+
+def test_what_is_saved_is_compact(pair):
+    compact, packed = pair
+    memory = io.BytesIO()
+    torch.save({"tensor": packed, "parameter": nn.Parameter(packed, requires_grad=False)}, memory)
+    memory.seek(0)
+    loaded = torch.load(memory, weights_only=True)
+    assert [type(each) for each in loaded.values()] == [NVFP4Tensor, NVFP4Tensor]
+    assert isinstance(loaded["parameter"], nn.Parameter)
+    assert all(same_parts(each, compact) for each in loaded.values())
+
+
+def test_writes_are_packed_again(pair):
+    compact, packed = pair
+    address = packed._packed_data.data_ptr()
+    for tensor in pair:
+        tensor.mul_(3)
+    assert torch.equal(packed.dequantize(), compact.dequantize())
+    compact.copy_(torch.ones(SHAPE))
+    packed.copy_(compact)
+    assert torch.equal(packed.dequantize(), torch.ones(SHAPE))
+    assert packed._packed_data.data_ptr() == address
+
+
+def test_views_and_products_decode(pair):
+    compact, packed = pair
+    x = torch.randn(3, SHAPE[1])
+    assert torch.equal(packed.t(), compact.dequantize().t())
+    assert torch.equal(nn.functional.linear(x, packed), nn.functional.linear(x, compact.dequantize()))
+
+
+def test_torch_compile_takes_it(pair):
+    compact, packed = pair
+    torch._dynamo.reset()
+
+    def function(weight, x):
+        return x @ weight.t() + 1
+
+    x = torch.randn(3, SHAPE[1])
+    got = torch.compile(function, backend="aot_eager")(packed, x)
+    assert torch.equal(got, function(compact.dequantize(), x))
+
+
+def test_errors(pair):
+    compact, packed = pair
+    usages = compact.get_usages()
+    with pytest.raises(RecipeError, match="one copy"):
+        packed.update_usage(rowwise_usage=True, columnwise_usage=True)
+    with pytest.raises(RecipeError, match=r"bytes of uint8, got torch\.uint8 of shape"):
+        PackedNVFP4Tensor(packed_data=packed._packed_data[1:], shape=SHAPE, quantizer=packed._quantizer)
+    with pytest.raises(RecipeError, match="must make one copy"):
+        PackedNVFP4Tensor(packed_data=packed._packed_data, shape=SHAPE, quantizer=NVFP4Quantizer())
+    assert packed.get_usages() == usages
