@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from kernel_list import copy_kernels, quantize_kernels, small_kernels
@@ -88,3 +89,10 @@ def test_no_multiply_and_add_may_be_contracted(kernel):
     assert not re.search(r"\b(add|sub|mul|div)\.(f32|f64)\b", text)
     assert ".ftz" not in text
     assert "approx" not in text
+
+
+def test_the_documented_example_prints_ptx(capsys):
+    page = (Path(__file__).parents[3] / "docs" / "cuda.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(compile(code, "docs/cuda.md", "exec"), {})
+    assert ".target sm_100a" in capsys.readouterr().out
