@@ -33,6 +33,11 @@ def thread_counts() -> tuple[int, ...]:
     return (1, len(_CORES)) if len(_CORES) > 1 else (1,)
 
 
+def limit(cores: int) -> None:
+    """Use only the first so many cores."""
+    del _CORES[cores:]
+
+
 @contextmanager
 def pinned(threads: int) -> Iterator[None]:
     """Compute with this many threads on as many cores."""

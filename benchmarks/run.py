@@ -39,12 +39,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"any of {', '.join(GROUPS)}; all by default")
     parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer repeats")
+    parser.add_argument("--cores", type=int, help="use at most so many; all by default")
     arguments = parser.parse_args()
     # `make bench GROUPS=gemm,models` gives them in one word.
     groups = [name for word in arguments.groups for name in word.split(",") if name] or list(GROUPS)
     unknown = sorted(set(groups) - GROUPS.keys())
     if unknown:
         parser.error(f"unknown group {unknown[0]}; the groups are {', '.join(GROUPS)}")
+    if arguments.cores is not None:
+        machine.limit(max(arguments.cores, 1))
     print("\n".join(f"{name}: {value}" for name, value in machine.describe().items()), end="\n\n", flush=True)
     for name in groups:
         start, before = time.perf_counter(), machine.load()
@@ -55,17 +58,19 @@ def main() -> int:
             continue
         seconds = time.perf_counter() - start
         print(f"{table.text()}\n[{name}: {seconds:.0f} s, load average {before} -> {machine.load()}]\n", flush=True)
-        _write(name, table, before, arguments.quick)
+        _write(name, table, before, arguments)
     return 0
 
 
-def _write(name: str, table: Table, load: str, quick: bool) -> None:
+def _write(name: str, table: Table, load: str, arguments: argparse.Namespace) -> None:
     import charts
 
+    quick, cores = arguments.quick, f" --cores {arguments.cores}" if arguments.cores else ""
     results = HERE / "results" / "quick" if quick else HERE / "results"
     results.mkdir(parents=True, exist_ok=True)
     here = machine.describe() | {"load average": f"{load} before, {machine.load()} after"}
-    data = {"command": f"make {'bench-quick' if quick else 'bench'} GROUPS={name}", "machine": here, **table.data()}
+    command = f"python benchmarks/run.py {'--quick ' if quick else ''}{name}{cores}"
+    data = {"command": command, "machine": here, **table.data()}
     (results / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n")
     charts.draw(data, results / f"{name}.png")
 

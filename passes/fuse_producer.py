@@ -145,10 +145,15 @@ def _match_inverse_rms(source: ir.Value, value: ir.Value) -> tuple[float, list[i
         return None
     epsilon = constant_number(add.operands[1])
     plain = constant_number(add.operands[2]) == 1 and constant_number(square.operands[1]) == 2
-    over_rows = constant_ints(mean.operands[1]) == [-1]
-    if not plain or not over_rows or not epsilon or square.operands[0] != source:
+    if not plain or not _is_over_rows(mean) or not epsilon or square.operands[0] != source:
         return None
     return float(epsilon), [rsqrt, add, mean, square]
+
+
+def _is_over_rows(reduction: ir.Operation) -> bool:
+    """Whether it reduces the last dim, counted from either end."""
+    source = tensor_info(reduction.operands[0].type)
+    return source is not None and constant_ints(reduction.operands[1]) in ([-1], [len(source.shape) - 1])
 
 
 def _single(value: ir.Value, name: str) -> ir.Operation | None:

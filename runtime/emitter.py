@@ -59,6 +59,18 @@ class Emitter:
 
 
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+# torch's own functions with the arguments of these overloads: they cost a call half as much.
+_FUNCTIONS = {
+    torch.ops.aten.reshape.default: torch.reshape,
+    torch.ops.aten.transpose.int: torch.transpose,
+    torch.ops.aten.permute.default: torch.permute,
+    torch.ops.aten.select.int: torch.select,
+    torch.ops.aten.cat.default: torch.cat,
+    torch.ops.aten.mean.dim: torch.mean,
+    torch.ops.aten.add.Tensor: torch.add,
+    torch.ops.aten.sub.Tensor: torch.sub,
+    torch.ops.aten.mul.Tensor: torch.mul,
+}
 
 
 class _Body:
@@ -187,7 +199,7 @@ class _Body:
             # Values have no strides in the IR: what was a view of a copy in another layout may have lost the copy.
             overload = torch.ops.aten.reshape.default
         # Past the Python of the overload's own call.
-        called = self._bind(str(overload).replace(".", "_"), overload._op)
+        called = self._bind(str(overload).replace(".", "_"), _FUNCTIONS.get(overload, overload._op))
         return f"{self._results(op)} = {called}({self._aten_arguments(overload, op)})"
 
     def _aten_arguments(self, overload: torch._ops.OpOverload, op: ir.Operation) -> str:

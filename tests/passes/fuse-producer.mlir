@@ -41,6 +41,47 @@ func.func @rms_norm(%x: !torch.vtensor<[?,64],f32>, %w: !torch.vtensor<[64],f32>
   return %q : !scaled.tensor<tensor<?x64xf32>, #mx, none>
 }
 
+// CHECK-LABEL: func.func @rms_norm_of_dim_1
+// CHECK-NEXT: %[[Q:.*]] = "scaled.produce_quantize"(%arg0, %arg1) {epsilon = 9.99{{.*}} : f64, {{.*}}producer = "rms_norm"
+// CHECK-NEXT: return %[[Q]]
+func.func @rms_norm_of_dim_1(%x: !torch.vtensor<[?,64],f32>, %w: !torch.vtensor<[64],f32>) -> !scaled.tensor<tensor<?x64xf32>, #mx, none> {
+  %one = torch.constant.int 1
+  %two = torch.constant.int 2
+  %true = torch.constant.bool true
+  %none = torch.constant.none
+  %epsilon = torch.constant.float 9.99999997E-7
+  %square = torch.aten.pow.Tensor_Scalar %x, %two : !torch.vtensor<[?,64],f32>, !torch.int -> !torch.vtensor<[?,64],f32>
+  %dims = torch.prim.ListConstruct %one : (!torch.int) -> !torch.list<int>
+  %mean = torch.aten.mean.dim %square, %dims, %true, %none : !torch.vtensor<[?,64],f32>, !torch.list<int>, !torch.bool, !torch.none -> !torch.vtensor<[?,1],f32>
+  %add = torch.aten.add.Scalar %mean, %epsilon, %one : !torch.vtensor<[?,1],f32>, !torch.float, !torch.int -> !torch.vtensor<[?,1],f32>
+  %rsqrt = torch.aten.rsqrt %add : !torch.vtensor<[?,1],f32> -> !torch.vtensor<[?,1],f32>
+  %normal = torch.aten.mul.Tensor %x, %rsqrt : !torch.vtensor<[?,64],f32>, !torch.vtensor<[?,1],f32> -> !torch.vtensor<[?,64],f32>
+  %y = torch.aten.mul.Tensor %w, %normal : !torch.vtensor<[64],f32>, !torch.vtensor<[?,64],f32> -> !torch.vtensor<[?,64],f32>
+  %q = "scaled.quantize"(%y) {layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "input"} : (!torch.vtensor<[?,64],f32>) -> !scaled.tensor<tensor<?x64xf32>, #mx, none>
+  return %q : !scaled.tensor<tensor<?x64xf32>, #mx, none>
+}
+
+// CHECK-LABEL: func.func @mean_over_columns
+// CHECK: %[[Q:.*]] = "scaled.quantize"(
+func.func @mean_over_columns(%x: !torch.vtensor<[?,64],f32>, %w: !torch.vtensor<[64],f32>) -> !scaled.tensor<tensor<?x64xf32>, #mx, none> {
+  %one = torch.constant.int 1
+  %two = torch.constant.int 2
+  %zero = torch.constant.int 0
+  %true = torch.constant.bool true
+  %none = torch.constant.none
+  %epsilon = torch.constant.float 9.99999997E-7
+  %square = torch.aten.pow.Tensor_Scalar %x, %two : !torch.vtensor<[?,64],f32>, !torch.int -> !torch.vtensor<[?,64],f32>
+  %dims = torch.prim.ListConstruct %zero : (!torch.int) -> !torch.list<int>
+  %mean = torch.aten.mean.dim %square, %dims, %true, %none : !torch.vtensor<[?,64],f32>, !torch.list<int>, !torch.bool, !torch.none -> !torch.vtensor<[1,64],f32>
+  %add = torch.aten.add.Scalar %mean, %epsilon, %one : !torch.vtensor<[1,64],f32>, !torch.float, !torch.int -> !torch.vtensor<[1,64],f32>
+  %rsqrt = torch.aten.rsqrt %add : !torch.vtensor<[1,64],f32> -> !torch.vtensor<[1,64],f32>
+  %normal = torch.aten.mul.Tensor %x, %rsqrt : !torch.vtensor<[?,64],f32>, !torch.vtensor<[1,64],f32> -> !torch.vtensor<[?,64],f32>
+  %y = torch.aten.mul.Tensor %w, %normal : !torch.vtensor<[64],f32>, !torch.vtensor<[?,64],f32> -> !torch.vtensor<[?,64],f32>
+  %q = "scaled.quantize"(%y) {layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "input"} : (!torch.vtensor<[?,64],f32>) -> !scaled.tensor<tensor<?x64xf32>, #mx, none>
+  return %q : !scaled.tensor<tensor<?x64xf32>, #mx, none>
+}
+
+
 // CHECK-LABEL: func.func @silu_and_multiply
 // CHECK: "scaled.produce_quantize"(%arg1, %arg0) {{.*}}producer = "silu_and_multiply"
 func.func @silu_and_multiply(%up: !torch.vtensor<[8,64],bf16>, %gate: !torch.vtensor<[8,64],bf16>) -> !scaled.tensor<tensor<8x64xbf16>, #mx, none> {
