@@ -11,6 +11,8 @@ from machine import pinned
 from report import Table, progress
 
 LEAST_CALLS = 3
+ONLY: list[str] = []
+"""Where not empty: words, one of which the name of a contender must hold; a baseline always runs."""
 COLUMNS = ["work", "threads", "contender", "best ms", "median ms", "speed", "speed, best", "error", "held MB"]
 
 
@@ -46,6 +48,9 @@ def contest_table(title: str, baseline: str) -> Table:
 
 def compete(table: Table, work: str, threads: int, makers: Mapping[str, Maker], calls: int, seconds: float) -> None:
     """A row a contender; the first is the baseline. None is called more than `calls` times or much over `seconds`."""
+    baseline_name = next(iter(makers))
+    if ONLY:
+        makers = {n: make for n, make in makers.items() if n == baseline_name or any(word in n for word in ONLY)}
     with pinned(threads), torch.no_grad():
         contenders: dict[str, Contender | Absent] = {}
         errors: dict[str, float] = {}
@@ -60,7 +65,7 @@ def compete(table: Table, work: str, threads: int, makers: Mapping[str, Maker], 
         running = {name: c.run for name, c in contenders.items() if isinstance(c, Contender)}
         times = interleave(running, calls, seconds, clock_of(threads))
     progress("")
-    baseline = times[next(iter(makers))]
+    baseline = times[baseline_name]
     for name, contender in contenders.items():
         if isinstance(contender, Absent):
             table.rows.append([work, str(threads), name, contender.word, *[""] * 5])

@@ -40,12 +40,17 @@ def main() -> int:
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"any of {', '.join(GROUPS)}; all by default")
     parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer repeats")
     parser.add_argument("--cores", type=int, help="use at most so many; all by default")
+    parser.add_argument("--only", default="", help="contenders whose names hold one of these words: steelyard,inductor")
     arguments = parser.parse_args()
     # `make bench GROUPS=gemm,models` gives them in one word.
     groups = [name for word in arguments.groups for name in word.split(",") if name] or list(GROUPS)
     unknown = sorted(set(groups) - GROUPS.keys())
     if unknown:
         parser.error(f"unknown group {unknown[0]}; the groups are {', '.join(GROUPS)}")
+    if arguments.only:
+        import contest
+
+        contest.ONLY += arguments.only.split(",")
     if arguments.cores is not None:
         machine.limit(max(arguments.cores, 1))
     print("\n".join(f"{name}: {value}" for name, value in machine.describe().items()), end="\n\n", flush=True)
@@ -65,11 +70,12 @@ def main() -> int:
 def _write(name: str, table: Table, load: str, arguments: argparse.Namespace) -> None:
     import charts
 
-    quick, cores = arguments.quick, f" --cores {arguments.cores}" if arguments.cores else ""
+    quick = arguments.quick
+    options = [f"--{key} {value}" for key in ("cores", "only") if (value := getattr(arguments, key))]
     results = HERE / "results" / "quick" if quick else HERE / "results"
     results.mkdir(parents=True, exist_ok=True)
     here = machine.describe() | {"load average": f"{load} before, {machine.load()} after"}
-    command = f"python benchmarks/run.py {'--quick ' if quick else ''}{name}{cores}"
+    command = " ".join(["python benchmarks/run.py", *(["--quick"] if quick else []), *options, name])
     data = {"command": command, "machine": here, **table.data()}
     (results / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n")
     charts.draw(data, results / f"{name}.png")

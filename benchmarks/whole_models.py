@@ -33,7 +33,7 @@ def _gpt(table: Table, threads: int, quick: bool) -> None:
         "eager bf16": partial(peers.eager_bf16, model, inputs),
     }
     work = f"GPT {len(model.blocks)} x 768, {inputs[0].shape[1]} tokens"
-    compete(table, work, threads, makers, calls=9, seconds=0.5 if quick else 8.0)
+    compete(table, work, threads, makers, calls=9, seconds=0.5 if quick else 3.0)
 
 
 def _decoder(table: Table, threads: int, quick: bool) -> None:
