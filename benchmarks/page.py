@@ -30,7 +30,10 @@ def page(results: Path = HERE / "results") -> str:
     files = sorted(results.glob("*.json"), key=lambda path: (_rank(path.stem), path.stem))
     parts = [INTRODUCTION]
     for path in files:
-        parts.append(_section(path.stem, json.loads(path.read_text()), path.with_suffix(".png").exists()))
+        data = json.loads(path.read_text())
+        # Figures of a machine that is not described say nothing.
+        if "machine" in data:
+            parts.append(_section(path.stem, data, path.with_suffix(".png").exists()))
     return "\n".join(parts)
 
 
