@@ -87,6 +87,8 @@ def _is_stored(parameter: torch.Tensor, weight: WeightArgument) -> bool:
     return parts is not None and parts[0].data_ptr() in memory
 
 
+# A parameter outlives the call that makes it, which may run in inference mode.
+@torch.inference_mode(False)
 @torch.no_grad()
 def _quantized(parameter: torch.Tensor, weight: WeightArgument, state: State) -> torch.nn.Parameter:
     form = weight.form

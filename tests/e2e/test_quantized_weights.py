@@ -170,6 +170,15 @@ def test_writes_are_seen():
     assert torch.equal(net(x), model[4].bias.expand(5, 10))
 
 
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
+def test_weights_that_a_call_in_inference_mode_stores_can_be_written_later(recipe):
+    model, arguments = make_mlp()
+    with torch.inference_mode():
+        net = make_stored(model, recipe, arguments["input"])
+    model[4].weight.zero_()
+    assert torch.equal(net(arguments["input"]), model[4].bias.expand(5, 10))
+
+
 def test_other_sizes_and_copies_read_the_same_codes():
     model, arguments = make_mlp()
     x = arguments["input"]
