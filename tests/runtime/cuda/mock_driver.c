@@ -1,52 +1,85 @@
-/* A CUDA driver for tests: what Steelyard calls of it, with launches handed to a callback. */
+/* A CUDA driver for tests: what Steelyard calls of it, with launches handed to
+ * a callback. */
 #include <dlfcn.h>
 #include <stdint.h>
 #include <string.h>
 
 typedef int (*LoadCallback)(const char *text);
-typedef int (*LaunchCallback)(int module, const char *name, unsigned blocks, unsigned threads, unsigned shared,
+typedef int (*LaunchCallback)(int module, const char *name, unsigned blocks,
+                              unsigned threads, unsigned shared,
                               uint64_t stream, void **arguments);
 
 static LoadCallback load_callback;
 static LaunchCallback launch_callback;
 static int major = 9, minor = 0, context, current;
-static struct { int module; char name[256]; unsigned shared_limit; } functions[4096];
+static struct {
+  int module;
+  char name[256];
+  unsigned shared_limit;
+} functions[4096];
 static int function_count;
 
-void mock_set(LoadCallback load, LaunchCallback launch, int new_major, int new_minor) {
-  load_callback = load, launch_callback = launch, major = new_major, minor = new_minor;
+void mock_set(LoadCallback load, LaunchCallback launch, int new_major,
+              int new_minor) {
+  load_callback = load, launch_callback = launch, major = new_major,
+  minor = new_minor;
 }
 
-enum { SUCCESS = 0, INVALID_VALUE = 1, INVALID_CONTEXT = 201, INVALID_PTX = 218, NOT_FOUND = 500, LAUNCH_FAILED = 719 };
+enum {
+  SUCCESS = 0,
+  INVALID_VALUE = 1,
+  INVALID_CONTEXT = 201,
+  INVALID_PTX = 218,
+  NOT_FOUND = 500,
+  LAUNCH_FAILED = 719
+};
 
-int cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *status) {
+int cuGetProcAddress_v2(const char *symbol, void **function, int version,
+                        uint64_t flags, int *status) {
   char name[300];
   strncpy(name, symbol, 290), name[290] = 0;
   *function = dlsym(RTLD_DEFAULT, name);
-  if (status) *status = *function ? 0 : 1;
+  if (status)
+    *status = *function ? 0 : 1;
   return *function ? SUCCESS : NOT_FOUND;
 }
-int cuGetProcAddress(const char *symbol, void **function, int version, uint64_t flags) {
+int cuGetProcAddress(const char *symbol, void **function, int version,
+                     uint64_t flags) {
   return cuGetProcAddress_v2(symbol, function, version, flags, 0);
 }
 int cuInit(unsigned flags) { return SUCCESS; }
-int cuDriverGetVersion(int *version) { *version = 13000; return SUCCESS; }
-int cuDeviceGet(int *device, int index) { *device = index; return index == 0 ? SUCCESS : 101; }
+int cuDriverGetVersion(int *version) {
+  *version = 13000;
+  return SUCCESS;
+}
+int cuDeviceGet(int *device, int index) {
+  *device = index;
+  return index == 0 ? SUCCESS : 101;
+}
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
-  if (attribute != 75 && attribute != 76) return INVALID_VALUE;
+  if (attribute != 75 && attribute != 76)
+    return INVALID_VALUE;
   *value = attribute == 75 ? major : minor;
   return SUCCESS;
 }
-int cuDevicePrimaryCtxRetain(void **result, int device) { *result = &context; return SUCCESS; }
-int cuCtxSetCurrent(void *given) { current = given == &context; return SUCCESS; }
+int cuDevicePrimaryCtxRetain(void **result, int device) {
+  *result = &context;
+  return SUCCESS;
+}
+int cuCtxSetCurrent(void *given) {
+  current = given == &context;
+  return SUCCESS;
+}
 int cuModuleLoadData(void **module, const void *text) {
-  if (!current) return INVALID_CONTEXT;
+  if (!current)
+    return INVALID_CONTEXT;
   int id = load_callback(text);
   *module = (void *)(intptr_t)id;
   return id > 0 ? SUCCESS : INVALID_PTX;
 }
 int cuModuleGetFunction(void **function, void *module, const char *name) {
-  if (function_count == 4096) return INVALID_VALUE;
+  if (function_count == 4096)
+    return INVALID_VALUE;
   functions[function_count].module = (int)(intptr_t)module;
   functions[function_count].shared_limit = 48 << 10;
   strncpy(functions[function_count].name, name, 255);
@@ -54,15 +87,22 @@ int cuModuleGetFunction(void **function, void *module, const char *name) {
   return SUCCESS;
 }
 int cuFuncSetAttribute(void *function, int attribute, int value) {
-  if (attribute != 8 || value > 99 << 10) return INVALID_VALUE; /* what the smallest target gives a block */
+  if (attribute != 8 || value > 99 << 10)
+    return INVALID_VALUE; /* what the smallest target gives a block */
   ((__typeof__(functions[0]) *)function)->shared_limit = value;
   return SUCCESS;
 }
-int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                   unsigned shared, void *stream, void **arguments, void **extra) {
+int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz,
+                   unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                   void *stream, void **arguments, void **extra) {
   __typeof__(functions[0]) *known = function;
-  if (!current) return INVALID_CONTEXT;
-  if (gy != 1 || gz != 1 || by != 1 || bz != 1 || extra || shared > known->shared_limit) return INVALID_VALUE;
-  return launch_callback(known->module, known->name, gx, bx, shared, (uint64_t)stream, arguments) ? LAUNCH_FAILED
-                                                                                                  : SUCCESS;
+  if (!current)
+    return INVALID_CONTEXT;
+  if (gy != 1 || gz != 1 || by != 1 || bz != 1 || extra ||
+      shared > known->shared_limit)
+    return INVALID_VALUE;
+  return launch_callback(known->module, known->name, gx, bx, shared,
+                         (uint64_t)stream, arguments)
+             ? LAUNCH_FAILED
+             : SUCCESS;
 }
