@@ -104,16 +104,17 @@ def _reader_count(value: ir.Value, others: Collection[ir.Operation]) -> int:
 
 def _keep_preactivation(op: ir.Operation, product: GemmOp, views: list[ir.Operation]) -> None:
     """Let a gemm apply an activation and return what it is given too, which takes the product's place."""
-    fields = {"bias": product.bias, "kind": product.kind.value, "layer": product.layer.value}
     with ir.InsertionPoint(product), product.location:
         fused = gemm(
             product.lhs,
             product.rhs,
             result=product.result.type,
+            kind=product.kind.value,
+            layer=product.layer.value,
             batch_dims=product.batch_dims.value,
+            bias=product.bias,
             epilogue=activation_of(op) or "none",
             preactivation=True,
-            **fields,
         )
     product.result.replace_all_uses_with(fused.preactivation)
     last = fused.result
