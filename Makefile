@@ -80,7 +80,7 @@ bench: $(STAMP)-bench ## Measure beside peers, print tables, write charts and do
 	@$(BIN)/python benchmarks/run.py $(GROUPS)
 	@$(BIN)/python benchmarks/page.py
 
-bench-quick: $(STAMP)-bench ## The same in two minutes, with smaller sizes.
+bench-quick: $(STAMP)-bench ## The same with smaller sizes and fewer calls.
 	@$(BIN)/python benchmarks/run.py --quick $(GROUPS)
 
 clean: ## Remove what make made.

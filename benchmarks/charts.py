@@ -30,8 +30,8 @@ def draw(data: dict[str, Any], path: Path) -> None:
     axes.set_yticks(places, names, fontsize=8)
     for place, group in groups:
         axes.text(0, place, f" {group}", fontsize=8, fontweight="bold", va="center")
-    axes.invert_yaxis()
-    axes.margins(x=0.08, y=0.01)
+    axes.margins(x=0.08)
+    axes.set_ylim(places[-1] + 0.6, -0.6)
     axes.set_xlabel(data["ratio"])
     axes.set_title(data["title"], fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)

@@ -16,12 +16,11 @@ INTRODUCTION = """\
 
 # Performance
 
-Every table was measured on a CPU by the command above it: each contender does the same work in the same process, and
-they are called in turns, so what disturbs one disturbs all. Times depend on the machine, so read the ratios. With one
-thread they are CPU time of the process, which other processes do not add to; with more, time on the wall, which a busy
-machine distorts: look at the load average. `make bench` measures everything (`make bench GROUPS=models,peers` some of
-it), `make bench-quick` takes two minutes, and both install what they compare with: the extra `bench`. A peer that is
-missing or fails is shown as such.
+Every table was measured on a CPU by the command above it, contenders called in turns in one process, so that what
+disturbs one disturbs all. Times depend on the machine, so read the ratios, and look at the load average: times on the
+wall, as of several threads, are distorted where it is above the number of cores. `make bench` measures everything
+(`make bench GROUPS=models,peers` some of it), `make bench-quick` smaller sizes; both install what they compare with
+(the extra `bench`). A peer that is missing or fails is shown as such.
 """
 
 

@@ -32,4 +32,4 @@ def _row(table: Table, threads: int, rows: int, count: int, width: int, seconds:
         **{f"torchao {kind}": partial(peers.torchao, model, inputs, kind) for kind in peers.TORCHAO},
         **{f"OpenVINO {mode} weights": partial(peers.openvino, model, inputs, mode) for mode in peers.OPENVINO},
     }
-    compete(table, f"{rows} rows, {count} linears", threads, makers, calls=25, seconds=seconds)
+    compete(table, f"M={rows}, {count} in a row", threads, makers, calls=25, seconds=seconds)
