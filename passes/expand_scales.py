@@ -23,7 +23,7 @@ def expand_scales(module: ir.Operation) -> None:
 def _expand(op: QuantizeOp) -> None:
     per_row = any(scheme.second_level == "row" for scheme in op.result.type.info.schemes)
     with ir.InsertionPoint(op), op.location:
-        if list(op.new_amax.uses):
+        if op.new_amax is not None and list(op.new_amax.uses):
             op.new_amax.replace_all_uses_with(amax(op.source, per_row=per_row).result)
         row, col = op.result.type.info.row, op.result.type.info.col
         plain = quantize(

@@ -200,7 +200,8 @@ class _Lowering:
         if any(isinstance(value.type, TensorType) for value in (*op.operands, *op.results)):
             fail(op, "has no kernel for quantized tensors; run scaled-legalize before the tensors are quantized")
         name = op.OPERATION_NAME.removeprefix("scaled.")
-        config = {key: value for key in _ATTRIBUTES[type(op)] if (value := _value(op.attributes[key])) is not None}
+        found = {key: _value(op.attributes[key]) for key in _ATTRIBUTES[type(op)]}
+        config: dict[str, Setting] = {key: value for key, value in found.items() if value is not None}
         if REDUCE in op.attributes:
             config["reduce"] = True
         if LAYER in op.attributes:

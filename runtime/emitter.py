@@ -181,7 +181,8 @@ class _Body:
                 self._names[value] = f"tensors[{len(self._places)}]"
                 self._places.append(Place(offset, tuple(size or 0 for size in shape), dtype))
                 continue
-            empty = self._bind("empty", functools.partial(torch.empty, shape, dtype=dtype))
+            sizes = tuple(size or 0 for size in shape)
+            empty = self._bind("empty", functools.partial(torch.empty, sizes, dtype=dtype))
             lines.append(f"{self._new_variable(value)} = {empty}()")
         return lines
 

@@ -231,7 +231,7 @@ def _bind_batched_gemm(kernel: Kernel) -> Bound:
         sizes = iter(values[len(values) - kernel.operands.count("size") :])
         lead = [next(sizes) if size is None else size for size in shape[:-1]]
         count, tokens = prod(lead[:batch_dims]), prod(lead[batch_dims:])
-        tensors = [[None if i is None else values[i] for i in part] for part in parts]
+        tensors: list[list[Any]] = [[None if i is None else values[i] for i in part] for part in parts]
         rows = tensors[1][0].shape[0] // count if count else 0
         out = torch.empty((*lead, rows), dtype=dtype)
         for entry in range(count if out.numel() else 0):

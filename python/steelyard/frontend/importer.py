@@ -74,7 +74,8 @@ class _LayerLocations(ContextCache):
 
     def get_node_location(self, node: torch.fx.Node) -> ir.Location | None:
         location = super().get_node_location(node)
-        layer, rule = self._layers.get(node, ""), _CHECKPOINT_RULES.get(node.meta.get("recompute"))
+        layer, policy = self._layers.get(node, ""), node.meta.get("recompute")
+        rule = None if policy is None else _CHECKPOINT_RULES.get(policy)
         if not layer and rule is None:
             return location
         location = location or ir.Location.unknown(self._c)
