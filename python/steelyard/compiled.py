@@ -111,7 +111,7 @@ class _State:
         if module is None or (part is not None and _plain(part) is module):
             return part
         name = f"{self.name}.{key}" if self.name else key
-        self._parts[key] = _make_part(module, name, self.backend) if _may_multiply(module) else module
+        self._parts[key] = _make_part(module, name, self.backend) if _may_multiply(module) else module  # pyright: ignore[reportCallIssue]
         return self._parts[key]
 
     def forward(self, net: "CompiledModule") -> Callable:
@@ -343,7 +343,7 @@ class CompiledSequence(CompiledModule):
         if torch.compiler.is_dynamo_compiling():
             return container[key]
         if isinstance(key, slice):
-            return _make_part(container[key], state.name or "", state.backend)
+            return _make_part(container[key], state.name or "", state.backend)  # pyright: ignore[reportCallIssue]
         return state.part(list(self._modules)[key])
 
     def __iter__(self) -> Iterator:
