@@ -62,6 +62,20 @@ def matrix_of(x: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int, int, int, 
     return x, (x.data_ptr(), DTYPES[x.dtype], rows, columns, row_stride, column_stride)
 
 
+def flat(x: torch.Tensor) -> torch.Tensor:
+    """A tensor that kernels can read as it is; keep it while they run."""
+    return x if x.is_contiguous() and not x.is_neg() else matrix_of(x)[0]
+
+
+def plain_matrix(x: torch.Tensor) -> tuple:
+    """What kernels read a tensor by, its leading dims flattened."""
+    if x.dim() == 2:
+        return x.data_ptr(), DTYPES[x.dtype], *x.shape, *x.stride()
+    columns = x.shape[-1]
+    rows = x.numel() // columns if columns else x.shape[:-1].numel()
+    return x.data_ptr(), DTYPES[x.dtype], rows, columns, columns, 1
+
+
 def check_copy(copy: QuantizedCopy, what: str, *, borrowed: bool = False) -> None:
     """Refuse a copy whose parts do not fit its scheme and shape, and a borrowed one unless the kernel reads those."""
     scheme_bits(copy.scheme)

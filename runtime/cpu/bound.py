@@ -20,7 +20,7 @@ from steelyard.quantized_parts import part_shapes
 from steelyard.reference.gemm import EPILOGUES
 from steelyard.runtime import _cpu, dtypes
 from steelyard.runtime.cpu import decoding, delayed, producers, quantization
-from steelyard.runtime.cpu.arguments import DTYPES, matrix_of, scheme_bits
+from steelyard.runtime.cpu.arguments import DTYPES, flat, plain_matrix, scheme_bits
 from steelyard.runtime.cpu.gemm import PACKED
 from steelyard.schemes import Scheme
 from steelyard.stored import stored_shape
@@ -30,20 +30,6 @@ _WORD = 0xFFFFFFFFFFFFFFFF
 _COPIES = (("row", False), ("col", True))
 
 Bound = tuple[Callable, Callable | None]
-
-
-def _flat(x: torch.Tensor) -> torch.Tensor:
-    """A tensor that kernels can read as it is; keep it while they run."""
-    return x if x.is_contiguous() and not x.is_neg() else matrix_of(x)[0]
-
-
-def _matrix(x: torch.Tensor) -> tuple:
-    """What kernels read a tensor by, its leading dims flattened."""
-    if x.dim() == 2:
-        return x.data_ptr(), DTYPES[x.dtype], *x.shape, *x.stride()
-    columns = x.shape[-1]
-    rows = x.numel() // columns if columns else x.shape[:-1].numel()
-    return x.data_ptr(), DTYPES[x.dtype], rows, columns, columns, 1
 
 
 class _Destination:
@@ -80,14 +66,14 @@ def _bind_quantize(kernel: Kernel) -> Bound:
     native, threads = _cpu.quantize, torch.get_num_threads
 
     def quantize(*values: Any) -> None:
-        source = _flat(values[0])
+        source = flat(values[0])
         if amax is not None:
             for copy in (row, col):
                 if copy is not None:
                     copy.put_amax(values[amax], values)
         seed, offset = (0, 0) if rng is None else (word & _WORD for word in values[rng].tolist())
         native(
-            _matrix(source),
+            plain_matrix(source),
             None if row is None else row.arguments(values),
             None if col is None else col.arguments(values),
             0 if scale is None else values[scale].data_ptr(),
@@ -104,7 +90,8 @@ def _bind_produce_quantize(kernel: Kernel) -> Bound:
     count = len([name for name in kernel.operands if name != "scale"])
     scale = kernel.operands.index("scale") if "scale" in kernel.operands else None
     producer, epsilon = str(kernel.config["producer"]), kernel.config["epsilon"]
-    constants = (epsilon,) if producer in ("layer_norm", "rms_norm") else ()
+    assert isinstance(epsilon, float)
+    make_source = producers.bind_source(producer, epsilon)
     schemes = [scheme for scheme in (kernel.config.get("row"), kernel.config.get("col")) if isinstance(scheme, Scheme)]
     two_passes = any(producers.finds_amax(scheme, scale, None) for scheme in schemes)
     plain = _destinations(kernel, has_amax=False)
@@ -121,7 +108,7 @@ def _bind_produce_quantize(kernel: Kernel) -> Bound:
     def produce_quantize(*values: Any) -> None:
         inputs = values[:count]
         dtype = inputs[0].dtype
-        source = producers.make_source(producer, (*inputs, *constants), dtype)
+        source = make_source(inputs)
         if not (two_passes and producers.is_kept(producer, source, dtype)):
             run(values, plain, source.matrix, source.arguments)
             return
@@ -130,7 +117,7 @@ def _bind_produce_quantize(kernel: Kernel) -> Bound:
         for copy in known:
             if copy is not None:
                 copy.put_amax(found, values)
-        run(values, known, _matrix(produced), None)
+        run(values, known, plain_matrix(produced), None)
 
     return produce_quantize, _allocate_copies(kernel)
 
@@ -187,7 +174,7 @@ def _bind_gemm(kernel: Kernel) -> Bound:
     )
     sizes_begin, sizes_end = len(kernel.operands) - kernel.operands.count("size"), len(kernel.operands)
     activation = list(EPILOGUES).index(str(kernel.config["epilogue"]))
-    keeps = "preactivation" in kernel.results
+    keeps, preactivation = "preactivation" in kernel.results, sizes_end + 1
     has_epilogue = activation > 0 or keeps
     native, threads = _cpu.qgemm, torch.get_num_threads
 
@@ -196,12 +183,12 @@ def _bind_gemm(kernel: Kernel) -> Bound:
         if out.numel() == 0:
             return
         sizes = values[sizes_begin:sizes_end]
-        target = _matrix(out)
-        kept = [] if residual is None else [_flat(values[residual])]
-        addend = _matrix(kept[0]) if kept else _NO_MATRIX
+        target = plain_matrix(out)
+        kept = [] if residual is None else [flat(values[residual])]
+        addend = plain_matrix(kept[0]) if kept else _NO_MATRIX
         if accumulator is not None:
-            kept.append(_flat(values[accumulator]))
-        added = _matrix(kept[-1]) if accumulator is not None else _NO_MATRIX
+            kept.append(flat(values[accumulator]))
+        added = plain_matrix(kept[-1]) if accumulator is not None else _NO_MATRIX
         native(
             lhs.arguments(values, lhs.rows(sizes)),
             rhs.arguments(values, rhs.rows(sizes)),
@@ -209,7 +196,9 @@ def _bind_gemm(kernel: Kernel) -> Bound:
             added if has_epilogue or residual is None else addend,
             target,
             threads(),
-            (activation, addend, _matrix(values[sizes_end + 1]) if keeps else _NO_MATRIX) if has_epilogue else None,
+            (activation, addend, plain_matrix(values[preactivation]) if keeps else _NO_MATRIX)
+            if has_epilogue
+            else None,
         )
 
     return gemm, _allocate_products(kernel, sizes_begin, sizes_end)

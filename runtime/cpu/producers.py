@@ -1,12 +1,13 @@
 """Norms, activations and sums that are quantized as they are produced, never written to memory in between."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from steelyard.quantized_copy import QuantizedCopy
 from steelyard.runtime import _cpu
-from steelyard.runtime.cpu.arguments import DTYPES, check_tensor, matrix_of, require
+from steelyard.runtime.cpu.arguments import DTYPES, check_tensor, flat, matrix_of, plain_matrix, require
 from steelyard.runtime.cpu.quantization import quantize, quantize_source
 from steelyard.schemes import Scheme
 
@@ -114,6 +115,22 @@ def finds_amax(scheme: Scheme | None, scale, amax) -> bool:
 def is_kept(producer: str, source: Source, dtype: torch.dtype) -> bool:
     """Exponentials cost more than memory, unless that is new: an allocator gives large blocks back each time."""
     return producer in _COSTLY and (dtype != torch.float32 or source.shape.numel() * 4 <= _REUSED_BYTES)
+
+
+def bind_source(producer: str, epsilon: float) -> Callable[[Sequence[torch.Tensor]], Source]:
+    """`make_source` for a program, whose inputs are what they must be."""
+    kind = _KINDS[producer]
+    no_matrices, no_vectors = [_NO_MATRIX] * (2 - kind.matrices), [_NO_MATRIX] * (2 - kind.vectors)
+
+    def source(inputs: Sequence[torch.Tensor]) -> Source:
+        tensors = [flat(tensor) for tensor in inputs[: kind.matrices]]
+        matrices = [plain_matrix(tensor) for tensor in tensors]
+        _, dtype, rows, columns, *strides = matrices[0]
+        vectors = [(v.data_ptr(), DTYPES[v.dtype], 1, columns, 0, v.stride(0)) for v in inputs[kind.matrices :]]
+        arguments = (kind.kind, kind.activation, *matrices, *no_matrices, *vectors, *no_vectors, epsilon)
+        return Source(arguments, (0, dtype, rows, columns, *strides), inputs[0].shape, tensors)
+
+    return source
 
 
 def make_source(producer: str, inputs: tuple, dtype: torch.dtype) -> Source:
