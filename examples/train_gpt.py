@@ -36,7 +36,7 @@ class Settings:
     heads: int = 6
     length: int = 128
     batch: int = 8
-    rate: float = 2e-3
+    rate: float = 5e-4
     validation_batches: int = 16
     evaluate_every: int = 50
 
