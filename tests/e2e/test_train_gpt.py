@@ -13,7 +13,7 @@ import train_gpt
 from steelyard import recipes
 
 SMALL = train_gpt.Settings(
-    steps=60, width=64, layers=2, heads=2, length=64, batch=4, validation_batches=8, evaluate_every=30
+    steps=60, width=64, layers=2, heads=2, length=64, batch=4, rate=2e-3, validation_batches=8, evaluate_every=30
 )
 
 
