@@ -59,7 +59,7 @@ class Emitter:
 
 
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
-# torch's own functions with the arguments of these overloads: they cost a call half as much.
+# torch's own functions with the arguments of these overloads: they cost less a call.
 _FUNCTIONS = {
     torch.ops.aten.reshape.default: torch.reshape,
     torch.ops.aten.transpose.int: torch.transpose,

@@ -217,3 +217,21 @@ def test_random_bits_follow_the_seed_and_move_once_a_backward():
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not torch.equal(first[0], other[0])
     assert not torch.equal(first[0], first[1])
+
+
+@pytest.mark.parametrize("recipe", recipes.NAMES)
+def test_torchs_own_compile_trains_as_a_net_does(recipe):
+    """Gradients of three steps: delayed scales and random bits move on behind `torch.compile`, too."""
+    gradients = []
+    for wrap in (
+        lambda model: steelyard.compile(model, recipe),
+        lambda model: torch.compile(model, backend="steelyard", options={"recipe": recipe}),
+    ):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(40, 56), torch.nn.GELU(), torch.nn.Linear(56, 24))
+        called = wrap(model)
+        for step in range(3):
+            called(torch.randn(20, 40, generator=torch.Generator().manual_seed(step))).square().sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+        torch._dynamo.reset()
+    assert all(torch.equal(first, second) for first, second in zip(*gradients, strict=True))
