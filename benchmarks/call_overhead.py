@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from report import Table, median_seconds, progress
+from report import Table, progress
+from timing import median_seconds
 from torch import nn
 
 import steelyard

@@ -5,7 +5,8 @@ import statistics
 import time
 from collections.abc import Callable
 
-from report import Table, median_seconds, progress
+from report import Table, progress
+from timing import median_seconds
 from torch_mlir import ir
 
 from steelyard.dialect import make_context

@@ -1,7 +1,5 @@
 """Contenders that do the same work, timed in turns in one process."""
 
-import statistics
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,16 +7,16 @@ from typing import Any
 import torch
 from machine import pinned
 from report import Table, progress
+from timing import clock_of, interleave
 
-LEAST_CALLS = 3
 ONLY: list[str] = []
 """Where not empty: words, one of which the name of a contender must hold; a baseline always runs."""
-COLUMNS = ["work", "threads", "contender", "best ms", "median ms", "speed", "speed, best", "error", "held MB"]
+COLUMNS = ["work", "threads", "contender", "best ms", "median ms", "speed", "speed, best", "aim", "error", "held MB"]
 
 
 @dataclass(frozen=True)
 class Contender:
-    """Something that does the work, and the bytes of weights that it holds."""
+    """Something that does the work and returns its result, and the bytes that it holds for it."""
 
     run: Callable[[], Any]
     held: int = 0
@@ -35,23 +33,33 @@ class Absent:
 Maker = Callable[[], Contender]
 
 
-def contest_table(title: str, baseline: str) -> Table:
+def contest_table(title: str, baseline: str, held: str = "weights in memory") -> Table:
     """A table whose rows `compete` adds; speeds are those of the baseline = 1."""
     table = Table(title, COLUMNS, labels=["work", "threads", "contender"], ratio="speed")
     table.notes = [
         f"speed: time of {baseline} / time, by medians and by the best calls; above 1 is faster than {baseline}.",
         "1 thread: CPU time of the process, which others on the machine do not add to; more threads: time on the wall.",
-        f"error: of the output, relative to {baseline}'s. held: weights in memory.",
+        f"error: of the output, relative to {baseline}'s. held: {held}.",
     ]
     return table
 
 
-def compete(table: Table, work: str, threads: int, makers: Mapping[str, Maker], calls: int, seconds: float) -> None:
+def compete(
+    table: Table,
+    work: str,
+    threads: int,
+    makers: Mapping[str, Maker],
+    *,
+    calls: int,
+    seconds: float,
+    aims: Mapping[str, float] | None = None,
+    gradients: bool = False,
+) -> None:
     """A row a contender; the first is the baseline. None is called more than `calls` times or much over `seconds`."""
     baseline_name = next(iter(makers))
     if ONLY:
         makers = {n: make for n, make in makers.items() if n == baseline_name or any(word in n for word in ONLY)}
-    with pinned(threads), torch.no_grad():
+    with pinned(threads), torch.set_grad_enabled(gradients):
         contenders: dict[str, Contender | Absent] = {}
         errors: dict[str, float] = {}
         expected = None
@@ -68,14 +76,16 @@ def compete(table: Table, work: str, threads: int, makers: Mapping[str, Maker], 
     baseline = times[baseline_name]
     for name, contender in contenders.items():
         if isinstance(contender, Absent):
-            table.rows.append([work, str(threads), name, contender.word, *[""] * 5])
+            table.rows.append([work, str(threads), name, contender.word, *[""] * 6])
             note = f"{name} {contender.word}: {contender.reason}"
             table.notes += [] if note in table.notes else [note]
             continue
-        best, median = min(times[name]), statistics.median(times[name])
-        speeds = [statistics.median(baseline) / median, min(baseline) / best]
+        own = times[name]
+        speeds = [baseline.median / own.median, baseline.best / own.best]
         held = contender.held / 1e6 if contender.held else ""
-        table.rows.append([work, str(threads), name, best * 1e3, median * 1e3, *speeds, errors[name], held])
+        aim = (aims or {}).get(name, "")
+        head = [work, str(threads), name, own.best * 1e3, own.median * 1e3]
+        table.rows.append([*head, *speeds, aim, errors[name], held])
 
 
 def _prepare(make: Maker) -> tuple[Contender | Absent, torch.Tensor | None]:
@@ -89,27 +99,6 @@ def _prepare(make: Maker) -> tuple[Contender | Absent, torch.Tensor | None]:
         # Peers fail in many ways on a machine that they were not made for: each is a result.
         reason = (str(error).strip().splitlines() or [""])[0]
         return Absent("fails", f"{type(error).__name__}: {reason[:120]}"), None
-
-
-def clock_of(threads: int) -> Callable[[], float]:
-    """For one thread the CPU time of the process, which others on the machine do not add to; for more the wall's."""
-    return time.process_time if threads == 1 else time.perf_counter
-
-
-def interleave(
-    works: Mapping[str, Callable[[], Any]], calls: int, seconds: float, clock: Callable[[], float] = time.perf_counter
-) -> dict[str, list[float]]:
-    """The times of each, taken in turns so that what disturbs one disturbs all."""
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(calls):
-        for name, work in works.items():
-            taken = times[name]
-            if len(taken) >= LEAST_CALLS and sum(taken) > seconds:
-                continue
-            start = clock()
-            work()
-            taken.append(clock() - start)
-    return times
 
 
 def relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:

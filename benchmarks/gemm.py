@@ -1,9 +1,10 @@
 """Linear layers with many rows, the quantization of the activation included, beside torch's products."""
 
 import torch
-from interleave import GEMMS, interleave, linear, quantized_weight
+from linears import GEMMS, linear, quantized_weight
 from machine import pinned
 from report import Table, progress
+from timing import interleave
 
 # M, N, K
 SHAPES = ((256, 2048, 2048), (512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096))

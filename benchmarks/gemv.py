@@ -1,9 +1,10 @@
 """Linear layers with few rows and weights from memory, beside torch's float32 products."""
 
 import torch
-from interleave import GEMMS, interleave, linear, quantized_weight
+from linears import GEMMS, linear, quantized_weight
 from machine import pinned
 from report import Table, progress
+from timing import interleave
 
 # M, N and K, and how many weights take turns so that none is in a cache.
 SHAPES = ((1, 2048, 24), (4, 2048, 24), (16, 2048, 24), (1, 8192, 1), (4, 8192, 1))

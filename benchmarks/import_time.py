@@ -3,7 +3,8 @@
 import subprocess
 import sys
 
-from report import Table, median_seconds, progress
+from report import Table, progress
+from timing import median_seconds
 
 STATEMENTS = {
     "python -c pass": "pass",

@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from report import Table, median_seconds, progress
+from report import Table, progress
+from timing import median_seconds
 
 import steelyard.jax as sj
 from steelyard import recipes

@@ -9,7 +9,7 @@ from report import cell_text
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "performance.md"
-ORDER = ("models", "gemm", "gemv", "quantizers", "training", "peers", "scaling", "jax", "compile", "call")
+ORDER = ("models", "gemm", "gemv", "quantizers", "training", "peers", "threads", "scaling", "jax", "compile", "call")
 
 INTRODUCTION = """\
 <!-- Made by `make bench` from benchmarks/results. Do not edit. -->
@@ -27,13 +27,8 @@ wall, as of several threads, are distorted where it is above the number of cores
 def page(results: Path = HERE / "results") -> str:
     """The text of the page."""
     files = sorted(results.glob("*.json"), key=lambda path: (_rank(path.stem), path.stem))
-    parts = [INTRODUCTION]
-    for path in files:
-        data = json.loads(path.read_text())
-        # Figures of a machine that is not described say nothing.
-        if "machine" in data:
-            parts.append(_section(path.stem, data, path.with_suffix(".png").exists()))
-    return "\n".join(parts)
+    sections = [_section(path.stem, json.loads(path.read_text()), path.with_suffix(".png").exists()) for path in files]
+    return "\n".join([INTRODUCTION, *sections])
 
 
 def _rank(name: str) -> int:

@@ -1,18 +1,10 @@
 """Quantizers beside a copy of as many bytes as they read and write."""
 
 import torch
-from interleave import (
-    BLOCK,
-    E4M3,
-    MXFP8,
-    MXFP8_COLUMNS,
-    NVFP4,
-    NVFP4_TILES,
-    TILE,
-    interleave,
-)
+from linears import BLOCK, E4M3, MXFP8, MXFP8_COLUMNS, NVFP4, NVFP4_TILES, TILE
 from machine import pinned
 from report import Table, progress
+from timing import interleave
 
 from steelyard.runtime import _cpu, cpu
 from steelyard.runtime.cpu.arguments import matrix_of

@@ -1,9 +1,6 @@
-"""Tables of measurements, and timing."""
+"""Tables of measurements."""
 
-import statistics
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -49,16 +46,6 @@ def cell_text(value: str | float) -> str:
     if isinstance(value, str):
         return value
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def median_seconds(work: Callable[[], object], repeats: int, clock: Callable[[], float] = time.perf_counter) -> float:
-    """The median time of a few runs."""
-    times = []
-    for _ in range(repeats):
-        start = clock()
-        work()
-        times.append(clock() - start)
-    return statistics.median(times)
 
 
 def progress(text: str) -> None:

@@ -8,6 +8,7 @@ import importlib
 import json
 import sys
 import time
+import traceback
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -31,19 +32,23 @@ GROUPS = {
     "training": "training",
     "peers": "peer_linears",
     "scaling": "scaling",
+    "threads": "thread_scaling",
 }
+# What `--quick` runs where no group is named: two minutes hold no compilations by inductor.
+QUICK_GROUPS = ("gemm", "gemv", "quantizers", "call", "models", "training", "peers", "scaling", "threads")
 
 
 def main() -> int:
     """Run the groups that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"any of {', '.join(GROUPS)}; all by default")
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"any of {', '.join(GROUPS)}; all by default (quick: {', '.join(QUICK_GROUPS)})")
     parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer repeats")
     parser.add_argument("--cores", type=int, help="use at most so many; all by default")
     parser.add_argument("--only", default="", help="contenders whose names hold one of these words: steelyard,inductor")
     arguments = parser.parse_args()
     # `make bench GROUPS=gemm,models` gives them in one word.
-    groups = [name for word in arguments.groups for name in word.split(",") if name] or list(GROUPS)
+    groups = [name for word in arguments.groups for name in word.split(",") if name]
+    groups = groups or list(QUICK_GROUPS if arguments.quick else GROUPS)
     unknown = sorted(set(groups) - GROUPS.keys())
     if unknown:
         parser.error(f"unknown group {unknown[0]}; the groups are {', '.join(GROUPS)}")
@@ -54,17 +59,30 @@ def main() -> int:
     if arguments.cores is not None:
         machine.limit(max(arguments.cores, 1))
     print("\n".join(f"{name}: {value}" for name, value in machine.describe().items()), end="\n\n", flush=True)
-    for name in groups:
-        start, before = time.perf_counter(), machine.load()
-        try:
-            table: Table = importlib.import_module(GROUPS[name]).measure(quick=arguments.quick)
-        except ImportError as error:
-            print(f"[{name}: missing, {error}; pip install 'steelyard[bench,jax]']\n", flush=True)
-            continue
-        seconds = time.perf_counter() - start
-        print(f"{table.text()}\n[{name}: {seconds:.0f} s, load average {before} -> {machine.load()}]\n", flush=True)
-        _write(name, table, before, arguments)
-    return 0
+    skipped = [name for name in GROUPS if name not in groups]
+    if skipped:
+        print(f"not measured this time: {', '.join(skipped)}\n", flush=True)
+    failed = [name for name in groups if not _run(name, arguments)]
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _run(name: str, arguments: argparse.Namespace) -> bool:
+    """Measure a group; one that fails leaves the others their turn."""
+    start, before = time.perf_counter(), machine.load()
+    try:
+        table: Table = importlib.import_module(GROUPS[name]).measure(quick=arguments.quick)
+    except ImportError as error:
+        print(f"[{name}: missing, {error}; pip install 'steelyard[bench,jax]']\n", flush=True)
+        return True
+    except Exception:
+        traceback.print_exc()
+        return False
+    seconds = time.perf_counter() - start
+    print(f"{table.text()}\n[{name}: {seconds:.0f} s, load average {before} -> {machine.load()}]\n", flush=True)
+    _write(name, table, before, arguments)
+    return True
 
 
 def _write(name: str, table: Table, load: str, arguments: argparse.Namespace) -> None:

@@ -1,14 +1,13 @@
-"""Time against rows, columns, depth, threads and layers: awkward sizes beside the round ones next to them."""
+"""Time against rows, columns, depth and layers: awkward sizes beside the round ones next to them."""
 
-import statistics
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from contest import clock_of, interleave
-from machine import pinned, thread_counts
+from machine import pinned
 from models import GPTBlock
 from report import Table, progress
+from timing import interleave
 from torch import nn
 
 import steelyard
@@ -41,23 +40,19 @@ def measure(quick: bool = False) -> Table:
                     table.rows.append(_pair(recipe, dim, *pair, repeats))
     awkward = list(table.rows)
     table.rows.append(_layers(2, 8 if quick else 16, repeats))
-    for recipe in RECIPES:
-        table.rows += _threads(recipe, repeats)
     progress("")
     worst = max(awkward, key=lambda row: row[-1])
     table.notes += [
         f"cost ratio: time an element of work beside the round size, by medians; {LIMIT} is the limit.",
         f"worst of the sizes: {worst[-1]:.2f} ({worst[0]}, {worst[1]}).",
         "layers: of a compiled model, a layer beside a layer of the shallow one.",
-        "threads: time with all of them, times their number, beside one; 1 is perfect scaling.",
     ]
     return table
 
 
 def _pair(recipe: str, dim: str, size: int, beside: int, repeats: int) -> list[str | float]:
     works = {name: linear(recipe, **{dim: value}) for name, value in (("size", size), ("beside", beside))}
-    taken = interleave(works, repeats, seconds=3.0, clock=clock_of(threads=1))
-    times = {name: statistics.median(of) for name, of in taken.items()}
+    times = {name: found.median for name, found in interleave(works, repeats, seconds=3.0).items()}
     # A single column is not asked to cost a sixteenth.
     share = 1.0 if size == 1 else size / beside
     ratio = times["size"] / times["beside"] / share
@@ -73,28 +68,9 @@ def _layers(few: int, many: int, repeats: int) -> list[str | float]:
         models = {n: nn.Sequential(*(GPTBlock(256, 4) for _ in range(n))).eval() for n in (few, many)}
         nets = {n: steelyard.compile(model, "mxfp8").lower(x) for n, model in models.items()}
         works = {str(n): lambda net=net: net(x) for n, net in nets.items()}
-        times = interleave(works, repeats, seconds=3.0, clock=clock_of(threads=1))
-    shallow, deep = (statistics.median(times[str(n)]) for n in (few, many))
+        times = interleave(works, repeats, seconds=3.0)
+    shallow, deep = (times[str(n)].median for n in (few, many))
     return ["mxfp8", f"{many} layers", f"{few} layers", deep * 1e3, shallow * 1e3, deep / shallow * few / many]
-
-
-def _threads(recipe: str, repeats: int) -> list[list[str | float]]:
-    """A row for all threads beside one."""
-    rows: list[list[str | float]] = []
-    for threads in thread_counts()[1:]:
-        progress(f"{recipe}, {threads} threads")
-        work = linear(recipe, M=1024, N=1024, K=1024)
-
-        def run(count: int, work: Callable = work) -> None:
-            torch.set_num_threads(count)
-            work()
-
-        with pinned(threads):
-            times = interleave({"1": lambda run=run: run(1), "all": lambda t=threads, run=run: run(t)}, repeats, 3.0)
-        # Beside other processes only the best calls have all cores.
-        one, all_ = (min(times[name]) for name in ("1", "all"))
-        rows.append([recipe, f"{threads} threads", "1 thread", all_ * 1e3, one * 1e3, all_ / one * threads])
-    return rows
 
 
 def linear(recipe: str, M: int = BASE, N: int = BASE, K: int = BASE) -> Callable[[], Any]:

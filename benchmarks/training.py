@@ -1,57 +1,56 @@
 """A training step of a GPT by every recipe, beside eager fp32 and torchao's emulated FP8 and MXFP8; what is kept."""
 
 import copy
-import importlib.util
-import sys
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
 import torch
-from report import Table, median_seconds, progress
+from contest import Contender, compete, contest_table
+from machine import thread_counts
+from models import GPT
+from report import Table
 from torch import nn
+from torch.nn import functional
 
 import steelyard
 from steelyard import recipes
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-
-from train_gpt import GPT, Settings, draw, loss_of, read_sources
+# Time of eager fp32 over that of a step: at most 1.1 and 1.0 of its time.
+AIMS = {"steelyard mxfp8": 1 / 1.1, "steelyard nvfp4": 1.0}
+Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def measure(quick: bool = False) -> Table:
-    """A row a way to train: milliseconds of forward, backward and optimizer, and megabytes kept for the backward."""
-    settings = Settings(width=128, layers=2, heads=4) if quick else Settings(width=384, layers=6, batch=4)
-    tokens = settings.batch * settings.length
-    columns = ["training", "step ms", "speed against fp32", "forward ms", "backward ms", "kept MB", "kept against fp32"]
-    title = f"A training step of a GPT, width {settings.width}, {settings.layers} blocks, {tokens} tokens"
-    title = f"{title}, {torch.get_num_threads()} threads"
-    table = Table(title, columns, labels=["training"], ratio="speed against fp32")
-    torch.manual_seed(0)
-    model = GPT(settings)
-    batch = draw(read_sources()[0], settings, 0)
-    exact: list[float] = []
-    for name, make in _ways().items():
-        progress(f"training: {name}")
+    """A row a way to train: forward, backward and optimizer, and what is kept in between."""
+    held = "what autograd keeps from the forward to the backward, parameters apart"
+    table = contest_table("A training step: forward, backward, AdamW", "eager fp32", held)
+    layers, width, tokens = (2, 128, 128) if quick else (4, 512, 512)
+    for threads in (1,) if quick else thread_counts():
+        torch.manual_seed(0)
         torch._dynamo.reset()
-        figures = _measure_one(make(copy.deepcopy(model)), batch, repeats=3 if quick else 7)
-        exact = exact or figures
-        step, forward, backward, kept = figures
-        table.rows.append([name, step, exact[0] / step, forward, backward, kept, kept / exact[3]])
-    progress("")
-    table.notes.append("kept: what autograd holds after the forward, parameters apart.")
-    if importlib.util.find_spec("torchao") is None:
-        table.notes.append("torchao is not installed: its rows are missing.")
+        model = GPT(layers=layers, width=width, heads=width // 64, vocabulary=1024)
+        batch = torch.randint(0, 1024, (4, tokens // 4)), torch.randint(0, 1024, (4, tokens // 4))
+        makers = {name: partial(_contender, make, model, batch) for name, make in _ways(quick).items()}
+        work = f"GPT {layers} x {width}, {tokens} tokens"
+        compete(table, work, threads, makers, calls=15, seconds=0.5 if quick else 8.0, aims=AIMS, gradients=True)
+    table.notes.append("error: of the loss of the first step.")
+    if quick:
+        table.notes.append("Quick: without inductor.")
     return table
 
 
-def _ways() -> dict[str, Callable[[nn.Module], nn.Module]]:
+def _ways(quick: bool) -> dict[str, Callable[[nn.Module], nn.Module]]:
     ways: dict[str, Callable[[nn.Module], nn.Module]] = {"eager fp32": lambda model: model}
     for recipe in recipes.NAMES:
-        ways[recipe] = lambda model, recipe=recipe: steelyard.compile(model, recipe)
-    ways["mxfp8, compact"] = lambda model: steelyard.compile(model, "mxfp8", save="compact")
-    if importlib.util.find_spec("torchao") is not None:
-        ways |= {"torchao float8, emulated": _torchao_float8, "torchao mxfp8, emulated": _torchao_mxfp8}
-    return ways
+        ways[f"steelyard {recipe}"] = partial(_compiled, recipe=recipe)
+    ways["steelyard mxfp8, compact"] = partial(_compiled, recipe="mxfp8", save="compact")
+    if not quick:
+        ways["inductor fp32"] = torch.compile
+    return ways | {"torchao float8, emulated": _torchao_float8, "torchao MXFP8, emulated": _torchao_mxfp8}
+
+
+def _compiled(model: nn.Module, recipe: str, save: str | None = None) -> nn.Module:
+    return steelyard.compile(model, recipe, save=save)
 
 
 def _torchao_float8(model: nn.Module) -> nn.Module:
@@ -70,25 +69,27 @@ def _torchao_mxfp8(model: nn.Module) -> nn.Module:
     return model
 
 
-def _measure_one(net: nn.Module, batch: tuple, repeats: int) -> list[float]:
-    """Milliseconds of a step, of its forward and its backward, and megabytes kept in between."""
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
-    kept = _kept_bytes(net, batch)
+def _contender(make: Callable[[nn.Module], nn.Module], model: nn.Module, batch: Batch) -> Contender:
+    """A copy of the model that is trained a step a call."""
+    net = make(copy.deepcopy(model))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-5)
 
-    def step() -> None:
+    def step() -> torch.Tensor:
         optimizer.zero_grad()
-        loss_of(net, batch).backward()
+        loss = _loss(net, batch)
+        loss.backward()
         optimizer.step()
+        return loss.detach()
 
-    step()
-    whole = median_seconds(step, repeats)
-    forward = median_seconds(lambda: loss_of(net, batch), repeats)
-    losses = [loss_of(net, batch) for _ in range(repeats)]
-    backward = median_seconds(lambda: losses.pop().backward(), repeats)
-    return [whole * 1e3, forward * 1e3, backward * 1e3, kept / 1e6]
+    return Contender(step, _kept_bytes(net, batch))
 
 
-def _kept_bytes(net: nn.Module, batch: tuple) -> int:
+def _loss(net: nn.Module, batch: Batch) -> torch.Tensor:
+    tokens, targets = batch
+    return functional.cross_entropy(net(tokens).flatten(0, 1), targets.flatten())
+
+
+def _kept_bytes(net: nn.Module, batch: Batch) -> int:
     """Bytes of the storages that autograd saves in a forward, without parameters."""
     storages: dict[int, int] = {}
     own = {parameter.untyped_storage()._cdata for parameter in net.parameters()}
@@ -99,8 +100,9 @@ def _kept_bytes(net: nn.Module, batch: tuple) -> int:
             storages[storage._cdata] = storage.nbytes()
         return tensor
 
-    loss_of(net, batch).backward()
+    # What is compiled at the first call is not what a step keeps.
+    _loss(net, batch).backward()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = loss_of(net, batch)
+        loss = _loss(net, batch)
     loss.backward()
     return sum(storages.values())

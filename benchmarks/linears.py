@@ -1,9 +1,4 @@
-"""Timing of kernels beside their peers: in turn, in one process, on one core."""
-
-import statistics
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+"""Linear layers as programs call their kernels."""
 
 import torch
 
@@ -18,29 +13,6 @@ NVFP4, NVFP4_TILES = (Scheme("f4E2M1FN", block, "f8E4M3FN", second_level="tensor
 # Schemes of activations and weights, by the name of their recipe.
 GEMMS = {"fp8": (E4M3, E4M3), "mxfp8": (MXFP8, MXFP8), "fp8 1x128": (BLOCK, TILE), "nvfp4": (NVFP4, NVFP4_TILES)}
 NO_MATRIX = (0, 0, 0, 0, 0, 0)
-
-
-@dataclass
-class Times:
-    """Seconds of one piece of work."""
-
-    best: float
-    median: float
-
-
-def interleave(works: dict[str, Callable[[], object]], repeats: int) -> dict[str, Times]:
-    """Each piece of work in turn, `repeats` times, after a first round that is not counted.
-
-    In time of the thread's own: what it waits while the machine does other things is not the work's.
-    """
-    seconds: dict[str, list[float]] = {name: [] for name in works}
-    for turn in range(repeats + 1):
-        for name, work in works.items():
-            start = time.thread_time()
-            work()
-            if turn:
-                seconds[name].append(time.thread_time() - start)
-    return {name: Times(min(found), statistics.median(found)) for name, found in seconds.items()}
 
 
 def quantized_weight(w: torch.Tensor, scheme: Scheme):

@@ -1,0 +1,101 @@
+"""The harness of the benchmarks: what it counts, how it shows a peer that is missing, and the page it writes."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def harness(monkeypatch):
+    """Modules of the benchmarks by name."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
+
+
+def test_works_take_turns_and_the_first_round_is_not_counted(harness):
+    order: list[str] = []
+    ticks = iter([0.0, 5.0, 10.0, 11.0, 20.0, 23.0, 30.0, 31.0, 40.0, 44.0, 50.0, 51.0])
+    works = {name: lambda name=name: order.append(name) for name in ("a", "b")}
+    times = harness("timing").interleave(works, calls=3, clock=lambda: next(ticks))
+    assert order == ["a", "b"] * 4
+    # a: 5, 3, 4; b: 1, 1, 1
+    assert (times["a"].best, times["a"].median) == (3.0, 4.0)
+    assert (times["b"].best, times["b"].median) == (1.0, 1.0)
+
+
+def test_slow_work_is_called_less_often(harness):
+    calls = {"slow": 0, "fast": 0}
+    now = [0.0]
+
+    def work(name: str, seconds: float) -> None:
+        calls[name] += 1
+        now[0] += seconds
+
+    works = {"slow": lambda: work("slow", 1.0), "fast": lambda: work("fast", 0.01)}
+    harness("timing").interleave(works, calls=10, seconds=2.5, clock=lambda: now[0])
+    assert calls == {"slow": 1 + 3, "fast": 1 + 10}
+
+
+def test_a_contest_shows_ratios_and_what_cannot_run(harness):
+    contest = harness("contest")
+    table = contest.contest_table("title", "baseline")
+
+    def missing():
+        raise ImportError("No module named 'peer'")
+
+    def broken():
+        raise ValueError("not on this machine\nwith a long trace")
+
+    makers = {
+        "baseline": lambda: contest.Contender(lambda: torch.ones(4), held=2_000_000),
+        "half": lambda: contest.Contender(lambda: torch.full((4,), 0.5)),
+        "missing peer": missing,
+        "broken peer": broken,
+    }
+    contest.compete(table, "work", 1, makers, calls=3, seconds=1.0, aims={"half": 2.0})
+    rows = {row["contender"]: row for row in table.data()["rows"]}
+    assert list(rows) == list(makers)
+    assert rows["baseline"]["speed"] == 1.0
+    assert rows["baseline"]["held MB"] == 2.0
+    assert rows["half"]["error"] == pytest.approx(0.5)
+    assert rows["half"]["aim"] == 2.0
+    assert rows["missing peer"]["best ms"] == "missing"
+    assert rows["broken peer"]["best ms"] == "fails"
+    notes = "\n".join(table.notes)
+    assert "missing peer missing: No module named 'peer'" in notes
+    assert "broken peer fails: ValueError: not on this machine" in notes
+    assert "long trace" not in notes
+
+
+def test_every_group_can_be_named(harness):
+    run = harness("run")
+    for module in run.GROUPS.values():
+        assert "def measure(quick: bool = False) -> Table:" in (BENCHMARKS / f"{module}.py").read_text()
+    assert set(run.QUICK_GROUPS) < set(run.GROUPS)
+    assert set(harness("page").ORDER) <= set(run.GROUPS)
+
+
+def test_an_unknown_group_is_refused_with_those_that_there_are():
+    command = [sys.executable, str(BENCHMARKS / "run.py"), "gemms"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "unknown group gemms; the groups are" in result.stderr
+    assert "gemv" in result.stderr
+
+
+def test_the_page_shows_the_results_that_are_kept(harness):
+    page = harness("page")
+    text = page.page()
+    assert page.PAGE.read_text() == text, "docs/performance.md is stale: run `python benchmarks/page.py`"
+    for path in (BENCHMARKS / "results").glob("*.json"):
+        data = json.loads(path.read_text())
+        assert data["machine"]["CPU"], path.name
+        assert f"## {data['title']}" in text
+        assert f"`{data['command']}`" in text
