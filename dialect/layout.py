@@ -1,4 +1,4 @@
-"""What a target's GEMMs may need of a tensor's layout: `pad`, `unpad`, `swizzle`, `pack`."""
+"""What a target's GEMMs may need of a tensor's layout: `flatten`, `pad`, `unpad`, `turn`, `swizzle`, `pack`."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,6 +29,7 @@ class PadOp(ScaledOp, name="pad", traits=[ext.Pure]):
     - pad_c1: source and result are tensors of f32, bf16 or f16, or both !scaled.tensor with the same copies
     - pad_c2: there is one multiple a dim, each at least 1
     - pad_c3: each dim of the result is the source's, rounded up
+    - pad_c4: copies are in the compact layout
     """
 
     source: ext.Operand[Any]
@@ -45,6 +46,9 @@ class PadOp(ScaledOp, name="pad", traits=[ext.Pure]):
         found = format_shape(result.shape)
         agree = shapes_agree(wanted, result.shape)
         require(agree, "pad_c3", f"result must have shape {format_shape(wanted)}, got {found}")
+        layouts = [] if isinstance(source, TensorInfo) else [scheme.layout for scheme in source.schemes]
+        compact = all(layout == "compact" for layout in layouts)
+        require(compact, "pad_c4", f"copies must be in the compact layout, got {', '.join(layouts)}")
 
 
 def pad(
@@ -107,11 +111,89 @@ def unpad(
     return build(UnpadOp, [source, list(sizes)], [result.type()], {}, loc, ip)
 
 
+class FlattenOp(ScaledOp, name="flatten", traits=[ext.Pure]):
+    """A quantized tensor as the matrix that it is stored as: the dims before the last are one.
+
+    Constraints:
+    - flatten_c1: source is a !scaled.tensor with at least one dim before the last
+    - flatten_c2: result is the source as a matrix
+    """
+
+    source: ext.Operand[Any]
+    result: ext.Result[Any]
+
+    def check(self) -> None:
+        wanted = flattened(scaled_info(self.source, "flatten_c1", "source"))
+        agree = scaled_info(self.result, "flatten_c2", "result").agrees_with(wanted)
+        found = self.result.type
+        require(agree, "flatten_c2", f"result must be the source with shape {format_shape(wanted.shape)}, got {found}")
+
+
+def flatten(source: ir.Value, *, loc: ir.Location | None = None, ip: ir.InsertionPoint | None = None) -> ScaledOp:
+    """Build a `scaled.flatten`."""
+    return build(FlattenOp, [source], [flattened(scaled_info(source, "flatten_c1", "source")).type()], {}, loc, ip)
+
+
+def flattened(info: ScaledInfo) -> ScaledInfo:
+    """The quantized tensor as a matrix."""
+    found = format_shape(info.shape)
+    require(len(info.shape) > 1, "flatten_c1", f"source must have at least one dim before the last, got {found}")
+    return replace(info, shape=flat_shape(info.shape))
+
+
+def flat_shape(shape: Shape) -> tuple[int | None, int | None]:
+    """The dims before the last as one."""
+    rows = 1
+    for size in shape[:-1]:
+        if size is None:
+            return None, shape[-1]
+        rows *= size
+    return rows, shape[-1]
+
+
+class TurnOp(ScaledOp, name="turn", traits=[ext.Pure]):
+    """Turn the codes of a columnwise MX copy, which lie as in the matrix, to lie along the reduction.
+
+    Scales stay as they are. Columnwise copies of other families are stored turned.
+
+    Constraints:
+    - turn_c1: source is a matrix with one copy, a columnwise one with f8E8M0FNU scales in the compact layout
+    - turn_c2: result is the source with the turned layout
+    """
+
+    source: ext.Operand[Any]
+    result: ext.Result[Any]
+
+    def check(self) -> None:
+        source = scaled_info(self.source, "turn_c1", "source")
+        agree = scaled_info(self.result, "turn_c2", "result").agrees_with(turned(source))
+        require(agree, "turn_c2", f"result must be the source with layout turned, got {self.result.type}")
+
+
+def turn(source: ir.Value, *, loc: ir.Location | None = None, ip: ir.InsertionPoint | None = None) -> ScaledOp:
+    """Build a `scaled.turn`."""
+    return build(TurnOp, [source], [turned(scaled_info(source, "turn_c1", "source")).type()], {}, loc, ip)
+
+
+def turned(info: ScaledInfo) -> ScaledInfo:
+    """The quantized tensor with the turned layout."""
+    col = info.col
+    fits = len(info.shape) == 2 and info.row is None and col is not None and (col.family, col.layout) == _TURNS
+    found = f"{format_shape(info.shape)} with {', '.join(f'{s.block} in layout {s.layout}' for s in info.schemes)}"
+    require(fits, "turn_c1", f"source must be a matrix with one compact columnwise MX copy, got {found}")
+    assert col is not None
+    return info.with_schemes(None, replace(col, layout="turned"))
+
+
+_TURNS = ("mx", "compact")
+
+
 class SwizzleOp(ScaledOp, name="swizzle", traits=[ext.Pure]):
     """Bring the block scales of every copy into the order that GPU GEMMs read.
 
     Constraints:
-    - swizzle_c1: every copy of the source has block scales in the compact layout
+    - swizzle_c1: every copy of the source has block scales in the compact layout, or the turned one where MX is
+      columnwise
     - swizzle_c2: result is the source with the gemm layout in every copy
     """
 
@@ -132,10 +214,13 @@ def swizzle(source: ir.Value, *, loc: ir.Location | None = None, ip: ir.Insertio
 
 def swizzled(info: ScaledInfo) -> ScaledInfo:
     """The quantized tensor with the gemm layout in every copy."""
-    for scheme in info.schemes:
-        compact_blocks = scheme.block != "tensor" and scheme.layout == "compact"
+    for scheme, columnwise in ((info.row, False), (info.col, True)):
+        if scheme is None:
+            continue
+        layout = "turned" if columnwise and scheme.family == "mx" else "compact"
+        fits = scheme.block != "tensor" and scheme.layout == layout
         found = f"block {scheme.block} in layout {scheme.layout}"
-        require(compact_blocks, "swizzle_c1", f"every copy must have block scales in the compact layout, got {found}")
+        require(fits, "swizzle_c1", f"every copy must have block scales in the {layout} layout, got {found}")
     row, col = (scheme and replace(scheme, layout="gemm") for scheme in (info.row, info.col))
     return info.with_schemes(row, col)
 

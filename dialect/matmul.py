@@ -120,6 +120,7 @@ class GemmOp(ScaledOp, name="gemm", traits=[ext.Pure]):
     - gemm_c15: accumulating excludes bias, residual and an epilogue
     - gemm_c16: preactivation needs an epilogue other than none and has the result's shape
     - gemm_c17: only rhs is packed
+    - gemm_c18: both copies are in the gemm layout or none is, and none is in the turned one
     """
 
     lhs: ext.Operand[Any]
@@ -204,6 +205,9 @@ def require_pair(lhs: Scheme, rhs: Scheme, kind: str) -> None:
     require(lhs.rht == rhs.rht, "gemm_c5", "the random Hadamard transform must be on both copies or on none, got one")
     require(rhs.second_level != "row", "gemm_c6", "a second level per row must be on lhs, got it on rhs")
     require(lhs.layout != "packed", "gemm_c17", "a packed copy must be on rhs, got it on lhs")
+    layouts = {lhs.layout, rhs.layout}
+    message = f"both copies or none must be in the gemm layout, and none turned, got {lhs.layout} and {rhs.layout}"
+    require("turned" not in layouts and ("gemm" not in layouts or len(layouts) == 1), "gemm_c18", message)
     _require_nearest(lhs, "lhs", kind, gradient=kind != "fprop")
     _require_nearest(rhs, "rhs", kind, gradient=False)
 

@@ -144,7 +144,7 @@ class DequantizeOp(ScaledOp, name="dequantize", traits=[ext.Pure]):
     - dequantize_c1: usage is rowwise or columnwise, and the source has that copy
     - dequantize_c2: the copy was not transformed by the random Hadamard transform
     - dequantize_c3: result is a tensor of f32, bf16 or f16 with the source's shape
-    - dequantize_c4: the copy is not packed
+    - dequantize_c4: the copy is in the compact layout
     """
 
     source: ext.Operand[Any]
@@ -159,7 +159,8 @@ class DequantizeOp(ScaledOp, name="dequantize", traits=[ext.Pure]):
         assert scheme is not None
         message = f"the {usage} copy must be of the source's values, got transformed ones"
         require(not scheme.rht, "dequantize_c2", message)
-        require(scheme.layout != "packed", "dequantize_c4", f"the {usage} copy must not be packed, got layout packed")
+        message = f"the {usage} copy must be in the compact layout, got layout {scheme.layout}"
+        require(scheme.layout == "compact", "dequantize_c4", message)
         result = float_info(self.result, "dequantize_c3", "result")
         wanted, found = format_shape(source.shape), format_shape(result.shape)
         agree = shapes_agree(source.shape, result.shape)

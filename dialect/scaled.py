@@ -5,7 +5,21 @@ The bindings look for the op classes of a namespace in a module of that name, wh
 
 from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.base import Scaled, ScaledOp
-from steelyard.dialect.layout import PackOp, PadOp, SwizzleOp, UnpadOp, pack, pad, swizzle, unpad
+from steelyard.dialect.epilogue import EpilogueOp, epilogue
+from steelyard.dialect.layout import (
+    FlattenOp,
+    PackOp,
+    PadOp,
+    SwizzleOp,
+    TurnOp,
+    UnpadOp,
+    flatten,
+    pack,
+    pad,
+    swizzle,
+    turn,
+    unpad,
+)
 from steelyard.dialect.matmul import GemmOp, MatmulOp, gemm, matmul
 from steelyard.dialect.memory import FreeOp, free
 from steelyard.dialect.produce import ProduceQuantizeOp, produce_quantize
@@ -36,6 +50,8 @@ __all__ = [
     "AmaxOp",
     "ComputeScaleOp",
     "DequantizeOp",
+    "EpilogueOp",
+    "FlattenOp",
     "FreeOp",
     "GemmOp",
     "MatmulOp",
@@ -50,12 +66,15 @@ __all__ = [
     "SwizzleOp",
     "TensorType",
     "TransposeOp",
+    "TurnOp",
     "UnpadOp",
     "UpdateScaleOp",
     "advance_rng",
     "amax",
     "compute_scale",
     "dequantize",
+    "epilogue",
+    "flatten",
     "free",
     "gemm",
     "matmul",
@@ -66,6 +85,7 @@ __all__ = [
     "quantize",
     "swizzle",
     "transpose",
+    "turn",
     "unpad",
     "update_scale",
 ]

@@ -1,8 +1,10 @@
 """Functions as values of a pass: their arguments and what they say of themselves."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch_mlir import ir
+
+from steelyard.dialect.types import TensorType
 
 PARAMETER = "scaled.parameter"
 """Argument attribute: the name of the parameter that the argument is."""
@@ -62,9 +64,10 @@ def functions_of(module: ir.Operation) -> list[ir.Operation]:
 
 
 def replace_arguments(
-    function: ir.Operation, split: Callable[[ir.Value], Sequence[tuple[str, ir.Type]] | None], mark: str
+    function: ir.Operation, split: Callable[[ir.Value], Sequence[tuple[str, ir.Type]] | None], mark: str = ""
 ) -> list[tuple[ir.BlockArgument, list[ir.Value]]]:
-    """Put several arguments in the place of one, where `split` names and types them; the attribute `mark` names each.
+    """Put several arguments in the place of one, where `split` names and types them; `mark`, if any, is the attribute
+    that names each.
 
     Returns the arguments that were replaced, which the caller must leave without uses, and what stands for them.
     """
@@ -81,7 +84,7 @@ def replace_arguments(
             argument.replace_all_uses_with(new[0])
             attributes.append(own)
             continue
-        attributes += [own | {mark: ir.StringAttr.get(name)} for name, _ in parts]
+        attributes += [own | {mark: ir.StringAttr.get(name)} if mark else dict(own) for name, _ in parts]
         replaced.append((argument, new))
     _renumber_sources(attributes, positions)
     types = [argument.type for argument in block.arguments][len(old) :]
@@ -115,7 +118,7 @@ def replace_results(
     function: ir.Operation, split: Callable[[ir.Value], Sequence[tuple[str, ir.Value]] | None], mark: str = ""
 ) -> None:
     """Return several values in the place of one, where `split` names them; the attribute `mark`, if any, does too."""
-    (terminator,) = [op.operation for op in function.regions[0].blocks[0].operations][-1:]
+    terminator = terminator_of(function)
     values: list[ir.Value] = []
     attributes: list[dict[str, ir.Attribute]] = []
     for value, own in zip(terminator.operands, result_attributes(function), strict=True):
@@ -138,13 +141,30 @@ def append_results(function: ir.Operation, results: Sequence[tuple[ir.Value, Map
     if not results:
         return
     known = result_attributes(function)
-    terminator = function.regions[0].blocks[0].operations[len(function.regions[0].blocks[0].operations) - 1].operation
+    terminator = terminator_of(function)
     values = [*terminator.operands, *(value for value, _ in results)]
     ir.Operation.create("func.return", operands=values, loc=terminator.location, ip=ir.InsertionPoint(terminator))
     terminator.erase()
     _set_type(function, _function_type(function).inputs, [value.type for value in values])
     attributes = [*known, *(attributes for _, attributes in results)]
     function.attributes["res_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(dict(one)) for one in attributes])
+
+
+def terminator_of(function: ir.Operation) -> ir.Operation:
+    """The op that returns."""
+    operations = function.regions[0].blocks[0].operations
+    return operations[len(operations) - 1].operation
+
+
+def weight_arguments(functions: Iterable[ir.Operation]) -> dict[str, list[ir.BlockArgument]]:
+    """The quantized tensors that stand for each weight, by its function."""
+    found: dict[str, list[ir.BlockArgument]] = {}
+    for function in functions:
+        arguments = function.regions[0].blocks[0].arguments
+        for argument, attributes in zip(arguments, argument_attributes(function), strict=True):
+            if WEIGHT in attributes and isinstance(argument.type, TensorType):
+                found.setdefault(ir.FlatSymbolRefAttr(attributes[WEIGHT]).value, []).append(argument)
+    return found
 
 
 def is_training(function: ir.Operation) -> bool:

@@ -5,13 +5,15 @@ from dataclasses import dataclass
 
 from torch_mlir import ir
 
-from steelyard.dialect.layout import PackOp, PadOp, SwizzleOp, UnpadOp
+from steelyard.dialect.epilogue import EpilogueOp
+from steelyard.dialect.layout import FlattenOp, PackOp, PadOp, SwizzleOp, TurnOp, UnpadOp, flat_shape
 from steelyard.dialect.matmul import USAGES, GemmOp
 from steelyard.dialect.produce import ProduceQuantizeOp
 from steelyard.dialect.quantize import DequantizeOp, NarrowOp, QuantizeOp, TransposeOp
 from steelyard.dialect.scale import AdvanceRngOp, AmaxOp, ComputeScaleOp, UpdateScaleOp
 from steelyard.dialect.types import ScaledInfo, TensorInfo, TensorType, tensor_info
 from steelyard.passes.functions import erase_arguments, functions_of, replace_arguments, replace_results
+from steelyard.passes.gemm_plans import PATH
 from steelyard.passes.insert_quantize import LAYER, REDUCE
 from steelyard.passes.kernel_calls import Kernels, Setting
 from steelyard.passes.registry import fail, register_pass
@@ -108,7 +110,7 @@ class _Lowering:
         parts = []
         for prefix, scheme, columnwise in (("row.", info.row, False), ("col.", info.col, True)):
             if scheme is not None:
-                shapes = part_shapes(scheme, _flat(info), columnwise)
+                shapes = part_shapes(scheme, flat_shape(info.shape), columnwise)
                 parts += [(prefix + name, TensorInfo(self._namespace, *part)) for name, part in shapes.items()]
         return [(name, self._spelled(part)) for name, part in parts]
 
@@ -153,14 +155,35 @@ class _Lowering:
         config |= {"producer": op.producer.value, "epsilon": op.epsilon.value, "role": op.role.value}
         self.make(op, "produce_quantize", config, _present(op, "source", "other", "weight", "bias", "scale"))
 
-    def turn(self, op: TransposeOp | SwizzleOp | PackOp) -> None:
-        """An op from one quantized tensor to another."""
+    def remake(self, op: TransposeOp | PackOp) -> None:
+        """An op that makes every part of one quantized tensor from another."""
         name = op.OPERATION_NAME.removeprefix("scaled.")
         source = self._get(op, op.source)
         config = {f"from_{copy}": scheme for copy, scheme in _copies(source.info).items()}
         config |= _copies(op.result.type.info)
         operands = list(source.parts.items()) + [("size", size) for size in source.sizes]
         self.make(op, name, config | {"shape": source.info.shape}, operands)
+
+    def rearrange(self, op: PadOp | TurnOp | SwizzleOp) -> None:
+        """An op that changes some parts of a quantized tensor and keeps the others."""
+        if isinstance(op, PadOp) and not isinstance(op.source.type, TensorType):
+            return self.plain(op)
+        source, info = self._get(op, op.source), op.result.type.info
+        types = {name: part.type() for name, part in self._part_infos(info)}
+        changed = [name for name in types if _changes(op, name, source.parts[name], types[name])]
+        config: dict[str, Setting] = {f"from_{copy}": scheme for copy, scheme in _copies(source.info).items()}
+        config |= _copies(info) | {"shape": source.info.shape}
+        if isinstance(op, PadOp):
+            config["multiples"] = tuple(op.multiples)
+        operands = [(name, source.parts[name]) for name in changed]
+        name = op.OPERATION_NAME.removeprefix("scaled.")
+        values = self._kernels.call(name, config, operands, [(name, types[name]) for name in changed])
+        self._stored[op.result] = _Stored(info, source.parts | dict(zip(changed, values, strict=True)), [])
+        return None
+
+    def flatten(self, op: FlattenOp) -> None:
+        """The same parts; no kernel runs."""
+        self._stored[op.result] = _Stored(op.result.type.info, self._get(op, op.source).parts, [])
 
     def narrow(self, op: NarrowOp) -> None:
         """Fewer parts; no kernel runs."""
@@ -181,6 +204,8 @@ class _Lowering:
         config: dict[str, Setting] = {"kind": kind, "epilogue": op.epilogue.value}
         if op.batch_dims.value:
             config["batch_dims"] = op.batch_dims.value
+        if PATH in op.attributes:
+            config["path"] = _value(op.attributes[PATH])
         operands: list[tuple[str, ir.Value]] = []
         for name, value, usage in zip(("lhs", "rhs"), (op.lhs, op.rhs), USAGES[kind], strict=True):
             if _splittable(value) is None:
@@ -191,9 +216,14 @@ class _Lowering:
             config |= {name: stored.info.copy_of(usage), f"{name}_shape": stored.info.shape}
             operands += [(f"{name}.{part}", tensor) for part, tensor in stored.copy(usage)]
         operands += _present(op, "bias", "residual", "accumulator")
-        if op.lhs in self._stored:
+        # A native GEMM of CUDA multiplies matrices, whose sizes are those of their codes.
+        if op.lhs in self._stored and config.get("path") != "native":
             operands += [("size", size) for size in self._stored[op.lhs].sizes]
         self._replace(op, "gemm", config, operands)
+
+    def epilogue(self, op: EpilogueOp) -> None:
+        config: dict[str, Setting] = {"epilogue": op.epilogue.value}
+        self._replace(op, "epilogue", config, _present(op, "source", "bias", "residual", "accumulator"))
 
     def plain(self, op: ir.OpView) -> None:
         """An op on plain tensors."""
@@ -216,7 +246,7 @@ class _Lowering:
 
     def _replace(self, op: ir.OpView, name: str, config: dict[str, Setting], operands: list) -> None:
         fields = [("result", op.result)] if len(op.results) == 1 else []
-        names = ("result", "preactivation") if isinstance(op, GemmOp) else ("new_scale", "new_history")
+        names = ("result", "preactivation") if isinstance(op, GemmOp | EpilogueOp) else ("new_scale", "new_history")
         fields = fields or list(zip(names, op.results, strict=True))
         values = self._kernels.call(name, config, operands, [(field, value.type) for field, value in fields])
         for (_, old), new in zip(fields, values, strict=True):
@@ -226,13 +256,16 @@ class _Lowering:
 _LOWERINGS: dict[type, Callable[[_Lowering, ir.OpView], None]] = {
     QuantizeOp: _Lowering.quantize,
     ProduceQuantizeOp: _Lowering.produce_quantize,
-    TransposeOp: _Lowering.turn,
-    SwizzleOp: _Lowering.turn,
-    PackOp: _Lowering.turn,
+    TransposeOp: _Lowering.remake,
+    PackOp: _Lowering.remake,
+    PadOp: _Lowering.rearrange,
+    TurnOp: _Lowering.rearrange,
+    SwizzleOp: _Lowering.rearrange,
+    FlattenOp: _Lowering.flatten,
     NarrowOp: _Lowering.narrow,
     DequantizeOp: _Lowering.dequantize,
     GemmOp: _Lowering.gemm,
-    PadOp: _Lowering.plain,
+    EpilogueOp: _Lowering.epilogue,
     UnpadOp: _Lowering.plain,
     AmaxOp: _Lowering.plain,
     ComputeScaleOp: _Lowering.plain,
@@ -256,14 +289,12 @@ def _splittable(value: ir.Value) -> ScaledInfo | None:
     return value.type.info
 
 
-def _flat(info: ScaledInfo) -> tuple[int | None, int | None]:
-    """The matrix that is stored: leading dims are one."""
-    rows = 1
-    for size in info.shape[:-1]:
-        if size is None:
-            return None, info.shape[-1]
-        rows *= size
-    return rows, info.shape[-1]
+def _changes(op: PadOp | TurnOp | SwizzleOp, name: str, part: ir.Value, type_: ir.Type) -> bool:
+    """Whether an op changes a part of a quantized tensor."""
+    if not isinstance(op, PadOp):
+        return name.endswith("codes" if isinstance(op, TurnOp) else "scales")
+    info = tensor_info(type_)
+    return part.type != type_ or (info is not None and None in info.shape)
 
 
 def _copies(info: ScaledInfo) -> dict[str, Setting]:

@@ -5,9 +5,9 @@ from torch_mlir import ir
 from steelyard.dialect.layout import pack
 from steelyard.dialect.matmul import GemmOp
 from steelyard.dialect.types import TensorType
-from steelyard.passes.functions import WEIGHT, argument_attributes, functions_of, refresh_type, replace_results
-from steelyard.passes.legalize import TARGETS
+from steelyard.passes.functions import functions_of, refresh_type, replace_results, terminator_of, weight_arguments
 from steelyard.passes.registry import fail, register_pass
+from steelyard.targets import CPU, TARGETS
 
 _RIGHT = 1
 """Which operand of a GEMM a weight is."""
@@ -23,23 +23,12 @@ def pack_weights(module: ir.Operation, *, target: str) -> None:
     """
     if target not in TARGETS:
         fail(module, f"target must be one of {', '.join(TARGETS)}, got '{target}'")
-    if target != "cpu":
+    if target != CPU:
         return
     functions = {ir.StringAttr(f.attributes["sym_name"]).value: f for f in functions_of(module)}
-    for name, arguments in _weight_arguments(functions.values()).items():
+    for name, arguments in weight_arguments(functions.values()).items():
         if name in functions and all(map(_can_pack, arguments)):
             _pack(functions[name], arguments)
-
-
-def _weight_arguments(functions) -> dict[str, list[ir.BlockArgument]]:
-    """The quantized tensors that stand for each weight, by its function."""
-    found: dict[str, list[ir.BlockArgument]] = {}
-    for function in functions:
-        arguments = function.regions[0].blocks[0].arguments
-        for argument, attributes in zip(arguments, argument_attributes(function), strict=True):
-            if WEIGHT in attributes and isinstance(argument.type, TensorType):
-                found.setdefault(ir.FlatSymbolRefAttr(attributes[WEIGHT]).value, []).append(argument)
-    return found
 
 
 def _can_pack(argument: ir.BlockArgument) -> bool:
@@ -54,20 +43,12 @@ def _pack(function: ir.Operation, arguments: list[ir.BlockArgument]) -> None:
     def packed(value: ir.Value) -> list[tuple[str, ir.Value]] | None:
         if not isinstance(value.type, TensorType):
             return None
-        with ir.InsertionPoint(_terminator(function)), function.location:
+        with ir.InsertionPoint(terminator_of(function)), function.location:
             return [("", pack(value).result)]
 
     replace_results(function, packed)
-    (packed_type,) = (type_ for type_ in _result_types(function) if isinstance(type_, TensorType))
+    returned = [value.type for value in terminator_of(function).operands]
+    (packed_type,) = (type_ for type_ in returned if isinstance(type_, TensorType))
     for argument in arguments:
         argument.set_type(packed_type)
         refresh_type(argument.owner.owner)
-
-
-def _terminator(function: ir.Operation) -> ir.Operation:
-    operations = function.regions[0].blocks[0].operations
-    return operations[len(operations) - 1].operation
-
-
-def _result_types(function: ir.Operation) -> list[ir.Type]:
-    return [value.type for value in _terminator(function).operands]

@@ -7,10 +7,10 @@ from torch_mlir import ir
 from steelyard.dialect.matmul import MatmulOp
 from steelyard.dialect.types import tensor_info
 from steelyard.passes.kernel_calls import DESTINATIONS, KERNEL, Kernel, Setting, kernels_of
-from steelyard.passes.legalize import TARGETS
 from steelyard.passes.registry import fail, register_pass
 from steelyard.passes.torch_ops import none_constant, reshaped_as, transpose_last, walk_ops
 from steelyard.schemes import Scheme
+from steelyard.targets import CPU, TARGETS
 
 _DESTINATIONS = ("quantize", "produce_quantize", "gemm", "pack")
 """Kernels of the CPU that write where they are told."""
@@ -21,7 +21,7 @@ def select_kernels(module: ir.Operation, *, target: str) -> None:
     """Choose the kernel of a target that runs each call.
 
     Takes calls of declared kernels, named by what they do, and `scaled.matmul`. Leaves declarations that name a
-    kernel of the target by what it works on, as `cpu.gemm.mx` or `cpu.gemm.nvfp4.packed`, marked
+    kernel of the target by what it works on, as `cpu.gemm.mx`, `cpu.gemm.nvfp4.packed` or `cuda.swizzle.mx`, marked
     `scaled.destinations` where it writes its results into memory that it is given. A user's own quantizer runs
     `custom.quantize` and `custom.gemm`. A matmul, which stayed in high precision, becomes torch's own product.
     """
@@ -33,23 +33,23 @@ def select_kernels(module: ir.Operation, *, target: str) -> None:
     symbols = kernels_of(module)
     for op in module.regions[0].blocks[0].operations:
         if KERNEL in op.attributes:
-            _select(op.operation, symbols[ir.StringAttr(op.attributes["sym_name"]).value])
+            _select(op.operation, symbols[ir.StringAttr(op.attributes["sym_name"]).value], target.partition(":")[0])
 
 
-def cpu_kernel(operation: str, config: Mapping[str, Setting]) -> str:
-    """The kernel of the CPU that runs an operation."""
+def kernel_name(device: str, operation: str, config: Mapping[str, Setting]) -> str:
+    """The kernel of a kind of device that runs an operation."""
     schemes = [value for value in config.values() if isinstance(value, Scheme)]
     if any(scheme.custom for scheme in schemes):
         return f"custom.{operation}"
     is_packed = operation == "gemm" and any(scheme.layout == "packed" for scheme in schemes)
-    return ".".join(["cpu", operation, *sorted({scheme.family for scheme in schemes}), *["packed"] * is_packed])
+    return ".".join([device, operation, *sorted({scheme.family for scheme in schemes}), *["packed"] * is_packed])
 
 
-def _select(declaration: ir.Operation, kernel: Kernel) -> None:
+def _select(declaration: ir.Operation, kernel: Kernel, device: str) -> None:
     operation = f"batched_{kernel.name}" if "batch_dims" in kernel.config else kernel.name
-    name = cpu_kernel(operation, kernel.config)
+    name = kernel_name(device, operation, kernel.config)
     declaration.attributes[KERNEL] = ir.StringAttr.get(name)
-    if name.startswith("cpu.") and operation in _DESTINATIONS and "new_amax" not in kernel.results:
+    if name.startswith(f"{CPU}.") and operation in _DESTINATIONS and "new_amax" not in kernel.results:
         declaration.attributes[DESTINATIONS] = ir.UnitAttr.get()
 
 

@@ -14,15 +14,16 @@ CODES, BYTES, FLOATS = "i8", "i8", "f32"
 def part_shapes(scheme: Scheme, shape: tuple[Size, Size], columnwise: bool) -> dict[str, tuple[tuple[Size, ...], str]]:
     """Shape and element type of each part of a copy of a matrix."""
     rows, columns = stored_shape(scheme, shape, columnwise)
+    turned = scheme.layout in ("turned", "gemm") and columnwise and scheme.family == "mx"
     if scheme.layout == "packed":
         assert rows is not None
         assert columns is not None
         return {"packed": ((packed_size(rows, columns, scheme.second_level == "row"),), BYTES)}
     packed = scheme.element == "f4E2M1FN"
-    codes = rows, _ceil_div(columns, 2) if packed else columns
+    codes = (columns, rows) if turned else (rows, _ceil_div(columns, 2) if packed else columns)
     parts: dict[str, tuple[tuple[Size, ...], str]] = {
         "codes": (codes, CODES),
-        "scales": (_scales_shape(scheme, rows, columns, columnwise), FLOATS if scheme.scale == "f32" else BYTES),
+        "scales": (_laid_out_scales(scheme, rows, columns, columnwise), FLOATS if scheme.scale == "f32" else BYTES),
     }
     if scheme.family in ("tensor", "nvfp4"):
         parts["amax"] = ((rows,) if scheme.second_level == "row" else (), FLOATS)
@@ -32,7 +33,7 @@ def part_shapes(scheme: Scheme, shape: tuple[Size, Size], columnwise: bool) -> d
 def stored_shape(scheme: Scheme, shape: tuple[Size, Size], columnwise: bool) -> tuple[Size, Size]:
     """Rows and columns of the stored array: transposed for a columnwise copy, but for MX."""
     rows, columns = shape[::-1] if columnwise and scheme.family != "mx" else shape
-    return rows, _times(_ceil_div(columns, 16), 16) if scheme.rht else columns
+    return rows, _round_up(columns, 16) if scheme.rht else columns
 
 
 def packed_size(rows: int, columns: int, row_scaled: bool) -> int:
@@ -40,6 +41,17 @@ def packed_size(rows: int, columns: int, row_scaled: bool) -> int:
     units = -(-rows // 8) * -(-columns // 16)
     codes_and_scales = units * (64 + 8)
     return -(-codes_and_scales // 64) * 64 + 4 * (rows if row_scaled else 1)
+
+
+def _laid_out_scales(scheme: Scheme, rows: Size, columns: Size, columnwise: bool) -> tuple[Size, ...]:
+    """Scales in the layout of a scheme."""
+    shape = _scales_shape(scheme, rows, columns, columnwise)
+    if scheme.layout != "gemm":
+        return shape
+    lines, groups = shape[::-1] if scheme.block == "1x128" or (columnwise and scheme.family == "mx") else shape
+    if scheme.family == "block":
+        return lines, _round_up(groups, 4)
+    return _round_up(lines, 128), _round_up(groups, 4)
 
 
 def _scales_shape(scheme: Scheme, rows: Size, columns: Size, columnwise: bool) -> tuple[Size, ...]:
@@ -56,5 +68,5 @@ def _ceil_div(size: Size, block: int) -> Size:
     return None if size is None else -(-size // block)
 
 
-def _times(size: Size, factor: int) -> Size:
-    return None if size is None else size * factor
+def _round_up(size: Size, multiple: int) -> Size:
+    return None if size is None else -(-size // multiple) * multiple

@@ -27,7 +27,7 @@ _CHOICES = {
     "rule": ("rceil", "floor", "ceil", "even"),
     "second_level": ("none", "tensor", "row"),
     "four_over_six": ("none", "mae", "mse"),
-    "layout": ("compact", "gemm", "packed"),
+    "layout": ("compact", "turned", "gemm", "packed"),
 }
 
 
@@ -46,7 +46,7 @@ class Scheme:
     - scheme_c8: f4E2M1FN has a second level, nothing else does
     - scheme_c9: a second level per row excludes 16x16 tiles, the transform and stochastic rounding
     - scheme_c10: four-over-six needs f4E2M1FN, without the transform and stochastic rounding
-    - scheme_c11: the `gemm` layout needs block scales, the `packed` one f4E2M1FN
+    - scheme_c11: the `gemm` layout needs block scales, the `turned` one f8E8M0FNU scales, the `packed` one f4E2M1FN
     """
 
     element: str
@@ -72,8 +72,8 @@ class Scheme:
     epsilon: float = 0.0
     """Lower bound of the amax."""
     layout: str = "compact"
-    """`compact`, the order of scales that GPU GEMMs read (`gemm`), or the order of codes and scales that those of the
-    CPU read (`packed`)."""
+    """`compact`; codes of a columnwise MX copy turned to lie along the reduction (`turned`); those, and scales in the
+    order that GPU GEMMs read (`gemm`); or the order of codes and scales that GEMMs of the CPU read (`packed`)."""
     custom: str = ""
     """Name of a user's quantizer; then the other fields only describe it."""
 
@@ -171,6 +171,11 @@ def _check_scale(scheme: Scheme) -> None:
         scheme.layout == "compact" or scheme.block != "tensor",
         "scheme_c11",
         "the gemm layout needs block scales, got block tensor",
+    )
+    _require(
+        scheme.layout != "turned" or scheme.scale == "f8E8M0FNU",
+        "scheme_c11",
+        f"the turned layout needs f8E8M0FNU scales, got {scheme.scale}",
     )
     _require(
         scheme.layout != "packed" or scheme.element == "f4E2M1FN",

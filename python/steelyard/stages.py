@@ -43,6 +43,8 @@ class Settings:
     """Raise at the first operand of a GEMM that is not finite."""
     weights: str = "cached"
     """`cached`: quantized weights are kept beside the parameters; `quantized`: in their place."""
+    target: str = "cpu"
+    """What programs are compiled for, as `steelyard.targets` spells it."""
     state: State = field(default_factory=State)
     """The net's state by name, shared by all its programs."""
 
@@ -59,6 +61,7 @@ def make_settings(
     save: str | None = None,
     check_finite: bool = False,
     weights: str = "cached",
+    target: str = "cpu",
 ) -> Settings:
     """Settings from what a user says; raises `RecipeError`."""
     chosen = {pattern: None if other is None else get(other) for pattern, other in (overrides or {}).items()}
@@ -67,7 +70,13 @@ def make_settings(
     if weights not in WEIGHTS:
         raise RecipeError(f"weights must be one of {', '.join(WEIGHTS)}, got {weights!r}")
     return Settings(
-        get(recipe), chosen, attention=attention, save=save or "", check_finite=check_finite, weights=weights
+        get(recipe),
+        chosen,
+        attention=attention,
+        save=save or "",
+        check_finite=check_finite,
+        weights=weights,
+        target=target,
     )
 
 
@@ -139,7 +148,7 @@ def pipelines_of(settings: Settings) -> list[tuple[str, str]]:
         ("quantized", "scaled-insert-quantize,scaled-merge-quantize,cse,scaled-canonicalize"),
         ("fused", "steelyard-fused"),
         ("partitioned", f"steelyard-partitioned{{save={settings.save}}}"),
-        ("lowered", "steelyard-lowered"),
+        ("lowered", f"steelyard-lowered{{target={settings.target}}}"),
     ]
 
 

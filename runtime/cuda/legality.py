@@ -1,7 +1,7 @@
 """Which GEMMs a target multiplies in low precision, what they need before, and what becomes of the others.
 
-The one place that says so: `steelyard targets` prints it. Native GEMMs are those of `torch.nn.functional.scaled_mm`,
-which takes rows of A and columns of B that lie along the reduction.
+The one place that says so: `steelyard targets` prints it, and `scaled-legalize` reads it. Native GEMMs are those of
+`torch.nn.functional.scaled_mm`, which takes rows of A and columns of B that lie along the reduction.
 """
 
 from dataclasses import dataclass
@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from steelyard.runtime.cuda.targets import Target
 from steelyard.schemes import Scheme
 
-NATIVE, EMULATED, HIGH_PRECISION = "native", "emulated", "high precision"
+NATIVE, EMULATED, HIGH_PRECISION, CUSTOM = "native", "emulated", "high precision", "custom"
 KINDS = {"fprop": ("input", "weight"), "dgrad": ("grad_output", "weight"), "wgrad": ("grad_output", "input")}
 """Kind of GEMM -> roles of its operands."""
 _COLUMNWISE = {"fprop": (False, False), "dgrad": (False, True), "wgrad": (True, True)}
-_ROW_MULTIPLE = 16
+# What torch asks of the rows of B, and of FP8 reductions. Of the rows of A it asks nothing.
+_MULTIPLE = 16
 
 
 @dataclass(frozen=True)
@@ -21,21 +22,23 @@ class GemmPath:
     """How a GEMM runs on a target.
 
     Emulated: quantized as the recipe says, decoded to float32 and multiplied by torch, within the same error bound.
-    High precision: not quantized at all.
+    High precision: not quantized at all. Custom: multiplied by the user's own quantizer.
     """
 
     path: str
     reason: str
     steps: tuple[str, ...] = ()
-    """What is inserted before it where sizes or usages ask for it: `pad`, `swizzle`, `transpose`."""
-    multiples: tuple[int, int] = (1, 1)
-    """What rows of both operands, and the reduction, are padded to."""
+    """What is inserted before it where sizes or usages ask for it: `pad`, `turn`, `swizzle`."""
+    multiples: tuple[int, int, int] = (1, 1, 1)
+    """What rows of lhs, rows of rhs, and the reduction are padded to."""
 
 
 def gemm_path(kind: str, lhs: Scheme | None, rhs: Scheme | None, target: Target) -> GemmPath:
     """How a GEMM of this kind runs whose operands have these schemes."""
     if lhs is None or rhs is None:
         return GemmPath(HIGH_PRECISION, "the recipe leaves an operand in high precision")
+    if lhs.family == rhs.family == "custom":
+        return GemmPath(CUSTOM, "a user's own quantizer multiplies")
     if "custom" in (lhs.family, rhs.family):
         return GemmPath(HIGH_PRECISION, "a user's own format has no product on this target")
     if lhs.family != rhs.family:
@@ -47,7 +50,7 @@ def gemm_path(kind: str, lhs: Scheme | None, rhs: Scheme | None, target: Target)
 
 
 def _per_tensor(_kind: str, _lhs: Scheme, _rhs: Scheme, _target: Target) -> GemmPath:
-    return GemmPath(NATIVE, "FP8 with a scale a tensor", ("pad",), (_ROW_MULTIPLE, 16))
+    return GemmPath(NATIVE, "FP8 with a scale a tensor", ("pad",), (1, _MULTIPLE, _MULTIPLE))
 
 
 def _per_block(_kind: str, lhs: Scheme, rhs: Scheme, target: Target) -> GemmPath:
@@ -55,16 +58,17 @@ def _per_block(_kind: str, lhs: Scheme, rhs: Scheme, target: Target) -> GemmPath
         return GemmPath(EMULATED, "cuBLASLt has no product of two operands in 128x128 tiles")
     if target.name != "sm_90a":
         return GemmPath(EMULATED, "torch has 1x128 and 128x128 scales on sm_90 only")
-    rows = 128 if "128x128" in (lhs.block, rhs.block) else _ROW_MULTIPLE
-    return GemmPath(NATIVE, "FP8 with 1x128 and 128x128 scales", ("pad", "swizzle"), (rows, 128))
+    # torch wants the scales of A's rows without padding between columns, cuBLASLt wants whole vectors of them.
+    rows = [128 if scheme.block == "128x128" else _MULTIPLE for scheme in (lhs, rhs)]
+    return GemmPath(NATIVE, "FP8 with 1x128 and 128x128 scales", ("pad", "swizzle"), (rows[0], rows[1], 128))
 
 
 def _mx(kind: str, _lhs: Scheme, _rhs: Scheme, target: Target) -> GemmPath:
     if not target.has_block_formats:
         return GemmPath(EMULATED, "tensor cores read MX scales from sm_100 on")
     # MX columns are stored as they lie in the matrix, across the reduction.
-    turned = ("transpose",) if any(_COLUMNWISE[kind]) else ()
-    return GemmPath(NATIVE, "MXFP8", ("pad", *turned, "swizzle"), (_ROW_MULTIPLE, 32))
+    turned = ("turn",) if any(_COLUMNWISE[kind]) else ()
+    return GemmPath(NATIVE, "MXFP8", ("pad", *turned, "swizzle"), (1, _MULTIPLE, 32))
 
 
 def _nvfp4(_kind: str, lhs: Scheme, rhs: Scheme, target: Target) -> GemmPath:
@@ -72,7 +76,15 @@ def _nvfp4(_kind: str, lhs: Scheme, rhs: Scheme, target: Target) -> GemmPath:
         return GemmPath(EMULATED, "tensor cores read FP4 from sm_100 on")
     if "row" in (lhs.second_level, rhs.second_level):
         return GemmPath(EMULATED, "cuBLASLt takes one second scale a tensor, not one a row")
-    return GemmPath(NATIVE, "NVFP4", ("pad", "swizzle"), (_ROW_MULTIPLE, 32))
+    return GemmPath(NATIVE, "NVFP4", ("pad", "swizzle"), (1, _MULTIPLE, 32))
+
+
+def takes_bias(path: str, result: str, bias: str) -> bool:
+    """Whether a GEMM adds a bias of this dtype itself: torch's on CUDA does in bf16 and f16, the result's own dtype.
+
+    Its meta device accepts more.
+    """
+    return path == CUSTOM or (path == NATIVE and result == bias and result in ("bf16", "f16"))
 
 
 def schemes_of(recipe, kind: str) -> tuple[Scheme | None, Scheme | None]:

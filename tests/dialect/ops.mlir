@@ -124,6 +124,26 @@ func.func @layout(%x: tensor<?x60xf32>, %size: index, %q: !scaled.tensor<tensor<
   return
 }
 
+#mx_turned = #scaled.scheme<f8E4M3FN, "32x1", f8E8M0FNU, {layout = "turned"}>
+#mx_col_gemm = #scaled.scheme<f8E4M3FN, "32x1", f8E8M0FNU, {layout = "gemm"}>
+// CHECK-LABEL: func.func @turned
+func.func @turned(%x: !scaled.tensor<tensor<2x?x64xf32>, none, #mx_col>) {
+  // CHECK: "scaled.flatten"(%arg0) {{.*}} -> !scaled.tensor<tensor<?x64xf32>, none, #mxfp8_32x1>
+  %0 = "scaled.flatten"(%x) : (!scaled.tensor<tensor<2x?x64xf32>, none, #mx_col>) -> !scaled.tensor<tensor<?x64xf32>, none, #mx_col>
+  // CHECK: "scaled.turn"({{.*}}) {{.*}} -> !scaled.tensor<tensor<?x64xf32>, none, #mxfp8_32x1_turned>
+  %1 = "scaled.turn"(%0) : (!scaled.tensor<tensor<?x64xf32>, none, #mx_col>) -> !scaled.tensor<tensor<?x64xf32>, none, #mx_turned>
+  // CHECK: "scaled.swizzle"({{.*}}) {{.*}} -> !scaled.tensor<tensor<?x64xf32>, none, #mxfp8_32x1_gemm>
+  %2 = "scaled.swizzle"(%1) : (!scaled.tensor<tensor<?x64xf32>, none, #mx_turned>) -> !scaled.tensor<tensor<?x64xf32>, none, #mx_col_gemm>
+  return
+}
+
+// CHECK-LABEL: func.func @epilogue
+func.func @epilogue(%x: tensor<?x64xf32>, %bias: tensor<64xbf16>, %residual: tensor<?x64xbf16>) {
+  // CHECK: %0:2 = "scaled.epilogue"(%arg0, %arg1, %arg2) {epilogue = "gelu", operandSegmentSizes = array<i32: 1, 1, 1, 0>, resultSegmentSizes = array<i32: 1, 1>}
+  %0:2 = "scaled.epilogue"(%x, %bias, %residual) {epilogue = "gelu", operandSegmentSizes = array<i32: 1, 1, 1, 0>, resultSegmentSizes = array<i32: 1, 1>} : (tensor<?x64xf32>, tensor<64xbf16>, tensor<?x64xbf16>) -> (tensor<?x64xbf16>, tensor<?x64xbf16>)
+  return
+}
+
 // CHECK-LABEL: func.func @state
 func.func @state(%x: tensor<4x?xbf16>, %scale: tensor<f32>, %history: tensor<1024xf32>, %rng: tensor<2xi64>) {
   // CHECK: "scaled.amax"(%arg0) {per_row = true, rht = false} : (tensor<4x?xbf16>) -> tensor<4xf32>

@@ -65,7 +65,7 @@ func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, #mx, none>) {
 #packed = #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {layout = "packed", second_level = "tensor"}>
 // dequantize_c4
 func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, #packed, none>) {
-  // expected-error @+1 {{the rowwise copy must not be packed, got layout packed [dequantize_c4]}}
+  // expected-error @+1 {{the rowwise copy must be in the compact layout, got layout packed [dequantize_c4]}}
   %0 = "scaled.dequantize"(%x) {usage = "rowwise"} : (!scaled.tensor<tensor<64x64xf32>, #packed, none>) -> tensor<64x64xf32>
   return
 }

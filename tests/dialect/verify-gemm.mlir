@@ -267,3 +267,24 @@ func.func @f(%a: !scaled.tensor<tensor<64x64xf32>, #packed, none>, %b: !scaled.t
   %0 = "scaled.gemm"(%a, %b) {batch_dims = 0 : i64, epilogue = "none", kind = "fprop", layer = "mlp", operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!scaled.tensor<tensor<64x64xf32>, #packed, none>, !scaled.tensor<tensor<64x64xf32>, #nv, none>) -> tensor<64x64xf32>
   return
 }
+
+// -----
+
+#mxc = #scaled.scheme<f8E4M3FN, "32x1", f8E8M0FNU, {}>
+#mxg = #scaled.scheme<f8E4M3FN, "32x1", f8E8M0FNU, {layout = "gemm"}>
+// gemm_c18
+func.func @f(%a: !scaled.tensor<tensor<64x64xf32>, none, #mxg>, %b: !scaled.tensor<tensor<64x64xf32>, none, #mxc>) {
+  // expected-error @+1 {{both copies or none must be in the gemm layout, and none turned, got gemm and compact [gemm_c18] (layer 'mlp')}}
+  %0 = "scaled.gemm"(%a, %b) {batch_dims = 0 : i64, epilogue = "none", kind = "wgrad", layer = "mlp", operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!scaled.tensor<tensor<64x64xf32>, none, #mxg>, !scaled.tensor<tensor<64x64xf32>, none, #mxc>) -> tensor<64x64xf32>
+  return
+}
+
+// -----
+
+#mxt = #scaled.scheme<f8E4M3FN, "32x1", f8E8M0FNU, {layout = "turned"}>
+// gemm_c18
+func.func @f(%a: !scaled.tensor<tensor<64x64xf32>, none, #mxt>, %b: !scaled.tensor<tensor<64x64xf32>, none, #mxt>) {
+  // expected-error @+1 {{both copies or none must be in the gemm layout, and none turned, got turned and turned [gemm_c18] (layer 'mlp')}}
+  %0 = "scaled.gemm"(%a, %b) {batch_dims = 0 : i64, epilogue = "none", kind = "wgrad", layer = "mlp", operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!scaled.tensor<tensor<64x64xf32>, none, #mxt>, !scaled.tensor<tensor<64x64xf32>, none, #mxt>) -> tensor<64x64xf32>
+  return
+}

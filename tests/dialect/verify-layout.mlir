@@ -1,6 +1,6 @@
 // RUN: steelyard-opt %s --split-input-file --verify-diagnostics
 
-// The constraints of scaled.pad, scaled.unpad and scaled.swizzle.
+// The constraints of scaled.pad, scaled.unpad, scaled.flatten, scaled.turn, scaled.swizzle and scaled.pack.
 
 // pad_c0
 func.func @f(%x: tensor<60x64xf32>) {
@@ -149,5 +149,86 @@ func.func @f(%x: !scaled.tensor<tensor<?x64xf32>, #nv, none>) {
 func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, #nv, none>) {
   // expected-error @+1 {{result must be the source with layout packed in every copy, got !scaled.tensor<tensor<64x64xf32>, #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {second_level = "tensor"}>, none> [pack_c2]}}
   %0 = "scaled.pack"(%x) {} : (!scaled.tensor<tensor<64x64xf32>, #nv, none>) -> !scaled.tensor<tensor<64x64xf32>, #nv, none>
+  return
+}
+
+// -----
+
+#mxg = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {layout = "gemm"}>
+// pad_c4
+func.func @f(%x: !scaled.tensor<tensor<60x64xf32>, #mxg, none>) {
+  // expected-error @+1 {{copies must be in the compact layout, got gemm [pad_c4]}}
+  %0 = "scaled.pad"(%x) {multiples = array<i64: 16, 32>} : (!scaled.tensor<tensor<60x64xf32>, #mxg, none>) -> !scaled.tensor<tensor<64x64xf32>, #mxg, none>
+  return
+}
+
+// -----
+
+#mx = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
+// flatten_c1
+func.func @f(%x: !scaled.tensor<tensor<64xf32>, #mx, none>) {
+  // expected-error @+1 {{source must have at least one dim before the last, got [64] [flatten_c1]}}
+  %0 = "scaled.flatten"(%x) : (!scaled.tensor<tensor<64xf32>, #mx, none>) -> !scaled.tensor<tensor<1x64xf32>, #mx, none>
+  return
+}
+
+// -----
+
+#mx = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
+// flatten_c2
+func.func @f(%x: !scaled.tensor<tensor<2x3x64xf32>, #mx, none>) {
+  // expected-error @+1 {{result must be the source with shape [6,64], got !scaled.tensor<tensor<5x64xf32>, #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>, none> [flatten_c2]}}
+  %0 = "scaled.flatten"(%x) : (!scaled.tensor<tensor<2x3x64xf32>, #mx, none>) -> !scaled.tensor<tensor<5x64xf32>, #mx, none>
+  return
+}
+
+// -----
+
+#mx = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
+// turn_c1
+func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, #mx, none>) {
+  // expected-error @+1 {{source must be a matrix with one compact columnwise MX copy, got [64,64] with 1x32 in layout compact [turn_c1]}}
+  %0 = "scaled.turn"(%x) : (!scaled.tensor<tensor<64x64xf32>, #mx, none>) -> !scaled.tensor<tensor<64x64xf32>, #mx, none>
+  return
+}
+
+// -----
+
+#mxt = #scaled.scheme<f8E4M3FN, "32x1", f8E8M0FNU, {layout = "turned"}>
+// turn_c1
+func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, none, #mxt>) {
+  // expected-error @+1 {{source must be a matrix with one compact columnwise MX copy, got [64,64] with 32x1 in layout turned [turn_c1]}}
+  %0 = "scaled.turn"(%x) : (!scaled.tensor<tensor<64x64xf32>, none, #mxt>) -> !scaled.tensor<tensor<64x64xf32>, none, #mxt>
+  return
+}
+
+// -----
+
+#mxc = #scaled.scheme<f8E4M3FN, "32x1", f8E8M0FNU, {}>
+#mxt = #scaled.scheme<f8E4M3FN, "32x1", f8E8M0FNU, {layout = "turned"}>
+// turn_c1
+func.func @f(%x: !scaled.tensor<tensor<2x64x64xf32>, none, #mxc>) {
+  // expected-error @+1 {{source must be a matrix with one compact columnwise MX copy, got [2,64,64] with 32x1 in layout compact [turn_c1]}}
+  %0 = "scaled.turn"(%x) : (!scaled.tensor<tensor<2x64x64xf32>, none, #mxc>) -> !scaled.tensor<tensor<2x64x64xf32>, none, #mxt>
+  return
+}
+
+// -----
+
+#mxc = #scaled.scheme<f8E4M3FN, "32x1", f8E8M0FNU, {}>
+// turn_c2
+func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, none, #mxc>) {
+  // expected-error @+1 {{result must be the source with layout turned, got !scaled.tensor<tensor<64x64xf32>, none, #scaled.scheme<f8E4M3FN, "32x1", f8E8M0FNU, {}>> [turn_c2]}}
+  %0 = "scaled.turn"(%x) : (!scaled.tensor<tensor<64x64xf32>, none, #mxc>) -> !scaled.tensor<tensor<64x64xf32>, none, #mxc>
+  return
+}
+
+// -----
+
+#mxc = #scaled.scheme<f8E4M3FN, "32x1", f8E8M0FNU, {}>
+// swizzle_c1
+func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, none, #mxc>) {
+  // expected-error @+1 {{every copy must have block scales in the turned layout, got block 32x1 in layout compact [swizzle_c1]}}
+  %0 = "scaled.swizzle"(%x) : (!scaled.tensor<tensor<64x64xf32>, none, #mxc>) -> !scaled.tensor<tensor<64x64xf32>, none, #mxc>
   return
 }

@@ -206,3 +206,12 @@ func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, #scaled.scheme<f8E4M3FN, "1x3
   %0 = "scaled.dequantize"(%x) {usage = "rowwise"} : (!scaled.tensor<tensor<64x64xf32>, #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {rule = "rceil"}>, none>) -> tensor<64x64xf32>
   return
 }
+
+// -----
+
+// scheme_c11
+func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, none, #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {layout = "turned", second_level = "tensor"}>>) {
+  // expected-error @+1 {{the turned layout needs f8E8M0FNU scales, got f8E4M3FN [scheme_c11]}}
+  %0 = "scaled.dequantize"(%x) {usage = "columnwise"} : (!scaled.tensor<tensor<64x64xf32>, none, #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {layout = "turned", second_level = "tensor"}>>) -> tensor<64x64xf32>
+  return
+}

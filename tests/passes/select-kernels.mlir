@@ -1,7 +1,7 @@
 // RUN: steelyard-opt %s -p 'scaled-select-kernels{target=cpu}' | FileCheck %s
 // RUN: not steelyard-opt %s -p 'scaled-select-kernels{target=abacus}' 2>&1 | FileCheck %s --check-prefix=TARGET
 
-// TARGET: target must be one of cpu, got 'abacus'
+// TARGET: target must be one of cpu, cuda:sm_89, cuda:sm_90a, cuda:sm_100a, cuda:sm_120a, got 'abacus'
 
 #mx = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
 #own = #scaled.scheme<i8, "tensor", f32, {custom = "Mine"}>

@@ -62,14 +62,13 @@ def on_meta(operand: gemm.GemmOperand) -> gemm.GemmOperand:
 )
 def test_native_calls_are_accepted(kind, schemes, path, out_dtype):
     rows_a, rows_b, reduction = sizes(kind)
-    row_multiple, reduction_multiple = path.multiples
-    reduction = round_up(reduction, reduction_multiple)
+    padded = [round_up(size, by) for size, by in zip((rows_a, rows_b, reduction), path.multiples, strict=True)]
     operands = []
-    for scheme, columnwise, rows in zip(schemes, COLUMNWISE[kind], (rows_a, rows_b), strict=True):
-        copy = copy_of(scheme, columnwise, round_up(rows, row_multiple), reduction)
+    for scheme, columnwise, rows in zip(schemes, COLUMNWISE[kind], padded[:2], strict=True):
+        copy = copy_of(scheme, columnwise, rows, padded[2])
         operands.append(on_meta(gemm.gemm_operand(simulated("sm_100a"), copy)))
     result = gemm.multiply(*operands, out_dtype=out_dtype)
-    assert tuple(result.shape) == (round_up(rows_a, row_multiple), round_up(rows_b, row_multiple))
+    assert tuple(result.shape) == tuple(padded[:2])
     assert result.dtype == out_dtype
 
 

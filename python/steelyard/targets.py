@@ -1,0 +1,14 @@
+"""What programs are compiled for: the CPU, or a CUDA architecture, as in `cuda:sm_100a`."""
+
+from steelyard.runtime.cuda.targets import TARGETS as _ARCHITECTURES
+from steelyard.runtime.cuda.targets import Target
+
+CPU = "cpu"
+_CUDA = "cuda:"
+TARGETS = (CPU, *(_CUDA + name for name in _ARCHITECTURES))
+"""Every target that passes know."""
+
+
+def cuda_target(target: str) -> Target | None:
+    """The CUDA architecture that a target is; None for the CPU."""
+    return _ARCHITECTURES[target.removeprefix(_CUDA)] if target.startswith(_CUDA) else None
