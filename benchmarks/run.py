@@ -41,7 +41,8 @@ QUICK_GROUPS = ("gemm", "gemv", "quantizers", "call", "models", "training", "pee
 def main() -> int:
     """Run the groups that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"any of {', '.join(GROUPS)}; all by default (quick: {', '.join(QUICK_GROUPS)})")
+    everything = f"any of {', '.join(GROUPS)}; all by default, with --quick {', '.join(QUICK_GROUPS)}"
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=everything)
     parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer repeats")
     parser.add_argument("--cores", type=int, help="use at most so many; all by default")
     parser.add_argument("--only", default="", help="contenders whose names hold one of these words: steelyard,inductor")
