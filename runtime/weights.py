@@ -96,6 +96,9 @@ class Weights:
             kept = self._kept.get(key)
             if kept is None or kept.stamp != stamp or kept.parameter() is not parameter:
                 storages = [StorageWeakRef(source.untyped_storage()) for source in sources]
+                # What was kept goes first, so that the new parts find its memory.
+                kept = None
+                self._kept.pop(key, None)
                 parts = weight.make(*sources)
                 reference = weakref.ref(parameter, lambda gone: self._drop(key, gone))
                 kept = self._kept[key] = _Kept(parts, stamp, reference, storages)
