@@ -4,6 +4,7 @@ Nothing here needs a GPU: what a launch does is its launcher's business.
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,6 +13,7 @@ from steelyard.errors import ConstraintError
 from steelyard.quantized_copy import QuantizedCopy, round_up
 from steelyard.runtime.cuda.codegen.amax import AmaxKernel
 from steelyard.runtime.cuda.codegen.dequantize import DequantizeKernel
+from steelyard.runtime.cuda.codegen.epilogue import ADDENDS, EpilogueKernel
 from steelyard.runtime.cuda.codegen.produce import ProduceKernel
 from steelyard.runtime.cuda.codegen.producers import KINDS, STATISTICS, Producer
 from steelyard.runtime.cuda.codegen.quantize import QuantizeKernel
@@ -27,6 +29,7 @@ from steelyard.runtime.cuda.launches import (
     copy_spec,
     empty_copy,
     flattened,
+    is_aligned,
     matrix_input,
 )
 from steelyard.schemes import Scheme
@@ -95,15 +98,19 @@ class Kernels:
             self.launch(Launch.of(ProduceKernel(made.source), {**made.named, "out": out}, *made.shape))
         return out
 
-    def dequantize(self, copy: QuantizedCopy, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    def dequantize(
+        self, copy: QuantizedCopy, dtype: torch.dtype = torch.float32, *, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """The values of a copy as a logical (M, N) matrix; the random Hadamard transform is undone."""
-        out = torch.empty(copy.shape, dtype=dtype, device=copy.codes.device)
+        if out is None:
+            out = torch.empty(copy.shape, dtype=dtype, device=copy.codes.device)
         if not out.numel():
             return out
         rows, columns = copy.shape
         spec = copy_spec(copy)
         # Runs of 16 are stored whole.
-        kernel = DequantizeKernel(replace(spec, aligned=spec.aligned and columns % 16 == 0), DTYPE_NAMES[dtype])
+        aligned = spec.aligned and columns % 16 == 0 and out.data_ptr() % 16 == 0
+        kernel = DequantizeKernel(replace(spec, aligned=aligned), DTYPE_NAMES[out.dtype])
         named = {"codes": copy.codes, "scales": copy.scales, "out": out, "rows": rows, "columns": columns}
         if copy.amax is not None:
             named["amax"] = copy.amax
@@ -156,6 +163,44 @@ class Kernels:
         self._move_scales("swizzle_transposed" if turned else "swizzle", scales, out, lines)
         return out
 
+    def epilogue(
+        self,
+        source: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        activation: str = "none",
+        bias: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+        accumulator: torch.Tensor | None = None,
+        preactivation: torch.Tensor | None = None,
+    ) -> None:
+        """What the fused store of a GEMM leaves in `out`, from a float32 product of any strides.
+
+        `activation(source + bias) + residual`, or `source + accumulator`; `preactivation` takes `source + bias`.
+        """
+        if not out.numel():
+            return
+        given = {"source": source, "residual": residual, "accumulator": accumulator}
+        matrices = {name: flattened(matrix) for name, matrix in given.items() if matrix is not None}
+        outs = [flattened(matrix) for matrix in (out, preactivation) if matrix is not None]
+        rows, columns = outs[0].shape
+        aligned = all(is_aligned(matrix) for matrix in (*matrices.values(), *outs))
+        named: dict[str, torch.Tensor | int] = {"out": outs[0], "rows": rows, "columns": columns, **matrices}
+        for name, matrix in matrices.items():
+            named[f"{name}_row_stride"], named[f"{name}_column_stride"] = matrix.stride()
+        if bias is not None:
+            named |= {"bias": bias, "bias_stride": bias.stride(0)}
+            aligned = aligned and is_aligned(bias[None])
+        if preactivation is not None:
+            named["preactivation"] = outs[1]
+        dtypes = {name: DTYPE_NAMES[matrices[name].dtype] for name in ADDENDS if name in matrices}
+        if bias is not None:
+            dtypes["bias"] = DTYPE_NAMES[bias.dtype]
+        kernel = EpilogueKernel(
+            DTYPE_NAMES[out.dtype], activation, preactivation=preactivation is not None, aligned=aligned, **dtypes
+        )
+        self.launch(Launch.of(kernel, named, rows, columns))
+
     def compute_scale(self, amax: torch.Tensor, scheme: Scheme) -> torch.Tensor:
         """The scale that follows from a tensor's amax."""
         scale = torch.empty((), dtype=torch.float32, device=amax.device)
@@ -184,39 +229,64 @@ class Kernels:
         self.launch(Launch.of(kernel, named, 1, 1))
         return new_scale, new_history
 
+    def quantize_into(
+        self,
+        source: torch.Tensor | tuple[str, tuple],
+        copies: Sequence[QuantizedCopy],
+        *,
+        scale: torch.Tensor | None = None,
+        amax: torch.Tensor | None = None,
+        rng: torch.Tensor | None = None,
+    ) -> None:
+        """`quantize`, or `quantize_produced` of a producer and its inputs, into the memory of given copies."""
+        made = matrix_input([flattened(source)]) if isinstance(source, torch.Tensor) else self._produced(*source)
+        self._fill_copies(made, copies, scale, [amax] * len(copies), rng)
+
     def _quantize(self, made: MatrixInput, device, row, col, scale, amax, rng):
         amaxes = amax if isinstance(amax, tuple) else (amax, amax)
         copies = []
-        for scheme, columnwise, given in zip((row, col), (False, True), amaxes, strict=True):
-            if scheme is None:
-                copies.append(None)
-                continue
-            _check_operands(scheme, columnwise, scale, rng)
-            copy = empty_copy(scheme, made.shape, columnwise=columnwise, device=device)
-            self._prepare_amax(made, copy, scale, given)
-            copies.append(copy)
-        self._launch_quantize(made, [copy for copy in copies if copy is not None], scale, _rng_tensor(rng, device))
-        for copy, given in zip(copies, amaxes, strict=True):
-            if scale is not None and given is not None and copy is not None and copy.amax is not None:
-                copy.amax.copy_(given.reshape(copy.amax.shape))
-        return tuple(copies)
+        for scheme, columnwise in zip((row, col), (False, True), strict=True):
+            if scheme is not None:
+                _check_operands(scheme, columnwise, scale, rng)
+                copies.append(empty_copy(scheme, made.shape, columnwise=columnwise, device=device))
+        given = [amaxes[copy.columnwise] for copy in copies]
+        self._fill_copies(made, copies, scale, given, _rng_tensor(rng, device))
+        found = {copy.columnwise: copy for copy in copies}
+        return found.get(False), found.get(True)
 
-    def _prepare_amax(self, made: MatrixInput, copy: QuantizedCopy, scale, given) -> None:
+    def _fill_copies(self, made: MatrixInput, copies: Sequence[QuantizedCopy], scale, amaxes: Sequence, rng) -> None:
+        found: dict[tuple, torch.Tensor] = {}
+        for copy, given in zip(copies, amaxes, strict=True):
+            self._prepare_amax(made, copy, scale, given, found)
+        self._launch_quantize(made, copies, scale, rng)
+        for copy, given in zip(copies, amaxes, strict=True):
+            if scale is not None and given is not None and copy.amax is not None:
+                copy.amax.copy_(given.reshape(copy.amax.shape))
+
+    def _prepare_amax(self, made: MatrixInput, copy: QuantizedCopy, scale, given, found: dict) -> None:
         """Fill the amax that a copy's codes wait for; one with a given scale is recorded on the way."""
         if copy.amax is None:
             return
         if given is not None:
             copy.amax.copy_(given.reshape(copy.amax.shape))
-        elif copy.scheme.family == "nvfp4" or scale is None:
-            per_line = copy.scheme.second_level == "row"
-            turned = copy.columnwise and (per_line or copy.scheme.rht)
-            self._find_amax(made, copy.amax, columnwise=turned, rht=copy.scheme.rht, per_line=per_line)
+            return
+        scheme = copy.scheme
+        per_line = scheme.second_level == "row"
+        turned = copy.columnwise and (per_line or scheme.rht)
+        options = turned, scheme.rht, per_line
+        if options in found and (scheme.family == "nvfp4" or scale is None):
+            copy.amax.copy_(found[options])  # the other copy asked for the same one
+            return
+        copy.amax.zero_()
+        if scheme.family == "nvfp4" or scale is None:
+            self._find_amax(made, copy.amax, columnwise=turned, rht=scheme.rht, per_line=per_line)
+            found[options] = copy.amax
 
     def _find_amax(self, made: MatrixInput, out: torch.Tensor, **options: bool) -> None:
         if made.shape[0] * made.shape[1]:
             self.launch(Launch.of(AmaxKernel(made.source, **options), {**made.named, "amax": out}, *made.shape))
 
-    def _launch_quantize(self, made: MatrixInput, copies: list[QuantizedCopy], scale, rng) -> None:
+    def _launch_quantize(self, made: MatrixInput, copies: Sequence[QuantizedCopy], scale, rng) -> None:
         if not copies or not made.shape[0] * made.shape[1]:
             return self._fill_empty(copies, scale)
         specs = tuple(copy_spec(copy, given_scale=scale is not None) for copy in copies)
@@ -227,7 +297,7 @@ class Kernels:
             named |= {f"{usage}_{name}": part for name, part in parts.items() if part is not None}
         return self.launch(Launch.of(QuantizeKernel(made.source, specs), named, *made.shape))
 
-    def _fill_empty(self, copies: list[QuantizedCopy], scale) -> None:
+    def _fill_empty(self, copies: Sequence[QuantizedCopy], scale) -> None:
         """A tensor with no elements has a scale all the same."""
         for copy in copies:
             if copy.scheme.family == "tensor" and copy.amax is not None:

@@ -68,7 +68,7 @@ def flattened(x: torch.Tensor) -> torch.Tensor:
 def matrix_input(matrices: list[torch.Tensor], producer: Producer | None = None, **named) -> MatrixInput:
     """One or two matrices of one shape and dtype; `named` is what the producer takes beside them."""
     rows, columns = matrices[0].shape
-    aligned = all(_is_aligned(matrix) for matrix in matrices)
+    aligned = all(is_aligned(matrix) for matrix in matrices)
     arguments: dict[str, torch.Tensor | int] = {"rows": rows, "columns": columns, **named}
     for index, matrix in enumerate(matrices):
         arguments[f"input{index}"] = matrix
@@ -76,7 +76,7 @@ def matrix_input(matrices: list[torch.Tensor], producer: Producer | None = None,
     return MatrixInput(Source(DTYPE_NAMES[matrices[0].dtype], aligned, producer), arguments, (rows, columns))
 
 
-def _is_aligned(matrix: torch.Tensor) -> bool:
+def is_aligned(matrix: torch.Tensor) -> bool:
     """Its rows are whole vectors at aligned addresses."""
     row_bytes = matrix.stride(0) * matrix.element_size()
     begin = matrix.data_ptr() | row_bytes
@@ -91,7 +91,7 @@ def copy_spec(copy: QuantizedCopy, *, given_scale: bool = False) -> Copy:
 
 
 def empty_copy(scheme: Scheme, shape: tuple[int, int], *, columnwise: bool, device: torch.device) -> QuantizedCopy:
-    """A copy with memory and no values yet; amaxes are zero, to be raised."""
+    """A copy with memory and no values yet."""
     turned = columnwise and scheme.family != "mx"
     rows, columns = shape[::-1] if turned else shape
     columns = round_up(columns, 16) if scheme.rht else columns
@@ -102,7 +102,7 @@ def empty_copy(scheme: Scheme, shape: tuple[int, int], *, columnwise: bool, devi
     scales = torch.empty(_scales_shape(scheme, (rows, columns), columnwise), dtype=scales_dtype, device=device)
     amax = None
     if scheme.family in ("tensor", "nvfp4"):
-        amax = torch.zeros((rows,) if scheme.second_level == "row" else (), dtype=torch.float32, device=device)
+        amax = torch.empty((rows,) if scheme.second_level == "row" else (), dtype=torch.float32, device=device)
     return QuantizedCopy(codes, scales, amax, scheme, shape, columnwise)
 
 

@@ -2,9 +2,11 @@
 
 from kernel_cases import scheme_pairs
 
+from steelyard.runtime.cuda.codegen.activations import ACTIVATIONS
 from steelyard.runtime.cuda.codegen.amax import AmaxKernel
 from steelyard.runtime.cuda.codegen.copies import Copy
 from steelyard.runtime.cuda.codegen.dequantize import DequantizeKernel
+from steelyard.runtime.cuda.codegen.epilogue import EpilogueKernel
 from steelyard.runtime.cuda.codegen.kernel import Kernel
 from steelyard.runtime.cuda.codegen.produce import ProduceKernel
 from steelyard.runtime.cuda.codegen.producers import KINDS, Producer
@@ -42,6 +44,14 @@ def producers() -> list[Producer]:
     return [Producer(kind, **vectors.get(kind, {})) for kind in KINDS]
 
 
+def epilogues(dtype: str, aligned: bool) -> list[Kernel]:
+    """Every activation with all addends that go with it, and an accumulator."""
+    full = {"bias": dtype, "residual": dtype, "aligned": aligned}
+    kernels: list[Kernel] = [EpilogueKernel(dtype, "none", **full)]
+    kernels += [EpilogueKernel(dtype, kind, **full, preactivation=True) for kind in ACTIVATIONS]
+    return [*kernels, EpilogueKernel(dtype, accumulator=dtype, aligned=aligned)]
+
+
 def small_kernels(dtype: str, aligned: bool) -> list[Kernel]:
     """All that is not quantize and dequantize."""
     source = Source(dtype, aligned)
@@ -50,6 +60,7 @@ def small_kernels(dtype: str, aligned: bool) -> list[Kernel]:
     return [
         *amaxes,
         *(ProduceKernel(Source(dtype, aligned, producer)) for producer in producers()),
+        *epilogues(dtype, aligned),
         *(RowStatisticsKernel(dtype, centered) for centered in (True, False)),
         *(TransposeKernel(nibbles, aligned) for nibbles in (True, False)),
         *(ScaleLayoutKernel(kind) for kind in SCALE_LAYOUTS),
