@@ -21,8 +21,8 @@ class Arena:
 
     __slots__ = ("addresses", "tensors")
 
-    def __init__(self, size: int, places: Sequence[Place]):
-        memory = torch.empty(size, dtype=torch.uint8)
+    def __init__(self, size: int, places: Sequence[Place], device: torch.device | None = None):
+        memory = torch.empty(size, dtype=torch.uint8, device=device)
         self.tensors = [_view(memory, place) for place in places]
         self.addresses = [memory.data_ptr() + place.offset for place in places]
 
@@ -34,6 +34,11 @@ class Arenas:
         self._size = size
         self._places = places
         self._free: list[Arena] = []
+
+    def make(self, device: torch.device) -> Arena:
+        """A block of a device's memory for one call: torch's allocator keeps it for the next call on the same stream,
+        and knows when another stream, or a CUDA graph, may not have it."""
+        return Arena(self._size, self._places, device)
 
     def take(self) -> Arena:
         """A block that nobody else uses."""

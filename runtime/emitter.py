@@ -44,14 +44,25 @@ class Emitted:
 class Emitter:
     """Emits the functions of a module."""
 
-    def __init__(self, module: ir.Operation, quantizers: Quantizers, check_finite: Callable | None = None):
+    def __init__(
+        self,
+        module: ir.Operation,
+        quantizers: Quantizers,
+        check_finite: Callable | None = None,
+        *,
+        takes_device: bool = False,
+    ):
         self._kernels = kernels_of(module)
         self._check_finite = check_finite
+        self._takes_device = takes_device
         self._bound = {symbol: bind(kernel, quantizers) for symbol, kernel in self._kernels.items()}
 
     def emit(self, function: ir.Operation) -> Emitted:
-        """The Python function of an IR function: it takes the arguments and returns a tuple of results."""
-        body = _Body(function, self._kernels, self._bound, self._check_finite)
+        """The Python function of an IR function: it takes the arguments and returns a tuple of results.
+
+        Functions that run elsewhere than on the CPU take the device, which their memory is on, before their arguments.
+        """
+        body = _Body(function, self._kernels, self._bound, self._check_finite, self._takes_device)
         text = body.text()
         namespace = dict(body.namespace)
         exec(compile(text, f"<steelyard {body.name}>", "exec"), namespace)
@@ -80,8 +91,10 @@ class _Body:
         kernels: Mapping[str, Kernel],
         bound: Mapping[str, BoundKernel],
         check_finite: Callable | None,
+        takes_device: bool,
     ):
         self._kernels = kernels
+        self._takes_device = takes_device
         self._check_finite = check_finite
         self._bound_kernels = bound
         self._function = function
@@ -102,7 +115,11 @@ class _Body:
         attributes = self._function.attributes
         size = ir.IntegerAttr(attributes[ARENA]).value if ARENA in attributes else 0
         self.namespace["arenas"] = Arenas(size, self._places)
-        if self._places:
+        if self._takes_device:
+            arguments.insert(0, "device")
+        if self._places and self._takes_device:
+            body.insert(0, "tensors = arenas.make(device).tensors")
+        elif self._places:
             body = [
                 "arena = arenas.take()",
                 "tensors, addresses = arena.tensors, arena.addresses",
@@ -153,9 +170,12 @@ class _Body:
                 return [*lines, f"{self._results(op)} = {call}"]
             return [*lines, f"{self._results(op)}, = {call}"]
         lines += self._emit_allocation(op, symbol, bound)
-        operands = [self._argument(value, name) for value, name in zip(op.operands, kernel.operands, strict=True)]
-        results = [self._argument(value, name) for value, name in zip(op.results, kernel.results, strict=True)]
-        return [*lines, f"{run}({', '.join(operands + results)})"]
+        named = [*zip(op.operands, kernel.operands, strict=True), *zip(op.results, kernel.results, strict=True)]
+        if bound.takes_addresses:
+            words = [self._argument(value, name) for value, name in named]
+        else:
+            words = [self._names[value] for value, _ in named]
+        return [*lines, f"{run}({', '.join(words)})"]
 
     def _emit_check(self, op: ir.Operation, kernel: Kernel) -> list[str]:
         """A look at what a call quantizes, where the user asked for it."""
@@ -183,7 +203,7 @@ class _Body:
                 continue
             sizes = tuple(size or 0 for size in shape)
             empty = self._bind("empty", functools.partial(torch.empty, sizes, dtype=dtype))
-            lines.append(f"{self._new_variable(value)} = {empty}()")
+            lines.append(f"{self._new_variable(value)} = {empty}({'device=device' if self._takes_device else ''})")
         return lines
 
     def _argument(self, value: ir.Value, name: str) -> str:

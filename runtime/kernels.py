@@ -9,6 +9,8 @@ from steelyard.passes.apply_recipe import AMAX_ALGORITHM
 from steelyard.passes.kernel_calls import Kernel
 from steelyard.runtime import custom
 from steelyard.runtime.cpu import bound
+from steelyard.runtime.cuda import bound as cuda_bound
+from steelyard.runtime.cuda.devices import kernels_on
 
 Quantizers = Mapping[tuple[str, str], Any]
 """The user's own quantizers by layer and role, and the algorithms that pick amaxes."""
@@ -18,13 +20,14 @@ Quantizers = Mapping[tuple[str, str], Any]
 class BoundKernel:
     """A kernel with what is known of it when a program is compiled.
 
-    With `allocate`, which makes the results of a call's operands, `run` takes the operands and then the results: the
-    parts of quantized tensors as addresses, everything else as tensors. Without, `run` takes the operands as they are
-    and returns the results.
+    With `allocate`, which makes the results of a call's operands, `run` takes the operands and then the results, all
+    as tensors, or the parts of quantized tensors as addresses. Without, `run` takes the operands as they are and
+    returns the results.
     """
 
     run: Callable
     allocate: Callable | None = None
+    takes_addresses: bool = True
 
 
 def bind(kernel: Kernel, quantizers: Quantizers) -> BoundKernel:
@@ -33,10 +36,14 @@ def bind(kernel: Kernel, quantizers: Quantizers) -> BoundKernel:
     operation = operation.partition(".")[0]
     if target == "custom":
         return BoundKernel(custom.BINDINGS[operation](kernel, quantizers))
-    if target != "cpu" or operation not in bound.BINDINGS:
+    bindings = {"cpu": bound.BINDINGS, "cuda": cuda_bound.BINDINGS}.get(target, {})
+    if operation not in bindings:
         raise UnsupportedModelError(f"there is no kernel '{kernel.name}' here; run scaled-select-kernels first")
     if operation == "update_scale" and kernel.config["algorithm"] == "custom":
         own = quantizers[str(kernel.config["layer"]), AMAX_ALGORITHM]
         kernel = replace(kernel, config={**kernel.config, "algorithm": own})  # pyright: ignore[reportArgumentType]
-    run, allocate = bound.BINDINGS[operation](kernel)
-    return BoundKernel(run, allocate if kernel.has_destinations else None)
+    if target == "cuda":
+        run, allocate = cuda_bound.BINDINGS[operation](kernel, kernels_on)
+    else:
+        run, allocate = bound.BINDINGS[operation](kernel)
+    return BoundKernel(run, allocate if kernel.has_destinations else None, takes_addresses=target == "cpu")

@@ -1,7 +1,7 @@
 """A lowered program: its forward, its backward where it has one, and the weights that are quantized outside of both."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from steelyard.passes.functions import (
 )
 from steelyard.passes.kernel_calls import Kernel, kernels_of
 from steelyard.passes.torch_ops import op_name
+from steelyard.runtime.cuda.devices import Devices
 from steelyard.runtime.emitter import Emitted, Emitter
 from steelyard.runtime.finite import make_check
 from steelyard.runtime.kernels import Quantizers
@@ -32,22 +33,30 @@ from steelyard.runtime.weights import WeightArgument, Weights
 class Program:
     """A module of the IR, ready to run: `@forward`, `@backward`, the functions of its weights, and its state by name.
 
-    `weights` keeps what the functions of weights make; the programs of a net share it, and its state.
+    `weights` keeps what the functions of weights make; the programs of a net share it, and its state. `devices` are
+    those of the target, None for the CPU.
     """
 
     def __init__(
-        self, module: ir.Module, state: State, quantizers: Quantizers, weights: Weights, check_finite: bool = False
+        self,
+        module: ir.Module,
+        state: State,
+        quantizers: Quantizers,
+        weights: Weights,
+        check_finite: bool = False,
+        devices: Devices | None = None,
     ):
         self._state = state
         functions = {ir.StringAttr(f.attributes["sym_name"]).value: f for f in functions_of(module.operation)}
-        emitter = Emitter(module.operation, quantizers, make_check(state) if check_finite else None)
+        check = make_check(state) if check_finite else None
+        emitter = Emitter(module.operation, quantizers, check, takes_device=devices is not None)
         kernels = kernels_of(module.operation)
         meanings = {name: _meaning(functions[name], kernels) for name in functions if name.startswith("weight_")}
         forms = {name: read_form(functions[name], kernels) for name in meanings}
         made = {name: emitter.emit(function) for name, function in functions.items()}
         self.text = "\n\n".join(emitted.text for emitted in made.values())
         self._functions = {
-            name: _Function(functions[name], made, meanings, forms, state, weights)
+            name: _Function(functions[name], made, meanings, forms, state, weights, devices)
             for name in ("forward", "backward")
             if name in functions
         }
@@ -103,8 +112,10 @@ class _Function:
         forms: Mapping[str, WeightForm | None],
         state: State,
         weights: Weights,
+        devices: Devices | None,
     ):
         name = ir.StringAttr(function.attributes["sym_name"]).value
+        self._devices = devices
         self.emitted = made[name]
         self.results = result_attributes(function)
         self.result_types = list(ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value).results)
@@ -125,11 +136,16 @@ class _Function:
                 sources = list(ir.DenseI64ArrayAttr(attributes[SOURCES]))
                 parameter = ir.StringAttr(attributes[PARAMETER]).value
                 states = tuple(ir.StringAttr(known[i][STATE]).value for i in sources[1:] if STATE in known[i])
-                argument = WeightArgument(meanings[weight], made[weight].run, sources, parameter, states, forms[weight])
+                make = made[weight].run if devices is None else _on_own_device(made[weight].run)
+                argument = WeightArgument(
+                    meanings[weight], make, sources, parameter, states, forms[weight], is_trained="backward" in made
+                )
                 self.weight_arguments.append(argument)
         self._moved = {i: ir.StringAttr(own[STATE]).value for i, own in enumerate(self.results) if STATE in own}
 
     def __call__(self, arguments: tuple) -> tuple:
+        if self._devices is not None:
+            return self._call_on(self._devices.find(arguments), arguments)
         get_state = self._state.get
         arguments += tuple([get_state(name, shape) for name, shape in self._state_names])
         get = self._weights.get
@@ -141,6 +157,28 @@ class _Function:
             return results
         self._state.put({name: results[i] for i, name in self._moved.items()})
         return tuple([result for i, result in enumerate(results) if i not in self._moved])
+
+    def _call_on(self, device: torch.device, arguments: tuple) -> tuple:
+        """The call on another device than the CPU."""
+        states = [self._state.get_on(device, name, shape) for name, shape in self._state_names]
+        arguments += tuple(states)
+        parts = []
+        for weight in self.weight_arguments:
+            parts += self._weights.get(weight, [arguments[i] for i in weight.sources])
+        results = self._run(device, *arguments, *parts)
+        if not self._moved:
+            return results
+        moved = {name: results[i] for i, name in self._moved.items()}
+        kept = [result for i, result in enumerate(results) if i not in self._moved]
+        # What goes on to the backward is this step's state, which is about to be written.
+        kept = [result.clone() if any(result is state for state in states) else result for result in kept]
+        self._state.write(moved)
+        return tuple(kept)
+
+
+def _on_own_device(run: Callable) -> Callable:
+    """A weight is made where its parameter is."""
+    return lambda parameter, *others: run(parameter.device, parameter, *others)
 
 
 def _meaning(function: ir.Operation, kernels: Mapping[str, Kernel]) -> str:

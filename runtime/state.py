@@ -28,9 +28,22 @@ class State:
         found = self.tensors.get(name)
         return self.tensors.setdefault(name, _initial(name, shape)) if found is None else found
 
+    def get_on(self, device: torch.device, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """A state by name on a device, where it stays from then on."""
+        # Written in place later, which torch forbids for tensors that are made in inference mode.
+        with torch.inference_mode(False):
+            found = self.get(name, shape)
+        if found.device != device:
+            found = self.tensors[name] = found.to(device)
+        return found
+
     def put(self, moved: Mapping[str, torch.Tensor]) -> None:
         """Move states on."""
         self.tensors.update(moved)
+
+    def write(self, moved: Mapping[str, torch.Tensor]) -> None:
+        """Move states on where they lie: a CUDA graph that is replayed finds them there."""
+        torch._foreach_copy_([self.tensors[name] for name in moved], list(moved.values()))
 
 
 def _initial(name: str, shape: tuple[int, ...]) -> torch.Tensor:

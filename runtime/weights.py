@@ -45,6 +45,8 @@ class WeightArgument:
     """The names of the state among the sources."""
     form: WeightForm | None = None
     """What a parameter that is quantized already must hold to be it."""
+    is_trained: bool = False
+    """Whether the program has a backward, so that the parameter is about to be written."""
 
 
 @dataclass
@@ -75,6 +77,8 @@ class Weights:
         self._held: dict[tuple[str, int], _Held] = {}
         self._kept: dict[tuple[str, int], _Kept] = {}
         self._lock = threading.Lock()
+        self._captured: list[tuple] = []
+        """Weights that CUDA graphs read, which must live as long as anybody may replay those."""
 
     def get(self, weight: WeightArgument, sources: Sequence[Any]) -> tuple:
         """The parts of a weight, made anew if its parameter was written since."""
@@ -82,6 +86,20 @@ class Weights:
         key = weight.function, id(parameter)
         if type(parameter) not in _PLAIN:
             return self._get_held(key, weight, sources)
+        if parameter.is_cuda and torch.cuda.is_current_stream_capturing():
+            return self._get_captured(weight, sources)
+        return self._get_kept(key, weight, sources)
+
+    def _get_captured(self, weight: WeightArgument, sources: Sequence[Any]) -> tuple:
+        """The parts for a CUDA graph, whose replays ask nobody: it quantizes what is trained itself."""
+        if weight.is_trained:
+            return weight.make(*sources)
+        parts = self._get_kept((weight.function, id(sources[0])), weight, sources)
+        self._captured.append(parts)
+        return parts
+
+    def _get_kept(self, key: tuple[str, int], weight: WeightArgument, sources: Sequence[Any]) -> tuple:
+        parameter = sources[0]
         # A scale that has moved on waits for the next write: a weight is quantized once for all steps in between.
         steps = _optimizer_steps if parameter.requires_grad else None
         stamp = (steps, *_stamp(parameter))
@@ -154,11 +172,12 @@ def _parts_of(weight: WeightArgument, sources: Sequence[Any]) -> tuple:
 def _stamp(tensor: torch.Tensor) -> tuple:
     """What differs once a tensor was written: its version, its memory, or some words of it.
 
-    Nothing counts writes through `.data`: a few sampled words show most of them, but not all.
+    Nothing counts writes through `.data`: a few sampled words show most of them, but not all. Reading words of a GPU's
+    memory would wait for all that it has to do, so that such writes go unnoticed there: `net.requantize()` is for them.
     """
     # Writes to an inference tensor are not counted: its stamp equals no other, so that it is quantized at every call.
     version = object() if tensor.is_inference() else tensor._version
     storage = tensor.untyped_storage()
     address = storage.data_ptr()
-    words = _cpu.fingerprint(address, storage.nbytes()) if address else 0
+    words = _cpu.fingerprint(address, storage.nbytes()) if address and tensor.is_cpu else 0
     return version, storage._cdata, tensor.data_ptr(), tensor.dtype, words

@@ -12,7 +12,6 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import distributed
 
 from steelyard.passes.kernel_calls import Kernel
 from steelyard.quantized_copy import QuantizedCopy
@@ -22,6 +21,7 @@ from steelyard.runtime import _cpu, dtypes
 from steelyard.runtime.cpu import decoding, delayed, producers, quantization
 from steelyard.runtime.cpu.arguments import DTYPES, flat, plain_matrix, scheme_bits
 from steelyard.runtime.cpu.gemm import PACKED
+from steelyard.runtime.ranks import largest_of_ranks
 from steelyard.schemes import Scheme
 from steelyard.stored import stored_shape
 
@@ -333,19 +333,10 @@ def _bind_update_scale(kernel: Kernel) -> Bound:
 
     def update_scale(scale: torch.Tensor, history: torch.Tensor, amax: torch.Tensor) -> tuple:
         history = history.clone()
-        history[0] = _reduced(amax) if reduce else amax
+        history[0] = largest_of_ranks(amax) if reduce else amax
         return delayed.update_scale(scale, history, scheme, margin=margin, algorithm=algorithm)  # pyright: ignore[reportArgumentType]
 
     return update_scale, None
-
-
-def _reduced(amax: torch.Tensor) -> torch.Tensor:
-    """The largest amax of all ranks, where there are any."""
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return amax
-    amax = amax.clone()
-    distributed.all_reduce(amax, distributed.ReduceOp.MAX)
-    return amax
 
 
 def _bind_advance_rng(kernel: Kernel) -> Bound:

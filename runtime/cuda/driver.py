@@ -7,26 +7,14 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from steelyard.errors import TargetError
 from steelyard.runtime.cuda.compilation import CompiledKernel, compile_kernel
-from steelyard.runtime.cuda.kernels import Kernels
 from steelyard.runtime.cuda.launches import Launch
 from steelyard.runtime.cuda.targets import TARGETS, Target
 
 _CAPABILITIES = {(8, 9): "sm_89", (9, 0): "sm_90a", (10, 0): "sm_100a", (12, 0): "sm_120a"}
 _STATIC_LIMIT = 48 << 10  # bytes of shared memory that a block has without asking
 _MOST_BLOCKS = 2**31 - 1
-
-
-@cache
-def kernels_on(device: torch.device) -> Kernels:
-    """The kernels of a CUDA device; they run on torch's current stream of it."""
-    if device.type != "cuda":
-        raise TargetError(f"CUDA kernels need a CUDA device, got {device}; move the tensors to one")
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return Kernels(CudaLauncher(index, lambda: torch.cuda.current_stream(index).cuda_stream))
 
 
 class CudaLauncher:
@@ -45,8 +33,14 @@ class CudaLauncher:
         name = launch.kernel.name
         if not 0 < launch.blocks <= _MOST_BLOCKS:
             raise TargetError(f"{name} takes from 1 to {_MOST_BLOCKS} blocks, got {launch.blocks}; split the tensor")
-        # Another library may have made its own context current on this thread.
-        self._call("cuCtxSetCurrent", self._context, kernel=name)
+        # This device's context for this launch only: torch's current device is the user's choice.
+        self._call("cuCtxPushCurrent", self._context, kernel=name)
+        try:
+            self._launch(launch, name)
+        finally:
+            self._call("cuCtxPopCurrent", kernel=name)
+
+    def _launch(self, launch: Launch, name: str) -> None:
         if launch.kernel not in self._functions:
             self._functions[launch.kernel] = self._load(launch)
         compiled, function = self._functions[launch.kernel]

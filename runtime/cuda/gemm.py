@@ -26,6 +26,10 @@ _SCALINGS = {
 }
 
 
+_EXACT = "highest"
+"""torch's name for float32 products without TF32."""
+
+
 @dataclass(frozen=True)
 class GemmOperand:
     """What a GEMM reads: codes as rows along the reduction, scales in the order that GEMMs read."""
@@ -46,24 +50,39 @@ def gemm_operand(kernels: Kernels, copy: QuantizedCopy) -> GemmOperand:
 
 
 def multiply(
-    a: GemmOperand, b: GemmOperand, *, bias: torch.Tensor | None = None, out_dtype: torch.dtype = torch.bfloat16
+    a: GemmOperand,
+    b: GemmOperand,
+    *,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`a b^T (+ bias)`, natively."""
+    """`a b^T (+ bias)`, natively; in `out`, and in its dtype, if given."""
     scales_a, scaling_a, swizzle_a = _scaling(a)
     scales_b, scaling_b, swizzle_b = _scaling(b)
     element_a, element_b = (operand.codes.view(_ELEMENTS[operand.scheme.element]) for operand in (a, b))
-    return scaled_mm(
-        element_a,
-        element_b.t(),
-        scales_a,
-        scaling_a,
-        scales_b,
-        scaling_b,
-        swizzle_a=swizzle_a,
-        swizzle_b=swizzle_b,
-        bias=bias,
-        output_dtype=out_dtype,
-    )
+    if out is None:
+        return scaled_mm(
+            element_a,
+            element_b.t(),
+            scales_a,
+            scaling_a,
+            scales_b,
+            scaling_b,
+            swizzle_a=swizzle_a,
+            swizzle_b=swizzle_b,
+            bias=bias,
+            output_dtype=out_dtype,
+        )
+    if not out.numel() or not element_a.shape[1]:
+        return out.zero_() if bias is None else out.copy_(bias.expand_as(out))
+    # The operator behind scaled_mm, which has no `out` of its own.
+    operands = scales_a, _numbers(scaling_a), _numbers(swizzle_a), scales_b, _numbers(scaling_b), _numbers(swizzle_b)
+    return torch.ops.aten._scaled_mm_v2.out(element_a, element_b.t(), *operands, bias, out.dtype, out=out)
+
+
+def _numbers(enumerated: list | None) -> list[int]:
+    return [member.value for member in enumerated or ()]
 
 
 def emulate(
@@ -72,7 +91,29 @@ def emulate(
     """The product of decoded operands, each reduced along the dim that its copy is quantized along."""
     left, right = (kernels.dequantize(copy) for copy in (a, b))
     left, right = (m.t() if copy.columnwise else m for m, copy in ((left, a), (right, b)))
-    return (left @ right.t()).to(out_dtype)
+    out = torch.empty((left.shape[0], right.shape[0]), dtype=out_dtype, device=left.device)
+    return multiply_decoded(left, right.t(), out)
+
+
+def multiply_decoded(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """`left @ right` of float32 matrices, or batches of them, into `out`: summed in float32 and rounded once.
+
+    Decoded values have more bits than TF32 keeps, so that it is off in here, whatever the user chose elsewhere.
+    """
+    chosen = torch.get_float32_matmul_precision()
+    if chosen == _EXACT:
+        return _multiply_into(left, right, out)
+    torch.set_float32_matmul_precision(_EXACT)
+    try:
+        return _multiply_into(left, right, out)
+    finally:
+        torch.set_float32_matmul_precision(chosen)
+
+
+def _multiply_into(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    if out.dtype == torch.float32:
+        return torch.matmul(left, right, out=out)
+    return out.copy_(torch.matmul(left, right))
 
 
 def _scaling(operand: GemmOperand) -> tuple[list, list, list | None]:

@@ -144,18 +144,22 @@ class Kernels:
 
     def swizzle(self, copy: QuantizedCopy) -> torch.Tensor:
         """The scales in the layout that GPU GEMMs read, padded with zeros; for MX and NVFP4 the order of its bytes."""
-        family, scales = copy.scheme.family, copy.scales
+        return self.swizzle_scales(copy.scales, copy.scheme, columnwise=copy.columnwise)
+
+    def swizzle_scales(self, scales: torch.Tensor, scheme: Scheme, *, columnwise: bool) -> torch.Tensor:
+        """`swizzle` of the scales of a copy."""
+        family = scheme.family
         if family == "tensor":
             raise ConstraintError(
                 "swizzle_scheme", "the gemm layout needs block scales, got block tensor; use the scale as it is"
             )
         if family == "block":
-            turned = copy.scheme.block == "1x128"
+            turned = scheme.block == "1x128"
             rows, columns = scales.shape[::-1] if turned else scales.shape
             out = torch.empty((rows, round_up(columns, 4)), dtype=torch.float32, device=scales.device)
             self._move_scales("pad_transposed" if turned else "pad", scales, out, tuple(out.shape))
             return out
-        turned = family == "mx" and copy.columnwise
+        turned = family == "mx" and columnwise
         rows, columns = scales.shape[::-1] if turned else scales.shape
         padded = round_up(rows, 128), round_up(columns, 4)
         out = torch.empty(padded, dtype=torch.uint8, device=scales.device)

@@ -1,7 +1,7 @@
 """What is launched: a kernel, the tensors and numbers it is given, and how many blocks."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -11,6 +11,7 @@ from steelyard.runtime.cuda.codegen.copies import Copy
 from steelyard.runtime.cuda.codegen.kernel import POINTER, Kernel
 from steelyard.runtime.cuda.codegen.producers import Producer
 from steelyard.runtime.cuda.codegen.sources import Source
+from steelyard.runtime.cuda.targets import Target
 from steelyard.schemes import Scheme
 
 DTYPE_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -39,7 +40,12 @@ class Launch:
         return [(value, sizes[parameter.type]) for value, parameter in zip(values, self.kernel.parameters, strict=True)]
 
 
-Launcher = Callable[[Launch], None]
+class Launcher(Protocol):
+    """What makes launches happen, for a target."""
+
+    target: Target
+
+    def __call__(self, launch: Launch, /) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         print("\n".join(f"- {fact}" for fact in _CHECKED_WITHOUT))
         print("Please run this command on a machine with a GPU and send us what it prints.")
         return NO_GPU
-    from steelyard.runtime.cuda.driver import kernels_on
+    from steelyard.runtime.cuda.devices import kernels_on
 
     device = torch.device(arguments.device)
     place = Device(kernels_on(device), arguments.device)

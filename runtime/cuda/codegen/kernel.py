@@ -66,13 +66,16 @@ def build_module(kernel: Kernel, target: Target) -> tuple[ir.Module, int]:
     with ir.Context(), ir.Location.unknown():
         module = ir.Module.create()
         with ir.InsertionPoint(module.body):
-            gpu_module = ir.Operation.create(
-                "gpu.module", attributes={"sym_name": ir.StringAttr.get("kernels")}, regions=1
-            )
-        with ir.InsertionPoint(gpu_module.regions[0].blocks.append()):
-            _declare_shared_memory()
-            shared_bytes = _append_function(kernel, target)
+            shared_bytes = append_gpu_module(kernel, target, "kernels")
         return module, shared_bytes
+
+
+def append_gpu_module(kernel: Kernel, target: Target, symbol: str) -> int:
+    """Add a `gpu.module` with the kernel at the current place; the bytes of shared memory it takes."""
+    gpu_module = ir.Operation.create("gpu.module", attributes={"sym_name": ir.StringAttr.get(symbol)}, regions=1)
+    with ir.InsertionPoint(gpu_module.regions[0].blocks.append()):
+        _declare_shared_memory()
+        return _append_function(kernel, target)
 
 
 def _declare_shared_memory() -> None:

@@ -12,6 +12,8 @@ typedef int (*LaunchCallback)(int module, const char *name, unsigned blocks,
 static LoadCallback load_callback;
 static LaunchCallback launch_callback;
 static int major = 9, minor = 0, context, current;
+/* A context stack of one: what was current before is there again after. */
+static int pushed;
 static struct {
   int module;
   char name[256];
@@ -66,10 +68,23 @@ int cuDevicePrimaryCtxRetain(void **result, int device) {
   *result = &context;
   return SUCCESS;
 }
-int cuCtxSetCurrent(void *given) {
-  current = given == &context;
+int cuCtxPushCurrent_v2(void *given) {
+  if (pushed)
+    return INVALID_CONTEXT;
+  pushed = 1, current = given == &context;
   return SUCCESS;
 }
+int cuCtxPopCurrent_v2(void **given) {
+  if (!pushed)
+    return INVALID_CONTEXT;
+  if (given)
+    *given = &context;
+  pushed = current = 0;
+  return SUCCESS;
+}
+int cuCtxPushCurrent(void *given) { return cuCtxPushCurrent_v2(given); }
+int cuCtxPopCurrent(void **given) { return cuCtxPopCurrent_v2(given); }
+int mock_is_pushed(void) { return pushed; }
 int cuModuleLoadData(void **module, const void *text) {
   if (!current)
     return INVALID_CONTEXT;

@@ -102,7 +102,7 @@ def test_a_device_without_kernels_is_refused(start):
 
 
 def test_tensors_elsewhere_are_refused():
-    from steelyard.runtime.cuda.driver import kernels_on
+    from steelyard.runtime.cuda.devices import kernels_on
 
     with pytest.raises(TargetError, match="CUDA device, got cpu"):
         kernels_on(torch.device("cpu"))

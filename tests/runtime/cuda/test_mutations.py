@@ -24,6 +24,8 @@ LEAST_SCORE = 0.7
 class Mutant:
     """Runs launches whose quantize kernel has another text."""
 
+    target = TARGETS["sm_90a"]
+
     def __init__(self, rewrite):
         self.rewrite = rewrite
 

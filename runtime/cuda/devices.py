@@ -1,0 +1,71 @@
+"""Which kernels run where: a type of device has a function that makes the kernels of one of its devices."""
+
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+
+import torch
+
+from steelyard.errors import TargetError
+from steelyard.runtime.cuda.driver import CudaLauncher
+from steelyard.runtime.cuda.kernels import Kernels
+from steelyard.runtime.cuda.targets import Target
+
+Maker = Callable[[torch.device], Kernels]
+
+
+def _make_cuda_kernels(device: torch.device) -> Kernels:
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return Kernels(CudaLauncher(index, lambda: torch.cuda.current_stream(index).cuda_stream))
+
+
+MAKERS: dict[str, Maker] = {"cuda": _make_cuda_kernels}
+"""Type of device, as torch names it -> what makes the kernels of a device."""
+
+
+def kernels_on(device: torch.device) -> Kernels:
+    """The kernels of a device; they run on torch's current stream of it."""
+    if device.type not in MAKERS:
+        raise TargetError(f"CUDA kernels need a CUDA device, got {device}; move the tensors to one")
+    return _make(MAKERS[device.type], device)
+
+
+@cache
+def _make(maker: Maker, device: torch.device) -> Kernels:
+    return maker(device)
+
+
+class Devices:
+    """The devices that programs of a target run on."""
+
+    def __init__(self, target: Target):
+        self._target = target
+        self._fitting: set[tuple[Maker, torch.device]] = set()
+
+    def find(self, values: Iterable[Any]) -> torch.device:
+        """The device that a call's arguments are on."""
+        found = None
+        for value in values:
+            if not isinstance(value, torch.Tensor):
+                continue
+            found = value.device
+            maker = MAKERS.get(found.type)
+            if maker is None:
+                continue  # torch lets a number be on the CPU
+            if (maker, found) not in self._fitting:
+                self._check(found)
+                self._fitting.add((maker, found))
+            return found
+        name = self._target.name
+        raise TargetError(
+            f"a net compiled for cuda:{name} must be given CUDA tensors, got {found or 'none'}; move the model and its "
+            'arguments by .to("cuda"), or look at the code by net.lower(...) and net.ir("ptx")'
+        )
+
+    def _check(self, device: torch.device) -> None:
+        target = kernels_on(device).launch.target
+        if target != self._target:
+            raise TargetError(
+                f"a net compiled for cuda:{self._target.name} must run on such a GPU, got {target.name} ({device}); "
+                'compile for target="cuda", which asks the GPU'
+            )

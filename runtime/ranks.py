@@ -1,0 +1,13 @@
+"""What the ranks of a distributed run agree on."""
+
+import torch
+from torch import distributed
+
+
+def largest_of_ranks(amax: torch.Tensor) -> torch.Tensor:
+    """The largest amax of all ranks, where there are any."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return amax
+    amax = amax.clone()
+    distributed.all_reduce(amax, distributed.ReduceOp.MAX)
+    return amax
