@@ -25,13 +25,23 @@ static void pack_units(const GemmCall &call, int64_t begin, int64_t end) {
     const int64_t rows = (call.rows - row + kHeight - 1) / kHeight * kHeight;
     packer.pack_rows(call.row + row, smaller(rows, kRowUnit),
                      call.k + slice * kSlice, slice_length(call, slice), out);
-#if defined(__AVX2__)
-    if constexpr (std::is_same_v<T, float>)
-      if (call.few)
-        arrange_rows(out, call.rows, slice_length(call, slice));
-#endif
   }
 }
+
+#if defined(__AVX2__)
+template <Element E>
+static void pack_few(const GemmCall &call, int64_t begin, int64_t end) {
+  const Packer<E> packer(call.a);
+  for (int64_t slice = begin; slice < end; ++slice)
+    for (int64_t row = 0; row < call.rows; ++row) {
+      const int64_t k = slice_length(call, slice);
+      float *out = few_row(call, row, slice * kSlice);
+      packer.pack_rows(call.row + row, 1, call.k + slice * kSlice, k, out);
+      for (int64_t q = 0; q < k; q += kRun)
+        arrange_run(out + q);
+    }
+}
+#endif
 
 template <class T>
 static void multiply_slice(const GemmCall &call, const OutputTile<T> &tile,
@@ -108,6 +118,10 @@ void gemm_pack(const GemmCall &call, int64_t begin, int64_t end) {
 #if defined(__AVX2__)
   if (call.panels == Panels::integers)
     return pack_integers(call, begin, end);
+  if (call.few)
+    return call.a.element == Element::e4m3
+               ? pack_few<Element::e4m3>(call, begin, end)
+               : pack_few<Element::e5m2>(call, begin, end);
 #endif
   call.panels == Panels::f64 ? pack_as<double>(call, begin, end)
                              : pack_as<float>(call, begin, end);

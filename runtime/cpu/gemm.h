@@ -31,12 +31,13 @@ enum class ScaleType : int { none, f32, e8m0, e4m3 };
 // What panels and accumulators hold. Integers are those of gemm_integer.h, with
 // float32 accumulators.
 enum class Panels : int { f32, f64, integers };
-// Up to this many rows, columns are decoded on the way to the sums.
-inline constexpr int64_t kFewRows = 4;
-// What few rows of float32 are multiplied by, as a power of two: their columns
+// Up to this many rows, FP8 columns are decoded on the way to the sums; up to
+// kFewestRows also NVFP4 ones, and block scales are multiplied into the sums.
+inline constexpr int64_t kFewRows = 16, kFewestRows = 4;
+// What few rows, or their scales, are multiplied by, as a power of two: columns
 // are held as small as their bits happen to be.
 inline constexpr int kFewLift = 80;
-// How far ahead their columns are fetched: half a page, where the processor
+// How far ahead packed columns are fetched: half a page, where the processor
 // itself looks no further than the page.
 inline constexpr int64_t kBytesAhead = 2048;
 

@@ -1,65 +1,42 @@
-// FP8 columns times a few float32 rows, decoded on the way to the sums: memory
-// is read once and nothing is written. Included by kernel sources only.
+// FP8 columns times few float32 rows: memory is read once and nothing is
+// written but the sums. Included by kernel sources only.
 //
-// Shifted into place, the bits of a code are those of the float32
-// value * 2^-120 (E4M3) or value * 2^-112 (E5M2), subnormal codes included; the
-// rows are lifted by kFewLift, and the factors at the end take both back. Codes
-// that are NaN or infinite look finite that way: a column that holds one is
-// summed again, one code at a time.
+// The columns are decoded to tiny values, so the rows or the scales are lifted
+// by kFewLift, and the factors at the end take both back. A column that holds a
+// code which is NaN or infinite is summed again, one code at a time.
+//
+// A group of columns takes the rows in parts whose sums fit the registers, and
+// a part in strips of k that stay in the first cache while the columns pass.
 #pragma once
 
 #if defined(__AVX2__)
 
-#include <immintrin.h>
-
-#include "gemm_decode.h"
+#include "gemm_runs.h"
 #include "gemm_tiles.h"
 
 namespace steelyard::STEELYARD_ISA {
 
-// Codes that are decoded together, and a scale stands for a multiple of them.
-static constexpr int64_t kRun = 32;
-
-// The order in which the codes of a run come out: by their place in four bytes,
-// the odd ones first.
-static inline void arrange_run(float *row) {
-  constexpr int places[4] = {3, 1, 2, 0};
-  float run[kRun];
-  std::memcpy(run, row, sizeof run);
-  for (int j = 0; j < 4; ++j)
-    for (int i = 0; i < 8; ++i)
-      row[8 * j + i] = run[4 * i + places[j]];
+// k of a strip, so that few rows of it, or a part of them, fill half the cache.
+static inline int64_t strip_length(const GemmCall &call) {
+  return call.rows == 1   ? 4096
+         : call.rows == 2 ? 2048
+         : call.rows <= 4 ? 1024
+                          : 512;
 }
 
-static inline void arrange_rows(float *rows, int64_t count, int64_t k) {
-  for (int64_t r = 0; r < count; ++r)
-    for (int64_t q = 0; q < k; q += kRun)
-      arrange_run(rows + r * kRowStride + q);
+// Few rows are packed as [strip][row][k of a strip], arranged: what a strip
+// needs must not lie in one cache set. `q` is a k of the slab.
+static inline float *few_row(const GemmCall &call, int64_t row, int64_t q) {
+  const int64_t strip = strip_length(call);
+  return static_cast<float *>(call.packed) +
+         (q / strip * call.rows + row) * strip + q % strip;
 }
-
-template <Element E> struct RunDecoder {
-  static constexpr int kShift = E == Element::e4m3 ? 4 : 3;
-  static constexpr int kMask = E == Element::e4m3 ? 0x87f0 : 0x8fe0;
-
-  // 16 bytes in the high halves of 16 words, as bfloat16.
-  static inline __m256i place(__m256i words) {
-    return _mm256_and_si256(_mm256_srai_epi16(words, kShift),
-                            _mm256_set1_epi16(static_cast<short>(kMask)));
-  }
-  static inline void widen(__m256i placed, __m256 &high, __m256 &low) {
-    high = _mm256_castsi256_ps(_mm256_and_si256(
-        placed, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
-    low = _mm256_castsi256_ps(_mm256_slli_epi32(placed, 16));
-  }
-  static inline void decode(__m256i codes, __m256 (&values)[4]) {
-    widen(place(codes), values[0], values[1]);
-    widen(place(_mm256_slli_epi16(codes, 8)), values[2], values[3]);
-  }
-};
 
 template <Element E> class FewColumns {
 public:
-  explicit FewColumns(const GemmCall &call) : call_(call), x_(call.b) {
+  explicit FewColumns(const GemmCall &call)
+      : call_(call), x_(call.b),
+        length_(smaller(call.slices * kSlice, x_.k - call.k)) {
     if (x_.scale_type != ScaleType::e8m0)
       return;
     for (int byte = 0; byte < 256; ++byte)
@@ -68,110 +45,138 @@ public:
 
   // The sums of every column of a tile of at most kFewRows rows.
   void multiply(const OutputTile<float> &tile) const {
-    switch (x_.scale_type) {
-    case ScaleType::f32:
-      return multiply_by<ScaleType::f32>(tile);
-    case ScaleType::e8m0:
-      return multiply_by<ScaleType::e8m0>(tile);
-    default:
-      return multiply_by<ScaleType::none>(tile);
-    }
+    const int64_t group = group_columns();
+    for (int64_t j = 0; j < tile.columns; j += group)
+      multiply_group(tile, j, smaller(group, tile.columns - j));
   }
 
 private:
-  // Chains of sums that are added at the end: one would wait for itself.
-  template <int Rows> static constexpr int kChains = Rows == 1 ? 4 : 2;
-  // The same within a run that has a scale.
-  template <int Rows> static constexpr int kRunChains = Rows <= 2 ? 2 : 1;
+  static constexpr int64_t kRowsAtOnce = 8;
+  static constexpr int64_t kMostGroup = 16, kLeastGroup = 4;
+  // Codes of a group, which several parts of the rows read.
+  static constexpr int64_t kGroupCodes = 1 << 16;
 
-  template <int Rows> struct Sums {
-    __m256 total[Rows][kChains<Rows>] = {};
-    __m256i largest = _mm256_setzero_si256(); // codes without sign, doubled
-    bool infinite_scale = false;
-    float scale = 0.0f; // f32: of the block that is being summed
+  struct Part {
+    int64_t row, rows;
   };
 
-  template <ScaleType S> void multiply_by(const OutputTile<float> &tile) const {
-    switch (tile.rows) {
-    case 1:
-      return multiply_rows<S, 1>(tile);
-    case 2:
-      return multiply_rows<S, 2>(tile);
-    case 3:
-      return multiply_rows<S, 3>(tile);
+  int64_t parts() const { return (call_.rows + kRowsAtOnce - 1) / kRowsAtOnce; }
+  Part part(int64_t index) const {
+    const int64_t row = call_.rows * index / parts();
+    return {row, call_.rows * (index + 1) / parts() - row};
+  }
+  int64_t group_columns() const {
+    const bool fit = kMostGroup * length_ <= kGroupCodes;
+    return parts() > 1 && fit ? kMostGroup : kLeastGroup;
+  }
+
+  void multiply_group(const OutputTile<float> &tile, int64_t j,
+                      int64_t columns) const {
+    ColumnSums sums[kMostGroup];
+    const int64_t column = call_.column + tile.column + j;
+    for (int64_t c = 0; c < columns; ++c)
+      clear(sums[c]);
+    for (int64_t index = 0; index < parts(); ++index)
+      add_part(part(index), column, columns, sums);
+    for (int64_t c = 0; c < columns; c += 4)
+      store_sums(sums + c, smaller(4, columns - c), tile, j + c);
+  }
+
+  // Only what is used: there may be more rows than codes.
+  void clear(ColumnSums &sums) const {
+    for (int64_t r = 0; r < call_.rows; ++r)
+      sums.total[r] = _mm256_setzero_ps();
+    sums.largest = _mm256_setzero_si256();
+    sums.infinite_scale = false;
+  }
+
+  void add_part(Part part, int64_t column, int64_t columns,
+                ColumnSums *sums) const {
+    const int64_t strip = strip_length(call_);
+    for (int64_t q = 0; q < length_; q += strip)
+      add_strip(part, column, columns, q, smaller(strip, length_ - q), sums);
+  }
+
+  void add_strip(Part part, int64_t column, int64_t columns, int64_t q,
+                 int64_t k, ColumnSums *sums) const {
+    const int64_t whole = k / kRun * kRun, stride = strip_length(call_);
+    const uint8_t *codes = x_.codes + column * x_.codes_stride + call_.k + q;
+    const float *rows = few_row(call_, part.row, q);
+    sum(part, column, call_.k + q,
+        {codes, x_.codes_stride, columns, whole / kRun, ahead_of(q, k), rows,
+         stride},
+        sums);
+    if (whole == k)
+      return;
+    alignas(32) uint8_t rest[kMostGroup][kRun] = {};
+    for (int64_t c = 0; c < columns; ++c)
+      std::memcpy(rest[c], codes + c * x_.codes_stride + whole, k - whole);
+    sum(part, column, call_.k + q + whole,
+        {rest[0], kRun, columns, 1, 0, rows + whole, stride}, sums);
+  }
+
+  // From codes of a strip to those that are read next: of the same columns, or
+  // of the next group.
+  int64_t ahead_of(int64_t q, int64_t k) const {
+    if (k == length_)
+      return kBytesAhead;
+    return q + k == length_ ? group_columns() * x_.codes_stride - q : k;
+  }
+
+  void sum(Part part, int64_t column, int64_t k, const StripRuns &runs,
+           ColumnSums *sums) const {
+    switch (x_.scale_type) {
+    case ScaleType::f32:
+      if (call_.rows > kFewestRows)
+        return sum_rows(part, runs, FloatScales<Scaling::values>{x_, column, k},
+                        sums);
+      return sum_rows(part, runs, FloatScales<Scaling::sums>{x_, column, k},
+                      sums);
+    case ScaleType::e8m0:
+      if (call_.rows > kFewestRows)
+        return sum_rows(part, runs,
+                        ByteScales<Scaling::values>{x_, table_, column, k},
+                        sums);
+      return sum_rows(part, runs,
+                      ByteScales<Scaling::sums>{x_, table_, column, k}, sums);
     default:
-      return multiply_rows<S, 4>(tile);
+      return sum_rows(part, runs, NoScales{}, sums);
     }
   }
 
-  template <ScaleType S, int Rows>
-  void multiply_rows(const OutputTile<float> &tile) const {
-    for (int64_t j = 0; j < tile.columns; ++j) {
-      const int64_t column = call_.column + tile.column + j;
-      Sums<Rows> sums;
-      for (int64_t slice = 0; slice < call_.slices; ++slice)
-        add_slice<S, Rows>(column, slice, packed_row(slice, tile.row), sums);
-      const bool careful = sums.infinite_scale || is_special(sums.largest);
-      for (int r = 0; r < Rows; ++r) {
-        const float sum = careful ? sum_carefully(column, tile.row + r)
-                                  : sum_of(sums.total[r]);
-        float &target = tile.sums[r * call_.tile_columns + j];
-        target = call_.first_slab ? sum : target + sum;
+  template <int Rows = 1, class Scales>
+  static void sum_rows(Part part, const StripRuns &runs, const Scales &scales,
+                       ColumnSums *sums) {
+    constexpr bool is_used =
+        Scales::kScaling == Scaling::none ||
+        (Scales::kScaling == Scaling::sums ? Rows <= kFewestRows
+                                           : Rows >= kFewestRows);
+    if constexpr (Rows < kRowsAtOnce)
+      if (part.rows > Rows)
+        return sum_rows<Rows + 1>(part, runs, scales, sums);
+    if constexpr (is_used)
+      sum_strip<E, Rows>(runs, scales, part.row, sums);
+  }
+
+  // At most four columns from `j` in the tile.
+  void store_sums(const ColumnSums *sums, int64_t columns,
+                  const OutputTile<float> &tile, int64_t j) const {
+    const int64_t column = call_.column + tile.column + j;
+    bool careful[4] = {};
+    for (int64_t c = 0; c < columns; ++c)
+      careful[c] = sums[c].infinite_scale || is_special(sums[c].largest);
+    for (int64_t r = 0; r < tile.rows; ++r) {
+      __m256 totals[4];
+      for (int64_t c = 0; c < 4; ++c)
+        totals[c] = c < columns ? sums[c].total[r] : _mm256_setzero_ps();
+      alignas(16) float four[4];
+      _mm_store_ps(four, sums_of(totals));
+      float *target = tile.sums + r * call_.tile_columns + j;
+      for (int64_t c = 0; c < columns; ++c) {
+        const float sum = careful[c] ? sum_carefully(column + c, r) : four[c];
+        target[c] = call_.first_slab ? sum : target[c] + sum;
       }
     }
-  }
-
-  template <ScaleType S, int Rows>
-  void add_slice(int64_t column, int64_t slice, const float *rows,
-                 Sums<Rows> &sums) const {
-    const int64_t p = call_.k + slice * kSlice, k = slice_length(call_, slice);
-    const uint8_t *codes = x_.codes + column * x_.codes_stride + p;
-    int64_t q = 0;
-    for (; q + kRun <= k; q += kRun)
-      add_run<S, Rows>(codes + q, column, p + q, rows + q, sums);
-    if (q == k)
-      return;
-    alignas(32) uint8_t rest[kRun] = {};
-    std::memcpy(rest, codes + q, k - q);
-    add_run<S, Rows>(rest, column, p + q, rows + q, sums);
-  }
-
-  template <ScaleType S, int Rows>
-  inline void add_run(const uint8_t *codes, int64_t column, int64_t p,
-                      const float *rows, Sums<Rows> &sums) const {
-    const __m256i bytes = _mm256_loadu_si256((const __m256i *)codes);
-    _mm_prefetch(codes + kBytesAhead, _MM_HINT_T0);
-    __m256 values[4], run[Rows][kRunChains<Rows>] = {};
-    sums.largest = _mm256_max_epu8(sums.largest, _mm256_add_epi8(bytes, bytes));
-    RunDecoder<E>::decode(bytes, values);
-#pragma GCC unroll 4
-    for (int v = 0; v < 4; ++v)
-#pragma GCC unroll 4
-      for (int r = 0; r < Rows; ++r) {
-        __m256 &sum = S == ScaleType::none ? sums.total[r][v % kChains<Rows>]
-                                           : run[r][v % kRunChains<Rows>];
-        sum = _mm256_fmadd_ps(
-            values[v], _mm256_loadu_ps(rows + r * kRowStride + 8 * v), sum);
-      }
-    if constexpr (S == ScaleType::none)
-      return;
-    const __m256 scale = _mm256_set1_ps(scale_of<S>(column, p, sums));
-    for (int r = 0; r < Rows; ++r)
-      for (int c = 0; c < kRunChains<Rows>; ++c)
-        sums.total[r][c] = _mm256_fmadd_ps(run[r][c], scale, sums.total[r][c]);
-  }
-
-  template <ScaleType S, int Rows>
-  inline float scale_of(int64_t column, int64_t p, Sums<Rows> &sums) const {
-    const int64_t index = scale_index(x_, column, p);
-    if constexpr (S == ScaleType::e8m0)
-      return table_[static_cast<const uint8_t *>(x_.scales)[index]];
-    if (p % x_.k_block() == 0) {
-      const float scale = static_cast<const float *>(x_.scales)[index];
-      sums.infinite_scale |= (bits_of(scale) & kAbsMask) == kInfinity;
-      sums.scale = panel_scale(scale, x_.unit);
-    }
-    return sums.scale;
   }
 
   static bool is_special(__m256i largest) {
@@ -185,40 +190,24 @@ private:
   float sum_carefully(int64_t column, int64_t row) const {
     constexpr double placed = E == Element::e4m3 ? 0x1p-120 : 0x1p-112;
     double sum = 0.0;
-    for (int64_t slice = 0; slice < call_.slices; ++slice) {
-      const int64_t p = call_.k + slice * kSlice,
-                    k = slice_length(call_, slice);
-      const float *values = packed_row(slice, row);
-      for (int64_t q = 0; q < k; ++q)
-        sum += values[arranged(q)] * placed * code_at(x_, column, p + q) *
-               scale_at(x_, scale_index(x_, column, p + q)) * x_.unit;
-    }
+    for (int64_t q = 0; q < length_; ++q)
+      sum += *few_row(call_, row, arranged(q)) * placed *
+             code_at(x_, column, call_.k + q) *
+             scale_at(x_, scale_index(x_, column, call_.k + q)) * x_.unit;
     return static_cast<float>(sum);
   }
 
-  static int64_t arranged(int64_t q) {
-    constexpr int runs[4] = {3, 1, 2, 0};
-    return q / kRun * kRun + 8 * runs[q % 4] + q % kRun / 4;
-  }
-
-  const float *packed_row(int64_t slice, int64_t row) const {
-    return static_cast<const float *>(call_.packed) +
-           (slice * call_.units() * kRowUnit + row) * kRowStride;
-  }
-
-  template <int Chains> static float sum_of(const __m256 (&chains)[Chains]) {
-    __m256 x = chains[0];
-    for (int c = 1; c < Chains; ++c)
-      x = _mm256_add_ps(x, chains[c]);
-    __m128 sum =
-        _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-    sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
-    return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+  static __m128 sums_of(const __m256 (&x)[4]) {
+    const __m256 pairs =
+        _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+    return _mm_add_ps(_mm256_castps256_ps128(pairs),
+                      _mm256_extractf128_ps(pairs, 1));
   }
 
   const GemmCall &call_;
   const GemmOperand &x_;
-  float table_[256]; // scales of E8M0 bytes
+  const int64_t length_; // k of the slab
+  float table_[256];     // scales of E8M0 bytes
 };
 
 } // namespace steelyard::STEELYARD_ISA

@@ -40,7 +40,8 @@ void set_unit(GemmOperand &x, const ScaleRange &range) {
 void lift_few(GemmCall &call) {
   const int placed = call.b.element == Element::e4m3 ? 120 : 112;
   call.few = true;
-  call.a.unit *= std::ldexp(1.0, kFewLift);
+  const bool by_scales = has_wide_scales(call.b) && call.a.outer > kFewestRows;
+  (by_scales ? call.b : call.a).unit *= std::ldexp(1.0, kFewLift);
   call.a.factor *= std::ldexp(1.0, -kFewLift);
   call.b.factor *= std::ldexp(1.0, placed);
 }
@@ -127,7 +128,7 @@ void choose_panels(GemmCall &call, const KernelTable &table) {
   const bool fp4 = call.a.element == Element::e2m1;
   if (fp4 && table.has_avx2 && !call.a.fold && !call.b.fold) {
     call.panels = Panels::integers;
-    call.few = call.a.outer <= kFewRows;
+    call.few = call.a.outer <= kFewestRows;
   } else {
     choose_range(call, table);
   }

@@ -1,4 +1,4 @@
-"""Products with up to four rows, whose columns are decoded on the way to the sums."""
+"""Products with up to 16 rows, whose columns are decoded on the way to the sums."""
 
 import numpy as np
 import pytest
@@ -17,6 +17,8 @@ TENSOR, MX, VECTORS = (
     for block, scale in (("tensor", "f32"), ("1x32", "f8E8M0FNU"), ("1x128", "f32"))
 )
 
+TILE = Scheme("f8E4M3FN", "128x128", "f32")
+
 
 def copy_of(scheme, outer, k, seed=0, special=False):
     return random_copy(np.random.default_rng(seed), scheme, outer, k, False, special)
@@ -26,7 +28,7 @@ def copy_of(scheme, outer, k, seed=0, special=False):
 @settings(max_examples=200, deadline=None)
 @given(
     schemes=st.sampled_from([(a, b) for family in (TENSOR, MX, VECTORS) for a in family for b in family]),
-    shape=st.tuples(st.integers(1, 5), st.integers(1, 60), st.integers(0, 700)),
+    shape=st.tuples(st.integers(1, 17), st.integers(1, 60), st.integers(0, 1200)),
     seed=st.integers(0, 2**31),
     special=st.booleans(),
 )
@@ -37,7 +39,7 @@ def test_product_is_within_the_bound(name, schemes, shape, seed, special):
     assert_within_bound(cpu.qgemm(a, b), a, b)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 16])
 @pytest.mark.parametrize("scheme", TENSOR, ids=str)
 def test_every_code_at_every_k(isa, rows, scheme):
     """The k-th column holds a code at k alone, so each product is that code times the row's value there."""
@@ -53,7 +55,7 @@ def test_every_code_at_every_k(isa, rows, scheme):
         torch.testing.assert_close(cpu.qgemm(a, b).double(), values * value, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("rows", [1, 4, 9])
 @pytest.mark.parametrize("scheme", [*TENSOR, *MX, *VECTORS], ids=str)
 def test_a_special_code_shows_in_its_column_alone(isa, rows, scheme):
     k = 150
@@ -69,8 +71,9 @@ def test_a_special_code_shows_in_its_column_alone(isa, rows, scheme):
 
 @pytest.mark.parametrize("scale", [float("inf"), float("nan"), 0.0, 3e38])
 @pytest.mark.parametrize("block", [0, 1, 2])
-def test_special_block_scales(isa, scale, block):
-    a, b = copy_of(VECTORS[0], 3, 300), copy_of(VECTORS[0], 20, 300, seed=1)
+@pytest.mark.parametrize("rows", [3, 11])
+def test_special_block_scales(isa, rows, scale, block):
+    a, b = copy_of(VECTORS[0], rows, 300), copy_of(VECTORS[0], 20, 300, seed=1)
     b.codes[7, 128 * block] = 0
     b.scales[7, block] = scale
     assert_within_bound(cpu.qgemm(a, b), a, b)
@@ -83,8 +86,27 @@ def test_rows_that_are_infinite(isa):
     assert_within_bound(cpu.qgemm(a, b), a, b)
 
 
+@pytest.mark.parametrize("rows", range(1, 18))
+@pytest.mark.parametrize("schemes", [(TENSOR[0],) * 2, (MX[1],) * 2, (VECTORS[0], TILE)], ids=str)
+def test_strips_of_k(isa, rows, schemes):
+    """More than the longest strip of any number of rows, and a run that is not whole."""
+    a, b = copy_of(schemes[0], rows, 4999), copy_of(schemes[1], 23, 4999, seed=1)
+    assert_within_bound(cpu.qgemm(a, b), a, b)
+
+
+@pytest.mark.parametrize("rows", [2, 6])
+def test_wide_scales_meet_few_rows(isa, rows):
+    """Scales over 80 binades, nearly all that few rows take: the smallest blocks keep their precision."""
+    a, b = copy_of(MX[0], rows, 256), copy_of(MX[0], 24, 256, seed=1)
+    for copy, spread in ((a, 24), (b, 30)):
+        steps = torch.linspace(127 - spread, 127 + spread // 2, copy.scales.shape[0] + copy.scales.shape[1])
+        at = torch.arange(copy.scales.shape[0])[:, None] + torch.arange(copy.scales.shape[1])
+        copy.scales.copy_(steps[at].to(torch.uint8))
+    assert_within_bound(cpu.qgemm(a, b), a, b)
+
+
 @pytest.mark.parametrize("scheme", [TENSOR[0], MX[0], VECTORS[0]], ids=str)
-@pytest.mark.parametrize("shape", [(1, 500, 600), (4, 70, 40000)])
+@pytest.mark.parametrize("shape", [(1, 500, 600), (4, 70, 40000), (13, 150, 1000)])
 def test_bytes_do_not_depend_on_threads(isa, scheme, shape):
     rows, columns, k = shape
     a, b = copy_of(scheme, rows, k), copy_of(scheme, columns, k, seed=1)
