@@ -6,11 +6,12 @@
 namespace steelyard::STEELYARD_ISA {
 
 static uint32_t plain_amax(const AmaxCall &call, const Tile &tile) {
+  if (!call.row)
+    return amax_of(tile);
   uint32_t largest = 0;
   for (int64_t i = 0; i < tile.rows; ++i) {
     const uint32_t row = amax_bits(tile.at(i), tile.columns);
-    if (call.row)
-      atomic_max(call.row + tile.row + i, row);
+    atomic_max(call.row + tile.row + i, row);
     largest = row > largest ? row : largest;
   }
   return largest;
@@ -40,15 +41,10 @@ static uint32_t transformed_amax(const Tile &tile) {
 
 // Rows of 16-bit floats need no widening: their magnitudes order as integers.
 static uint32_t narrow_amax(const AmaxCall &call, const Tile &tile) {
-  int16_t largest = 0;
-  for (int64_t i = 0; i < tile.rows; ++i) {
-    const uint16_t *x = static_cast<const uint16_t *>(call.x.data) +
-                        (tile.row + i) * call.x.row_stride + tile.column;
-    for (int64_t j = 0; j < tile.columns; ++j) {
-      const int16_t magnitude = static_cast<int16_t>(x[j] & 0x7fff);
-      largest = magnitude > largest ? magnitude : largest;
-    }
-  }
+  const uint16_t *x = static_cast<const uint16_t *>(call.x.data) +
+                      tile.row * call.x.row_stride + tile.column;
+  const int16_t largest =
+      amax_of_rows<int16_t>(x, call.x.row_stride, tile.rows, tile.columns);
   return bits_of(widen(static_cast<uint16_t>(largest), call.x.dtype));
 }
 

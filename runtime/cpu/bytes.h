@@ -1,6 +1,10 @@
 // Moving codes: byte transposes and nibbles. Included by kernel sources only.
 #pragma once
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #include "formats.h"
 #include "matrix.h"
 
@@ -38,11 +42,54 @@ static inline void transpose_16x16(const uint8_t *in, int64_t in_stride,
     std::memcpy(out + i * out_stride, &a[i], 16);
 }
 
+// Streamed stores go to memory past the caches, for results that would only
+// push out what is read sooner. They need aligned addresses, and a fence before
+// another thread reads them.
+static inline bool is_aligned(const void *address) {
+  return reinterpret_cast<uintptr_t>(address) % 32 == 0;
+}
+
+#if defined(__AVX2__)
+static inline void put_32(uint8_t *out, __m256i bytes, bool streamed) {
+  __m256i *target = reinterpret_cast<__m256i *>(out);
+  if (streamed)
+    _mm256_stream_si256(target, bytes);
+  else
+    _mm256_storeu_si256(target, bytes);
+}
+
+static inline void put_16(uint8_t *out, __m128i bytes, bool streamed) {
+  __m128i *target = reinterpret_cast<__m128i *>(out);
+  if (streamed)
+    _mm_stream_si128(target, bytes);
+  else
+    _mm_storeu_si128(target, bytes);
+}
+#endif
+
+static inline void put_row(uint8_t *out, const uint8_t *bytes, int64_t n,
+                           bool streamed) {
+  int64_t j = 0;
+#if defined(__AVX2__)
+  for (; streamed && is_aligned(out) && j + 32 <= n; j += 32)
+    put_32(out + j,
+           _mm256_loadu_si256(reinterpret_cast<const __m256i *>(bytes + j)),
+           true);
+#endif
+  std::memcpy(out + j, bytes + j, n - j);
+}
+
+static inline void end_streams() {
+#if defined(__AVX2__)
+  _mm_sfence();
+#endif
+}
+
 // out[j][i] = in[i][j]; strides in bytes, at most 128 rows. Whole rows of `out`
 // are written at once: rows a page apart would evict each other's lines.
 static inline void transpose_bytes(const uint8_t *in, int64_t in_stride,
                                    int64_t rows, int64_t columns, uint8_t *out,
-                                   int64_t out_stride) {
+                                   int64_t out_stride, bool streamed = false) {
   alignas(64) uint8_t strip[16][kTileSide];
   const int64_t whole_rows = rows / 16 * 16, whole_columns = columns / 16 * 16;
   for (int64_t j = 0; j < whole_columns; j += 16) {
@@ -50,7 +97,7 @@ static inline void transpose_bytes(const uint8_t *in, int64_t in_stride,
       transpose_16x16(in + i * in_stride + j, in_stride, strip[0] + i,
                       kTileSide);
     for (int64_t k = 0; k < 16; ++k)
-      std::memcpy(out + (j + k) * out_stride, strip[k], whole_rows);
+      put_row(out + (j + k) * out_stride, strip[k], whole_rows, streamed);
   }
   for (int64_t j = 0; j < columns; ++j)
     for (int64_t i = j < whole_columns ? whole_rows : 0; i < rows; ++i)

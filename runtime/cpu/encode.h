@@ -6,7 +6,7 @@
 #include "bytes.h"
 #include "encode_avx2.h"
 #include "quantize.h"
-#include "tile.h"
+#include "upcoming.h"
 
 namespace steelyard::STEELYARD_ISA {
 
@@ -16,14 +16,14 @@ struct alignas(64) CodeTile {
 
 template <class Format, Range range = Range::any>
 static inline void encode_row(const float *x, int64_t n, float scale,
-                              uint8_t *out) {
+                              uint8_t *out, bool streamed = false) {
   int64_t j = 0;
 #if defined(__AVX2__)
   const __m256 factor = _mm256_set1_ps(scale);
+  streamed &= is_aligned(out);
   for (__m256 values[4]; j + 32 <= n; j += 32) {
     multiply_32(x + j, factor, factor, values);
-    _mm256_storeu_si256(reinterpret_cast<__m256i *>(out + j),
-                        encode_32<Format, range>(values));
+    put_32(out + j, encode_32<Format, range>(values), streamed);
   }
 #endif
   for (; j < n; ++j)
@@ -33,15 +33,15 @@ static inline void encode_row(const float *x, int64_t n, float scale,
 // One scale a column.
 template <class Format, Range range = Range::any>
 static inline void encode_row_by(const float *x, int64_t n, const float *scales,
-                                 uint8_t *out) {
+                                 uint8_t *out, bool streamed = false) {
   int64_t j = 0;
 #if defined(__AVX2__)
+  streamed &= is_aligned(out);
   for (__m256 values[4]; j + 32 <= n; j += 32) {
     for (int i = 0; i < 4; ++i)
       values[i] = _mm256_mul_ps(_mm256_loadu_ps(x + j + 8 * i),
                                 _mm256_loadu_ps(scales + j + 8 * i));
-    _mm256_storeu_si256(reinterpret_cast<__m256i *>(out + j),
-                        encode_32<Format, range>(values));
+    put_32(out + j, encode_32<Format, range>(values), streamed);
   }
 #endif
   for (; j < n; ++j)
@@ -51,10 +51,16 @@ static inline void encode_row_by(const float *x, int64_t n, const float *scales,
 // One scale a block of `Block` columns; the last block may be short.
 template <class Format, int Block, Range range>
 static inline void encode_blocks(const float *x, int64_t n, const float *scales,
-                                 uint8_t *out) {
+                                 uint8_t *out, bool streamed = false) {
   for (int64_t j = 0; j < n; j += Block)
     encode_row<Format, range>(x + j, smaller(Block, n - j), scales[j / Block],
-                              out + j);
+                              out + j, streamed);
+}
+
+// Where row i of a tile starts among codes of one byte that keep its layout.
+static inline uint8_t *codes_at(const CopyCall &copy, const Tile &tile,
+                                int64_t i) {
+  return copy.codes + (tile.row + i) * copy.codes_stride + tile.column;
 }
 
 // Chooses the encoding by the bits of an amax: `bounded` says that it bounds
@@ -80,14 +86,15 @@ static inline int32_t largest_of(const int32_t *amax, int64_t n) {
 // The same in E2M1, 16 columns a scale, two codes a byte.
 template <Range range>
 static inline void encode_e2m1_blocks(const float *x, int64_t n,
-                                      const float *scales, uint8_t *out) {
+                                      const float *scales, uint8_t *out,
+                                      bool streamed = false) {
   int64_t j = 0;
 #if defined(__AVX2__)
+  streamed &= is_aligned(out);
   for (__m256 values[4]; j + 32 <= n; j += 32) {
     multiply_32(x + j, _mm256_set1_ps(scales[j / 16]),
                 _mm256_set1_ps(scales[j / 16 + 1]), values);
-    _mm_storeu_si128(reinterpret_cast<__m128i *>(out + j / 2),
-                     pack_nibbles(encode_32<E2M1, range>(values)));
+    put_16(out + j / 2, pack_nibbles(encode_32<E2M1, range>(values)), streamed);
   }
 #endif
   for (uint8_t codes[16]; j < n; j += 16) {
@@ -139,23 +146,23 @@ template <int Block> static inline void fold_columns(int32_t *amax, int64_t n) {
 template <class Format, Range range = Range::any>
 static inline void encode_tile(const Tile &tile, float scale,
                                const CopyCall *row, const CopyCall *col) {
-  if (!col) {
-    for (int64_t i = 0; i < tile.rows; ++i)
-      encode_row<Format, range>(
-          tile.at(i), tile.columns, scale,
-          row->codes + (tile.row + i) * row->codes_stride + tile.column);
-    return;
-  }
   // Rows of the copy may be a page apart, where they evict each other.
   CodeTile codes;
-  for (int64_t i = 0; i < tile.rows; ++i)
-    encode_row<Format, range>(tile.at(i), tile.columns, scale, codes.values[i]);
+  for (int64_t i = 0; i < tile.rows; ++i) {
+    uint8_t *out = col ? codes.values[i] : codes_at(*row, tile, i);
+    for_pieces(tile, [&](int64_t j, int64_t n) {
+      encode_row<Format, range>(tile.at(i) + j, n, scale, out + j,
+                                !col && row->streamed);
+    });
+  }
+  if (!col)
+    return;
   for (int64_t i = 0; row && i < tile.rows; ++i)
-    std::memcpy(row->codes + (tile.row + i) * row->codes_stride + tile.column,
-                codes.values[i], tile.columns);
+    put_row(codes_at(*row, tile, i), codes.values[i], tile.columns,
+            row->streamed);
   transpose_bytes(codes.values[0], kTileSide, tile.rows, tile.columns,
                   col->codes + tile.column * col->codes_stride + tile.row,
-                  col->codes_stride);
+                  col->codes_stride, col->streamed);
 }
 
 static inline void store_float(const CopyCall &copy, int64_t row,

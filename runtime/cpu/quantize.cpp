@@ -1,5 +1,6 @@
 #include "quantize.h"
 
+#include "bytes.h"
 #include "tile_source.h"
 
 namespace steelyard::STEELYARD_ISA {
@@ -22,7 +23,7 @@ void quantize(const QuantizeCall &call, int64_t begin, int64_t end) {
   TileSource source(call.x, call.producer, call.tiling);
   uint32_t amax = 0;
   for (int64_t index = begin; index < end; ++index) {
-    const Tile tile = source.load(index);
+    const Tile tile = source.load(index, index + 1 < end ? index + 1 : -1);
     if (call.amax) {
       const uint32_t found = amax_of(tile);
       amax = found > amax ? found : amax;
@@ -38,6 +39,7 @@ void quantize(const QuantizeCall &call, int64_t begin, int64_t end) {
   }
   if (call.amax)
     atomic_max(call.amax, amax);
+  end_streams();
 }
 
 } // namespace steelyard::STEELYARD_ISA

@@ -33,8 +33,10 @@ struct CopyCall {
   int64_t scales_stride; // bytes a row of scales
   float *amax;           // tensor, nvfp4: one, or one a stored row
 
-  float scale; // tensor: what values are multiplied by
-  float limit; // block: the scale where element_max / amax overflows
+  float scale;   // tensor: what values are multiplied by
+  float limit;   // block: the scale where element_max / amax overflows
+  bool bounded;  // tensor: the scale brings every value into range, none is NaN
+  bool streamed; // too large to be in cache when it is read
 
   uint64_t seed, offset;
   int64_t random_row, random_column; // index of an element's random byte is

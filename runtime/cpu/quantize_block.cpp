@@ -23,10 +23,12 @@ static void quantize_rows(const Tile &tile, const CopyCall &copy) {
                   1.0f / scales[b]);
     }
     const int64_t blocks = (tile.columns + kBlock - 1) / kBlock;
-    with_range(largest_of(amax, blocks), false, [&](auto range) {
-      encode_blocks<Format, kBlock, range>(
-          tile.at(i), tile.columns, scales,
-          copy.codes + (tile.row + i) * copy.codes_stride + tile.column);
+    with_range(largest_of(amax, blocks), true, [&](auto range) {
+      for_pieces(tile, [&](int64_t j, int64_t n) {
+        encode_blocks<Format, kBlock, range>(
+            tile.at(i) + j, n, scales + j / kBlock, codes_at(copy, tile, i) + j,
+            copy.streamed);
+      });
     });
   }
 }
@@ -41,14 +43,16 @@ static void quantize_columns(const Tile &tile, const CopyCall &copy) {
     scales[j] = scale_of<Format>(copy, amax[j]);
   for (int64_t j = 0; j < tile.columns; ++j)
     store_float(copy, tile.column + j, tile.row / kBlock, 1.0f / scales[j]);
-  with_range(largest_of(amax, tile.columns), false, [&](auto range) {
-    for (int64_t i = 0; i < tile.rows; ++i)
+  with_range(largest_of(amax, tile.columns), true, [&](auto range) {
+    for (int64_t i = 0; i < tile.rows; ++i) {
       encode_row_by<Format, range>(tile.at(i), tile.columns, scales,
                                    codes.values[i]);
+      bring_next(tile);
+    }
   });
   transpose_bytes(codes.values[0], kTileSide, tile.rows, tile.columns,
                   copy.codes + tile.column * copy.codes_stride + tile.row,
-                  copy.codes_stride);
+                  copy.codes_stride, copy.streamed);
 }
 
 template <class Format>
@@ -60,7 +64,7 @@ static void quantize_square(const Tile &tile, const CopyCall *row,
     store_float(*row, tile.row / kBlock, tile.column / kBlock, 1.0f / scale);
   if (col)
     store_float(*col, tile.column / kBlock, tile.row / kBlock, 1.0f / scale);
-  with_range(amax, false, [&](auto range) {
+  with_range(amax, true, [&](auto range) {
     encode_tile<Format, range>(tile, scale, row, col);
   });
 }

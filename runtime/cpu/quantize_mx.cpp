@@ -33,10 +33,6 @@ static void scale_blocks(const int32_t *amax, int64_t n, Rule rule,
   }
 }
 
-static uint8_t *codes_at(const CopyCall &copy, const Tile &tile, int64_t i) {
-  return copy.codes + (tile.row + i) * copy.codes_stride + tile.column;
-}
-
 // Rounded up, the scale brings the amax of a block to the format's largest or
 // below.
 static bool is_bounded(const CopyCall &copy) {
@@ -59,9 +55,11 @@ static void quantize_rows(const Tile &tile, const CopyCall &copy) {
                 bytes + i * blocks, blocks);
   with_range(largest_of(amax, count), is_bounded(copy), [&](auto range) {
     for (int64_t i = 0; i < tile.rows; ++i)
-      encode_blocks<Format, kBlock, range>(tile.at(i), tile.columns,
-                                           factors + i * blocks,
-                                           codes_at(copy, tile, i));
+      for_pieces(tile, [&](int64_t j, int64_t n) {
+        encode_blocks<Format, kBlock, range>(
+            tile.at(i) + j, n, factors + i * blocks + j / kBlock,
+            codes_at(copy, tile, i) + j, copy.streamed);
+      });
   });
 }
 
@@ -79,8 +77,11 @@ static void quantize_columns(const Tile &tile, const CopyCall &copy) {
     with_range(
         largest_of(amax, tile.columns), is_bounded(copy), [&](auto range) {
           for (int64_t i = first; i < first + rows; ++i)
-            encode_row_by<Format, range>(tile.at(i), tile.columns, factors,
-                                         codes_at(copy, tile, i));
+            for_pieces(tile, [&](int64_t j, int64_t n) {
+              encode_row_by<Format, range>(tile.at(i) + j, n, factors + j,
+                                           codes_at(copy, tile, i) + j,
+                                           copy.streamed);
+            });
         });
   }
 }

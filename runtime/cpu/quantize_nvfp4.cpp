@@ -147,10 +147,15 @@ static void quantize_plain_rows(const Tile &tile, const CopyCall &copy) {
                     tile.column / kBlock,
                 bytes + i * blocks, blocks);
   with_range(largest_of(amax, count), false, [&](auto range) {
-    for (int64_t i = 0; i < tile.rows; ++i)
-      encode_e2m1_blocks<range>(
-          tile.at(i), tile.columns, factors + i * blocks,
-          copy.codes + (tile.row + i) * copy.codes_stride + tile.column / 2);
+    for (int64_t i = 0; i < tile.rows; ++i) {
+      uint8_t *out =
+          copy.codes + (tile.row + i) * copy.codes_stride + tile.column / 2;
+      for_pieces(tile, [&](int64_t j, int64_t n) {
+        encode_e2m1_blocks<range>(tile.at(i) + j, n,
+                                  factors + i * blocks + j / kBlock,
+                                  out + j / 2, copy.streamed);
+      });
+    }
   });
 }
 
@@ -190,7 +195,7 @@ static void store_columns(const Tile &tile, int64_t rows, const CodeTile &codes,
                                    << 4);
   transpose_bytes(packed.values[0], kTileSide, (rows + 1) / 2, tile.columns,
                   copy.codes + tile.column * copy.codes_stride + tile.row / 2,
-                  copy.codes_stride);
+                  copy.codes_stride, copy.streamed);
 }
 
 struct alignas(64) ColumnScratch {
@@ -382,6 +387,7 @@ static void encode_plain_squares(const Tile &tile, const CopyCall *row,
         spread[j] = factors[i / kBlock][j / kBlock];
       encode_row_by<E2M1, range>(tile.at(i), tile.columns, spread,
                                  codes.values[i]);
+      bring_next(tile);
     }
   });
 }

@@ -62,6 +62,19 @@ Copy make_copy(const TargetCopy &target, const Matrix &x,
   return copy;
 }
 
+// Beyond this many bytes read and written, results leave the caches before
+// anyone reads them.
+constexpr int64_t kStreamedBytes = 16 << 20;
+
+bool is_streamed(const Matrix &x, const TargetCopy *row,
+                 const TargetCopy *col) {
+  int64_t bytes = x.rows * x.columns * (x.dtype == Dtype::f32 ? 4 : 2);
+  for (const TargetCopy *copy : {row, col})
+    if (copy)
+      bytes += copy->stored().rows * copy->code_row();
+  return bytes > kStreamedBytes;
+}
+
 // Where a copy's amax must be found before its codes, and where it is kept.
 void request_amax(const Copy &copy, AmaxCall &call, uint32_t &tensor) {
   if (!copy.amax || copy.amax_given)
@@ -89,6 +102,8 @@ void set_scale(Copy &copy, const float *given) {
                      : scale_from_amax(*copy.amax, element_max, copy.epsilon,
                                        copy.power_of_two,
                                        std::numeric_limits<float>::max());
+  copy.bounded = !given && !copy.amax_given &&
+                 *copy.amax <= std::numeric_limits<float>::max();
   const float inverse = 1.0f / copy.scale;
   std::memcpy(copy.scales, &inverse, sizeof inverse);
 }
@@ -218,6 +233,9 @@ void run_quantize(const Matrix &x, const TargetCopy *row, const TargetCopy *col,
     copies[0] = make_copy(*row, x, options);
   if (col)
     copies[1] = make_copy(*col, x, options);
+  for (std::optional<Copy> &copy : copies)
+    if (copy)
+      copy->streamed = is_streamed(x, row, col);
   Quantization(x, options.producer, copies[0], copies[1], options.scale,
                threads)
       .run();

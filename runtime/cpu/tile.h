@@ -2,10 +2,13 @@
 // sources only.
 #pragma once
 
+#include "amax_avx2.h"
 #include "formats.h"
 #include "matrix.h"
 
 namespace steelyard::STEELYARD_ISA {
+
+struct Upcoming;
 
 struct Tile {
   const float *data; // row `i` starts at data + i * stride
@@ -14,6 +17,7 @@ struct Tile {
   int64_t rows, columns;
   bool amax_known; // found while the tile was staged
   uint32_t amax;   // as bits
+  Upcoming *next;  // brought nearer while this one is encoded; null if none
 
   const float *at(int64_t i) const { return data + i * stride; }
 };
@@ -94,57 +98,6 @@ static inline Tile locate_tile(const Tiling &tiling, int64_t rows,
   return tile;
 }
 
-// Rows that are fetched while one is copied: the processor foresees none that
-// is a page away.
-static constexpr int64_t kRowsAhead = 8;
-
-static inline void fetch_row(const char *row, int64_t bytes) {
-  for (int64_t byte = 0; byte < bytes; byte += 64)
-    __builtin_prefetch(row + byte);
-}
-
-// Copies the rows of a tile, `step` bytes apart, to its place.
-static inline void stage_rows(const char *first, int64_t step, Dtype dtype,
-                              Tile &tile, float *out) {
-  const int64_t bytes =
-      tile.columns * (dtype == Dtype::f32 ? sizeof(float) : sizeof(uint16_t));
-  tile.amax_known = true;
-  for (int64_t i = 0; i < tile.rows; ++i) {
-    const int64_t ahead = i + kRowsAhead;
-    if (ahead < tile.rows)
-      fetch_row(first + ahead * step, bytes);
-    const uint32_t amax =
-        widen_row(first + i * step, dtype, tile.columns, out + i * tile.stride);
-    tile.amax = amax > tile.amax ? amax : tile.amax;
-  }
-}
-
-// Contiguous float32 rows that are read once are used where they are. Anything
-// else goes through `staging`, where rows cannot evict each other.
-static inline Tile load_tile(const Matrix &x, const Tiling &tiling,
-                             int64_t index, Staging &staging) {
-  Tile tile = locate_tile(tiling, x.rows, x.columns, index);
-  const int64_t width =
-      x.dtype == Dtype::f32 ? sizeof(float) : sizeof(uint16_t);
-  const char *first =
-      static_cast<const char *>(x.data) +
-      (tile.row * x.row_stride + tile.column * x.column_stride) * width;
-  if (x.column_stride == 1 && x.dtype == Dtype::f32 && !tiling.staged) {
-    tile.data = reinterpret_cast<const float *>(first);
-    tile.stride = x.row_stride;
-    return tile;
-  }
-  tile.data = staging.values;
-  tile.stride = tiling.columns;
-  if (x.column_stride == 1)
-    stage_rows(first, x.row_stride * width, x.dtype, tile, staging.values);
-  else if (x.dtype == Dtype::f32)
-    gather<float>(x, tile, staging.values);
-  else
-    gather<uint16_t>(x, tile, staging.values);
-  return tile;
-}
-
 // Largest magnitude as float bits, which keeps NaN on top.
 static inline uint32_t amax_bits(const float *x, int64_t n) {
   int32_t largest = 0;
@@ -155,15 +108,37 @@ static inline uint32_t amax_bits(const float *x, int64_t n) {
   return static_cast<uint32_t>(largest);
 }
 
+// Bits of the largest magnitude of some rows: 32 of float32, 16 of narrower
+// elements, whose magnitudes order as integers too.
+template <class Integer, class Element>
+static inline Integer amax_of_rows(const Element *x, int64_t stride,
+                                   int64_t rows, int64_t n) {
+  constexpr int sign = 8 * sizeof(Integer) - 1;
+  constexpr Integer mask = static_cast<Integer>((int64_t{1} << sign) - 1);
+  Integer largest = 0;
+  int64_t i = 0;
+#if defined(__AVX2__)
+  // Memory serves several streams faster than one.
+  for (; n % 64 == 0 && i + 4 <= rows; i += 4) {
+    const Integer found = amax_of_4_rows<Integer>(x + i * stride, stride, n);
+    largest = found > largest ? found : largest;
+  }
+#endif
+  for (; i < rows; ++i)
+    for (int64_t j = 0; j < n; ++j) {
+      Integer bits;
+      std::memcpy(&bits, x + i * stride + j, sizeof bits);
+      bits &= mask;
+      largest = bits > largest ? bits : largest;
+    }
+  return largest;
+}
+
 static inline uint32_t amax_of(const Tile &tile) {
   if (tile.amax_known)
     return tile.amax;
-  uint32_t largest = 0;
-  for (int64_t i = 0; i < tile.rows; ++i) {
-    const uint32_t row = amax_bits(tile.at(i), tile.columns);
-    largest = row > largest ? row : largest;
-  }
-  return largest;
+  return static_cast<uint32_t>(
+      amax_of_rows<int32_t>(tile.data, tile.stride, tile.rows, tile.columns));
 }
 
 // largest[j] = max(largest[j], |x[j]|), as bits.

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "produce.h"
-#include "tile.h"
+#include "upcoming.h"
 
 namespace steelyard::STEELYARD_ISA {
 
@@ -19,16 +19,29 @@ public:
   TileSource(const Matrix &x, const Producer *producer, const Tiling &tiling)
       : x_(x), producer_(producer), tiling_(tiling) {}
 
-  // Valid until the next one.
-  Tile load(int64_t index) {
-    return producer_ ? produce_tile(*producer_, tiling_, index, scratch_)
-                     : load_tile(x_, tiling_, index, scratch_.values);
+  // Valid until the next one, which is `next` if that is not negative.
+  Tile load(int64_t index, int64_t next = -1) {
+    if (producer_)
+      return produce_tile(*producer_, tiling_, index, scratch_);
+    Tile tile = index == upcoming_index_
+                    ? finish_tile(x_, upcoming_)
+                    : load_tile(x_, tiling_, index, scratch_.values);
+    upcoming_index_ = x_.column_stride == 1 ? next : -1;
+    if (upcoming_index_ < 0)
+      return tile;
+    const bool first_is_free = tile.data != scratch_.values.values;
+    upcoming_ = begin_tile(x_, tiling_, next,
+                           first_is_free ? scratch_.values : scratch_.second);
+    tile.next = &upcoming_;
+    return tile;
   }
 
 private:
   const Matrix &x_;
   const Producer *const producer_;
   const Tiling &tiling_;
+  int64_t upcoming_index_ = -1;
+  Upcoming upcoming_{};
   ProducerScratch scratch_;
 };
 
