@@ -161,7 +161,7 @@ class _Lowering:
         source = self._get(op, op.source)
         config = {f"from_{copy}": scheme for copy, scheme in _copies(source.info).items()}
         config |= _copies(op.result.type.info)
-        operands = list(source.parts.items()) + [("size", size) for size in source.sizes]
+        operands = list(source.parts.items()) + [("size", size) for size in _lead_sizes(source)]
         self.make(op, name, config | {"shape": source.info.shape}, operands)
 
     def rearrange(self, op: PadOp | TurnOp | SwizzleOp) -> None:
@@ -196,7 +196,7 @@ class _Lowering:
         source = self._get(op, op.source)
         usage = op.usage.value
         config: dict[str, Setting] = {"scheme": source.info.copy_of(usage), "usage": usage, "shape": source.info.shape}
-        operands = source.copy(usage) + [("size", size) for size in source.sizes]
+        operands = source.copy(usage) + [("size", size) for size in _lead_sizes(source)]
         self._replace(op, "dequantize", config, operands)
 
     def gemm(self, op: GemmOp) -> None:
@@ -287,6 +287,20 @@ def _splittable(value: ir.Value) -> ScaledInfo | None:
     if not isinstance(value.type, TensorType) or any(scheme.custom for scheme in value.type.info.schemes):
         return None
     return value.type.info
+
+
+def _lead_sizes(stored: _Stored) -> list[ir.Value]:
+    """The sizes of leading dims that are known only at run time; those of a saved matrix are read off its codes."""
+    shape = stored.info.shape
+    if stored.sizes or len(shape) != 2 or shape[0] is not None:
+        return stored.sizes
+    if "row.codes" in stored.parts:
+        return [size_of(stored.parts["row.codes"], 0)]
+    col = stored.info.col
+    # Two codes a byte do not tell an odd size.
+    if col is None or col.element == "f4E2M1FN":
+        return []
+    return [size_of(stored.parts["col.codes"], 0 if col.family == "mx" else 1)]
 
 
 def _changes(op: PadOp | TurnOp | SwizzleOp, name: str, part: ir.Value, type_: ir.Type) -> bool:

@@ -10,10 +10,13 @@ from steelyard.passes.kernel_calls import DESTINATIONS, KERNEL, Kernel, Setting,
 from steelyard.passes.registry import fail, register_pass
 from steelyard.passes.torch_ops import none_constant, reshaped_as, transpose_last, walk_ops
 from steelyard.schemes import Scheme
-from steelyard.targets import CPU, TARGETS
+from steelyard.targets import TARGETS
 
-_DESTINATIONS = ("quantize", "produce_quantize", "gemm", "pack")
-"""Kernels of the CPU that write where they are told."""
+_DESTINATIONS = {
+    "cpu": ("quantize", "produce_quantize", "gemm", "pack"),
+    "cuda": ("quantize", "produce_quantize", "gemm", "dequantize", "epilogue"),
+}
+"""Kernels of each kind of device that write where they are told."""
 
 
 @register_pass
@@ -49,7 +52,8 @@ def _select(declaration: ir.Operation, kernel: Kernel, device: str) -> None:
     operation = f"batched_{kernel.name}" if "batch_dims" in kernel.config else kernel.name
     name = kernel_name(device, operation, kernel.config)
     declaration.attributes[KERNEL] = ir.StringAttr.get(name)
-    if name.startswith(f"{CPU}.") and operation in _DESTINATIONS and "new_amax" not in kernel.results:
+    is_own = name.startswith("custom.")
+    if not is_own and operation in _DESTINATIONS[device] and "new_amax" not in kernel.results:
         declaration.attributes[DESTINATIONS] = ir.UnitAttr.get()
 
 

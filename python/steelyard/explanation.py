@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from torch_mlir import ir
 
@@ -10,11 +10,15 @@ from steelyard.dialect.matmul import USAGES, GemmOp, MatmulOp
 from steelyard.dialect.produce import ProduceQuantizeOp
 from steelyard.dialect.quantize import QuantizeOp
 from steelyard.dialect.types import Shape, tensor_info
+from steelyard.passes.gemm_plans import GemmPlan, plan_gemm
 from steelyard.passes.locations import layer_of
 from steelyard.passes.raise_gemms import HIGH_PRECISION
 from steelyard.passes.torch_ops import defining_op, parameter_of, walk_ops
+from steelyard.runtime.cuda.legality import CUSTOM, NATIVE
 from steelyard.schemes import Scheme
+from steelyard.targets import CPU, cuda_target
 
+_CUDA = "cuda "
 COLUMNS = ("layer", "kind", "M", "N", "K", "lhs", "rhs", "padding", "kernel", "producer", "epilogue", "reason")
 
 
@@ -30,19 +34,24 @@ class Row:
     lhs: str
     rhs: str
     padding: str
-    """What the target adds to the operands; empty on the CPU, whose kernels take any size."""
+    """What the target pads; empty on the CPU, whose kernels take any size."""
     kernel: str
     """What runs it."""
     producer: str
     """What the quantize of lhs computes first."""
     epilogue: str
-    """What the kernel does to the product before it is stored."""
+    """What is done to the product before it is stored, by the kernel or, where it says so, by one of its own."""
     reason: str
-    """Why it stayed in high precision; empty for one that is quantized."""
+    """Why it stayed in high precision, or why CUDA emulates it; empty otherwise."""
     weight: str = ""
     """The parameter that rhs is quantized from."""
     stays: str = ""
     """Why that parameter was not replaced by its codes, where a user asked for it."""
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether its operands are quantized; emulated GEMMs have a reason all the same."""
+        return not self.reason or self.kernel.startswith(_CUDA)
 
 
 class Explanation(str):
@@ -62,13 +71,15 @@ class Explanation(str):
         return json.dumps([asdict(row) for row in self.rows], indent=1)
 
 
-def rows_of(module: ir.Module) -> list[Row]:
-    """The rows of a module whose GEMMs are quantized."""
+def rows_of(module: ir.Module, target: str = CPU) -> list[Row]:
+    """The rows of a module whose GEMMs are quantized, as a target runs them."""
     rows = []
+    chosen = cuda_target(target)
     for op in walk_ops(module.operation):
         view = op.opview
         if isinstance(view, GemmOp):
-            rows.append(_gemm_row(view))
+            row = _gemm_row(view)
+            rows.append(row if chosen is None else _on_cuda(row, plan_gemm(view, chosen)))
         elif HIGH_PRECISION in op.attributes:
             rows.append(_high_precision_row(op))
     return rows
@@ -86,6 +97,22 @@ def _gemm_row(op: GemmOp) -> Row:
     producer = maker.opview.producer.value if maker and isinstance(maker.opview, ProduceQuantizeOp) else ""
     formats = _format(left), _format(right)
     return Row(op.layer.value, kind, *sizes, *formats, "", kernel, producer, epilogue, "", _parameter(op.rhs))
+
+
+def _on_cuda(row: Row, plan: GemmPlan) -> Row:
+    """The row of a GEMM that a CUDA target runs."""
+    if plan.path == CUSTOM:
+        return row
+    family = row.kernel.split()[1]
+    kernel = f"{_CUDA}{family} {'scaled_mm' if plan.path == NATIVE else 'emulated'}"
+    dims = zip("MNK", plan.sizes, plan.multiples, plan.padded, strict=True)
+    padding = ", ".join(_padding(name, size, by) for name, size, by, is_padded in dims if is_padded)
+    own_kernel = " (own kernel)" if plan.leaves_epilogue else ""
+    return replace(row, kernel=kernel, padding=padding, epilogue=row.epilogue + own_kernel, reason=plan.reason)
+
+
+def _padding(name: str, size: int | None, multiple: int) -> str:
+    return f"{name} to {multiple}s" if size is None else f"{name} {size} to {-(-size // multiple) * multiple}"
 
 
 def _parameter(value: ir.Value) -> str:
@@ -141,6 +168,8 @@ def _table(rows: list[Row]) -> str:
     cells = [COLUMNS, *(tuple(str(getattr(row, column)) for column in COLUMNS) for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-    quantized = sum(1 for row in rows if not row.reason)
-    summary = f"{quantized} GEMMs quantized, {len(rows) - quantized} left in high precision"
+    quantized = [row for row in rows if row.is_quantized]
+    emulated = sum(1 for row in quantized if row.reason)
+    detail = f", {emulated} of them emulated" if emulated else ""
+    summary = f"{len(quantized)} GEMMs quantized{detail}, {len(rows) - len(quantized)} left in high precision"
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], summary])

@@ -113,7 +113,7 @@ class Compilation:
         self.unmatched = make_quantized(module, self.settings, self._quantizers)
         self._record("quantized", module)
         make_fused(module, self.settings)
-        self.rows = rows_of(module)
+        self.rows = rows_of(module, self.settings.target)
         self._record("fused", module)
         make_partitioned(module, self.settings)
         self.kept = kept_bytes(module.operation)

@@ -280,6 +280,27 @@ def test_backward_in_high_precision(backward, dtype, recipe, gemm_calls):
     assert all(expected in rows[kind].reason for kind in ("dgrad", "wgrad"))
 
 
+@pytest.mark.parametrize("recipe", recipes.NAMES)
+def test_decoded_backward_of_any_size(recipe):
+    """The codes tell the backward how many rows there were."""
+    torch.manual_seed(0)
+    model = Linear(37, 19)
+    chosen = type(recipes.get(recipe))(backward="dequantized")
+    # Delayed scales follow each net's own history, whose first scale is 1.
+    for rows in (5, 8):
+        numerics, net = Numerics(chosen), steelyard.compile(model, chosen)
+        x = make_input((rows, 37), torch.float32)
+        torch._dynamo.mark_dynamic(x, 0)
+        dy = run_linear(net, x)
+        x_oracle = x.detach().clone().requires_grad_()
+        weight, bias = (p.detach().clone().requires_grad_() for p in model.proj.parameters())
+        quantized_linear(x_oracle, weight, bias, "proj", numerics).backward(dy)
+        assert "tensor<?x37xf32>" in net.ir("partitioned")
+        for got, oracle in ((x, x_oracle), (model.proj.weight, weight)):
+            torch.testing.assert_close(got.grad, oracle.grad, rtol=1e-6, atol=1e-5)
+        model.zero_grad()
+
+
 class Activated(nn.Module):
     """An activation that the backward reads the input of, and nothing quantizes the output of."""
 

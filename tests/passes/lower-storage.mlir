@@ -54,3 +54,16 @@ func.func @state(%scale: tensor<f32>, %history: tensor<4xf32>, %amax: tensor<f32
   %0:2 = "scaled.update_scale"(%scale, %history, %amax) {algorithm = "max", margin = 0 : i64, scheme = #delayed} : (tensor<f32>, tensor<4xf32>, tensor<f32>) -> (tensor<f32>, tensor<4xf32>)
   return %0#0, %0#1 : tensor<f32>, tensor<4xf32>
 }
+
+// How many rows a saved matrix has, its codes tell.
+#fp8 = #scaled.scheme<f8E4M3FN, "tensor", f32, {}>
+// CHECK-LABEL: func.func @saved
+// CHECK: %[[M:.*]] = torch.aten.size.int %arg0, %int0
+// CHECK: call @dequantize_{{.*}}(%arg0, %arg1, %arg2, %[[M]])
+// CHECK: %[[N:.*]] = torch.aten.size.int %arg3, %int1
+// CHECK: call @dequantize_{{.*}}(%arg3, %arg4, %arg5, %[[N]])
+func.func @saved(%x: !scaled.tensor<tensor<?x40xf32>, #fp8, none>, %y: !scaled.tensor<tensor<?x40xf32>, none, #fp8>) -> (!torch.vtensor<[?,40],f32>, !torch.vtensor<[?,40],f32>) {
+  %0 = "scaled.dequantize"(%x) {usage = "rowwise"} : (!scaled.tensor<tensor<?x40xf32>, #fp8, none>) -> !torch.vtensor<[?,40],f32>
+  %1 = "scaled.dequantize"(%y) {usage = "columnwise"} : (!scaled.tensor<tensor<?x40xf32>, none, #fp8>) -> !torch.vtensor<[?,40],f32>
+  return %0, %1 : !torch.vtensor<[?,40],f32>, !torch.vtensor<[?,40],f32>
+}

@@ -1,14 +1,19 @@
 // RUN: steelyard-opt %s -p 'scaled-select-kernels{target=cpu}' | FileCheck %s
+// RUN: steelyard-opt %s -p 'scaled-select-kernels{target=cuda:sm_100a}' | FileCheck %s --check-prefix=CUDA
 // RUN: not steelyard-opt %s -p 'scaled-select-kernels{target=abacus}' 2>&1 | FileCheck %s --check-prefix=TARGET
 
 // TARGET: target must be one of cpu, cuda:sm_89, cuda:sm_90a, cuda:sm_100a, cuda:sm_120a, got 'abacus'
 
 #mx = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
+#mx_gemm = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {layout = "gemm"}>
 #own = #scaled.scheme<i8, "tensor", f32, {custom = "Mine"}>
 
 // CHECK: @quantize_0
 // CHECK-SAME: scaled.destinations, scaled.kernel = "cpu.quantize.mx"
 func.func private @quantize_0(!torch.vtensor<[8,64],f32>) -> (!torch.vtensor<[8,64],ui8>, !torch.vtensor<[8,2],ui8>) attributes {scaled.config = {row = #mx}, scaled.kernel = "quantize", scaled.operands = ["source"], scaled.results = ["row.codes", "row.scales"]}
+
+// CUDA: @quantize_0
+// CUDA-SAME: scaled.destinations, scaled.kernel = "cuda.quantize.mx"
 
 // A user's quantizer allocates what it makes.
 // CHECK: @quantize_1
@@ -16,6 +21,30 @@ func.func private @quantize_0(!torch.vtensor<[8,64],f32>) -> (!torch.vtensor<[8,
 // CHECK-SAME: scaled.kernel = "custom.quantize"
 func.func private @quantize_1(!torch.vtensor<[8,64],f32>) -> !scaled.tensor<tensor<8x64xf32>, #own, none> attributes {scaled.config = {layer = "up", role = "input", row = #own}, scaled.kernel = "quantize", scaled.operands = ["source"], scaled.results = ["storage"]}
 
+// CUDA: @quantize_1
+// CUDA-NOT: scaled.destinations
+// CUDA-SAME: scaled.kernel = "custom.quantize"
+
+// CUDA: @swizzle_0
+// CUDA-NOT: scaled.destinations
+// CUDA-SAME: scaled.kernel = "cuda.swizzle.mx"
+func.func private @swizzle_0(!torch.vtensor<[8,2],ui8>) -> !torch.vtensor<[128,4],ui8> attributes {scaled.config = {from_row = #mx, row = #mx_gemm, shape = array<i64: 8, 64>}, scaled.kernel = "swizzle", scaled.operands = ["row.scales"], scaled.results = ["row.scales"]}
+
+// CUDA: @gemm_0
+// CUDA-SAME: path = "native"
+// CUDA-SAME: scaled.destinations, scaled.kernel = "cuda.gemm.mx"
+func.func private @gemm_0(!torch.vtensor<[8,64],ui8>, !torch.vtensor<[128,4],ui8>, !torch.vtensor<[16,64],ui8>, !torch.vtensor<[128,4],ui8>) -> !torch.vtensor<[8,16],f32> attributes {scaled.config = {epilogue = "none", kind = "fprop", lhs = #mx_gemm, lhs_shape = array<i64: 8, 64>, path = "native", rhs = #mx_gemm, rhs_shape = array<i64: 16, 64>}, scaled.kernel = "gemm", scaled.operands = ["lhs.codes", "lhs.scales", "rhs.codes", "rhs.scales"], scaled.results = ["result"]}
+
+// CUDA: @gemm_1
+// CUDA-SAME: scaled.kernel = "cuda.batched_gemm.mx"
+func.func private @gemm_1(!torch.vtensor<[24,32],ui8>, !torch.vtensor<[24,1],ui8>, !torch.vtensor<[24,32],ui8>, !torch.vtensor<[24,1],ui8>) -> !torch.vtensor<[3,8,8],f32> attributes {scaled.config = {batch_dims = 1 : i64, epilogue = "none", kind = "fprop", lhs = #mx, lhs_shape = array<i64: 3, 8, 32>, path = "emulated", rhs = #mx, rhs_shape = array<i64: 3, 8, 32>}, scaled.kernel = "gemm", scaled.operands = ["lhs.codes", "lhs.scales", "rhs.codes", "rhs.scales"], scaled.results = ["result"]}
+
+// CUDA: @epilogue_0
+// CUDA-SAME: scaled.destinations, scaled.kernel = "cuda.epilogue"
+func.func private @epilogue_0(!torch.vtensor<[8,16],f32>, !torch.vtensor<[16],f32>) -> !torch.vtensor<[8,16],bf16> attributes {scaled.config = {epilogue = "gelu"}, scaled.kernel = "epilogue", scaled.operands = ["source", "bias"], scaled.results = ["result"]}
+
+// CUDA-LABEL: func.func @high_precision
+// CUDA: torch.aten.linear %arg0, %arg1, %none
 // CHECK-LABEL: func.func @high_precision
 // CHECK: %[[Y:.*]] = torch.aten.linear %arg0, %arg1, %none
 // CHECK: %[[DX:.*]] = torch.aten.matmul %arg2, %arg1
