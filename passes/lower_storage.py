@@ -19,6 +19,7 @@ from steelyard.passes.kernel_calls import Kernels, Setting
 from steelyard.passes.registry import fail, register_pass
 from steelyard.passes.torch_ops import size_of, walk_ops
 from steelyard.quantized_parts import part_shapes
+from steelyard.runtime.cuda.legality import NATIVE
 from steelyard.schemes import Scheme
 
 PART = "scaled.part"
@@ -177,7 +178,8 @@ class _Lowering:
             config["multiples"] = tuple(op.multiples)
         operands = [(name, source.parts[name]) for name in changed]
         name = op.OPERATION_NAME.removeprefix("scaled.")
-        values = self._kernels.call(name, config, operands, [(name, types[name]) for name in changed])
+        # What the transform filled up may hold as much as padding would.
+        values = self._kernels.call(name, config, operands, [(p, types[p]) for p in changed]) if changed else []
         self._stored[op.result] = _Stored(info, source.parts | dict(zip(changed, values, strict=True)), [])
         return None
 
@@ -217,8 +219,8 @@ class _Lowering:
             operands += [(f"{name}.{part}", tensor) for part, tensor in stored.copy(usage)]
         operands += _present(op, "bias", "residual", "accumulator")
         # A native GEMM of CUDA multiplies matrices, whose sizes are those of their codes.
-        if op.lhs in self._stored and config.get("path") != "native":
-            operands += [("size", size) for size in self._stored[op.lhs].sizes]
+        if op.lhs in self._stored and config.get("path") != NATIVE:
+            operands += [("size", size) for size in _lead_sizes(self._stored[op.lhs])]
         self._replace(op, "gemm", config, operands)
 
     def epilogue(self, op: EpilogueOp) -> None:

@@ -9,6 +9,7 @@ from steelyard.dialect.types import tensor_info
 from steelyard.passes.kernel_calls import DESTINATIONS, KERNEL, Kernel, Setting, kernels_of
 from steelyard.passes.registry import fail, register_pass
 from steelyard.passes.torch_ops import none_constant, reshaped_as, transpose_last, walk_ops
+from steelyard.runtime.cuda.legality import NATIVE
 from steelyard.schemes import Scheme
 from steelyard.targets import TARGETS
 
@@ -52,8 +53,9 @@ def _select(declaration: ir.Operation, kernel: Kernel, device: str) -> None:
     operation = f"batched_{kernel.name}" if "batch_dims" in kernel.config else kernel.name
     name = kernel_name(device, operation, kernel.config)
     declaration.attributes[KERNEL] = ir.StringAttr.get(name)
-    is_own = name.startswith("custom.")
-    if not is_own and operation in _DESTINATIONS[device] and "new_amax" not in kernel.results:
+    # torch's own GEMMs, which native ones are, make their results themselves.
+    allocates = name.startswith("custom.") or kernel.config.get("path") == NATIVE or "new_amax" in kernel.results
+    if operation in _DESTINATIONS[device] and not allocates:
         declaration.attributes[DESTINATIONS] = ir.UnitAttr.get()
 
 

@@ -38,6 +38,15 @@ func.func @kept_parts(%x: !scaled.tensor<tensor<8x40xf32>, #mx, none>, %y: !scal
   return %0, %1 : !scaled.tensor<tensor<8x64xf32>, #mx, none>, !scaled.tensor<tensor<8x64xf32>, #fp4, none>
 }
 
+// Columns that are transformed are stored up to a multiple of 16: 50 of them fill what 64 do, and no kernel runs.
+#rht = #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {rht, second_level = "tensor"}>
+// CHECK-LABEL: func.func @filled_by_the_transform
+// CHECK-NEXT: return %arg0, %arg1, %arg2
+func.func @filled_by_the_transform(%x: !scaled.tensor<tensor<50x8xf32>, none, #rht>) -> !scaled.tensor<tensor<64x8xf32>, none, #rht> {
+  %0 = "scaled.pad"(%x) {multiples = array<i64: 32, 1>} : (!scaled.tensor<tensor<50x8xf32>, none, #rht>) -> !scaled.tensor<tensor<64x8xf32>, none, #rht>
+  return %0 : !scaled.tensor<tensor<64x8xf32>, none, #rht>
+}
+
 // Block scales of rows are turned, those of tiles padded to four.
 #block = #scaled.scheme<f8E4M3FN, "1x128", f32, {}>
 #blockg = #scaled.scheme<f8E4M3FN, "1x128", f32, {layout = "gemm"}>

@@ -32,7 +32,8 @@ func.func private @swizzle_0(!torch.vtensor<[8,2],ui8>) -> !torch.vtensor<[128,4
 
 // CUDA: @gemm_0
 // CUDA-SAME: path = "native"
-// CUDA-SAME: scaled.destinations, scaled.kernel = "cuda.gemm.mx"
+// CUDA-NOT: scaled.destinations
+// CUDA-SAME: scaled.kernel = "cuda.gemm.mx"
 func.func private @gemm_0(!torch.vtensor<[8,64],ui8>, !torch.vtensor<[128,4],ui8>, !torch.vtensor<[16,64],ui8>, !torch.vtensor<[128,4],ui8>) -> !torch.vtensor<[8,16],f32> attributes {scaled.config = {epilogue = "none", kind = "fprop", lhs = #mx_gemm, lhs_shape = array<i64: 8, 64>, path = "native", rhs = #mx_gemm, rhs_shape = array<i64: 16, 64>}, scaled.kernel = "gemm", scaled.operands = ["lhs.codes", "lhs.scales", "rhs.codes", "rhs.scales"], scaled.results = ["result"]}
 
 // CUDA: @gemm_1
