@@ -30,18 +30,18 @@ def fuse_epilogue(module: ir.Operation) -> None:
     another dtype, and a residual that would need broadcasting stay.
     """
     for function in functions_of(module):
-        backward = {op for value in find_gradients(function) if (op := defining_op(value)) is not None}
+        gradients = find_gradients(function)
         for op in walk_ops(function):
             if activation_of(op) is not None:
-                _fuse_activation(op, backward)
+                _fuse_activation(op, gradients)
         for op in walk_ops(function):
             if op.name == "torch.aten.add.Tensor":
                 _fuse_residual(op)
 
 
-def _fuse_activation(op: ir.Operation, backward: set[ir.Operation]) -> None:
+def _fuse_activation(op: ir.Operation, gradients: set[ir.Value]) -> None:
     alone = _producer(op.operands[0])
-    chain = alone or _producer(op.operands[0], backward)
+    chain = alone or _producer(op.operands[0], gradients)
     if chain is None:
         return
     product, views = chain
@@ -49,14 +49,22 @@ def _fuse_activation(op: ir.Operation, backward: set[ir.Operation]) -> None:
         return
     if alone is not None:
         _replace(op, product, views, epilogue=activation_of(op))
-    elif op not in backward and not _is_read_by(op.result, backward):
+    elif op.result not in gradients and not _is_read_by_backward(op.result, gradients):
         _keep_preactivation(op, product, views)
 
 
-def _is_read_by(value: ir.Value, readers: set[ir.Operation]) -> bool:
-    """Whether one of these ops reads a value, or a view of it."""
+def _is_read_by_backward(value: ir.Value, gradients: set[ir.Value]) -> bool:
+    """Whether an op that makes a gradient reads a value, or a view of it."""
     owners = [use.owner.operation for use in value.uses]
-    return any(owner in readers or (is_view(owner) and _is_read_by(owner.result, readers)) for owner in owners)
+    return any(
+        _makes(owner, gradients) or (is_view(owner) and _is_read_by_backward(owner.result, gradients))
+        for owner in owners
+    )
+
+
+def _makes(op: ir.Operation, values: Collection[ir.Value]) -> bool:
+    # Not by a set of ops: their hashes change with their operands, those of values do not.
+    return any(result in values for result in op.results)
 
 
 def _fuse_residual(op: ir.Operation) -> None:
@@ -81,10 +89,13 @@ def _is_flat(product: ir.Value, views: list[ir.Operation]) -> bool:
     return not views or (info is not None and len(info.shape) == 2 and info.shape[1] is not None)
 
 
-def _producer(value: ir.Value, others: Collection[ir.Operation] = ()) -> tuple[GemmOp, list[ir.Operation]] | None:
-    """The gemm that makes a value through views, and those views; None if anything but `others` reads one of them."""
+def _producer(value: ir.Value, gradients: Collection[ir.Value] = ()) -> tuple[GemmOp, list[ir.Operation]] | None:
+    """The gemm that makes a value through views, and those views; None if several ops read one of them.
+
+    Those that make `gradients` do not count.
+    """
     views: list[ir.Operation] = []
-    while (op := defining_op(value)) is not None and _reader_count(value, others) == 1:
+    while (op := defining_op(value)) is not None and _reader_count(value, gradients) == 1:
         if isinstance(op.opview, GemmOp):
             # A user's own quantizer multiplies and adds a bias, no more.
             plain = any(scheme.custom for scheme in op.opview.lhs.type.info.schemes)
@@ -98,8 +109,8 @@ def _producer(value: ir.Value, others: Collection[ir.Operation] = ()) -> tuple[G
     return None
 
 
-def _reader_count(value: ir.Value, others: Collection[ir.Operation]) -> int:
-    return sum(1 for use in value.uses if use.owner.operation not in others)
+def _reader_count(value: ir.Value, gradients: Collection[ir.Value]) -> int:
+    return sum(1 for use in value.uses if not _makes(use.owner.operation, gradients))
 
 
 def _keep_preactivation(op: ir.Operation, product: GemmOp, views: list[ir.Operation]) -> None:

@@ -96,3 +96,19 @@ func.func @both_read(%x: !scaled.tensor<tensor<10x64xf32>, #mx, none>, %w: !scal
   %1 = torch.aten.mul.Tensor %dy, %y : !torch.vtensor<[10,48],f32>, !torch.vtensor<[10,48],f32> -> !torch.vtensor<[10,48],f32>
   return %s, %0, %1 : !torch.vtensor<[10,48],f32>, !torch.vtensor<[10,48],f32>, !torch.vtensor<[10,48],f32>
 }
+
+// One op of the backward reads what two activations are given.
+// CHECK-LABEL: func.func @two_preactivations
+// CHECK: %[[A:.*]]:2 = "scaled.gemm"{{.*}}epilogue = "gelu"
+// CHECK: %[[B:.*]]:2 = "scaled.gemm"{{.*}}epilogue = "silu"
+// CHECK: torch.aten.addcmul %arg2, %[[A]]#1, %[[B]]#1
+func.func @two_preactivations(%x: !scaled.tensor<tensor<10x64xf32>, #mx, none>, %w: !scaled.tensor<tensor<48x64xf32>, #mx, none>, %dy: !torch.vtensor<[10,48],f32> {scaled.tangent}) -> (!torch.vtensor<[10,48],f32>, !torch.vtensor<[10,48],f32>, !torch.vtensor<[10,48],f32>) {
+  %a = "scaled.gemm"(%x, %w) {batch_dims = 0 : i64, epilogue = "none", kind = "fprop", layer = "up", operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!scaled.tensor<tensor<10x64xf32>, #mx, none>, !scaled.tensor<tensor<48x64xf32>, #mx, none>) -> !torch.vtensor<[10,48],f32>
+  %b = "scaled.gemm"(%x, %w) {batch_dims = 0 : i64, epilogue = "none", kind = "fprop", layer = "gate", operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!scaled.tensor<tensor<10x64xf32>, #mx, none>, !scaled.tensor<tensor<48x64xf32>, #mx, none>) -> !torch.vtensor<[10,48],f32>
+  %none = torch.constant.str "none"
+  %one = torch.constant.int 1
+  %g = torch.aten.gelu %a, %none : !torch.vtensor<[10,48],f32>, !torch.str -> !torch.vtensor<[10,48],f32>
+  %s = torch.aten.silu %b : !torch.vtensor<[10,48],f32> -> !torch.vtensor<[10,48],f32>
+  %d = torch.aten.addcmul %dy, %a, %b, %one : !torch.vtensor<[10,48],f32>, !torch.vtensor<[10,48],f32>, !torch.vtensor<[10,48],f32>, !torch.int -> !torch.vtensor<[10,48],f32>
+  return %g, %s, %d : !torch.vtensor<[10,48],f32>, !torch.vtensor<[10,48],f32>, !torch.vtensor<[10,48],f32>
+}
