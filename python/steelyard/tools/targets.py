@@ -22,7 +22,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def table(recipe: str | None = None, target: str | None = None) -> str:
-    """One row a recipe and kind of GEMM, one column a target, and the reasons below."""
+    """One row a recipe and kind of GEMM, one column a target, and the reasons below.
+
+    `pad N16 K32`: columns of the result and the reduction are padded to multiples of 16 and 32, where they are none.
+    """
     from steelyard import recipes
     from steelyard.runtime.cuda.legality import KINDS, NATIVE, gemm_path, schemes_of
     from steelyard.runtime.cuda.targets import TARGETS, target_of
@@ -39,11 +42,20 @@ def table(recipe: str | None = None, target: str | None = None) -> str:
                 path = gemm_path(kind, *schemes, chosen)
                 is_native = path.path == NATIVE
                 note = "" if is_native else f" [{reasons.setdefault(path.reason, len(reasons) + 1)}]"
-                steps = f" ({', '.join(path.steps)})" if path.steps else ""
-                cells.append(f"{path.path}{note}{steps}")
+                steps = ", ".join(_step(step, path.multiples) for step in path.steps)
+                cells.append(f"{path.path}{note}" + (f" ({steps})" if steps else ""))
             lines.append([name, kind, *cells])
     notes = [f"[{number}] {reason}" for reason, number in reasons.items()]
     return "\n".join([_aligned(lines), *([""] if notes else []), *notes])
+
+
+def _step(step: str, multiples: tuple[int, ...]) -> str:
+    """What is inserted before a GEMM; of padding, to which multiples: `pad N16 K32`."""
+    if step != "pad":
+        return step
+    return " ".join(
+        ["pad", *(f"{dim}{multiple}" for dim, multiple in zip("MNK", multiples, strict=True) if multiple > 1)]
+    )
 
 
 def _aligned(lines: list[list[str]]) -> str:
