@@ -1,0 +1,200 @@
+"""Native GEMMs of CUDA after every conversion the IR asks for: carried out by the reference, they give the product
+that the operands had before."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from torch_mlir import ir
+
+from steelyard import reference
+from steelyard.dialect import make_context
+from steelyard.dialect.attributes import SchemeAttr
+from steelyard.dialect.types import tensor_info
+from steelyard.passes import build_pass_manager, parse_pipeline
+from steelyard.passes.kernel_calls import callee_of, kernels_of
+from steelyard.quantized_copy import QuantizedCopy
+from steelyard.quantized_parts import part_shapes
+from steelyard.recipes import Float8BlockScaling, Float8CurrentScaling, MXFP8BlockScaling, NVFP4BlockScaling
+from steelyard.reference.gemm import EPILOGUES, operand
+
+RECIPES = {
+    "cuda:sm_89": Float8CurrentScaling(),
+    "cuda:sm_90a": Float8BlockScaling(),
+    "cuda:sm_100a": MXFP8BlockScaling(),
+    "cuda:sm_120a": NVFP4BlockScaling(stochastic_rounding=False),
+}
+ROLES = {"fprop": ("input", "weight"), "dgrad": ("grad_output", "weight"), "wgrad": ("grad_output", "input")}
+COLUMNWISE = {"fprop": (False, False), "dgrad": (False, True), "wgrad": (True, True)}
+SIZES = {"odd": (50, 72, 40), "fitting": (48, 128, 256)}
+"""Rows, columns and the reduction."""
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+# Beside one rounding to the result's dtype, the product was rounded to f32.
+TOLERANCES = {"f32": 1e-6, "bf16": 2.0**-7}
+
+
+def matrices(kind: str, sizes) -> tuple[torch.Tensor, torch.Tensor]:
+    """Operands as they lie in memory: a columnwise copy is read along the first dim."""
+    generator = torch.Generator().manual_seed(len(kind))
+    rows, columns, reduction = sizes
+    shapes = [(rows, reduction), (columns, reduction)]
+    shapes = [s[::-1] if columnwise else s for s, columnwise in zip(shapes, COLUMNWISE[kind], strict=True)]
+    return torch.randn(shapes[0], generator=generator), torch.randn(shapes[1], generator=generator)
+
+
+def schemes_of(recipe, kind: str) -> list:
+    pairs = zip(ROLES[kind], COLUMNWISE[kind], strict=True)
+    return [recipe.schemes(role)[columnwise] for role, columnwise in pairs]
+
+
+def lowered(
+    kind: str, schemes, shapes, sizes, target: str, dtype: str, epilogue: str, extra: tuple[str, ...]
+) -> ir.Module:
+    """A function of one GEMM on operands that it quantizes."""
+    rows, columns, _ = sizes
+    context = make_context()
+    with context:
+        texts = [str(SchemeAttr.from_scheme(scheme)) for scheme in schemes]
+    plain = [f"!torch.vtensor<[{','.join(map(str, shape))}],f32>" for shape in shapes]
+    scaled = []
+    for text, shape, columnwise in zip(texts, shapes, COLUMNWISE[kind], strict=True):
+        copies = f"none, {text}" if columnwise else f"{text}, none"
+        scaled.append(f"!scaled.tensor<tensor<{'x'.join(map(str, shape))}xf32>, {copies}>")
+    result = f"!torch.vtensor<[{rows},{columns}],{dtype}>"
+    types = {"bias": f"!torch.vtensor<[{columns}],{dtype}>", "residual": result, "accumulator": result}
+    arguments = {"a": plain[0], "b": plain[1]} | {name: types[name] for name in extra}
+    segments = ", ".join(["1, 1", *(str(int(name in extra)) for name in types)])
+    quantize = 'layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>'
+    text = f"""
+    func.func @f({", ".join(f"%{name}: {type_}" for name, type_ in arguments.items())}) -> {result} {{
+      %l = "scaled.quantize"(%a) {{{quantize}, role = "{ROLES[kind][0]}"}} : ({plain[0]}) -> {scaled[0]}
+      %r = "scaled.quantize"(%b) {{{quantize}, role = "{ROLES[kind][1]}"}} : ({plain[1]}) -> {scaled[1]}
+      %y = "scaled.gemm"({", ".join(["%l", "%r", *(f"%{name}" for name in extra)])}) {{batch_dims = 0 : i64,
+        epilogue = "{epilogue}", kind = "{kind}", layer = "up", operandSegmentSizes = array<i32: {segments}>,
+        resultSegmentSizes = array<i32: 1, 0>}} : ({", ".join([*scaled, *(types[n] for n in extra)])}) -> {result}
+      return %y : {result}
+    }}"""
+    module = ir.Module.parse(text, context)
+    pipeline = f"scaled-legalize{{target={target}}},scaled-lower-storage"
+    build_pass_manager(parse_pipeline(pipeline), context).run(module.operation)
+    return module
+
+
+class Machine:
+    """Carries out kernel calls by the reference."""
+
+    def run(self, module: ir.Module, arguments: list[torch.Tensor]) -> torch.Tensor:
+        kernels = kernels_of(module.operation)
+        (function,) = [op for op in module.body.operations if "scaled.kernel" not in op.attributes]
+        block = function.regions[0].blocks[0]
+        values = dict(zip(block.arguments, arguments, strict=True))
+        for op in block.operations:
+            if op.operation.name == "func.return":
+                return values[op.operands[0]]
+            kernel = kernels[callee_of(op.operation)]
+            given = dict(zip(kernel.operands, (values[value] for value in op.operands), strict=True))
+            self.shapes = [tensor_info(value.type).shape for value in op.results]
+            self.dtypes = [DTYPES.get(tensor_info(value.type).dtype) for value in op.results]
+            results = getattr(self, kernel.name)(kernel.config, given)
+            for value, shape, result in zip(op.results, self.shapes, results, strict=True):
+                assert tuple(result.shape) == shape
+                values[value] = result
+        raise AssertionError("a function returns")
+
+    def quantize(self, config, given):
+        copies = reference.quantize(given["source"], config.get("row"), config.get("col"))
+        parts = [part for copy in copies if copy for part in (copy.codes, copy.scales, copy.amax)]
+        return [part for part in parts if part is not None]
+
+    def pad(self, _, given):
+        return [self.filled(part, shape) for part, shape in zip(given.values(), self.shapes, strict=True)]
+
+    @staticmethod
+    def filled(part: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        whole = torch.zeros(shape, dtype=part.dtype)
+        whole[tuple(slice(0, size) for size in part.shape)] = part
+        return whole
+
+    def turn(self, _, given):
+        return [given["col.codes"].t().contiguous()]
+
+    def swizzle(self, config, given):
+        usage = "col" if "col" in config else "row"
+        return [reference.swizzle(self.scales_alone(config[usage], given[f"{usage}.scales"], usage == "col"))]
+
+    @staticmethod
+    def scales_alone(scheme, scales: torch.Tensor, columnwise: bool) -> QuantizedCopy:
+        return QuantizedCopy(torch.empty(0), scales, None, replace(scheme, layout="compact"), (0, 0), columnwise)
+
+    def gemm(self, config, given):
+        assert config["path"] == "native"
+        assert config["epilogue"] == "none"
+        left, right = (self.decoded(config, given, side) for side in ("lhs", "rhs"))
+        found = torch.from_numpy(left @ right.T)
+        if "bias" in given:
+            found = found + given["bias"].double()
+        return [found.float().to(self.dtypes[0])]
+
+    def decoded(self, config, given, side: str):
+        """The values of an operand as a native GEMM reads them."""
+        scheme, columnwise = config[side], COLUMNWISE[config["kind"]][side == "rhs"]
+        codes, scales = given[f"{side}.codes"], given[f"{side}.scales"]
+        compact = replace(scheme, layout="compact")
+        shape = config[f"{side}_shape"]
+        if scheme.family != "tensor":
+            assert scheme.layout == "gemm"
+            scales = self.unswizzled(compact, scales, shape, columnwise)
+        if scheme.family == "mx" and columnwise:
+            codes = codes.t().contiguous()
+        return operand(QuantizedCopy(codes, scales, given.get(f"{side}.amax"), compact, shape, columnwise))
+
+    def unswizzled(self, scheme, scales: torch.Tensor, shape, columnwise: bool) -> torch.Tensor:
+        """Compact scales, by where the swizzle takes each."""
+        wanted = part_shapes(scheme, shape, columnwise)["scales"][0]
+        numbers = torch.arange(1, wanted[0] * wanted[1] + 1).view(wanted)
+        places = reference.swizzle(self.scales_alone(scheme, numbers, columnwise)).flatten()
+        compact = torch.zeros(numbers.numel() + 1, dtype=scales.dtype)
+        compact[places] = scales.flatten()
+        return compact[1:].view(wanted)
+
+    def unpad(self, _, given):
+        (shape,) = self.shapes
+        return [given["operand0"][tuple(slice(0, size) for size in shape)]]
+
+    def epilogue(self, config, given):
+        found = given["source"].double()
+        found = found + given["bias"].double() if "bias" in given else found
+        found = EPILOGUES[config["epilogue"]](found)
+        for name in ("residual", "accumulator"):
+            found = found + given[name].double() if name in given else found
+        return [found.float().to(self.dtypes[0])]
+
+
+CASES = [
+    *product(ROLES, [("none", ()), ("relu", ("residual",)), ("none", ("accumulator",))]),
+    *product(["fprop"], [("none", ("bias",)), ("gelu", ("bias", "residual"))]),
+]
+
+
+@pytest.mark.parametrize(("kind", "after"), CASES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
+@pytest.mark.parametrize("target", RECIPES)
+def test_conversions_keep_the_product(target, sizes, kind, dtype, after):
+    epilogue, extra = after
+    a, b = matrices(kind, sizes)
+    schemes = schemes_of(RECIPES[target], kind)
+    given = {name: torch.linspace(-1, 1, sizes[1]) for name in extra}
+    given |= {name: torch.linspace(-1, 1, sizes[1]).repeat(sizes[0], 1) for name in extra if name != "bias"}
+    given = {name: value.to(DTYPES[dtype]) for name, value in given.items()}
+    module = lowered(kind, schemes, (a.shape, b.shape), sizes, target, dtype, epilogue, extra)
+    found = Machine().run(module, [a, b, *given.values()])
+    copies = []
+    for x, scheme, columnwise in zip((a, b), schemes, COLUMNWISE[kind], strict=True):
+        pair = (None, scheme) if columnwise else (scheme, None)
+        copies.append(reference.quantize(x, *pair)[columnwise])
+    renamed = {"accumulate" if name == "accumulator" else name: value for name, value in given.items()}
+    expected = reference.qgemm(*copies, epilogue=epilogue, out_dtype=DTYPES[dtype], **renamed)
+    scale = expected.abs().max().item()
+    torch.testing.assert_close(found, expected, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype] * scale)
