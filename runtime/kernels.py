@@ -42,8 +42,21 @@ def bind(kernel: Kernel, quantizers: Quantizers) -> BoundKernel:
     if operation == "update_scale" and kernel.config["algorithm"] == "custom":
         own = quantizers[str(kernel.config["layer"]), AMAX_ALGORITHM]
         kernel = replace(kernel, config={**kernel.config, "algorithm": own})  # pyright: ignore[reportArgumentType]
-    if target == "cuda":
-        run, allocate = cuda_bound.BINDINGS[operation](kernel, kernels_on)
-    else:
+    if target == "cpu":
         run, allocate = bound.BINDINGS[operation](kernel)
-    return BoundKernel(run, allocate if kernel.has_destinations else None, takes_addresses=target == "cpu")
+        return BoundKernel(run, allocate if kernel.has_destinations else None)
+    run, allocate = cuda_bound.BINDINGS[operation](kernel, kernels_on)
+    if allocate is not None and not kernel.has_destinations:
+        return BoundKernel(_allocating(run, allocate), takes_addresses=False)
+    return BoundKernel(run, allocate, takes_addresses=False)
+
+
+def _allocating(run: Callable, allocate: Callable) -> Callable:
+    """A kernel that makes its results itself, where nobody planned their memory."""
+
+    def run_and_return(*operands: Any) -> tuple:
+        results = allocate(*operands)
+        run(*operands, *results)
+        return results
+
+    return run_and_return

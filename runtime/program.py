@@ -47,6 +47,7 @@ class Program:
         devices: Devices | None = None,
     ):
         self._state = state
+        self.devices = devices
         functions = {ir.StringAttr(f.attributes["sym_name"]).value: f for f in functions_of(module.operation)}
         check = make_check(state) if check_finite else None
         emitter = Emitter(module.operation, quantizers, check, takes_device=devices is not None)

@@ -16,9 +16,10 @@ from steelyard.errors import RecipeError, SteelyardError, TargetError, Unsupport
 from steelyard.explanation import Explanation
 from steelyard.frontend.backend import Backend
 from steelyard.memory import Memory, parameter_bytes, tensor_bytes
-from steelyard.stages import STAGES, Settings, make_settings
+from steelyard.runtime.cuda.devices import device_among, target_among
+from steelyard.stages import CUDA_STAGES, STAGES, Settings, make_settings
+from steelyard.targets import CPU, CUDA, check_target
 
-TARGETS = ("cpu",)
 # Beyond its limit torch runs the model uncompiled, with a line in a log. Patches of its settings are a thread's own.
 _FAIL_ON_LIMIT = torch._dynamo.config.patch(fail_on_recompile_limit_hit=True)
 _STATE_PREFIX = "_steelyard."
@@ -45,6 +46,10 @@ def compile(
     kept. `check_finite` raises `NonFiniteError` at the first operand of a GEMM that is not finite. Nothing is compiled
     before the first call or `lower`.
 
+    `target="cuda"` is the GPU that the model is on when it is first called. `target="cuda:sm_90a"` (or `sm_89`,
+    `sm_100a`, `sm_120a`) is an architecture, which needs no GPU to compile for: `lower` takes a model and arguments on
+    the CPU, and `ir("ptx")` shows the code of the kernels.
+
     `weights="cached"` keeps quantized weights beside the parameters, until those are written. `weights="quantized"`,
     for inference, keeps them in their place: after the first call, parameters that nothing but quantized GEMMs read
     are quantized tensors in the layout that those read. They are the model's parameters too, for the model and the net
@@ -54,11 +59,12 @@ def compile(
         raise UnsupportedModelError(f"steelyard.compile takes an nn.Module, got {type(model).__name__}")
     if isinstance(model, CompiledModule):
         raise UnsupportedModelError("the model is compiled already; compile `net.model` by another recipe instead")
-    if target not in TARGETS:
-        raise TargetError(f"target must be one of {', '.join(TARGETS)}, got {target!r}")
-    _check_tensors(model)
+    check_target(target)
+    _check_tensors(model, target)
+    if target != CPU and weights == "quantized":
+        raise TargetError(f'weights="quantized" is of target cpu only, got target {target}; compile with "cached"')
     settings = make_settings(
-        recipe, overrides, attention=attention, save=save, check_finite=check_finite, weights=weights
+        recipe, overrides, attention=attention, save=save, check_finite=check_finite, weights=weights, target=target
     )
     return _make_net(model, settings)
 
@@ -85,10 +91,13 @@ def _share(model: torch.nn.Module) -> "CompiledModule":
     return net
 
 
-def _check_tensors(model: torch.nn.Module) -> None:
+def _check_tensors(model: torch.nn.Module, target: str) -> None:
+    # For CUDA they may also be on the CPU: to look at the code, or to be moved later.
+    known = ("cpu",) if target == CPU else ("cpu", "cuda")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.device.type not in TARGETS:
-            raise TargetError(f"{name} must be on the CPU for target cpu, got device {tensor.device}; move the model")
+        if tensor.device.type not in known:
+            place = "on the CPU" if target == CPU else "on the CPU or a CUDA device"
+            raise TargetError(f"{name} must be {place} for target {target}, got device {tensor.device}; move the model")
         if tensor.layout is not torch.strided:
             raise UnsupportedModelError(f"{name} must be a dense tensor, got layout {tensor.layout}; use to_dense()")
 
@@ -182,6 +191,8 @@ class CompiledModule(torch.nn.Module):
 
     def _run(self, *arguments, **keywords):
         state = self._steelyard
+        if state.backend.settings.target != CPU and not state.backend.is_lowering:
+            self._check_place()
         try:
             with _FAIL_ON_LIMIT, state.backend.settings.capture():
                 result = state.forward(self)(*arguments, **keywords)
@@ -195,6 +206,19 @@ class CompiledModule(torch.nn.Module):
             self._check_found()
         state.backend.store_weights()
         return result
+
+    def _check_place(self) -> None:
+        """Refuse a model that is not where its programs run, before anything is compiled."""
+        first = next(self.parameters(), None)
+        if first is None or device_among([first]) is not None:
+            return
+        target = self._steelyard.backend.settings.target
+        if target == CUDA:
+            target_among([first])
+        raise TargetError(
+            f"a net compiled for {target} must be given CUDA tensors, and its parameters are on {first.device}; move "
+            'the model and its arguments by .to("cuda"), or look at the code by net.lower(...) and net.ir("ptx")'
+        )
 
     def __reduce_ex__(self, protocol):
         # A copy, or what is loaded from a file, compiles anew.
@@ -236,27 +260,39 @@ class CompiledModule(torch.nn.Module):
     def lower(self, *arguments, **keywords) -> "CompiledModule":
         """Compile for arguments like these, now: for training if gradients are on.
 
-        The call that does so leaves buffers, state and random numbers as they were.
+        The call that does so leaves buffers, state and random numbers as they were. For a CUDA target, a model and
+        arguments on the CPU do: nothing of the program runs then.
         """
+        backend = self._steelyard.backend
         before = [(buffer, buffer.clone()) for buffer in self.buffers()]
-        state = self._steelyard.backend.settings.state
+        state = backend.settings.state
         tensors = dict(state.tensors)
-        with torch.random.fork_rng(devices=[]):
+        before += [(tensor, tensor.clone()) for tensor in tensors.values()]
+        devices = sorted({p.device.index for p in self.parameters() if p.is_cuda})
+        backend.is_lowering = True
+        with torch.random.fork_rng(devices=devices):
             try:
                 self(*arguments, **keywords)
-                if self._steelyard.backend.is_outdated:
+                if backend.is_outdated:
                     self(*arguments, **keywords)
             finally:
+                backend.is_lowering = False
                 state.tensors = tensors
-                for buffer, value in before:
-                    buffer.data.copy_(value)
+                for tensor, value in before:
+                    tensor.data.copy_(value)
         return self
 
     def ir(self, stage: str) -> str:
-        """The IR of a stage, as traced, raised, quantized, fused or lowered; several graphs are modules in one."""
-        if stage not in STAGES:
-            raise SteelyardError(f"stage must be one of {', '.join(STAGES)}, got {stage!r}")
-        texts = [compilation.stages[stage] for compilation in self._compilations()]
+        """The IR of a stage, as traced, raised, quantized, fused or lowered; several graphs are modules in one.
+
+        A net for CUDA has the generated kernels too: gpu, nvvm, and ptx, one module a kernel.
+        """
+        known = STAGES if self._steelyard.backend.settings.target == CPU else (*STAGES, *CUDA_STAGES)
+        if stage not in known:
+            raise SteelyardError(f"stage must be one of {', '.join(known)}, got {stage!r}")
+        texts = [compilation.stage(stage) for compilation in self._compilations()]
+        if stage == "ptx":
+            return "\n".join(text for text in texts if text)
         return texts[0] if len(texts) == 1 else nest_modules({f"graph{i}": text for i, text in enumerate(texts)})
 
     def ir_dump(self, folder: str | Path) -> list[Path]:
@@ -268,6 +304,10 @@ class CompiledModule(torch.nn.Module):
             for number, (name, text) in enumerate(compilation.replay()):
                 path = Path(folder, f"graph{graph}_{number:02}_{name}.mlir")
                 path.write_text(text)
+                written.append(path)
+            for stage in CUDA_STAGES if compilation.settings.target != CPU else ():
+                path = Path(folder, f"graph{graph}_kernels.{'ptx' if stage == 'ptx' else f'{stage}.mlir'}")
+                path.write_text(compilation.stage(stage))
                 written.append(path)
             path = Path(folder, f"graph{graph}_program.py")
             path.write_text(compilation.program.text)

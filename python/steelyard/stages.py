@@ -13,20 +13,30 @@ from torch_mlir import ir
 
 from steelyard.dialect import make_context
 from steelyard.dialect.printing import print_module
-from steelyard.errors import IRError, RecipeError
+from steelyard.errors import IRError, RecipeError, SteelyardError
 from steelyard.explanation import Row, rows_of
 from steelyard.passes import build_pass_manager, parse_pipeline
 from steelyard.passes.apply_recipe import decide
+from steelyard.passes.generate_kernels import generate_kernels
+from steelyard.passes.kernel_calls import kernels_of
 from steelyard.passes.partition import COMPACT
 from steelyard.passes.pipeline import run_pass_by_pass
 from steelyard.passes.saved import eager_bytes, kept_bytes, shortened
 from steelyard.recipes import Recipe, get
+from steelyard.runtime.cuda.compilation import compile_kernel
+from steelyard.runtime.cuda.devices import Devices
+from steelyard.runtime.cuda.generation import launched_kernels
+from steelyard.runtime.cuda.ptx import lower_to_nvvm
+from steelyard.runtime.cuda.targets import Target
 from steelyard.runtime.program import Program
 from steelyard.runtime.state import State
 from steelyard.runtime.weights import Weights
+from steelyard.targets import cuda_target
 
 WEIGHTS = ("cached", "quantized")
 STAGES = ("traced", "raised", "quantized", "fused", "partitioned", "lowered")
+CUDA_STAGES = ("gpu", "nvvm", "ptx")
+"""Stages of the generated kernels, which only programs for CUDA have."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,7 @@ class Compilation:
         """How long the stages took."""
         self._quantizers: dict[tuple[str, str], Any] = {}
         self._imported = b""
+        self._lowered = b""
 
     def run(self, module: ir.Module) -> Program:
         """Take an imported module through every stage."""
@@ -121,8 +132,18 @@ class Compilation:
         self._record("partitioned", module)
         self.program = make_lowered(module, self.settings, self._quantizers, self.weights)
         self._record("lowered", module)
+        self._lowered = _bytecode(module)
         self.seconds = time.perf_counter() - start
         return self.program
+
+    def stage(self, name: str) -> str:
+        """The text of a stage; kernels are generated when somebody looks at them, or runs them."""
+        if name in CUDA_STAGES and name not in self.stages:
+            target = cuda_target(self.settings.target)
+            if target is None:
+                raise SteelyardError(f"stage {name} is of programs for CUDA, and this net is compiled for the CPU")
+            self.stages[name] = make_kernels(ir.Module.parse(self._lowered, make_context()), target, name)
+        return self.stages[name]
 
     def replay(self) -> Iterator[tuple[str, str]]:
         """Take the graph through every pass once more: the name of each pass, and the IR it leaves."""
@@ -190,7 +211,28 @@ def make_lowered(
 ) -> Program:
     """What is left -> calls of kernels: Python functions."""
     _run(module, settings, "lowered")
-    return Program(module, settings.state, quantizers, weights, settings.check_finite)
+    target = cuda_target(settings.target)
+    # A part of a net that quantizes nothing runs wherever its tensors are.
+    runs_kernels = any(kernel.name.startswith("cuda.") for kernel in kernels_of(module.operation).values())
+    devices = Devices(target) if target is not None and runs_kernels else None
+    return Program(module, settings.state, quantizers, weights, settings.check_finite, devices)
+
+
+def make_kernels(module: ir.Module, target: Target, stage: str) -> str:
+    """A lowered program for CUDA -> the kernels that its calls launch: with them (gpu), in NVVM, or as PTX."""
+    with module.context:
+        if stage == "ptx":
+            launched = launched_kernels(module.operation, target).values()
+            kernels = dict.fromkeys(kernel for kernels in launched for kernel in kernels)
+            return "\n".join(_without_heading(compile_kernel(kernel, target).ptx) for kernel in kernels)
+        generate_kernels(module.operation, target=f"cuda:{target.name}")
+    if stage == "nvvm":
+        lower_to_nvvm(module)
+    return print_module(module.operation)
+
+
+def _without_heading(ptx: str) -> str:
+    return ptx[ptx.index(".version") :]
 
 
 def _bytecode(module: ir.Module) -> bytes:

@@ -1,5 +1,6 @@
 """What programs are compiled for: the CPU, or a CUDA architecture, as in `cuda:sm_100a`."""
 
+from steelyard.errors import TargetError
 from steelyard.runtime.cuda.targets import TARGETS as _ARCHITECTURES
 from steelyard.runtime.cuda.targets import Target
 
@@ -7,6 +8,15 @@ CPU = "cpu"
 _CUDA = "cuda:"
 TARGETS = (CPU, *(_CUDA + name for name in _ARCHITECTURES))
 """Every target that passes know."""
+CUDA = "cuda"
+"""The architecture of the GPU that a net first runs on."""
+
+
+def check_target(target: str) -> None:
+    """Refuse what no program can be compiled for."""
+    known = (CPU, CUDA, *TARGETS[1:])
+    if target not in known:
+        raise TargetError(f"target must be one of {', '.join(known)}, got {target!r}")
 
 
 def cuda_target(target: str) -> Target | None:

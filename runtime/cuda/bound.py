@@ -132,8 +132,7 @@ class _Operand(_Copy):
     def decode(self, values: tuple, sizes: tuple, kernels: Kernels) -> torch.Tensor:
         """The matrix, its rows along the reduction."""
         rows = self._known if self._is_static else self._known * prod(sizes)
-        matrix = kernels.dequantize(self.read(values, (rows, self._columns)))  # pyright: ignore[reportArgumentType]
-        return matrix.t() if self.columnwise else matrix
+        return gemm.decode(kernels, self.read(values, (rows, self._columns)))  # pyright: ignore[reportArgumentType]
 
 
 def _gemm_operands(kernel: Kernel) -> tuple[_Operand, _Operand]:
@@ -149,11 +148,15 @@ def _sizes_of(kernel: Kernel) -> slice:
 def _bind_gemm(kernel: Kernel, kernels_on: KernelsOn) -> Bound:
     lhs, rhs = _gemm_operands(kernel)
     bias, sizes, result = _index(kernel, "bias"), _sizes_of(kernel), len(kernel.operands)
+    dtype = dtypes.result_dtype(kernel.types[0])
 
-    def native(*values: Any) -> None:
-        out = values[result]
-        target = out.view(-1, out.shape[-1])
-        gemm.multiply(lhs.operand(values), rhs.operand(values), bias=_at(values, bias), out=target)
+    def native(*values: Any) -> tuple[torch.Tensor]:
+        left, right, own_bias = lhs.operand(values), rhs.operand(values), _at(values, bias)
+        if left.codes.shape[1] == 0:
+            # No GEMM reduces over nothing.
+            empty = torch.zeros((left.codes.shape[0], right.codes.shape[0]), dtype=dtype, device=left.codes.device)
+            return (empty if own_bias is None else empty + own_bias,)
+        return (gemm.multiply(left, right, bias=own_bias, out_dtype=dtype),)
 
     def emulated(*values: Any) -> None:
         out = values[result]
@@ -161,7 +164,8 @@ def _bind_gemm(kernel: Kernel, kernels_on: KernelsOn) -> Bound:
         left, right = (operand.decode(values, values[sizes], kernels) for operand in (lhs, rhs))
         gemm.multiply_decoded(left, right.t(), out.view(-1, out.shape[-1]))
 
-    return native if kernel.config["path"] == "native" else emulated, _allocate_results(kernel)
+    # torch's scaled_mm makes its result itself.
+    return (native, None) if kernel.config["path"] == "native" else (emulated, _allocate_results(kernel))
 
 
 def _bind_batched_gemm(kernel: Kernel, kernels_on: KernelsOn) -> Bound:
@@ -179,7 +183,7 @@ def _bind_batched_gemm(kernel: Kernel, kernels_on: KernelsOn) -> Bound:
         left = lhs.decode(values, values[sizes], kernels)
         # The batch dims of both are the same; only the rows of the right may be its own.
         rows = values[kernel.operands.index("rhs.codes")].shape[0]
-        right = kernels.dequantize(rhs.read(values, (rows, rhs_shape[-1])))  # pyright: ignore
+        right = gemm.decode(kernels, rhs.read(values, (rows, rhs_shape[-1])))  # pyright: ignore
         out = torch.empty((*lead, rows // count if count else 0), dtype=dtype, device=left.device)
         if out.numel():
             left, right = (matrix.view(count, -1, matrix.shape[-1]) for matrix in (left, right))
@@ -282,7 +286,7 @@ def _bind_pad(kernel: Kernel, _: KernelsOn) -> Bound:
     """Parts of a quantized tensor with zeros behind them, or a plain tensor."""
     multiples = kernel.config["multiples"]
     assert isinstance(multiples, tuple)
-    if kernel.operands[0] == "operand0":
+    if "operand0" in kernel.operands:
         return (lambda source, *_: (_padded(source, _rounded(source.shape, multiples)),)), None
     source, sizes = _source_copy(kernel), _sizes_of(kernel)
     parts = [name.rpartition(".")[2] for name in kernel.results]

@@ -35,6 +35,26 @@ def _make(maker: Maker, device: torch.device) -> Kernels:
     return maker(device)
 
 
+def device_among(values: Iterable[Any]) -> torch.device | None:
+    """The device with kernels that tensors among these are on; None if there is none."""
+    found = {value.device for value in values if isinstance(value, torch.Tensor) and value.device.type in MAKERS}
+    if len(found) > 1:
+        names = " and ".join(sorted(map(str, found)))
+        raise TargetError(f"a graph must be on one GPU, got tensors on {names}; compile the part on each by itself")
+    return next(iter(found), None)
+
+
+def target_among(values: Iterable[Any]) -> Target:
+    """The architecture of the GPU that tensors among these are on, or of the one that torch uses."""
+    device = device_among(values)
+    if device is None and not torch.cuda.is_available():
+        raise TargetError(
+            'there must be a CUDA device for target="cuda", got none that torch can use; compile for an architecture, '
+            'as in target="cuda:sm_90a", to look at the code'
+        )
+    return kernels_on(device or torch.device("cuda")).launch.target
+
+
 class Devices:
     """The devices that programs of a target run on."""
 
@@ -56,9 +76,11 @@ class Devices:
                 self._check(found)
                 self._fitting.add((maker, found))
             return found
+        if found is None:
+            return torch.device("cpu")  # no tensor at all, so that no kernel is called
         name = self._target.name
         raise TargetError(
-            f"a net compiled for cuda:{name} must be given CUDA tensors, got {found or 'none'}; move the model and its "
+            f"a net compiled for cuda:{name} must be given CUDA tensors, got {found}; move the model and its "
             'arguments by .to("cuda"), or look at the code by net.lower(...) and net.ir("ptx")'
         )
 

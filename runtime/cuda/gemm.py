@@ -1,6 +1,6 @@
 """Scaled GEMMs on CUDA: the calls of `torch.nn.functional.scaled_mm`, and the emulating path."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn.functional import ScalingType, SwizzleType, scaled_mm
@@ -50,49 +50,45 @@ def gemm_operand(kernels: Kernels, copy: QuantizedCopy) -> GemmOperand:
 
 
 def multiply(
-    a: GemmOperand,
-    b: GemmOperand,
-    *,
-    bias: torch.Tensor | None = None,
-    out_dtype: torch.dtype = torch.bfloat16,
-    out: torch.Tensor | None = None,
+    a: GemmOperand, b: GemmOperand, *, bias: torch.Tensor | None = None, out_dtype: torch.dtype = torch.bfloat16
 ) -> torch.Tensor:
-    """`a b^T (+ bias)`, natively; in `out`, and in its dtype, if given."""
+    """`a b^T (+ bias)`, natively."""
     scales_a, scaling_a, swizzle_a = _scaling(a)
     scales_b, scaling_b, swizzle_b = _scaling(b)
     element_a, element_b = (operand.codes.view(_ELEMENTS[operand.scheme.element]) for operand in (a, b))
-    if out is None:
-        return scaled_mm(
-            element_a,
-            element_b.t(),
-            scales_a,
-            scaling_a,
-            scales_b,
-            scaling_b,
-            swizzle_a=swizzle_a,
-            swizzle_b=swizzle_b,
-            bias=bias,
-            output_dtype=out_dtype,
-        )
-    if not out.numel() or not element_a.shape[1]:
-        return out.zero_() if bias is None else out.copy_(bias.expand_as(out))
-    # The operator behind scaled_mm, which has no `out` of its own.
-    operands = scales_a, _numbers(scaling_a), _numbers(swizzle_a), scales_b, _numbers(scaling_b), _numbers(swizzle_b)
-    return torch.ops.aten._scaled_mm_v2.out(element_a, element_b.t(), *operands, bias, out.dtype, out=out)
-
-
-def _numbers(enumerated: list | None) -> list[int]:
-    return [member.value for member in enumerated or ()]
+    return scaled_mm(
+        element_a,
+        element_b.t(),
+        scales_a,
+        scaling_a,
+        scales_b,
+        scaling_b,
+        swizzle_a=swizzle_a,
+        swizzle_b=swizzle_b,
+        bias=bias,
+        output_dtype=out_dtype,
+    )
 
 
 def emulate(
     kernels: Kernels, a: QuantizedCopy, b: QuantizedCopy, *, out_dtype: torch.dtype = torch.bfloat16
 ) -> torch.Tensor:
     """The product of decoded operands, each reduced along the dim that its copy is quantized along."""
-    left, right = (kernels.dequantize(copy) for copy in (a, b))
-    left, right = (m.t() if copy.columnwise else m for m, copy in ((left, a), (right, b)))
+    left, right = (decode(kernels, copy) for copy in (a, b))
     out = torch.empty((left.shape[0], right.shape[0]), dtype=out_dtype, device=left.device)
     return multiply_decoded(left, right.t(), out)
+
+
+def decode(kernels: Kernels, copy: QuantizedCopy) -> torch.Tensor:
+    """The values of a copy in float32, its rows along the reduction.
+
+    Those of a copy with the Hadamard transform stay transformed, and none is left out: the rounding of what the
+    transform put behind the last row is part of the product, as in a native GEMM.
+    """
+    if copy.columnwise and copy.scheme.family == "mx":
+        return kernels.dequantize(copy).t()
+    plain = replace(copy.scheme, rht=False)
+    return kernels.dequantize(replace(copy, scheme=plain, shape=copy.stored_shape, columnwise=False))
 
 
 def multiply_decoded(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

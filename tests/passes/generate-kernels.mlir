@@ -35,8 +35,8 @@ func.func private @gemm_0(!torch.vtensor<[32,64],ui8>, !torch.vtensor<[32,2],ui8
 // CHECK: @gemm_2
 func.func private @gemm_1(!torch.vtensor<[32,64],ui8>, !torch.vtensor<[],f32>, !torch.vtensor<[],f32>, !torch.vtensor<[16,64],ui8>, !torch.vtensor<[],f32>, !torch.vtensor<[],f32>) -> !torch.vtensor<[32,16],f32> attributes {scaled.config = {epilogue = "none", kind = "fprop", lhs = #fp8, lhs_shape = array<i64: 32, 64>, path = "native", rhs = #fp8, rhs_shape = array<i64: 16, 64>}, scaled.destinations, scaled.kernel = "cuda.gemm.tensor", scaled.operands = ["lhs.codes", "lhs.scales", "lhs.amax", "rhs.codes", "rhs.scales", "rhs.amax"], scaled.results = ["result"]}
 
-// Sizes known only at run time take the code for any: the columns of dy are lines of an unknown length.
-// CHECK-SAME: scaled.launches = [@dequantize_col_e2m1_1x16_second_level_tensor_f32_any::@{{[a-z0-9_]+}}]
+// Sizes known only at run time take the code for any: columns are stored as lines, of an unknown length here.
+// CHECK-SAME: scaled.launches = [@dequantize_row_e2m1_1x16_second_level_tensor_f32_any::@{{[a-z0-9_]+}}]
 func.func private @gemm_2(!torch.vtensor<[64,?],ui8>, !torch.vtensor<[64,?],ui8>, !torch.vtensor<[],f32>, !torch.vtensor<[32,?],ui8>, !torch.vtensor<[32,?],ui8>, !torch.vtensor<[],f32>, !torch.int) -> !torch.vtensor<[64,32],f32> attributes {scaled.config = {epilogue = "none", kind = "wgrad", lhs = #fp4, lhs_shape = array<i64: -1, 64>, path = "emulated", rhs = #fp4, rhs_shape = array<i64: -1, 32>}, scaled.destinations, scaled.kernel = "cuda.gemm.nvfp4", scaled.operands = ["lhs.codes", "lhs.scales", "lhs.amax", "rhs.codes", "rhs.scales", "rhs.amax", "size"], scaled.results = ["result"]}
 
 // CHECK: @epilogue_0

@@ -4,6 +4,7 @@ import functools
 import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
@@ -12,13 +13,15 @@ from steelyard.errors import RecipeError, UnsupportedModelError
 from steelyard.frontend.captured import CapturedGraph
 from steelyard.frontend.importer import import_graph, lift_constants
 from steelyard.frontend.quantized_inputs import as_plain
-from steelyard.frontend.training import JointGraph, JointPrograms, make_thin_graphs
+from steelyard.frontend.training import JointGraph, JointPrograms, make_thin_graphs, run_graph
 from steelyard.managed_parameters import is_gathered
 from steelyard.passes.functions import functions_of
+from steelyard.runtime.cuda.devices import device_among, target_among
 from steelyard.runtime.program import Program
 from steelyard.runtime.weights import Weights
 from steelyard.stages import Compilation, Settings, make_settings
 from steelyard.stored_weights import store_weights
+from steelyard.targets import CPU, CUDA, check_target
 
 
 class Backend:
@@ -35,6 +38,8 @@ class Backend:
         """How many of the compilations were looked at for weights to store."""
         self._outdated: list[Compilation] = []
         """Those of parameters that are no more."""
+        self.is_lowering = False
+        """While this is set, calls compile; where nothing can run their programs, torch makes the results."""
         self._part_names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
 
     def name_part(self, part: torch.nn.Module, name: str) -> None:
@@ -44,6 +49,7 @@ class Backend:
     def __call__(self, graph_module: torch.fx.GraphModule, example_inputs: Sequence, *, caller: str = "") -> Callable:
         """Compile a graph; `caller` is the module whose call it is part of."""
         parameters = self._parameter_names(graph_module, example_inputs)
+        settings = self._settings_for(example_inputs)
 
         def compile_inference(aten: torch.fx.GraphModule, inputs: Sequence) -> Callable:
             if len(parameters) != len(inputs):
@@ -51,15 +57,28 @@ class Backend:
                     f"torch changed the inputs of a graph from {len(parameters)} to {len(inputs)}, so that its "
                     "parameters cannot be told; please report the model"
                 )
-            return self._compile(aten, parameters, caller)
+            return self._compile(aten, settings, parameters, caller)
 
-        training = _Training(self, parameters, caller)
+        training = _Training(self, settings, parameters, caller)
         return aot_autograd(
             fw_compiler=training.compile_forward,
             bw_compiler=training.compile_backward,
             inference_compiler=compile_inference,
             partition_fn=training.partition,
         )(graph_module, as_plain(example_inputs))
+
+    def _settings_for(self, inputs: Sequence) -> Settings:
+        """The settings with the target that these inputs are on."""
+        if self.settings.target == CPU:
+            return self.settings
+        device_among(inputs)
+        if self.settings.target != CUDA:
+            return self.settings
+        return replace(self.settings, target=f"{CUDA}:{target_among(inputs).name}")
+
+    def runs_by_torch(self, program: Program, values: Sequence) -> bool:
+        """Whether a call that is made in order to compile has to make its results without the program."""
+        return self.is_lowering and program.devices is not None and device_among(values) is None
 
     def store_weights(self) -> None:
         """Where a user asks for it, put quantized parameters in the place of those that programs quantize."""
@@ -85,7 +104,9 @@ class Backend:
         self.compilations.append(compilation)
         self._settled = 0
 
-    def capture_joint(self, joint: JointGraph, parameters: Sequence[str | None], caller: str) -> CapturedGraph:
+    def capture_joint(
+        self, joint: JointGraph, settings: Settings, parameters: Sequence[str | None], caller: str
+    ) -> CapturedGraph:
         """The programs of a forward and its backward."""
         if self.settings.weights == "quantized":
             raise UnsupportedModelError(
@@ -96,7 +117,7 @@ class Backend:
         joint.drop_missing_gradients()
 
         def build(layers: Mapping[torch.fx.Node, str], parameters: Sequence[str | None]) -> Program:
-            compilation = Compilation(self.settings, self.weights)
+            compilation = Compilation(settings, self.weights)
             known = [*parameters, *unnamed]
             module = import_graph(joint.graph, compilation.context, name="joint", layers=layers, parameters=known)
             with compilation.context:
@@ -108,12 +129,14 @@ class Backend:
         layers = _layer_names(joint.graph, self._module_names(), [*parameters, *unnamed], caller)
         return CapturedGraph(layers, parameters, build, self._names_by_id)
 
-    def _compile(self, aten: torch.fx.GraphModule, parameters: Sequence[str | None], caller: str) -> Callable:
+    def _compile(
+        self, aten: torch.fx.GraphModule, settings: Settings, parameters: Sequence[str | None], caller: str
+    ) -> Callable:
         constants = tuple(lift_constants(aten))
         parameters = [*parameters, *(None for _ in constants)]
 
         def build(layers: Mapping[torch.fx.Node, str], parameters: Sequence[str | None]) -> Program:
-            compilation = Compilation(self.settings, self.weights)
+            compilation = Compilation(settings, self.weights)
             module = import_graph(aten.graph, compilation.context, name="forward", layers=layers, parameters=parameters)
             program = compilation.run(module)
             self._add(compilation)
@@ -121,7 +144,15 @@ class Backend:
 
         layers = _layer_names(aten.graph, self._module_names(), parameters, caller)
         graph = CapturedGraph(layers, parameters, build, self._names_by_id)
-        return _boxed(lambda values: graph((*values, *constants)))
+        if settings.target == CPU:
+            return _boxed(lambda values: graph((*values, *constants)))
+
+        def run(values: tuple) -> tuple:
+            values = (*values, *constants)
+            program = graph.find(values)
+            return run_graph(aten, values) if self.runs_by_torch(program, values) else program(*values)
+
+        return _boxed(run)
 
     def _module_names(self) -> dict[str, str]:
         if self.root is None:
@@ -146,8 +177,9 @@ class Backend:
 class _Training:
     """The three callbacks by which AOTAutograd compiles a graph with gradients."""
 
-    def __init__(self, backend: Backend, parameters: Sequence[str | None], caller: str):
+    def __init__(self, backend: Backend, settings: Settings, parameters: Sequence[str | None], caller: str):
         self._backend = backend
+        self._settings = settings
         self._parameters = parameters
         self._caller = caller
         self._run: JointPrograms | None = None
@@ -160,8 +192,8 @@ class _Training:
                 f"torch changed the inputs of a graph from {len(self._parameters)} to {len(joint.primals)}, so that "
                 "its parameters cannot be told; please report the model"
             )
-        captured = self._backend.capture_joint(joint, self._parameters, self._caller)
-        self._run = JointPrograms(joint, captured)
+        captured = self._backend.capture_joint(joint, self._settings, self._parameters, self._caller)
+        self._run = JointPrograms(joint, captured, self._backend.runs_by_torch)
         return make_thin_graphs(joint, captured.first)
 
     def compile_forward(self, *_) -> Callable:
@@ -237,8 +269,9 @@ def steelyard(graph_module: torch.fx.GraphModule, example_inputs: Sequence, *, o
     if unknown:
         known = ", ".join(["recipe", *_OPTIONS])
         raise RecipeError(f'backend "steelyard" has no option {unknown[0]!r}; its options: {known}')
+    check_target(options.get("target", CPU))
     return Backend(make_settings(**options))(graph_module, example_inputs)
 
 
 # Attention is taken apart around a call, which only `steelyard.compile` sees.
-_OPTIONS = ("overrides", "save", "check_finite")
+_OPTIONS = ("overrides", "save", "check_finite", "target")

@@ -4,7 +4,7 @@ AOTAutograd asks a partitioner for two graphs. It gets two that do nothing but h
 runs in their place.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from steelyard.errors import UnsupportedModelError
 from steelyard.frontend.captured import CapturedGraph
 from steelyard.frontend.importer import lift_constants
 from steelyard.passes.functions import GRADIENT, TANGENT
+from steelyard.runtime.cuda.devices import device_among
 from steelyard.runtime.dtypes import result_dtype, shape_of
 from steelyard.runtime.program import Program
 
@@ -27,6 +28,7 @@ class JointGraph:
     def __init__(self, module: torch.fx.GraphModule, forward_outputs: int):
         # Checkpointed regions keep what they read from outside.
         module = cleanup_recompute_tags(module, is_default_partition=True)
+        self.module = module
         self.graph = module.graph
         self.constants = lift_constants(module)
         self.forward_outputs = forward_outputs
@@ -75,7 +77,8 @@ def _entries(attribute: ir.Attribute) -> list[tuple[str, ir.Attribute]]:
 
 def make_thin_graphs(joint: JointGraph, program: Program) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """The two graphs that AOTAutograd wants: outputs, then what is kept, then sizes; and the way back."""
-    saved = [_fake_like(type_) for type_ in program.saved]
+    device = device_among(node.meta["val"] for node in joint.primals)
+    saved = [_fake_like(type_, device) for type_ in program.saved]
     primals = [joint.primals[i] for i in _kept_primals(joint, program)]
     tensors = [node for node in primals if isinstance(node.meta["val"], torch.Tensor)]
     sizes = [node for node in primals if not isinstance(node.meta["val"], torch.Tensor)]
@@ -125,13 +128,28 @@ def _unreachable(*_):
     raise AssertionError("a program runs in the place of this graph")
 
 
-def _fake_like(type_: ir.Type) -> torch.Tensor:
+def _fake_like(type_: ir.Type, device: torch.device | None) -> torch.Tensor:
     """A tensor without memory of a type; sizes known only at run time are of no account here."""
     context = TracingContext.try_get()
     assert context is not None
     assert context.fake_mode is not None
     with context.fake_mode:
-        return torch.empty([1 if size is None else size for size in shape_of(type_)], dtype=result_dtype(type_))
+        return torch.empty(_sizes_of(type_), dtype=result_dtype(type_), device=device)
+
+
+def _sizes_of(type_: ir.Type) -> list[int]:
+    return [1 if size is None else size for size in shape_of(type_)]
+
+
+def run_graph(module: torch.fx.GraphModule, values: Sequence[Any], outputs: int | None = None) -> tuple:
+    """What torch itself makes of a graph of ATen ops: its first outputs; placeholders beyond the values go unread."""
+    graph = torch.fx.Graph()
+    copied = graph.graph_copy(module.graph, {})
+    graph.output(tuple(copied[:outputs]))  # pyright: ignore[reportIndexIssue, reportOptionalSubscript, reportArgumentType]
+    graph.eliminate_dead_code()
+    missing = len([node for node in graph.nodes if node.op == "placeholder"]) - len(values)
+    run = torch.fx.Interpreter(torch.fx.GraphModule(module, graph))
+    return run.run(*values, *(None for _ in range(missing)))
 
 
 def _kept_primals(joint: JointGraph, program: Program) -> list[int]:
@@ -142,8 +160,10 @@ def _kept_primals(joint: JointGraph, program: Program) -> list[int]:
 class JointPrograms:
     """Runs the program of a joint graph as AOTAutograd calls its two graphs."""
 
-    def __init__(self, joint: JointGraph, captured: CapturedGraph):
+    def __init__(self, joint: JointGraph, captured: CapturedGraph, runs_by_torch: Callable[[Program, Sequence], bool]):
         self._captured = captured
+        self._joint = joint
+        self._runs_by_torch = runs_by_torch
         first = captured.first
         self._saved = [str(type_) for type_ in first.saved]
         self._primals = first.primals
@@ -163,10 +183,21 @@ class JointPrograms:
         """Outputs, what is kept, the arguments that are kept, sizes."""
         program = self._captured.find(values)
         self._check_alike(program)
-        results = list(program(*values, *self._constants))
+        if self._runs_by_torch(program, values):
+            results = self._run_by_torch(program, values)
+        else:
+            results = list(program(*values, *self._constants))
         for position in self._missing_outputs:
             results.insert(position, None)
         return (*results, *(values[i] for i in self._tensors), *(values[i] for i in self._sizes))
+
+    def _run_by_torch(self, program: Program, values: Sequence[Any]) -> list:
+        """The outputs as torch makes them, and nothing worth keeping for a backward, which is never called."""
+        joint = self._joint
+        count = joint.forward_outputs - len(self._missing_outputs)
+        tangents: list[Any] = [None for _ in joint.tangents]
+        results = run_graph(joint.module, (*values, *tangents, *self._constants), count)
+        return [*results, *(torch.empty(_sizes_of(type_), dtype=result_dtype(type_)) for type_ in program.saved)]
 
     def backward(self, values: Sequence[Any]) -> tuple:
         """From sizes, what is kept, the arguments that are kept and tangents to gradients."""

@@ -18,6 +18,7 @@ examples:
   steelyard inspect mypackage.models:make_bert --recipe nvfp4 --input 2x16:int64 --input attention_mask=2x16:int64
   steelyard inspect mypackage.models:make_mlp --input 8x512:bfloat16 --override '0=none' --stage quantized
   steelyard inspect mypackage.models:make_gpt --input 2x16:int64 --dump-ir out --json
+  steelyard inspect mypackage.models:make_gpt --input 2x16:int64 --target cuda:sm_100a --stage ptx
 """
 
 
@@ -37,8 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="an argument of the model, once for each: 2x16:int64, 8x512 (float32), attention_mask=2x16:int64",
     )
     add("--override", action="append", default=[], metavar="PATTERN=RECIPE", help="head=none, blocks.0.*=nvfp4")
+    add("--target", default="cpu", help="cpu, or a CUDA architecture, as in cuda:sm_90a (default: cpu)")
     add("--training", action="store_true", help="compile the backward too")
-    add("--stage", metavar="STAGE", help="print the IR of a stage: traced, raised, quantized, ..., lowered")
+    add(
+        "--stage",
+        metavar="STAGE",
+        help="print the IR of a stage: traced, raised, quantized, ..., lowered; of CUDA also gpu, nvvm, ptx",
+    )
     add("--explain", action="store_true", help="print a row a GEMM (the default)")
     add("--json", action="store_true", help="print the rows as JSON")
     add("--dump-ir", metavar="DIR", help="write the IR into numbered files of this folder")
@@ -59,16 +65,18 @@ def _compile(arguments: argparse.Namespace) -> Any:
     import torch
 
     import steelyard
-    from steelyard.stages import STAGES
+    from steelyard.stages import CUDA_STAGES, STAGES
 
-    if arguments.stage and arguments.stage not in STAGES:
-        raise SteelyardError(f"stage must be one of {', '.join(STAGES)}, got {arguments.stage!r}")
+    stages = STAGES if arguments.target == "cpu" else (*STAGES, *CUDA_STAGES)
+    if arguments.stage and arguments.stage not in stages:
+        raise SteelyardError(f"stage must be one of {', '.join(stages)}, got {arguments.stage!r}")
     make = _load_factory(arguments.factory)
     if not arguments.input:
         raise SteelyardError("give each argument of the model, as in --input 2x16:int64")
     inputs = [_make_input(text) for text in arguments.input]
     model = _make_model(arguments.factory, make)
-    net = steelyard.compile(model.eval(), arguments.recipe, overrides=_overrides(arguments.override))
+    overrides = _overrides(arguments.override)
+    net = steelyard.compile(model.eval(), arguments.recipe, target=arguments.target, overrides=overrides)
     positional = [tensor for name, tensor in inputs if name is None]
     keywords = {name: tensor for name, tensor in inputs if name is not None}
     refused = f"the model cannot be called with --input {' --input '.join(arguments.input)}"

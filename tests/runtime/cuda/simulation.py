@@ -33,14 +33,19 @@ def simulated(target: str) -> Kernels:
 
 
 def memory_of(tensors: list[torch.Tensor]) -> DeviceMemory:
-    """What these tensors, and nothing else, are made of."""
-    spans = {}
-    for tensor in tensors:
-        if tensor.numel():
-            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-            begin, end = tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
-            spans[begin] = max(end, spans.get(begin, end))
+    """What these tensors, and nothing else, are made of; views of one tensor may overlap."""
+    spans: list[list[int]] = []
+    for begin, end in sorted(_span(tensor) for tensor in tensors if tensor.numel()):
+        if spans and begin < spans[-1][1]:
+            spans[-1][1] = max(end, spans[-1][1])
+        else:
+            spans.append([begin, end])
     memory = DeviceMemory()
-    for begin, end in spans.items():
+    for begin, end in spans:
         memory.register(begin, np.frombuffer((ctypes.c_char * (end - begin)).from_address(begin), np.uint8))
     return memory
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()

@@ -6,6 +6,7 @@ from simulation import simulated
 
 from steelyard import recipes, reference
 from steelyard.quantized_copy import round_up
+from steelyard.reference.gemm import operand
 from steelyard.runtime.cuda import gemm
 from steelyard.runtime.cuda.legality import EMULATED, HIGH_PRECISION, KINDS, NATIVE, gemm_path, schemes_of
 from steelyard.runtime.cuda.targets import TARGETS
@@ -95,8 +96,7 @@ def test_emulated_products_are_within_the_bound(recipe, kind):
     rows_a, rows_b, reduction = (size // 5 for size in sizes(kind))
     pairs = zip(schemes, COLUMNWISE[kind], (rows_a, rows_b), strict=True)
     a, b = (copy_of(scheme, columnwise, rows, reduction) for scheme, columnwise, rows in pairs)
-    left, right = (reference.dequantize(copy).double() for copy in (a, b))
-    left, right = (m.t() if copy.columnwise else m for m, copy in ((left, a), (right, b)))
+    left, right = (torch.from_numpy(operand(copy)) for copy in (a, b))
     found = gemm.emulate(simulated("sm_90a"), a, b, out_dtype=torch.float32)
     bound = (reduction + 8) * 2.0**-24 * (left.abs() @ right.abs().t())
     assert bool(((found.double() - left @ right.t()).abs() <= bound).all())

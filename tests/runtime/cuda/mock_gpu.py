@@ -1,0 +1,161 @@
+"""Whole programs on a mock of the driver: what torch calls the CPU is the GPU, whose kernels the interpreter runs.
+
+Every launch goes through the real host code and cuda-bindings. It may touch the tensors it was given and nothing else,
+and `torch.empty` gives NaN and largest integers. GEMMs are one reference on both targets: those of GPUs are torch's.
+"""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from device_memory import DeviceMemory
+from gemm_calls import read_call
+from mock_driver import MockDriver
+from simulation import memory_of
+
+from steelyard import reference
+from steelyard.quantized_copy import QuantizedCopy
+from steelyard.runtime import cpu
+from steelyard.runtime.cpu import bound as cpu_bound
+from steelyard.runtime.cuda import devices, gemm
+from steelyard.runtime.cuda.driver import CudaLauncher
+from steelyard.runtime.cuda.kernels import Kernels
+from steelyard.runtime.cuda.launches import Launch
+
+STREAM = 0x5EED
+CAPABILITIES = {"sm_89": (8, 9), "sm_90a": (9, 0), "sm_100a": (10, 0), "sm_120a": (12, 0)}
+
+
+class CheckedLauncher:
+    """Launches through the driver, which knows the memory of each launch's own tensors only."""
+
+    def __init__(self, library: ctypes.CDLL, target: str):
+        self.driver = MockDriver(library, DeviceMemory(), CAPABILITIES[target])
+        self._launch = CudaLauncher(0, lambda: STREAM)
+        self.target = self._launch.target
+        self.launches: list[Launch] = []
+
+    def __call__(self, launch: Launch) -> None:
+        self.driver.memory = memory_of(
+            [argument for argument in launch.arguments if isinstance(argument, torch.Tensor)]
+        )
+        self.launches.append(launch)
+        try:
+            self._launch(launch)
+        except Exception as error:
+            raise self.driver.refusal or error from None
+
+
+@contextmanager
+def mock_gpu(monkeypatch, library: ctypes.CDLL, target: str) -> Iterator[CheckedLauncher]:
+    """CPU tensors are on a GPU of this target in here."""
+    launcher = CheckedLauncher(library, target)
+    with monkeypatch.context() as patch:
+        patch.setitem(devices.MAKERS, "cpu", lambda device: Kernels(launcher))
+        patch.setattr(gemm, "multiply", multiply)
+        patch.setattr(gemm, "multiply_decoded", multiply_decoded)
+        with fresh_memory():
+            yield launcher
+
+
+@contextmanager
+def reference_gemms(monkeypatch) -> Iterator[None]:
+    """GEMMs of the CPU are the reference in here."""
+    original = cpu_bound.BINDINGS["gemm"]
+
+    def bind(kernel):
+        _, allocate = original(kernel)
+        return (lambda *values: store_product(kernel, values)), allocate
+
+    with monkeypatch.context() as patch:
+        patch.setitem(cpu_bound.BINDINGS, "gemm", bind)
+        with fresh_memory():
+            yield
+
+
+@contextmanager
+def fresh_memory() -> Iterator[None]:
+    """Memory that nobody wrote holds what no program computes."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def product_of(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Of decoded operands: exact but for one rounding to float32."""
+    return (left.double() @ right.double()).float()
+
+
+def multiply_decoded(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    return out.copy_(product_of(left, right))
+
+
+def multiply(a: gemm.GemmOperand, b: gemm.GemmOperand, *, bias=None, out_dtype: torch.dtype) -> torch.Tensor:
+    """A native product from what scaled_mm is given, once the meta device has accepted the call."""
+    on_meta = [
+        gemm.GemmOperand(*(None if t is None else t.to("meta") for t in (x.codes, x.scales, x.amax)), x.scheme)  # pyright: ignore
+        for x in (a, b)
+    ]
+    shape = _native(*on_meta, bias=None if bias is None else bias.to("meta"), out_dtype=out_dtype).shape
+    product = product_of(decode(a), decode(b).T)
+    assert product.shape == shape
+    return (product if bias is None else product + bias.float()).to(out_dtype)
+
+
+_native = gemm.multiply
+
+
+def decode(operand: gemm.GemmOperand) -> torch.Tensor:
+    """Rows along the reduction."""
+    scheme = replace(operand.scheme, layout="compact")
+    rows, columns = operand.codes.shape
+    columns = 2 * columns if scheme.family == "nvfp4" else columns
+    scales = operand.scales
+    if scheme.family == "block":
+        # 1x128 scales are turned; both kinds are padded to whole vectors.
+        scales = scales[:, : rows if scheme.block == "1x128" else columns // 128]
+        scales = scales.T.contiguous() if scheme.block == "1x128" else scales.contiguous()
+    elif scheme.family in ("mx", "nvfp4"):
+        width = 32 if scheme.family == "mx" else 16
+        scales = unswizzled(scales)[:rows, : columns // width].contiguous()
+    if scheme.family == "mx" and scheme.block == "32x1":
+        scheme = replace(scheme, block="1x32")
+    return decoded(QuantizedCopy(operand.codes, scales, operand.amax, scheme, (rows, columns), False))
+
+
+def unswizzled(scales: torch.Tensor) -> torch.Tensor:
+    """Tiles of 128x4 scales: 32 rows of 16 bytes, each row four groups of four."""
+    rows, columns = scales.shape
+    tiles = scales.reshape(rows // 128, columns // 4, 32, 4, 4)
+    return tiles.permute(0, 3, 2, 1, 4).reshape(rows, columns)
+
+
+def store_product(kernel, values: tuple) -> None:
+    """What the fused store of a GEMM of the CPU leaves, from the reference product rounded to float32."""
+    a, b, options, _ = read_call(kernel, values)
+    out = values[len(kernel.operands)]
+    left, right = (decoded(copy) for copy in (a, b))
+    result = product_of(left, right.T)
+    if "bias" in options:
+        result = result + options["bias"].float()
+    if "preactivation" in kernel.results:
+        kept = values[len(kernel.operands) + 1]
+        kept.copy_(result.view(kept.shape))
+    if options["epilogue"] != "none":
+        result = cpu.produce(options["epilogue"], (result,), torch.float32)
+    for name in ("residual", "accumulator"):
+        if name in options:
+            result = result + options[name].reshape(result.shape).float()
+    out.copy_(result.view(out.shape))
+
+
+def decoded(copy: QuantizedCopy) -> torch.Tensor:
+    """Rows along the reduction, transformed where the scheme transforms: what the GEMMs of GPUs multiply."""
+    if copy.scheme.family == "mx" and copy.columnwise:
+        return reference.dequantize(copy).T
+    plain = replace(copy.scheme, rht=False)
+    return reference.dequantize(replace(copy, scheme=plain, shape=copy.stored_shape, columnwise=False))

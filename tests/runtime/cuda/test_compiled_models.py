@@ -1,0 +1,116 @@
+"""Compiled models, forward and backward, on the mock GPU: the bytes of the CPU target."""
+
+import copy
+import shutil
+
+import mock_driver
+import pytest
+import torch
+from mock_gpu import mock_gpu, reference_gemms
+from torch import nn
+
+import steelyard
+
+pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler to build the mock with")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    return mock_driver.build(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture(autouse=True)
+def _fresh_capture():
+    yield
+    torch._dynamo.reset()
+
+
+class Block(nn.Module):
+    """A block of a GPT: odd sizes, so that native GEMMs are padded."""
+
+    def __init__(self, width: int = 40, heads: int = 2):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 72), nn.Linear(72, width)
+
+    def forward(self, x):
+        batch, tokens, width = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(batch, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        attention = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(attention.transpose(1, 2).reshape(batch, tokens, width))
+        return x + self.down(nn.functional.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+def make_mlp(dtype=torch.float32):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(50, 70), nn.GELU(), nn.Linear(70, 24)).to(dtype), torch.randn(21, 50).to(dtype)
+
+
+def make_block(dtype=torch.float32):
+    torch.manual_seed(0)
+    return Block().to(dtype), torch.randn(2, 9, 40).to(dtype)
+
+
+MODELS = {"mlp": make_mlp, "block": make_block}
+
+
+def train(model: nn.Module, x: torch.Tensor, recipe: str, target: str, steps: int = 2) -> dict[str, torch.Tensor]:
+    """All that some steps of training leave: outputs, gradients, parameters and state."""
+    torch.manual_seed(7)
+    net = steelyard.compile(copy.deepcopy(model), recipe, target=target)
+    x = x.clone().requires_grad_()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    found = {}
+    for step in range(steps):
+        optimizer.zero_grad()
+        x.grad = None
+        y = net(x)
+        y.float().square().sum().backward()
+        found |= {f"y{step}": y.detach(), f"dx{step}": x.grad}
+        found |= {f"{name}.grad{step}": p.grad.clone() for name, p in net.named_parameters()}
+        optimizer.step()
+    return found | {name: tensor.clone() for name, tensor in net.state_dict().items()}
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    different = [name for name in expected if not torch.equal(found[name], expected[name])]
+    assert not different
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "target"),
+    [
+        ("mlp", "fp8-delayed", "sm_90a"),
+        ("mlp", "fp8-current", "sm_100a"),
+        ("mlp", "fp8-block", "sm_90a"),
+        ("mlp", "mxfp8", "sm_100a"),
+        ("mlp", "nvfp4", "sm_100a"),
+        ("block", "fp8-delayed", "sm_100a"),
+        ("block", "fp8-current", "sm_90a"),
+        ("block", "fp8-block", "sm_90a"),
+        ("block", "mxfp8", "sm_90a"),
+        ("block", "nvfp4", "sm_100a"),
+    ],
+)
+def test_training_leaves_the_bytes_of_the_cpu(monkeypatch, library, name, recipe, target):
+    model, x = MODELS[name]()
+    with reference_gemms(monkeypatch):
+        expected = train(model, x, recipe, "cpu")
+    torch._dynamo.reset()
+    with mock_gpu(monkeypatch, library, target) as launcher:
+        found = train(model, x, recipe, f"cuda:{target}")
+    assert launcher.launches
+    assert_same(found, expected)
+
+
+def test_what_is_shown_is_what_runs(monkeypatch, library):
+    model, x = make_mlp()
+    net = steelyard.compile(model, "mxfp8", target="cuda:sm_100a")
+    with mock_gpu(monkeypatch, library, "sm_100a") as launcher:
+        net(x).sum().backward()
+    shown = [f".version{text}".strip() for text in net.ir("ptx").split(".version")[1:]]
+    assert sorted(text[text.index(".version") :].strip() for text in launcher.driver.texts) == sorted(shown)
