@@ -161,8 +161,6 @@ class _Body:
         symbol = callee_of(op) or ""
         if symbol not in self._kernels:
             raise UnsupportedModelError(f"{op.location}: '{symbol}' is no kernel that the program declares")
-        if not op.results:
-            return []  # parts that padding leaves as they are
         kernel, bound = self._kernels[symbol], self._bound_kernels[symbol]
         run = self._bind(symbol, bound.run)
         lines = self._emit_check(op, kernel)

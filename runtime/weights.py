@@ -11,6 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from steelyard.runtime import _cpu
+from steelyard.runtime.cuda.streams import Moment
 from steelyard.runtime.weight_forms import WeightForm
 
 Make = Callable[..., tuple]
@@ -56,6 +57,8 @@ class _Kept:
     parameter: weakref.ref
     storages: list[StorageWeakRef]
     """While these live, no other storage has the address that the stamp holds."""
+    made: Moment | None = None
+    """On a GPU: when its stream has made the parts."""
 
 
 class _Held(NamedTuple):
@@ -88,27 +91,30 @@ class Weights:
             return self._get_held(key, weight, sources)
         if parameter.is_cuda and torch.cuda.is_current_stream_capturing():
             return self._get_captured(weight, sources)
-        return self._get_kept(key, weight, sources)
+        kept = self._get_kept(key, weight, sources)
+        if kept.made is not None:
+            kept.made.wait(kept.parts)
+        return kept.parts
 
     def _get_captured(self, weight: WeightArgument, sources: Sequence[Any]) -> tuple:
         """The parts for a CUDA graph, whose replays ask nobody: it quantizes what is trained itself."""
         if weight.is_trained:
             return weight.make(*sources)
-        parts = self._get_kept((weight.function, id(sources[0])), weight, sources)
-        self._captured.append(parts)
-        return parts
+        kept = self._get_kept((weight.function, id(sources[0])), weight, sources)
+        self._captured.append(kept.parts)
+        return kept.parts
 
-    def _get_kept(self, key: tuple[str, int], weight: WeightArgument, sources: Sequence[Any]) -> tuple:
+    def _get_kept(self, key: tuple[str, int], weight: WeightArgument, sources: Sequence[Any]) -> _Kept:
         parameter = sources[0]
         # A scale that has moved on waits for the next write: a weight is quantized once for all steps in between.
         steps = _optimizer_steps if parameter.requires_grad else None
         stamp = (steps, *_stamp(parameter))
         kept = self._kept.get(key)
         if kept is not None and kept.stamp == stamp and kept.parameter() is parameter:
-            return kept.parts
+            return kept
         if self._rewritten.get(id(parameter)) is parameter or self._is_rewritten(parameter):
             self._rewritten[id(parameter)] = parameter
-            return weight.make(*sources)
+            return _Kept(weight.make(*sources), None, weakref.ref(parameter), [])
         # Two threads must not quantize one weight at once.
         with self._lock:
             kept = self._kept.get(key)
@@ -119,8 +125,9 @@ class Weights:
                 self._kept.pop(key, None)
                 parts = weight.make(*sources)
                 reference = weakref.ref(parameter, lambda gone: self._drop(key, gone))
-                kept = self._kept[key] = _Kept(parts, stamp, reference, storages)
-        return kept.parts
+                made = Moment(parameter.device) if parameter.is_cuda else None
+                kept = self._kept[key] = _Kept(parts, stamp, reference, storages, made)
+        return kept
 
     def _get_held(self, key: tuple[str, int], weight: WeightArgument, sources: Sequence[Any]) -> tuple:
         """The parts of a parameter that is quantized already."""

@@ -286,15 +286,20 @@ def _bind_pad(kernel: Kernel, _: KernelsOn) -> Bound:
     """Parts of a quantized tensor with zeros behind them, or a plain tensor."""
     multiples = kernel.config["multiples"]
     assert isinstance(multiples, tuple)
-    if "operand0" in kernel.operands:
+    if kernel.operands[0] == "operand0":
         return (lambda source, *_: (_padded(source, _rounded(source.shape, multiples)),)), None
-    source, sizes = _source_copy(kernel), _sizes_of(kernel)
+    source = _source_copy(kernel)
+    scheme, columnwise = source.scheme, source.columnwise
     parts = [name.rpartition(".")[2] for name in kernel.results]
+    is_turned = columnwise and scheme.family != "mx"
 
-    def pad(*values: Any) -> tuple[torch.Tensor, ...]:
-        rows, columns = _rounded(_logical_shape(kernel, values[sizes]), multiples)
-        wanted = part_shapes(source.scheme, (rows, columns), source.columnwise)
-        return tuple(_padded(part, wanted[name][0]) for part, name in zip(values, parts, strict=False))
+    def pad(codes: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        # Sizes known only at run time are those of the codes: what fills their last byte is padding too.
+        rows, columns = codes.shape[0], codes.shape[1] * (2 if scheme.element == "f4E2M1FN" else 1)
+        logical = _rounded((columns, rows) if is_turned else (rows, columns), multiples)
+        wanted = part_shapes(scheme, (logical[0], logical[1]), columnwise)
+        pairs = zip((codes, *others), parts, strict=True)
+        return tuple(_padded(part, wanted[name][0]) for part, name in pairs)
 
     return pad, None
 

@@ -14,6 +14,7 @@ _CHECKED_WITHOUT = (
     "ptxas assembles it without spills, where the CUDA toolkit is installed",
     "the calls of scaled_mm are checked on torch's meta device",
     "the host code runs against a mock of the driver that checks every access to memory",
+    "compiled models run forward and backward on that mock, and leave the bytes of the CPU target",
 )
 
 
@@ -49,12 +50,14 @@ def run(arguments: argparse.Namespace) -> int:
         print("Please run this command on a machine with a GPU and send us what it prints.")
         return NO_GPU
     from steelyard.runtime.cuda.devices import kernels_on
+    from steelyard.tools.gpu_models import check_graphs, check_models
 
     device = torch.device(arguments.device)
     place = Device(kernels_on(device), arguments.device)
     heading = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
-    results = [*check_kernels(place), *check_gemms(place, place.kernels.launch.target), *measure(place)]
-    return report(heading, results, arguments.json)
+    target = place.kernels.launch.target
+    checks = [*check_kernels(place), *check_gemms(place, target), *check_models(place), *check_graphs(place)]
+    return report(heading, [*checks, *measure(place), *measure_gemms(place, target)], arguments.json)
 
 
 def report(heading: str, results: list[Result], path: Path | None) -> int:
@@ -79,9 +82,9 @@ def check_kernels(place: Device, shapes: tuple[tuple[int, int], ...] = ((257, 40
             x = _values(shape)
             name = f"{recipe} {role} {shape[0]}x{shape[1]}"
             given = {"rng": (7, 1), "scale": torch.tensor(0.5) if row.source == "delayed" else None}
-            yield _guarded(name, lambda x=x, r=row, c=col, g=given: _compare_copies(place, x, r, c, g))
+            yield guarded(name, lambda x=x, r=row, c=col, g=given: _compare_copies(place, x, r, c, g))
     for producer in ("relu", "gelu", "gelu_tanh", "silu", "silu_and_multiply", "add", "layer_norm", "rms_norm"):
-        yield _guarded(producer, lambda p=producer: _compare_producer(place, p, shapes[0]))
+        yield guarded(producer, lambda p=producer: _compare_producer(place, p, shapes[0]))
 
 
 def check_gemms(place: Device, target: Any) -> Iterator[Result]:
@@ -94,11 +97,35 @@ def check_gemms(place: Device, target: Any) -> Iterator[Result]:
             schemes = schemes_of(recipes.get(recipe), kind)
             path = gemm_path(kind, *schemes, target)
             if path.path == NATIVE:
-                yield _guarded(f"gemm {recipe} {kind}", lambda k=kind, s=schemes: _compare_gemm(place, k, s))
+                yield guarded(f"gemm {recipe} {kind}", lambda k=kind, s=schemes: _compare_gemm(place, k, s))
+
+
+def measure_gemms(place: Device, target: Any, size: int = 8192) -> Iterator[Result]:
+    """The native GEMMs of every recipe beside bf16's."""
+    import torch
+
+    from steelyard import recipes
+    from steelyard.runtime.cuda.legality import NATIVE, gemm_path, schemes_of
+
+    x = torch.randn(size, size, device=place.name, dtype=torch.bfloat16)
+    plain = _milliseconds(lambda: x @ x.t())
+    yield Result("gemm bf16", True, f"{2 * size**3 / plain / 1e9:.0f} TFLOP/s")
+    for recipe in recipes.NAMES:
+        schemes = schemes_of(recipes.get(recipe), "fprop")
+        path = gemm_path("fprop", *schemes, target)
+        if path.path != NATIVE:
+            yield Result(f"gemm {recipe}", True, f"{path.path}: {path.reason}")
+            continue
+        taken = guarded("", lambda s=schemes: f"error {_time_gemm(place, x, s)}")
+        if not taken.passed:
+            yield Result(f"gemm {recipe}", False, taken.detail)
+            continue
+        own = float(taken.detail.removeprefix("error "))
+        yield Result(f"gemm {recipe}", True, f"{2 * size**3 / own / 1e9:.0f} TFLOP/s, {plain / own:.2f} x bf16")
 
 
 def measure(place: Device) -> Iterator[Result]:
-    """Bandwidth of the quantize kernels and the speed of GEMMs, beside a copy and bf16."""
+    """Bandwidth of the quantize kernels, beside a copy's."""
     import torch
 
     x = torch.randn(8192, 8192, device=place.name, dtype=torch.bfloat16)
@@ -111,9 +138,8 @@ def measure(place: Device) -> Iterator[Result]:
         taken = _milliseconds(lambda r=row, c=col, g=given: place.kernels.quantize(x, r, c, **g))
         copies = place.kernels.quantize(x, row, col, **given)
         moved = x.nbytes + sum(copy.codes.nbytes + copy.scales.nbytes for copy in copies)
-        yield Result(f"quantize {recipe}", True, f"{moved / taken / 1e6:.0f} GB/s")
-    plain = _milliseconds(lambda: x @ x.t())
-    yield Result("gemm bf16", True, f"{2 * 8192**3 / plain / 1e9:.0f} TFLOP/s")
+        share = moved / taken / (2 * x.nbytes / copied)
+        yield Result(f"quantize {recipe}", True, f"{moved / taken / 1e6:.0f} GB/s, {share:.0%} of a copy's")
 
 
 def _recipe_schemes() -> Iterator[tuple[str, str, tuple]]:
@@ -133,7 +159,7 @@ def _values(shape: tuple[int, int]):
     return x.bfloat16()
 
 
-def _guarded(what: str, check: Callable[[], str]) -> Result:
+def guarded(what: str, check: Callable[[], str]) -> Result:
     """A check says what differs; one that raises has failed too, and the others go on."""
     try:
         found = check()
@@ -164,15 +190,15 @@ def _differences(place: Device, copy: Any, wanted: Any) -> Iterator[str]:
 
     usage = "columnwise" if wanted.columnwise else "rowwise"
     for name in ("codes", "scales", "amax"):
-        if getattr(wanted, name) is not None and not _same(getattr(copy, name), getattr(wanted, name)):
+        if getattr(wanted, name) is not None and not same(getattr(copy, name), getattr(wanted, name)):
             yield f"{usage} {name}"
-    if not _same(place.kernels.dequantize(copy), reference.dequantize(wanted)):
+    if not same(place.kernels.dequantize(copy), reference.dequantize(wanted)):
         yield f"{usage} values"
-    if wanted.scheme.family != "tensor" and not _same(place.kernels.swizzle(copy), reference.swizzle(wanted)):
+    if wanted.scheme.family != "tensor" and not same(place.kernels.swizzle(copy), reference.swizzle(wanted)):
         yield f"{usage} swizzle"
     if wanted.scheme.is_transposable:
         other, wanted_other = place.kernels.transpose(copy), reference.transpose(wanted)
-        if not (_same(other.codes, wanted_other.codes) and _same(other.scales, wanted_other.scales)):
+        if not (same(other.codes, wanted_other.codes) and same(other.scales, wanted_other.scales)):
             yield f"{usage} transpose"
 
 
@@ -186,8 +212,8 @@ def _compare_producer(place: Device, producer: str, shape: tuple[int, int]) -> s
     inputs = {"layer_norm": (x, vector, vector, 1e-5), "rms_norm": (x, vector, 1e-5)}.get(producer, (x,))
     inputs = (x, x.flip(0)) if producer in ("silu_and_multiply", "add") else inputs
     moved = tuple(value.to(place.name) if isinstance(value, torch.Tensor) else value for value in inputs)
-    same = _same(place.kernels.produce(producer, moved), cpu.produce(producer, inputs, x.dtype))
-    return "" if same else "values differ"
+    agrees = same(place.kernels.produce(producer, moved), cpu.produce(producer, inputs, x.dtype))
+    return "" if agrees else "values differ"
 
 
 def _compare_gemm(place: Device, kind: str, schemes: tuple) -> str:
@@ -213,6 +239,19 @@ def _compare_gemm(place: Device, kind: str, schemes: tuple) -> str:
     return f"error {largest:.1e}" if largest < 2.0**-8 else f"the product is off by {largest:.1e} of sum|a||b|"
 
 
+def _time_gemm(place: Device, x: Any, schemes: tuple) -> float:
+    import torch
+
+    from steelyard.runtime.cuda import gemm
+
+    operands = []
+    for scheme in schemes:
+        scale = torch.tensor(2.0, device=place.name) if scheme.source == "delayed" else None
+        copy, _ = place.kernels.quantize(x, scheme, None, scale=scale, rng=(1, 2))
+        operands.append(gemm.gemm_operand(place.kernels, copy))
+    return _milliseconds(lambda: gemm.multiply(*operands))
+
+
 def _lies_across(copy) -> bool:
     return copy.columnwise and not copy.is_stored_transposed
 
@@ -222,7 +261,7 @@ def _on_cpu(copy):
     return replace(copy, codes=copy.codes.cpu(), scales=copy.scales.cpu(), amax=amax)
 
 
-def _same(found, expected) -> bool:
+def same(found, expected) -> bool:
     """Equal values of one dtype and shape; every NaN is alike."""
     found = found.cpu()
     if found.dtype != expected.dtype or found.shape != expected.shape:

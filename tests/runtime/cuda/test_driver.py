@@ -23,11 +23,6 @@ MX = Scheme("f8E4M3FN", "1x32", "f8E8M0FNU"), Scheme("f8E4M3FN", "32x1", "f8E8M0
 TILE = (Scheme("f8E4M3FN", "128x128", "f32"),) * 2
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    return mock_driver.build(tmp_path_factory.mktemp("driver"))
-
-
 @pytest.fixture
 def allocations():
     with mock_driver.Allocations() as mode:

@@ -8,9 +8,10 @@ import pytest
 import torch
 from simulation import Simulator, simulated
 
+from steelyard.runtime.cuda import devices
 from steelyard.runtime.cuda.kernels import Kernels
 from steelyard.runtime.cuda.launches import Launch
-from steelyard.tools import targets, verify_gpu
+from steelyard.tools import gpu_models, targets, verify_gpu
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):
@@ -41,6 +42,20 @@ def test_checks_of_wrong_kernels_fail():
     results = [r for r in verify_gpu.check_kernels(place, ((17, 40),)) if r.what.startswith("mxfp8")]
     assert [result.passed for result in results] == [False] * 3
     assert "codes" in results[0].detail
+
+
+def small_model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(40, 48), torch.nn.GELU(), torch.nn.Linear(48, 24)), torch.randn(20, 40)
+
+
+@pytest.mark.parametrize("launcher", [Simulator, Broken])
+def test_models_are_compared_with_the_cpu(monkeypatch, launcher):
+    kernels = Kernels(launcher("sm_90a"))
+    monkeypatch.setitem(devices.MAKERS, "cpu", lambda device: kernels)
+    found = gpu_models.compare_model(verify_gpu.Device(kernels, "cpu"), "mxfp8", *small_model())
+    torch._dynamo.reset()
+    assert ("is off by" in found) == (launcher is Broken)
 
 
 @pytest.mark.parametrize(("passed", "code"), [(True, 0), (False, 1)])

@@ -1,0 +1,23 @@
+"""Tensors that one stream makes and others read."""
+
+from collections.abc import Iterable
+
+import torch
+
+
+class Moment:
+    """When what a stream has been given so far is done. Nobody waits on the host."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._stream = torch.cuda.current_stream(device)
+        self._event = self._stream.record_event()
+
+    def wait(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Let the current stream read tensors that the other one made."""
+        current = torch.cuda.current_stream(self._device)
+        if current == self._stream:
+            return
+        current.wait_event(self._event)
+        for tensor in tensors:
+            tensor.record_stream(current)  # their memory is free only after this stream's reads
