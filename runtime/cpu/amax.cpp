@@ -40,7 +40,7 @@ static uint32_t transformed_amax(const Tile &tile) {
 }
 
 // Rows of 16-bit floats need no widening: their magnitudes order as integers.
-static uint32_t narrow_amax(const AmaxCall &call, const Tile &tile) {
+static uint32_t narrow_amax(const AmaxCall &call, const TilePlace &tile) {
   const uint16_t *x = static_cast<const uint16_t *>(call.x.data) +
                       tile.row * call.x.row_stride + tile.column;
   const int16_t largest =

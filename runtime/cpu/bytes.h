@@ -68,15 +68,17 @@ static inline void put_16(uint8_t *out, __m128i bytes, bool streamed) {
 #endif
 
 static inline void put_row(uint8_t *out, const uint8_t *bytes, int64_t n,
-                           bool streamed) {
+                           [[maybe_unused]] bool streamed) {
   int64_t j = 0;
 #if defined(__AVX2__)
-  for (; streamed && is_aligned(out) && j + 32 <= n; j += 32)
+  streamed &= is_aligned(out);
+  for (; j + 32 <= n; j += 32)
     put_32(out + j,
            _mm256_loadu_si256(reinterpret_cast<const __m256i *>(bytes + j)),
-           true);
+           streamed);
 #endif
-  std::memcpy(out + j, bytes + j, n - j);
+  for (; j < n; ++j)
+    out[j] = bytes[j];
 }
 
 static inline void end_streams() {
@@ -85,15 +87,49 @@ static inline void end_streams() {
 #endif
 }
 
+#if defined(__AVX2__)
+// The same for 32 rows: each half of a register has 16 of them.
+static inline void transpose_32x16(const uint8_t *in, int64_t in_stride,
+                                   uint8_t *out, int64_t out_stride) {
+  const auto load = [=](int i) {
+    return _mm_loadu_si128(
+        reinterpret_cast<const __m128i *>(in + i * in_stride));
+  };
+  __m256i a[16], b[16];
+  for (int i = 0; i < 16; ++i)
+    a[i] = _mm256_set_m128i(load(i + 16), load(i));
+  for (int round = 0; round < 2; ++round) {
+    for (int i = 0; i < 8; ++i) {
+      b[2 * i] = _mm256_unpacklo_epi8(a[i], a[i + 8]);
+      b[2 * i + 1] = _mm256_unpackhi_epi8(a[i], a[i + 8]);
+    }
+    for (int i = 0; i < 8; ++i) {
+      a[2 * i] = _mm256_unpacklo_epi8(b[i], b[i + 8]);
+      a[2 * i + 1] = _mm256_unpackhi_epi8(b[i], b[i + 8]);
+    }
+  }
+  for (int i = 0; i < 16; ++i)
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(out + i * out_stride),
+                        a[i]);
+}
+#endif
+
 // out[j][i] = in[i][j]; strides in bytes, at most 128 rows. Whole rows of `out`
 // are written at once: rows a page apart would evict each other's lines.
 static inline void transpose_bytes(const uint8_t *in, int64_t in_stride,
                                    int64_t rows, int64_t columns, uint8_t *out,
-                                   int64_t out_stride, bool streamed = false) {
+                                   int64_t out_stride,
+                                   [[maybe_unused]] bool streamed = false) {
   alignas(64) uint8_t strip[16][kTileSide];
   const int64_t whole_rows = rows / 16 * 16, whole_columns = columns / 16 * 16;
   for (int64_t j = 0; j < whole_columns; j += 16) {
-    for (int64_t i = 0; i < whole_rows; i += 16)
+    int64_t i = 0;
+#if defined(__AVX2__)
+    for (; i + 32 <= whole_rows; i += 32)
+      transpose_32x16(in + i * in_stride + j, in_stride, strip[0] + i,
+                      kTileSide);
+#endif
+    for (; i < whole_rows; i += 16)
       transpose_16x16(in + i * in_stride + j, in_stride, strip[0] + i,
                       kTileSide);
     for (int64_t k = 0; k < 16; ++k)
@@ -104,9 +140,26 @@ static inline void transpose_bytes(const uint8_t *in, int64_t in_stride,
       out[j * out_stride + i] = in[i * in_stride + j];
 }
 
+#if defined(__AVX2__)
+// Nibbles of 32 codes, two a byte.
+static inline __m128i pack_nibbles(__m256i codes) {
+  const __m256i pairs = _mm256_maddubs_epi16(codes, _mm256_set1_epi16(0x1001));
+  const __m256i packed = _mm256_packus_epi16(pairs, pairs);
+  return _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08));
+}
+#endif
+
 // Two codes a byte along a row; a missing last one is 0.
 static inline void pack_row(const uint8_t *codes, int64_t n, uint8_t *out) {
-  for (int64_t j = 0; j < n / 2; ++j)
+  int64_t j = 0;
+#if defined(__AVX2__)
+  for (; 2 * j + 32 <= n; j += 16)
+    put_16(out + j,
+           pack_nibbles(_mm256_loadu_si256(
+               reinterpret_cast<const __m256i *>(codes + 2 * j))),
+           false);
+#endif
+  for (; j < n / 2; ++j)
     out[j] = static_cast<uint8_t>(codes[2 * j] | codes[2 * j + 1] << 4);
   if (n % 2)
     out[n / 2] = codes[n - 1];

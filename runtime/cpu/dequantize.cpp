@@ -115,7 +115,7 @@ static void decode_stored(const DequantizeCall &call, int64_t row,
   invert_transform(out, whole);
 }
 
-static void dequantize_tile(const DequantizeCall &call, const Tile &tile,
+static void dequantize_tile(const DequantizeCall &call, const TilePlace &tile,
                             Scratch &scratch) {
   if (!call.transposed) {
     for (int64_t i = 0; i < tile.rows; ++i) {
@@ -141,7 +141,8 @@ static void dequantize_tile(const DequantizeCall &call, const Tile &tile,
 void dequantize(const DequantizeCall &call, int64_t begin, int64_t end) {
   Scratch scratch;
   for (int64_t index = begin; index < end; ++index) {
-    const Tile tile = locate_tile(call.tiling, call.rows, call.columns, index);
+    const TilePlace tile =
+        locate_tile(call.tiling, call.rows, call.columns, index);
     dequantize_tile(call, tile, scratch);
   }
 }

@@ -14,51 +14,54 @@ struct alignas(64) CodeTile {
   uint8_t values[kTileSide][kTileSide];
 };
 
-template <class Format, Range range = Range::any>
-static inline void encode_row(const float *x, int64_t n, float scale,
-                              uint8_t *out, bool streamed = false) {
+template <class Format, Range range = Range::any, class Element>
+static inline void encode_row(const Element *x, int64_t n, float scale,
+                              uint8_t *out,
+                              [[maybe_unused]] bool streamed = false) {
   int64_t j = 0;
 #if defined(__AVX2__)
-  const __m256 factor = _mm256_set1_ps(scale);
+  const Encoder<Format, range> encoder(scale);
   streamed &= is_aligned(out);
-  for (__m256 values[4]; j + 32 <= n; j += 32) {
-    multiply_32(x + j, factor, factor, values);
-    put_32(out + j, encode_32<Format, range>(values), streamed);
-  }
+  for (; j + 32 <= n; j += 32)
+    put_32(out + j, encoder.encode_32(x + j), streamed);
 #endif
   for (; j < n; ++j)
-    out[j] = static_cast<uint8_t>(encode<Format>(x[j] * scale));
+    out[j] =
+        static_cast<uint8_t>(encode<Format>(widen(x[j], Dtype::bf16) * scale));
 }
 
 // One scale a column.
-template <class Format, Range range = Range::any>
-static inline void encode_row_by(const float *x, int64_t n, const float *scales,
-                                 uint8_t *out, bool streamed = false) {
+template <class Format, Range range = Range::any, class Element>
+static inline void encode_row_by(const Element *x, int64_t n,
+                                 const float *scales, uint8_t *out,
+                                 [[maybe_unused]] bool streamed = false) {
   int64_t j = 0;
 #if defined(__AVX2__)
   streamed &= is_aligned(out);
   for (__m256 values[4]; j + 32 <= n; j += 32) {
     for (int i = 0; i < 4; ++i)
-      values[i] = _mm256_mul_ps(_mm256_loadu_ps(x + j + 8 * i),
+      values[i] = _mm256_mul_ps(load_8(x + j + 8 * i),
                                 _mm256_loadu_ps(scales + j + 8 * i));
     put_32(out + j, encode_32<Format, range>(values), streamed);
   }
 #endif
   for (; j < n; ++j)
-    out[j] = static_cast<uint8_t>(encode<Format>(x[j] * scales[j]));
+    out[j] = static_cast<uint8_t>(
+        encode<Format>(widen(x[j], Dtype::bf16) * scales[j]));
 }
 
 // One scale a block of `Block` columns; the last block may be short.
-template <class Format, int Block, Range range>
-static inline void encode_blocks(const float *x, int64_t n, const float *scales,
-                                 uint8_t *out, bool streamed = false) {
+template <class Format, int Block, Range range, class Element>
+static inline void encode_blocks(const Element *x, int64_t n,
+                                 const float *scales, uint8_t *out,
+                                 [[maybe_unused]] bool streamed = false) {
   for (int64_t j = 0; j < n; j += Block)
     encode_row<Format, range>(x + j, smaller(Block, n - j), scales[j / Block],
                               out + j, streamed);
 }
 
 // Where row i of a tile starts among codes of one byte that keep its layout.
-static inline uint8_t *codes_at(const CopyCall &copy, const Tile &tile,
+static inline uint8_t *codes_at(const CopyCall &copy, const TilePlace &tile,
                                 int64_t i) {
   return copy.codes + (tile.row + i) * copy.codes_stride + tile.column;
 }
@@ -84,10 +87,10 @@ static inline int32_t largest_of(const int32_t *amax, int64_t n) {
 }
 
 // The same in E2M1, 16 columns a scale, two codes a byte.
-template <Range range>
-static inline void encode_e2m1_blocks(const float *x, int64_t n,
+template <Range range, class Element>
+static inline void encode_e2m1_blocks(const Element *x, int64_t n,
                                       const float *scales, uint8_t *out,
-                                      bool streamed = false) {
+                                      [[maybe_unused]] bool streamed = false) {
   int64_t j = 0;
 #if defined(__AVX2__)
   streamed &= is_aligned(out);
@@ -105,8 +108,8 @@ static inline void encode_e2m1_blocks(const float *x, int64_t n,
 }
 
 // Bits of the amax of each block of `Block` columns; the last may be short.
-template <int Block>
-static inline void amax_blocks(const float *x, int64_t n, int32_t *amax) {
+template <int Block, class Element>
+static inline void amax_blocks(const Element *x, int64_t n, int32_t *amax) {
   int64_t j = 0;
 #if defined(__AVX2__)
   for (; j + 8 * Block <= n; j += 8 * Block)
@@ -119,7 +122,8 @@ static inline void amax_blocks(const float *x, int64_t n, int32_t *amax) {
 }
 
 // Bits of the amax of each column of `rows` rows from `first`.
-static inline void amax_of_columns(const Tile &tile, int64_t first,
+template <class Element>
+static inline void amax_of_columns(const TileOf<Element> &tile, int64_t first,
                                    int64_t rows, int32_t *amax) {
   int64_t j = 0;
 #if defined(__AVX2__)
@@ -143,8 +147,8 @@ template <int Block> static inline void fold_columns(int32_t *amax, int64_t n) {
 
 // Encodes the tile with one scale, into the rows of one copy, the transposed
 // rows of the other, or both.
-template <class Format, Range range = Range::any>
-static inline void encode_tile(const Tile &tile, float scale,
+template <class Format, Range range = Range::any, class Element>
+static inline void encode_tile(const TileOf<Element> &tile, float scale,
                                const CopyCall *row, const CopyCall *col) {
   // Rows of the copy may be a page apart, where they evict each other.
   CodeTile codes;

@@ -86,19 +86,45 @@ static inline __m256i encode_32(const __m256 (&values)[4]) {
   return in_order(_mm256_or_si256(_mm256_packus_epi16(low, high), placed));
 }
 
+static inline __m256 load_8(const float *x) { return _mm256_loadu_ps(x); }
+static inline __m256 load_8(const uint16_t *bf16) {
+  const __m128i halves =
+      _mm_loadu_si128(reinterpret_cast<const __m128i *>(bf16));
+  return _mm256_castsi256_ps(
+      _mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
+
+// The largest magnitudes of some values, as float bits in 8 lanes.
+template <int Count> static inline __m256i largest_8(const float *x) {
+  const __m256i mask = _mm256_set1_epi32(kAbsMask);
+  __m256i largest = _mm256_setzero_si256();
+  for (int j = 0; j < Count; j += 8)
+    largest = _mm256_max_epi32(
+        largest, _mm256_and_si256(_mm256_castps_si256(load_8(x + j)), mask));
+  return largest;
+}
+
+template <int Count> static inline __m256i largest_8(const uint16_t *bf16) {
+  const __m256i mask = _mm256_set1_epi16(0x7fff);
+  __m256i largest = _mm256_setzero_si256();
+  for (int j = 0; j < Count; j += 16)
+    largest = _mm256_max_epi16(
+        largest,
+        _mm256_and_si256(
+            _mm256_loadu_si256(reinterpret_cast<const __m256i *>(bf16 + j)),
+            mask));
+  // The odd halves stay where a float has its upper bits.
+  largest = _mm256_max_epi16(largest, _mm256_slli_epi32(largest, 16));
+  return _mm256_and_si256(largest, _mm256_set1_epi32(0x7fff0000));
+}
+
 // Bits of the amax of each of 8 blocks of `Block` values. Each step of the tree
 // leaves half the vectors, twice as many blocks in each.
-template <int Block> static inline __m256i amax_8_blocks(const float *x) {
-  const __m256i mask = _mm256_set1_epi32(kAbsMask);
+template <int Block, class Element>
+static inline __m256i amax_8_blocks(const Element *x) {
   __m256i largest[8];
-  for (int b = 0; b < 8; ++b) {
-    largest[b] = _mm256_setzero_si256();
-    for (int j = 0; j < Block; j += 8) {
-      const __m256i bits = _mm256_loadu_si256(
-          reinterpret_cast<const __m256i *>(x + b * Block + j));
-      largest[b] = _mm256_max_epi32(largest[b], _mm256_and_si256(bits, mask));
-    }
-  }
+  for (int b = 0; b < 8; ++b)
+    largest[b] = largest_8<Block>(x + b * Block);
   __m256i pairs[4], quads[2];
   for (int i = 0; i < 4; ++i)
     pairs[i] = _mm256_max_epi32(
@@ -127,20 +153,110 @@ static inline void amax_32_columns(const float *x, int64_t stride, int64_t rows,
     _mm256_storeu_si256(reinterpret_cast<__m256i *>(amax + 8 * v), largest[v]);
 }
 
-// Nibbles of 32 codes, two a byte.
-static inline __m128i pack_nibbles(__m256i codes) {
-  const __m256i pairs = _mm256_maddubs_epi16(codes, _mm256_set1_epi16(0x1001));
-  const __m256i packed = _mm256_packus_epi16(pairs, pairs);
-  return _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08));
+static inline void amax_32_columns(const uint16_t *bf16, int64_t stride,
+                                   int64_t rows, int32_t *amax) {
+  const __m256i mask = _mm256_set1_epi16(0x7fff);
+  __m256i largest[2] = {};
+  for (int64_t i = 0; i < rows; ++i)
+    for (int v = 0; v < 2; ++v) {
+      const __m256i bits = _mm256_loadu_si256(
+          reinterpret_cast<const __m256i *>(bf16 + i * stride + 16 * v));
+      largest[v] = _mm256_max_epi16(largest[v], _mm256_and_si256(bits, mask));
+    }
+  alignas(32) uint16_t halves[32];
+  for (int v = 0; v < 2; ++v)
+    _mm256_store_si256(reinterpret_cast<__m256i *>(halves + 16 * v),
+                       largest[v]);
+  for (int v = 0; v < 4; ++v)
+    _mm256_storeu_ps(reinterpret_cast<float *>(amax + 8 * v),
+                     load_8(halves + 8 * v));
 }
 
-static inline void multiply_32(const float *x, __m256 low, __m256 high,
+template <class Element>
+static inline void multiply_32(const Element *x, __m256 low, __m256 high,
                                __m256 (&values)[4]) {
-  values[0] = _mm256_mul_ps(_mm256_loadu_ps(x), low);
-  values[1] = _mm256_mul_ps(_mm256_loadu_ps(x + 8), low);
-  values[2] = _mm256_mul_ps(_mm256_loadu_ps(x + 16), high);
-  values[3] = _mm256_mul_ps(_mm256_loadu_ps(x + 24), high);
+  values[0] = _mm256_mul_ps(load_8(x), low);
+  values[1] = _mm256_mul_ps(load_8(x + 8), low);
+  values[2] = _mm256_mul_ps(load_8(x + 16), high);
+  values[3] = _mm256_mul_ps(load_8(x + 24), high);
 }
+
+// What to take from the bits of a bf16 value so that its exponent becomes that
+// of the format, times the scale, which must be a power of two; negative where
+// 16 bits do not suffice.
+template <class Format> static inline int narrow_shift(float scale) {
+  const uint32_t bits = bits_of(scale);
+  const int exponent =
+      126 + Format::min_exponent + 127 - static_cast<int>(bits >> 23);
+  return (bits & 0x7fffff) == 0 && exponent < 255 ? exponent * 128 : -1;
+}
+
+// Encodes 32 values of bf16 that a power of two brings into range, in 16-bit
+// integers: false if one of them becomes subnormal, which these cannot round.
+template <class Format>
+static inline bool encode_narrow(const uint16_t *bf16, __m256i low_shift,
+                                 __m256i high_shift, __m256i &codes) {
+  constexpr int drop = 7 - Format::mantissa;
+  const __m256i one = _mm256_set1_epi16(1), smallest = _mm256_set1_epi16(0x7f);
+  const __m256i shifts[2] = {low_shift, high_shift};
+  __m256i bits[2], rounded[2], below = _mm256_setzero_si256();
+  for (int v = 0; v < 2; ++v) {
+    bits[v] =
+        _mm256_loadu_si256(reinterpret_cast<const __m256i *>(bf16 + 16 * v));
+    const __m256i magnitude =
+        _mm256_and_si256(bits[v], _mm256_set1_epi16(0x7fff));
+    // Less one, zero is the largest and passes.
+    below = _mm256_or_si256(
+        below, _mm256_subs_epu16(_mm256_add_epi16(shifts[v], smallest),
+                                 _mm256_sub_epi16(magnitude, one)));
+    const __m256i moved = _mm256_subs_epu16(magnitude, shifts[v]);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi16(moved, drop), one);
+    rounded[v] = _mm256_srli_epi16(
+        _mm256_add_epi16(
+            _mm256_add_epi16(moved, _mm256_set1_epi16((1 << (drop - 1)) - 1)),
+            odd),
+        drop);
+  }
+  // Signed saturation keeps each sign in the top bit of its byte.
+  const __m256i signs =
+      _mm256_and_si256(_mm256_packs_epi16(bits[0], bits[1]),
+                       _mm256_set1_epi8(static_cast<char>(0x80)));
+  codes = _mm256_permute4x64_epi64(
+      _mm256_or_si256(_mm256_packus_epi16(rounded[0], rounded[1]), signs),
+      0xd8);
+  return _mm256_testz_si256(below, below);
+}
+
+// Encodes values times a scale.
+template <class Format, Range range> class Encoder {
+public:
+  explicit Encoder(float scale)
+      : scale_(_mm256_set1_ps(scale)), shift_(narrow_shift<Format>(scale)) {}
+
+  __m256i encode_32(const float *x) const {
+    __m256 values[4];
+    multiply_32(x, scale_, scale_, values);
+    return STEELYARD_ISA::encode_32<Format, range>(values);
+  }
+
+  __m256i encode_32(const uint16_t *bf16) const {
+    if constexpr (range == Range::bounded)
+      if (shift_ >= 0) {
+        const __m256i shift = _mm256_set1_epi16(static_cast<short>(shift_));
+        __m256i codes;
+        if (__builtin_expect(encode_narrow<Format>(bf16, shift, shift, codes),
+                             1))
+          return codes;
+      }
+    __m256 values[4];
+    multiply_32(bf16, scale_, scale_, values);
+    return STEELYARD_ISA::encode_32<Format, range>(values);
+  }
+
+private:
+  const __m256 scale_;
+  const int shift_;
+};
 
 } // namespace steelyard::STEELYARD_ISA
 

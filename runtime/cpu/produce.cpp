@@ -101,8 +101,9 @@ static void find_statistics(const Producer &producer, const Tile &tile,
 
 Tile produce_tile(const Producer &producer, const Tiling &tiling, int64_t index,
                   ProducerScratch &scratch) {
-  Tile tile = locate_tile(tiling, producer.inputs[0].rows,
-                          producer.inputs[0].columns, index);
+  Tile tile{locate_tile(tiling, producer.inputs[0].rows,
+                        producer.inputs[0].columns, index),
+            nullptr};
   if (producer.is_norm()) {
     load_vector(producer.weight, tile, 1.0f, scratch.weight);
     load_vector(producer.bias, tile, -0.0f, scratch.bias);

@@ -50,12 +50,12 @@ struct ProduceCall {
 
 #ifdef STEELYARD_ISA
 namespace STEELYARD_ISA {
-struct Tile;
+template <class T> struct TileOf;
 struct ProducerScratch;
 // A tile of what is produced, in `scratch` until the next one. Tiles of the
 // same rows should follow each other: they share what is known of these.
-Tile produce_tile(const Producer &producer, const Tiling &tiling, int64_t index,
-                  ProducerScratch &scratch);
+TileOf<float> produce_tile(const Producer &producer, const Tiling &tiling,
+                           int64_t index, ProducerScratch &scratch);
 void produce(const ProduceCall &call, int64_t begin, int64_t end);
 } // namespace STEELYARD_ISA
 #endif

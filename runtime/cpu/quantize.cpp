@@ -5,7 +5,8 @@
 
 namespace steelyard::STEELYARD_ISA {
 
-static void quantize_tile(const Tile &tile, const CopyCall *row,
+template <class T>
+static void quantize_tile(const TileOf<T> &tile, const CopyCall *row,
                           const CopyCall *col) {
   switch ((row ? row : col)->family) {
   case Family::tensor:
@@ -19,23 +20,39 @@ static void quantize_tile(const Tile &tile, const CopyCall *row,
   }
 }
 
+template <class T>
+static void quantize_copies(const QuantizeCall &call, const TileOf<T> &tile,
+                            uint32_t &amax) {
+  if (call.amax) {
+    const uint32_t found = amax_of(tile);
+    amax = found > amax ? found : amax;
+  }
+  if (call.shared)
+    return quantize_tile(tile, call.row, call.col);
+  if (call.row)
+    quantize_tile(tile, call.row, nullptr);
+  if (call.col)
+    quantize_tile(tile, nullptr, call.col);
+}
+
+// Rounds a value by itself and its scale alone.
+static bool is_plain(const CopyCall *copy) {
+  return !copy || (!copy->rht && !copy->stochastic && !copy->row_scaled &&
+                   copy->four_over_six == FourOverSix::none);
+}
+
 void quantize(const QuantizeCall &call, int64_t begin, int64_t end) {
   TileSource source(call.x, call.producer, call.tiling);
+  const bool narrow = call.x.dtype == Dtype::bf16 &&
+                      call.x.column_stride == 1 && !call.producer &&
+                      is_plain(call.row) && is_plain(call.col);
   uint32_t amax = 0;
   for (int64_t index = begin; index < end; ++index) {
-    const Tile tile = source.load(index, index + 1 < end ? index + 1 : -1);
-    if (call.amax) {
-      const uint32_t found = amax_of(tile);
-      amax = found > amax ? found : amax;
-    }
-    if (call.shared) {
-      quantize_tile(tile, call.row, call.col);
-      continue;
-    }
-    if (call.row)
-      quantize_tile(tile, call.row, nullptr);
-    if (call.col)
-      quantize_tile(tile, nullptr, call.col);
+    const int64_t next = index + 1 < end ? index + 1 : -1;
+    if (narrow)
+      quantize_copies(call, source.load_narrow(index, next), amax);
+    else
+      quantize_copies(call, source.load(index, next), amax);
   }
   if (call.amax)
     atomic_max(call.amax, amax);

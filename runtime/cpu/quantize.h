@@ -54,13 +54,20 @@ struct QuantizeCall {
 
 #ifdef STEELYARD_ISA
 namespace STEELYARD_ISA {
-struct Tile;
+template <class T> struct TileOf;
 // Quantize one tile into either copy or both; both only where they share codes.
-void quantize_tensor(const Tile &tile, const CopyCall *row,
+template <class T>
+void quantize_tensor(const TileOf<T> &tile, const CopyCall *row,
                      const CopyCall *col);
-void quantize_block(const Tile &tile, const CopyCall *row, const CopyCall *col);
-void quantize_mx(const Tile &tile, const CopyCall *row, const CopyCall *col);
-void quantize_nvfp4(const Tile &tile, const CopyCall *row, const CopyCall *col);
+template <class T>
+void quantize_block(const TileOf<T> &tile, const CopyCall *row,
+                    const CopyCall *col);
+template <class T>
+void quantize_mx(const TileOf<T> &tile, const CopyCall *row,
+                 const CopyCall *col);
+template <class T>
+void quantize_nvfp4(const TileOf<T> &tile, const CopyCall *row,
+                    const CopyCall *col);
 
 void quantize(const QuantizeCall &call, int64_t begin, int64_t end);
 } // namespace STEELYARD_ISA

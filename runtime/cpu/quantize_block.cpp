@@ -11,8 +11,8 @@ static float scale_of(const CopyCall &copy, int32_t amax) {
                          copy.power_of_two, copy.limit);
 }
 
-template <class Format>
-static void quantize_rows(const Tile &tile, const CopyCall &copy) {
+template <class Format, class T>
+static void quantize_rows(const TileOf<T> &tile, const CopyCall &copy) {
   int32_t amax[kTileColumns / kBlock];
   float scales[kTileColumns / kBlock];
   for (int64_t i = 0; i < tile.rows; ++i) {
@@ -33,8 +33,8 @@ static void quantize_rows(const Tile &tile, const CopyCall &copy) {
   }
 }
 
-template <class Format>
-static void quantize_columns(const Tile &tile, const CopyCall &copy) {
+template <class Format, class T>
+static void quantize_columns(const TileOf<T> &tile, const CopyCall &copy) {
   alignas(64) int32_t amax[kTileSide];
   alignas(64) float scales[kTileSide];
   CodeTile codes;
@@ -55,8 +55,8 @@ static void quantize_columns(const Tile &tile, const CopyCall &copy) {
                   copy.codes_stride, copy.streamed);
 }
 
-template <class Format>
-static void quantize_square(const Tile &tile, const CopyCall *row,
+template <class Format, class T>
+static void quantize_square(const TileOf<T> &tile, const CopyCall *row,
                             const CopyCall *col) {
   const int32_t amax = static_cast<int32_t>(amax_of(tile));
   const float scale = scale_of<Format>(row ? *row : *col, amax);
@@ -69,8 +69,8 @@ static void quantize_square(const Tile &tile, const CopyCall *row,
   });
 }
 
-template <class Format>
-static void quantize_as(const Tile &tile, const CopyCall *row,
+template <class Format, class T>
+static void quantize_as(const TileOf<T> &tile, const CopyCall *row,
                         const CopyCall *col) {
   if ((row ? row : col)->tiled)
     return quantize_square<Format>(tile, row, col);
@@ -80,12 +80,17 @@ static void quantize_as(const Tile &tile, const CopyCall *row,
     quantize_columns<Format>(tile, *col);
 }
 
-void quantize_block(const Tile &tile, const CopyCall *row,
+template <class T>
+void quantize_block(const TileOf<T> &tile, const CopyCall *row,
                     const CopyCall *col) {
   if ((row ? row : col)->element == Element::e4m3)
     quantize_as<E4M3>(tile, row, col);
   else
     quantize_as<E5M2>(tile, row, col);
 }
+
+template void quantize_block(const Tile &, const CopyCall *, const CopyCall *);
+template void quantize_block(const NarrowTile &, const CopyCall *,
+                             const CopyCall *);
 
 } // namespace steelyard::STEELYARD_ISA

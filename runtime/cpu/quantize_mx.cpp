@@ -39,8 +39,8 @@ static bool is_bounded(const CopyCall &copy) {
   return copy.rule == Rule::rceil;
 }
 
-template <class Format>
-static void quantize_rows(const Tile &tile, const CopyCall &copy) {
+template <class Format, class T>
+static void quantize_rows(const TileOf<T> &tile, const CopyCall &copy) {
   alignas(64) int32_t amax[kTileElements / kBlock];
   alignas(64) float factors[kTileElements / kBlock];
   uint8_t bytes[kTileElements / kBlock];
@@ -63,8 +63,8 @@ static void quantize_rows(const Tile &tile, const CopyCall &copy) {
   });
 }
 
-template <class Format>
-static void quantize_columns(const Tile &tile, const CopyCall &copy) {
+template <class Format, class T>
+static void quantize_columns(const TileOf<T> &tile, const CopyCall &copy) {
   alignas(64) int32_t amax[kBandColumns];
   alignas(64) float factors[kBandColumns];
   for (int64_t first = 0; first < tile.rows; first += kBlock) {
@@ -87,9 +87,9 @@ static void quantize_columns(const Tile &tile, const CopyCall &copy) {
 }
 
 // The bytes of a row of 32x32 tiles, repeated over rows or columns.
-static void store_tile_scales(const Tile &tile, int64_t first, int64_t rows,
-                              const uint8_t *bytes, const CopyCall *row,
-                              const CopyCall *col) {
+static void store_tile_scales(const TilePlace &tile, int64_t first,
+                              int64_t rows, const uint8_t *bytes,
+                              const CopyCall *row, const CopyCall *col) {
   const int64_t blocks = (tile.columns + kBlock - 1) / kBlock;
   for (int64_t i = first; row && i < first + rows; ++i)
     std::memcpy(row->scales + (tile.row + i) * row->scales_stride +
@@ -103,8 +103,8 @@ static void store_tile_scales(const Tile &tile, int64_t first, int64_t rows,
     out[j] = bytes[j / kBlock];
 }
 
-template <class Format>
-static void quantize_square(const Tile &tile, const CopyCall *row,
+template <class Format, class T>
+static void quantize_square(const TileOf<T> &tile, const CopyCall *row,
                             const CopyCall *col) {
   alignas(64) int32_t amax[kBandColumns];
   alignas(64) float factors[kBandColumns];
@@ -127,8 +127,8 @@ static void quantize_square(const Tile &tile, const CopyCall *row,
   }
 }
 
-template <class Format>
-static void quantize_as(const Tile &tile, const CopyCall *row,
+template <class Format, class T>
+static void quantize_as(const TileOf<T> &tile, const CopyCall *row,
                         const CopyCall *col) {
   if ((row ? row : col)->tiled)
     return quantize_square<Format>(tile, row, col);
@@ -138,11 +138,17 @@ static void quantize_as(const Tile &tile, const CopyCall *row,
     quantize_columns<Format>(tile, *col);
 }
 
-void quantize_mx(const Tile &tile, const CopyCall *row, const CopyCall *col) {
+template <class T>
+void quantize_mx(const TileOf<T> &tile, const CopyCall *row,
+                 const CopyCall *col) {
   if ((row ? row : col)->element == Element::e4m3)
     quantize_as<E4M3>(tile, row, col);
   else
     quantize_as<E5M2>(tile, row, col);
 }
+
+template void quantize_mx(const Tile &, const CopyCall *, const CopyCall *);
+template void quantize_mx(const NarrowTile &, const CopyCall *,
+                          const CopyCall *);
 
 } // namespace steelyard::STEELYARD_ISA

@@ -16,6 +16,12 @@ struct alignas(64) RowScratch {
   uint8_t random[kTileColumns + kPhiloxSlack];
 };
 
+// Nearest rounding under one level for the tensor, and no transform.
+static bool is_plain(const CopyCall &copy) {
+  return !copy.stochastic && !copy.row_scaled && !copy.rht &&
+         copy.four_over_six == FourOverSix::none;
+}
+
 static TwoLevel level_of(const CopyCall &copy, int64_t stored_row) {
   const float range = copy.four_over_six == FourOverSix::none
                           ? 6.0f * 448.0f
@@ -133,7 +139,8 @@ static void encode_row_blocks(const Tile &tile, int64_t i, const CopyCall &copy,
 
 // Nearest rounding under one level for the tensor: every block of the tile at
 // once.
-static void quantize_plain_rows(const Tile &tile, const CopyCall &copy) {
+template <class T>
+static void quantize_plain_rows(const TileOf<T> &tile, const CopyCall &copy) {
   alignas(64) int32_t amax[kTileElements / kBlock];
   alignas(64) float factors[kTileElements / kBlock];
   uint8_t bytes[kTileElements / kBlock];
@@ -159,10 +166,7 @@ static void quantize_plain_rows(const Tile &tile, const CopyCall &copy) {
   });
 }
 
-static void quantize_rows(const Tile &tile, const CopyCall &copy) {
-  if (!copy.stochastic && !copy.row_scaled &&
-      copy.four_over_six == FourOverSix::none)
-    return quantize_plain_rows(tile, copy);
+static void quantize_other_rows(const Tile &tile, const CopyCall &copy) {
   RowScratch scratch;
   const int64_t blocks = (tile.columns + kBlock - 1) / kBlock;
   TwoLevel level = level_of(copy, tile.row);
@@ -185,8 +189,8 @@ static void quantize_rows(const Tile &tile, const CopyCall &copy) {
 }
 
 // Pairs of rows share a byte of the transposed rows of the copy.
-static void store_columns(const Tile &tile, int64_t rows, const CodeTile &codes,
-                          const CopyCall &copy) {
+static void store_columns(const TilePlace &tile, int64_t rows,
+                          const CodeTile &codes, const CopyCall &copy) {
   CodeTile packed;
   for (int64_t i = 0; i < rows; i += 2)
     for (int64_t j = 0; j < tile.columns; ++j)
@@ -209,18 +213,20 @@ struct alignas(64) ColumnScratch {
 };
 
 // The 16 rows from `first` as a tile of their own, transformed if the copy is.
-static Tile group_of(const Tile &tile, int64_t first, const CopyCall &copy,
-                     HadamardGroup &group) {
-  Tile part = tile;
+template <class T>
+static TileOf<T> group_of(const TileOf<T> &tile, int64_t first,
+                          const CopyCall &copy, HadamardGroup &group) {
+  TileOf<T> part = tile;
   part.row += first;
   part.data = tile.at(first);
   part.rows = smaller(kBlock, tile.rows - first);
-  if (!copy.rht)
-    return part;
-  transform_rows(tile, first, group);
-  part.data = group.values[0];
-  part.stride = kTileSide;
-  part.rows = kBlock;
+  if constexpr (std::is_same_v<T, float>)
+    if (copy.rht) {
+      transform_rows(tile, first, group);
+      part.data = group.values[0];
+      part.stride = kTileSide;
+      part.rows = kBlock;
+    }
   return part;
 }
 
@@ -241,22 +247,25 @@ static void choose_columns(const Tile &part, const CopyCall &copy,
   std::memcpy(codes, best.codes, part.rows * kTileSide);
 }
 
-static void encode_columns(const Tile &part, const CopyCall &copy,
+template <class T>
+static void encode_columns(const TileOf<T> &part, const CopyCall &copy,
                            ColumnScratch &scratch, uint8_t *bytes,
                            uint8_t (*codes)[kTileSide]) {
   scale_columns(scratch.amax, scratch.encode, scratch.decode, part.columns,
                 bytes, scratch.factors);
-  for (int64_t i = 0; i < part.rows; ++i) {
-    if (copy.stochastic)
-      encode_row_stochastic(part.at(i), part.columns, scratch.factors,
-                            random_bytes(copy, part, i, scratch.random),
-                            codes[i]);
-    else
-      encode_row_by<E2M1>(part.at(i), part.columns, scratch.factors, codes[i]);
-  }
+  if constexpr (std::is_same_v<T, float>)
+    if (copy.stochastic) {
+      for (int64_t i = 0; i < part.rows; ++i)
+        encode_row_stochastic(part.at(i), part.columns, scratch.factors,
+                              random_bytes(copy, part, i, scratch.random),
+                              codes[i]);
+      return;
+    }
+  for (int64_t i = 0; i < part.rows; ++i)
+    encode_row_by<E2M1>(part.at(i), part.columns, scratch.factors, codes[i]);
 }
 
-static void load_levels(const Tile &tile, const CopyCall &copy,
+static void load_levels(const TilePlace &tile, const CopyCall &copy,
                         ColumnScratch &scratch) {
   TwoLevel level = level_of(copy, tile.column);
   for (int64_t j = 0; j < tile.columns; ++j) {
@@ -268,18 +277,23 @@ static void load_levels(const Tile &tile, const CopyCall &copy,
   }
 }
 
-static void quantize_columns(const Tile &tile, const CopyCall &copy) {
+template <class T>
+static void quantize_columns(const TileOf<T> &tile, const CopyCall &copy) {
   ColumnScratch scratch;
   int64_t rows = 0;
   load_levels(tile, copy, scratch);
   for (int64_t first = 0; first < tile.rows; first += kBlock) {
-    const Tile part = group_of(tile, first, copy, scratch.group);
+    const auto part = group_of(tile, first, copy, scratch.group);
+    uint8_t *bytes = scratch.bytes[first / kBlock];
+    uint8_t (*codes)[kTileSide] = scratch.codes.values + first;
     amax_of_columns(part, 0, part.rows, scratch.amax);
-    const bool choose = copy.four_over_six != FourOverSix::none;
-    (choose ? choose_columns : encode_columns)(part, copy, scratch,
-                                               scratch.bytes[first / kBlock],
-                                               scratch.codes.values + first);
     rows = first + part.rows;
+    if constexpr (std::is_same_v<T, float>)
+      if (copy.four_over_six != FourOverSix::none) {
+        choose_columns(part, copy, scratch, bytes, codes);
+        continue;
+      }
+    encode_columns(part, copy, scratch, bytes, codes);
   }
   store_columns(tile, rows, scratch.codes, copy);
   transpose_bytes(
@@ -344,7 +358,7 @@ static void store_square_scales(const Tile &part, const uint8_t *bytes,
 
 // The byte of each tile, [rows][columns] of tiles, repeated over the 16 stored
 // rows that it covers in either copy.
-static void store_all_square_scales(const Tile &tile,
+static void store_all_square_scales(const TilePlace &tile,
                                     const uint8_t (*bytes)[kTileSide / kBlock],
                                     const CopyCall *row, const CopyCall *col) {
   const int64_t down = (tile.rows + kBlock - 1) / kBlock,
@@ -366,7 +380,8 @@ static void store_all_square_scales(const Tile &tile,
 }
 
 // Nearest rounding: the scales of the whole tile at once.
-static void encode_plain_squares(const Tile &tile, const CopyCall *row,
+template <class T>
+static void encode_plain_squares(const TileOf<T> &tile, const CopyCall *row,
                                  const CopyCall *col, CodeTile &codes) {
   constexpr int64_t most = kTileSide / kBlock;
   const int64_t across = (tile.columns + kBlock - 1) / kBlock;
@@ -413,14 +428,14 @@ static void encode_other_squares(const Tile &tile, const CopyCall *row,
   }
 }
 
-static void quantize_squares(const Tile &tile, const CopyCall *row,
+template <class T>
+static void quantize_squares(const TileOf<T> &tile, const CopyCall *row,
                              const CopyCall *col) {
   ColumnScratch scratch;
-  const CopyCall &copy = row ? *row : *col;
-  if (copy.stochastic || copy.rht || copy.four_over_six != FourOverSix::none)
-    encode_other_squares(tile, row, col, scratch);
-  else
+  if (is_plain(row ? *row : *col))
     encode_plain_squares(tile, row, col, scratch.codes);
+  else if constexpr (std::is_same_v<T, float>)
+    encode_other_squares(tile, row, col, scratch);
   for (int64_t i = 0; row && i < tile.rows; ++i)
     pack_row(scratch.codes.values[i], tile.columns,
              row->codes + (tile.row + i) * row->codes_stride + tile.column / 2);
@@ -428,14 +443,22 @@ static void quantize_squares(const Tile &tile, const CopyCall *row,
     store_columns(tile, tile.rows, scratch.codes, *col);
 }
 
-void quantize_nvfp4(const Tile &tile, const CopyCall *row,
+template <class T>
+void quantize_nvfp4(const TileOf<T> &tile, const CopyCall *row,
                     const CopyCall *col) {
   if ((row ? row : col)->tiled)
     return quantize_squares(tile, row, col);
-  if (row)
-    quantize_rows(tile, *row);
+  if (row && is_plain(*row))
+    quantize_plain_rows(tile, *row);
+  else if constexpr (std::is_same_v<T, float>)
+    if (row)
+      quantize_other_rows(tile, *row);
   if (col)
     quantize_columns(tile, *col);
 }
+
+template void quantize_nvfp4(const Tile &, const CopyCall *, const CopyCall *);
+template void quantize_nvfp4(const NarrowTile &, const CopyCall *,
+                             const CopyCall *);
 
 } // namespace steelyard::STEELYARD_ISA

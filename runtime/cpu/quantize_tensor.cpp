@@ -3,8 +3,8 @@
 
 namespace steelyard::STEELYARD_ISA {
 
-template <class Format>
-static void encode_as(const Tile &tile, const CopyCall &copy,
+template <class Format, class T>
+static void encode_as(const TileOf<T> &tile, const CopyCall &copy,
                       const CopyCall *row, const CopyCall *col) {
   if (copy.bounded)
     encode_tile<Format, Range::bounded>(tile, copy.scale, row, col);
@@ -12,7 +12,8 @@ static void encode_as(const Tile &tile, const CopyCall &copy,
     encode_tile<Format, Range::any>(tile, copy.scale, row, col);
 }
 
-void quantize_tensor(const Tile &tile, const CopyCall *row,
+template <class T>
+void quantize_tensor(const TileOf<T> &tile, const CopyCall *row,
                      const CopyCall *col) {
   const CopyCall &copy = row ? *row : *col;
   if (copy.element == Element::e4m3)
@@ -20,5 +21,9 @@ void quantize_tensor(const Tile &tile, const CopyCall *row,
   else
     encode_as<E5M2>(tile, copy, row, col);
 }
+
+template void quantize_tensor(const Tile &, const CopyCall *, const CopyCall *);
+template void quantize_tensor(const NarrowTile &, const CopyCall *,
+                              const CopyCall *);
 
 } // namespace steelyard::STEELYARD_ISA

@@ -10,17 +10,25 @@ namespace steelyard::STEELYARD_ISA {
 
 struct Upcoming;
 
-struct Tile {
-  const float *data; // row `i` starts at data + i * stride
-  int64_t stride;
+struct TilePlace {
+  int64_t stride;      // elements from row to row
   int64_t row, column; // of the first element in the matrix
   int64_t rows, columns;
   bool amax_known; // found while the tile was staged
   uint32_t amax;   // as bits
   Upcoming *next;  // brought nearer while this one is encoded; null if none
-
-  const float *at(int64_t i) const { return data + i * stride; }
 };
+
+template <class T> struct TileOf : TilePlace {
+  using Element = T;
+  const Element *data; // row `i` starts at data + i * stride
+
+  const Element *at(int64_t i) const { return data + i * stride; }
+};
+
+using Tile = TileOf<float>;
+// Of bf16 as it is stored.
+using NarrowTile = TileOf<uint16_t>;
 
 struct alignas(64) Staging {
   float values[kTileElements];
@@ -75,7 +83,7 @@ static inline void store_row(const float *values, int64_t n, Dtype dtype,
 // Strided elements: read down the smaller stride, in squares that stay in
 // cache.
 template <class Element>
-static inline void gather(const Matrix &x, const Tile &tile, float *out) {
+static inline void gather(const Matrix &x, const TilePlace &tile, float *out) {
   constexpr int64_t side = 16;
   const Element *base = static_cast<const Element *>(x.data) +
                         tile.row * x.row_stride + tile.column * x.column_stride;
@@ -88,9 +96,9 @@ static inline void gather(const Matrix &x, const Tile &tile, float *out) {
 }
 
 // Where tile `index` of a matrix of this size lies; its data is not there yet.
-static inline Tile locate_tile(const Tiling &tiling, int64_t rows,
-                               int64_t columns, int64_t index) {
-  Tile tile{};
+static inline TilePlace locate_tile(const Tiling &tiling, int64_t rows,
+                                    int64_t columns, int64_t index) {
+  TilePlace tile{};
   tile.row = index / tiling.per_row * tiling.rows;
   tile.column = index % tiling.per_row * tiling.columns;
   tile.rows = smaller(tiling.rows, rows - tile.row);
@@ -99,6 +107,15 @@ static inline Tile locate_tile(const Tiling &tiling, int64_t rows,
 }
 
 // Largest magnitude as float bits, which keeps NaN on top.
+static inline uint32_t amax_bits(const uint16_t *bf16, int64_t n) {
+  int16_t largest = 0;
+  for (int64_t j = 0; j < n; ++j) {
+    const int16_t magnitude = static_cast<int16_t>(bf16[j] & 0x7fff);
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return static_cast<uint32_t>(largest) << 16;
+}
+
 static inline uint32_t amax_bits(const float *x, int64_t n) {
   int32_t largest = 0;
   for (int64_t j = 0; j < n; ++j) {
@@ -141,10 +158,18 @@ static inline uint32_t amax_of(const Tile &tile) {
       amax_of_rows<int32_t>(tile.data, tile.stride, tile.rows, tile.columns));
 }
 
+static inline uint32_t amax_of(const NarrowTile &tile) {
+  return static_cast<uint32_t>(amax_of_rows<int16_t>(tile.data, tile.stride,
+                                                     tile.rows, tile.columns))
+         << 16;
+}
+
 // largest[j] = max(largest[j], |x[j]|), as bits.
-static inline void amax_columns(const float *x, int64_t n, int32_t *largest) {
+template <class Element>
+static inline void amax_columns(const Element *x, int64_t n, int32_t *largest) {
   for (int64_t j = 0; j < n; ++j) {
-    const int32_t magnitude = static_cast<int32_t>(bits_of(x[j]) & kAbsMask);
+    const int32_t magnitude =
+        static_cast<int32_t>(bits_of(widen(x[j], Dtype::bf16)) & kAbsMask);
     largest[j] = magnitude > largest[j] ? magnitude : largest[j];
   }
 }

@@ -21,22 +21,33 @@ public:
 
   // Valid until the next one, which is `next` if that is not negative.
   Tile load(int64_t index, int64_t next = -1) {
-    if (producer_)
-      return produce_tile(*producer_, tiling_, index, scratch_);
-    Tile tile = index == upcoming_index_
-                    ? finish_tile(x_, upcoming_)
-                    : load_tile(x_, tiling_, index, scratch_.values);
+    return producer_ ? produce_tile(*producer_, tiling_, index, scratch_)
+                     : load_as<float>(index, next);
+  }
+
+  // The same for a matrix of bf16 in contiguous rows.
+  NarrowTile load_narrow(int64_t index, int64_t next) {
+    return load_as<uint16_t>(index, next);
+  }
+
+private:
+  template <class Element>
+  TileOf<Element> load_as(int64_t index, int64_t next) {
+    TileOf<Element> tile =
+        index == upcoming_index_
+            ? finish_tile<Element>(x_, upcoming_)
+            : load_tile<Element>(x_, tiling_, index, scratch_.values);
     upcoming_index_ = x_.column_stride == 1 ? next : -1;
     if (upcoming_index_ < 0)
       return tile;
-    const bool first_is_free = tile.data != scratch_.values.values;
-    upcoming_ = begin_tile(x_, tiling_, next,
-                           first_is_free ? scratch_.values : scratch_.second);
+    const bool first_is_free =
+        static_cast<const void *>(tile.data) != scratch_.values.values;
+    upcoming_ = begin_tile<Element>(
+        x_, tiling_, next, first_is_free ? scratch_.values : scratch_.second);
     tile.next = &upcoming_;
     return tile;
   }
 
-private:
   const Matrix &x_;
   const Producer *const producer_;
   const Tiling &tiling_;

@@ -15,11 +15,13 @@ static constexpr int64_t kPieceColumns = 256;
 static constexpr int64_t kRowsAhead = 8;
 
 struct Upcoming {
-  Tile tile;
+  TilePlace tile;
+  const void *data;
   const char *first; // its source, rows `step` bytes apart
   int64_t step;
   Dtype dtype;
-  float *staging;      // null if the tile is used where it is
+  bool narrow;         // bf16 stays as it is
+  void *staging;       // null if the tile is used where it is
   int64_t row, column; // of the next piece
 };
 
@@ -32,8 +34,22 @@ static inline void fetch(const char *first, int64_t bytes) {
     __builtin_prefetch(first + byte);
 }
 
+// Copies a piece to its place; the bits of its amax, if it is widened.
+static inline uint32_t stage_piece(const Upcoming &next, const char *source,
+                                   int64_t n) {
+  const int64_t place = next.row * next.tile.stride + next.column;
+  if (!next.narrow)
+    return widen_row(source, next.dtype, n,
+                     static_cast<float *>(next.staging) + place);
+  const uint16_t *halves = reinterpret_cast<const uint16_t *>(source);
+  uint16_t *__restrict out = static_cast<uint16_t *>(next.staging) + place;
+  for (int64_t j = 0; j < n; ++j)
+    out[j] = halves[j];
+  return 0;
+}
+
 static inline void bring_piece(Upcoming &next) {
-  Tile &tile = next.tile;
+  TilePlace &tile = next.tile;
   const int64_t n = smaller(kPieceColumns, tile.columns - next.column),
                 width = width_of(next.dtype);
   const char *source = next.first + next.row * next.step + next.column * width;
@@ -42,9 +58,7 @@ static inline void bring_piece(Upcoming &next) {
   } else {
     if (next.row + kRowsAhead < tile.rows)
       fetch(source + kRowsAhead * next.step, n * width);
-    const uint32_t amax =
-        widen_row(source, next.dtype, n,
-                  next.staging + next.row * tile.stride + next.column);
+    const uint32_t amax = stage_piece(next, source, n);
     tile.amax = amax > tile.amax ? amax : tile.amax;
   }
   // Down the rows first: memory serves several streams faster than one.
@@ -55,63 +69,65 @@ static inline void bring_piece(Upcoming &next) {
 }
 
 // After each piece of a tile is encoded.
-static inline void bring_next(const Tile &tile) {
+static inline void bring_next(const TilePlace &tile) {
   if (tile.next && tile.next->column < tile.next->tile.columns)
     bring_piece(*tile.next);
 }
 
 // Calls `encode(first column, columns)` for the pieces of a row.
 template <class F>
-static inline void for_pieces(const Tile &tile, const F &encode) {
+static inline void for_pieces(const TilePlace &tile, const F &encode) {
   for (int64_t j = 0; j < tile.columns; j += kPieceColumns) {
     encode(j, smaller(kPieceColumns, tile.columns - j));
     bring_next(tile);
   }
 }
 
-// Contiguous float32 rows that are read once are used where they are. Anything
-// else goes through `staging`, where rows cannot evict each other.
+// Contiguous rows that are read once and need no widening are used where they
+// are. Anything else goes through `staging`, where rows cannot evict each
+// other.
+template <class Element>
 static inline Upcoming begin_tile(const Matrix &x, const Tiling &tiling,
                                   int64_t index, Staging &staging) {
   Upcoming next{};
   next.tile = locate_tile(tiling, x.rows, x.columns, index);
   const int64_t width = width_of(x.dtype);
-  next.first =
-      static_cast<const char *>(x.data) +
-      (next.tile.row * x.row_stride + next.tile.column * x.column_stride) *
-          width;
+  const int64_t offset =
+      next.tile.row * x.row_stride + next.tile.column * x.column_stride;
+  next.first = static_cast<const char *>(x.data) + offset * width;
   next.step = x.row_stride * width;
   next.dtype = x.dtype;
-  if (x.column_stride == 1 && x.dtype == Dtype::f32 && !tiling.staged) {
-    next.tile.data = reinterpret_cast<const float *>(next.first);
+  next.narrow = sizeof(Element) == 2;
+  if (x.column_stride == 1 && width == sizeof(Element) && !tiling.staged) {
+    next.data = next.first;
     next.tile.stride = x.row_stride;
     return next;
   }
-  next.staging = staging.values;
-  next.tile.data = staging.values;
+  next.data = next.staging = staging.values;
   next.tile.stride = tiling.columns;
-  next.tile.amax_known = x.column_stride == 1;
+  next.tile.amax_known = x.column_stride == 1 && !next.narrow;
   return next;
 }
 
 // What is left to bring of a tile that is needed now.
-static inline Tile finish_tile(const Matrix &x, Upcoming &next) {
-  if (!next.staging)
-    return next.tile;
-  if (x.column_stride == 1)
+template <class Element>
+static inline TileOf<Element> finish_tile(const Matrix &x, Upcoming &next) {
+  float *staging = static_cast<float *>(next.staging);
+  if (next.staging && x.column_stride == 1)
     while (next.column < next.tile.columns)
       bring_piece(next);
-  else if (x.dtype == Dtype::f32)
-    gather<float>(x, next.tile, next.staging);
-  else
-    gather<uint16_t>(x, next.tile, next.staging);
-  return next.tile;
+  else if (next.staging && x.dtype == Dtype::f32)
+    gather<float>(x, next.tile, staging);
+  else if (next.staging)
+    gather<uint16_t>(x, next.tile, staging);
+  return {next.tile, static_cast<const Element *>(next.data)};
 }
 
-static inline Tile load_tile(const Matrix &x, const Tiling &tiling,
-                             int64_t index, Staging &staging) {
-  Upcoming next = begin_tile(x, tiling, index, staging);
-  return finish_tile(x, next);
+template <class Element = float>
+static inline TileOf<Element> load_tile(const Matrix &x, const Tiling &tiling,
+                                        int64_t index, Staging &staging) {
+  Upcoming next = begin_tile<Element>(x, tiling, index, staging);
+  return finish_tile<Element>(x, next);
 }
 
 } // namespace steelyard::STEELYARD_ISA
