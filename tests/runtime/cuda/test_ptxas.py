@@ -6,8 +6,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 from kernel_list import copy_kernels, quantize_kernels, small_kernels
 
+import steelyard
 from steelyard.runtime.cuda.codegen.copies import Copy
 from steelyard.runtime.cuda.codegen.dequantize import DequantizeKernel
 from steelyard.runtime.cuda.codegen.quantize import QuantizeKernel
@@ -91,8 +93,13 @@ def test_no_multiply_and_add_may_be_contracted(kernel):
     assert "approx" not in text
 
 
-def test_the_documented_example_prints_ptx(capsys):
+def test_the_documented_examples_print_ptx(capsys):
     page = (Path(__file__).parents[3] / "docs" / "cuda.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    exec(compile(code, "docs/cuda.md", "exec"), {})
-    assert ".target sm_100a" in capsys.readouterr().out
+    first, second = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    given = {"steelyard": steelyard, "model": torch.nn.Linear(32, 32), "x": torch.randn(8, 32)}
+    exec(compile(first, "docs/cuda.md", "exec"), given)
+    exec(compile(second, "docs/cuda.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert printed.startswith(".version 8.6\n.target sm_100a\n")
+    assert "cuda mx scaled_mm" in printed
+    assert ".entry quantize_bf16_row_e4m3_1x32(" in printed
