@@ -69,6 +69,25 @@ def test_wide_rows_and_many_tiles(isa, pair):
     assert_same_copies(x, pair[0], None, **operands(*pair))
 
 
+LARGE_PAIRS = [
+    (Scheme(E4M3, "tensor", "f32"),) * 2,
+    (Scheme(E4M3, "128x128", "f32", power_of_two=True),) * 2,
+    (Scheme(E4M3, "1x32", "f8E8M0FNU"), Scheme(E4M3, "32x1", "f8E8M0FNU")),
+    (nvfp4(),) * 2,
+    (nvfp4("16x16"),) * 2,
+]
+
+
+@pytest.mark.parametrize("pair", LARGE_PAIRS, ids=pair_name)
+@pytest.mark.parametrize(("dtype", "shape"), [(torch.float32, (1696, 2336)), (torch.bfloat16, (2976, 2336))])
+def test_results_too_large_for_the_caches(pair, dtype, shape):
+    # More than 16 MB read and written: results are streamed where their rows are aligned.
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(4)).to(dtype)
+    torch.set_num_threads(2)
+    assert_same_copies(x, *pair)
+    assert_same_copies(x, pair[0], None)
+
+
 @pytest.mark.parametrize("pair", PAIRS[::5], ids=pair_name)
 def test_leading_dims_are_flattened(pair):
     x = torch.randn(3, 5, 40).transpose(0, 1)
