@@ -46,8 +46,7 @@ def _rows(shape: tuple[int, int, int], repeats: int) -> list[list[str | float]]:
         fp8 = x.to(torch.float8_e4m3fn), w.to(torch.float8_e4m3fn).T
         works["scaled_mm"] = lambda: torch._scaled_mm(*fp8, scale_a=one, scale_b=one, out_dtype=torch.float32)
     for name, (scheme, weight_scheme) in GEMMS.items():
-        weight = quantized_weight(w, weight_scheme)
-        works[name] = lambda scheme=scheme, weight=weight: linear(x, scheme, weight, out)
+        works[name] = linear(x, scheme, quantized_weight(w, weight_scheme), out)
     times = interleave(works, repeats)
     return [
         [

@@ -1,9 +1,13 @@
 """Linear layers as programs call their kernels."""
 
+from collections.abc import Callable
+
 import torch
 
 from steelyard.runtime import _cpu, cpu
+from steelyard.runtime.cpu.arguments import plain_matrix
 from steelyard.runtime.cpu.gemm import _matrix, _operand
+from steelyard.runtime.cpu.quantization import _copy_arguments, empty_copy
 from steelyard.schemes import Scheme
 
 E4M3 = Scheme("f8E4M3FN", "tensor", "f32")
@@ -22,8 +26,14 @@ def quantized_weight(w: torch.Tensor, scheme: Scheme):
     return cpu.pack(copy) if scheme.family == "nvfp4" else copy
 
 
-def linear(x: torch.Tensor, scheme: Scheme, weight, out: torch.Tensor) -> None:
-    """x w^T with the quantization of x, as programs call it: nothing is checked twice."""
-    copy = cpu.quantize(x, scheme, None)[0]
-    assert copy is not None
-    _cpu.qgemm(_operand(copy), _operand(weight), NO_MATRIX, NO_MATRIX, _matrix(out), torch.get_num_threads(), None)
+def linear(x: torch.Tensor, scheme: Scheme, weight, out: torch.Tensor) -> Callable[[], None]:
+    """x w^T with the quantization of x, as programs run it: in memory that was planned before, and nothing checked."""
+    M, K = x.shape
+    copy = empty_copy(scheme, (M, K), columnwise=False)
+
+    def run() -> None:
+        threads = torch.get_num_threads()
+        _cpu.quantize(plain_matrix(x), _copy_arguments(copy, None), None, 0, 0, 0, threads, None)
+        _cpu.qgemm(_operand(copy), _operand(weight), NO_MATRIX, NO_MATRIX, _matrix(out), threads, None)
+
+    return run

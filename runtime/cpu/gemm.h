@@ -31,9 +31,11 @@ enum class ScaleType : int { none, f32, e8m0, e4m3 };
 // What panels and accumulators hold. Integers are those of gemm_integer.h, with
 // float32 accumulators.
 enum class Panels : int { f32, f64, integers };
-// Up to this many rows, FP8 columns are decoded on the way to the sums; up to
-// kFewestRows also NVFP4 ones, and block scales are multiplied into the sums.
-inline constexpr int64_t kFewRows = 16, kFewestRows = 4;
+// Up to so many rows, FP8 columns are decoded and NVFP4 ones expanded on the
+// way to the sums.
+inline constexpr int64_t kFewRows = 16, kFewIntegerRows = 8;
+// Up to so many of them, block scales are multiplied into the sums.
+inline constexpr int64_t kFewestRows = 4;
 // What few rows, or their scales, are multiplied by, as a power of two: columns
 // are held as small as their bits happen to be.
 inline constexpr int kFewLift = 80;
@@ -80,7 +82,7 @@ struct GemmCall {
   int64_t preactivation_stride;
 
   Panels panels;
-  bool few;           // at most kFewRows rows
+  bool few;           // at most kFewRows or kFewIntegerRows rows
   void *packed;       // rows of `a`: [slice][row][kRowStride], or IntegerRows
   void *accumulators; // [tile][tile_rows][tile_columns]; both 64-byte aligned
 

@@ -140,9 +140,14 @@ static void pack_columns(const GemmOperand &x, int64_t first, int64_t p,
       continue;
     }
     const GroupUnits units = units_of(x, column, p, k, staged);
-    for (int64_t b = 0; b < blocks_of(k); ++b)
+    for (int64_t b = 0; b < blocks_of(k); ++b) {
+      // The next slice comes after all rows: too late for the processor to see
+      // a pattern.
+      _mm_prefetch(units.codes + b * kUnitBytes + kSliceBlocks * kUnitBytes,
+                   _MM_HINT_T1);
       store_unit(units.codes + b * kUnitBytes, units.scales + b * kGroupColumns,
                  out[b * kPanelGroups + g]);
+    }
   }
 }
 
@@ -160,32 +165,46 @@ static void multiply_slice(const GemmCall &call, const OutputTile<float> &tile,
   }
 }
 
-template <int Rows>
-static void multiply_groups(const GemmCall &call,
-                            const OutputTile<float> &tile) {
-  StagedUnits staged;
-  for (int64_t j = 0; j < tile.columns; j += kGroupColumns)
-    for (int64_t slice = 0; slice < call.slices; ++slice) {
-      const int64_t k = slice_length(call, slice);
-      const GroupUnits units = units_of(call.b, call.column + tile.column + j,
-                                        call.k + slice * kSlice, k, staged);
-      multiply_integer_group<Rows>(
-          packed_row(call, slice, tile.row), units, blocks_of(k), tile.sums + j,
-          call.tile_columns, call.first_slab && slice == 0);
-    }
+// Rows that share the expanding of a unit.
+static constexpr int64_t kRowsAtOnce = 4;
+
+static void multiply_rows(const IntegerRow *rows, int64_t count,
+                          const GroupUnits &units, int64_t blocks, float *sums,
+                          int64_t stride, bool first) {
+  switch (count) {
+  case 1:
+    return multiply_integer_group<1>(rows, units, blocks, sums, stride, first);
+  case 2:
+    return multiply_integer_group<2>(rows, units, blocks, sums, stride, first);
+  case 3:
+    return multiply_integer_group<3>(rows, units, blocks, sums, stride, first);
+  default:
+    return multiply_integer_group<4>(rows, units, blocks, sums, stride, first);
+  }
 }
 
-static void multiply_few(const GemmCall &call, const OutputTile<float> &tile) {
-  switch (tile.rows) {
-  case 1:
-    return multiply_groups<1>(call, tile);
-  case 2:
-    return multiply_groups<2>(call, tile);
-  case 3:
-    return multiply_groups<3>(call, tile);
-  default:
-    return multiply_groups<4>(call, tile);
+// One slice of the group of columns from `j` in the tile.
+static void multiply_group(const GemmCall &call, const OutputTile<float> &tile,
+                           int64_t j, int64_t slice, StagedUnits &staged) {
+  const int64_t k = slice_length(call, slice);
+  const GroupUnits units = units_of(call.b, call.column + tile.column + j,
+                                    call.k + slice * kSlice, k, staged);
+  const int64_t parts = (tile.rows + kRowsAtOnce - 1) / kRowsAtOnce;
+  for (int64_t part = 0; part < parts; ++part) {
+    const int64_t row = tile.rows * part / parts,
+                  end = tile.rows * (part + 1) / parts;
+    multiply_rows(packed_row(call, slice, tile.row + row), end - row, units,
+                  blocks_of(k), tile.sums + row * call.tile_columns + j,
+                  call.tile_columns, call.first_slab && slice == 0);
   }
+}
+
+// Columns in the order of memory, which is then read at its full speed.
+static void multiply_few(const GemmCall &call, const OutputTile<float> &tile) {
+  StagedUnits staged;
+  for (int64_t j = 0; j < tile.columns; j += kGroupColumns)
+    for (int64_t slice = 0; slice < call.slices; ++slice)
+      multiply_group(call, tile, j, slice, staged);
 }
 
 void multiply_integers(const GemmCall &call, int64_t begin, int64_t end) {

@@ -17,6 +17,8 @@ namespace steelyard::STEELYARD_ISA {
 
 // Codes that are decoded together, and a scale stands for a multiple of them.
 static constexpr int64_t kRun = 32;
+// Runs of a turn of the loop: two cache lines, and whole blocks of any scale.
+static constexpr int kRunsAtOnce = 4;
 
 // The order in which the codes of a run come out: by their place in four bytes,
 // the odd ones first.
@@ -87,7 +89,7 @@ enum class Scaling { none, sums, values };
 
 struct NoScales {
   static constexpr Scaling kScaling = Scaling::none;
-  static constexpr int kBlockRuns = 2; // a cache line
+  static constexpr int kBlockRuns = 1;
 
   inline void start(int64_t) {}
   inline __m256 at(int64_t) const { return _mm256_setzero_ps(); }
@@ -211,7 +213,7 @@ add_runs(const StripRuns &runs, const uint8_t *codes, int64_t first,
 #pragma GCC unroll 2
   for (int line = 0; line < Count; line += 2)
     _mm_prefetch(codes + (first + line) * kRun + runs.ahead, _MM_HINT_T0);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
   for (int run = 0; run < Count; run += block) {
     const __m256 scale = scales.at((first + run) / Scales::kBlockRuns);
     Sums products;
@@ -235,13 +237,11 @@ sum_column(const StripRuns &runs, const uint8_t *codes, Scales &scales,
   constexpr int chains = Rows > 4 || (by_block && Scales::kBlockRuns == 1) ? 1
                          : Rows == 1                                       ? 4
                                                                            : 2;
-  // At least a cache line.
-  constexpr int at_once = Scales::kBlockRuns > 2 ? Scales::kBlockRuns : 2;
   RunSums<Rows, chains> sums;
   __m256i most = largest;
   int64_t run = 0;
-  for (; run + at_once <= runs.count; run += at_once)
-    add_runs<E, at_once>(runs, codes, run, scales, most, sums);
+  for (; run + kRunsAtOnce <= runs.count; run += kRunsAtOnce)
+    add_runs<E, kRunsAtOnce>(runs, codes, run, scales, most, sums);
   for (; run < runs.count; ++run)
     add_runs<E, 1>(runs, codes, run, scales, most, sums);
   largest = most;

@@ -128,7 +128,7 @@ void choose_panels(GemmCall &call, const KernelTable &table) {
   const bool fp4 = call.a.element == Element::e2m1;
   if (fp4 && table.has_avx2 && !call.a.fold && !call.b.fold) {
     call.panels = Panels::integers;
-    call.few = call.a.outer <= kFewestRows;
+    call.few = call.a.outer <= kFewIntegerRows;
   } else {
     choose_range(call, table);
   }
