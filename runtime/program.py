@@ -172,7 +172,8 @@ class _Function:
         moved = {name: results[i] for i, name in self._moved.items()}
         kept = [result for i, result in enumerate(results) if i not in self._moved]
         # What goes on to the backward is this step's state, which is about to be written.
-        kept = [result.clone() if any(result is state for state in states) else result for result in kept]
+        own = {id(state) for state in states}
+        kept = [result.clone() if id(result) in own else result for result in kept]
         self._state.write(moved)
         return tuple(kept)
 

@@ -43,7 +43,7 @@ class State:
 
     def write(self, moved: Mapping[str, torch.Tensor]) -> None:
         """Move states on where they lie: a CUDA graph that is replayed finds them there."""
-        torch._foreach_copy_([self.tensors[name] for name in moved], list(moved.values()))
+        torch._foreach_copy_([self.tensors[name] for name in moved], list(moved.values()))  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _initial(name: str, shape: tuple[int, ...]) -> torch.Tensor:

@@ -173,6 +173,7 @@ def _bind_batched_gemm(kernel: Kernel, kernels_on: KernelsOn) -> Bound:
     lhs, rhs = _gemm_operands(kernel)
     batch_dims, shape, sizes = kernel.config["batch_dims"], kernel.config["lhs_shape"], _sizes_of(kernel)
     assert isinstance(shape, tuple)
+    assert isinstance(batch_dims, int)
     dtype, rhs_shape = dtypes.result_dtype(kernel.types[0]), kernel.config["rhs_shape"]
 
     def batched_gemm(*values: Any) -> tuple[torch.Tensor]:

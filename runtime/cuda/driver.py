@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from steelyard.errors import TargetError
+from steelyard.runtime.cuda.codegen.kernel import Kernel
 from steelyard.runtime.cuda.compilation import CompiledKernel, compile_kernel
 from steelyard.runtime.cuda.launches import Launch
 from steelyard.runtime.cuda.targets import TARGETS, Target
@@ -30,36 +31,38 @@ class CudaLauncher:
         self._functions: dict[Any, tuple[CompiledKernel, Any]] = {}
 
     def __call__(self, launch: Launch) -> None:
-        name = launch.kernel.name
+        kernel = launch.kernel
         if not 0 < launch.blocks <= _MOST_BLOCKS:
-            raise TargetError(f"{name} takes from 1 to {_MOST_BLOCKS} blocks, got {launch.blocks}; split the tensor")
+            most = f"from 1 to {_MOST_BLOCKS} blocks"
+            raise TargetError(f"{kernel.name} takes {most}, got {launch.blocks}; split the tensor")
         # This device's context for this launch only: torch's current device is the user's choice.
-        self._call("cuCtxPushCurrent", self._context, kernel=name)
+        self._call("cuCtxPushCurrent", self._context, kernel=kernel)
         try:
-            self._launch(launch, name)
+            self._launch(launch)
         finally:
-            self._call("cuCtxPopCurrent", kernel=name)
+            self._call("cuCtxPopCurrent", kernel=kernel)
 
-    def _launch(self, launch: Launch, name: str) -> None:
-        if launch.kernel not in self._functions:
-            self._functions[launch.kernel] = self._load(launch)
-        compiled, function = self._functions[launch.kernel]
+    def _launch(self, launch: Launch) -> None:
+        kernel = launch.kernel
+        loaded = self._functions.get(kernel)
+        if loaded is None:
+            loaded = self._functions[kernel] = self._load(kernel)
+        compiled, function = loaded
         pointers, kept = _packed(launch)
-        threads, shared = launch.kernel.threads, compiled.shared_bytes
+        threads, shared = kernel.threads, compiled.shared_bytes
         stream = self._driver.CUstream(self._stream())
         address = ctypes.addressof(pointers)
         grid, block = (launch.blocks, 1, 1), (threads, 1, 1)
-        self._call("cuLaunchKernel", function, *grid, *block, shared, stream, address, 0, kernel=name)
+        self._call("cuLaunchKernel", function, *grid, *block, shared, stream, address, 0, kernel=kernel)
         del kept  # the driver has copied the arguments
 
-    def _load(self, launch: Launch) -> tuple[CompiledKernel, Any]:
-        compiled = compile_kernel(launch.kernel, self.target)
-        name = launch.kernel.name
-        module = self._call("cuModuleLoadData", compiled.ptx.encode() + b"\0", kernel=name)
-        function = self._call("cuModuleGetFunction", module, name.encode(), kernel=name)
+    def _load(self, kernel: Kernel) -> tuple[CompiledKernel, Any]:
+        compiled = compile_kernel(kernel, self.target)
+        module = self._call("cuModuleLoadData", compiled.ptx.encode() + b"\0", kernel=kernel)
+        function = self._call("cuModuleGetFunction", module, kernel.name.encode(), kernel=kernel)
         if compiled.shared_bytes > _STATIC_LIMIT:
             attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            self._call("cuFuncSetAttribute", function, attribute, compiled.shared_bytes, kernel=name)
+            self._call("cuFuncSetAttribute", function, attribute, compiled.shared_bytes, kernel=kernel)
         return compiled, function
 
     def _target_of(self, device: Any) -> Target:
@@ -74,11 +77,11 @@ class CudaLauncher:
             raise TargetError(f"kernels are generated for compute capabilities {known}, got {major}.{minor}")
         return TARGETS[_CAPABILITIES[major, minor]]
 
-    def _call(self, function: str, *arguments: Any, kernel: str = "") -> Any:
+    def _call(self, function: str, *arguments: Any, kernel: Kernel | None = None) -> Any:
         """What a driver function gives beside its error code, which is raised."""
         code, *results = getattr(self._driver, function)(*arguments)
         if code != self._driver.CUresult.CUDA_SUCCESS:
-            place = f" of {kernel}" if kernel else ""
+            place = "" if kernel is None else f" of {kernel.name}"
             raise TargetError(f"{function}{place} must succeed, got {code.name} from the CUDA driver")
         return results[0] if results else None
 

@@ -1,6 +1,7 @@
 """What is launched: a kernel, the tensors and numbers it is given, and how many blocks."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -30,14 +31,20 @@ class Launch:
     @classmethod
     def of(cls, kernel: Kernel, named: dict[str, torch.Tensor | int], rows: int, columns: int) -> "Launch":
         """Arguments by name, those that the kernel has no parameter for left out."""
-        arguments = tuple(named[parameter.name] for parameter in kernel.parameters)
+        arguments = tuple([named[name] for name, _ in _signature(kernel)])
         return cls(kernel, arguments, kernel.blocks(rows, columns))
 
     def words(self) -> list[tuple[int, int]]:
         """Each argument as a number and its bytes."""
-        sizes = {POINTER: 8, "i64": 8, "i32": 4}
-        values = (a.data_ptr() if isinstance(a, torch.Tensor) else a for a in self.arguments)
-        return [(value, sizes[parameter.type]) for value, parameter in zip(values, self.kernel.parameters, strict=True)]
+        pairs = zip(self.arguments, _signature(self.kernel), strict=True)
+        return [(a.data_ptr() if isinstance(a, torch.Tensor) else a, size) for a, (_, size) in pairs]
+
+
+@cache
+def _signature(kernel: Kernel) -> tuple[tuple[str, int], ...]:
+    """Name and bytes of each parameter."""
+    sizes = {POINTER: 8, "i64": 8, "i32": 4}
+    return tuple((parameter.name, sizes[parameter.type]) for parameter in kernel.parameters)
 
 
 class Launcher(Protocol):
