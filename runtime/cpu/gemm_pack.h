@@ -32,15 +32,17 @@ public:
     uint8_t lines[16][kSlice];
     for (int64_t r = 0; r < rows; ++r, out += kRowStride) {
       const int64_t i = first + r;
-      const int64_t half = k / 16 * 16, whole = (k + 31) / 32 * 32;
-      std::memset(out + half, 0, (whole - half) * sizeof *out);
+      const int64_t whole = (k + 31) / 32 * 32;
       if (i >= x_.outer) {
-        std::memset(out, 0, k * sizeof *out);
+        std::memset(out, 0, whole * sizeof *out);
         continue;
       }
       if (x_.k_major && r % 16 == 0)
         transpose_lines(i, p, k, lines);
       decode_row(line(i, p, k, lines[r % 16]), i, p, k, out);
+      // Decoding goes on to a multiple of 16, and an infinite scale makes NaN
+      // of the zeros there.
+      std::memset(out + k, 0, (whole - k) * sizeof *out);
     }
   }
 

@@ -86,6 +86,18 @@ def test_rows_that_are_infinite(isa):
     assert_within_bound(cpu.qgemm(a, b), a, b)
 
 
+@pytest.mark.parametrize("rows", [1, 6])
+@pytest.mark.parametrize("scheme", [TENSOR[0], VECTORS[0]], ids=str)
+@pytest.mark.parametrize("k", [2, 40, 300])
+def test_rows_whose_scale_is_infinite(isa, rows, scheme, k):
+    """Not even the k that fill a vector up make NaN of it."""
+    a, b = copy_of(scheme, rows, k), copy_of(scheme, 20, k, seed=1)
+    a.codes.fill_(0x38)
+    b.codes.fill_(0x38)
+    a.scales.fill_(float("inf"))
+    assert torch.equal(cpu.qgemm(a, b), torch.full((rows, 20), float("inf")))
+
+
 @pytest.mark.parametrize("rows", range(1, 18))
 @pytest.mark.parametrize("schemes", [(TENSOR[0],) * 2, (MX[1],) * 2, (VECTORS[0], TILE)], ids=str)
 def test_strips_of_k(isa, rows, schemes):
