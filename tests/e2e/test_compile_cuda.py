@@ -135,3 +135,22 @@ def test_as_a_backend_of_torch_compile():
     compiled = torch.compile(make_mlp(), backend="steelyard", options={"recipe": "mxfp8", "target": "cuda:sm_75"})
     with pytest.raises(Exception, match="target must be one of"):
         compiled(torch.randn(8, 48))
+
+
+class Shifted(nn.Module):
+    """Has a constant, which torch makes an attribute of its graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(32, 2)
+
+    def forward(self, x):
+        return self.linear(x) + torch.tensor([1.0, -1.0])
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_model_with_constants_is_lowered(training):
+    net = steelyard.compile(Shifted(), "mxfp8", target="cuda:sm_100a")
+    with torch.set_grad_enabled(training):
+        net.lower(torch.randn(8, 32))
+    assert ("func.func @backward" in net.ir("lowered")) == training

@@ -142,14 +142,12 @@ def _sizes_of(type_: ir.Type) -> list[int]:
 
 
 def run_graph(module: torch.fx.GraphModule, values: Sequence[Any], outputs: int | None = None) -> tuple:
-    """What torch itself makes of a graph of ATen ops: its first outputs; placeholders beyond the values go unread."""
+    """What torch itself makes of a graph of ATen ops: its first outputs."""
     graph = torch.fx.Graph()
     copied = graph.graph_copy(module.graph, {})
     graph.output(tuple(copied[:outputs]))  # pyright: ignore[reportIndexIssue, reportOptionalSubscript, reportArgumentType]
     graph.eliminate_dead_code()
-    missing = len([node for node in graph.nodes if node.op == "placeholder"]) - len(values)
-    run = torch.fx.Interpreter(torch.fx.GraphModule(module, graph))
-    return run.run(*values, *(None for _ in range(missing)))
+    return torch.fx.Interpreter(torch.fx.GraphModule(module, graph)).run(*values)
 
 
 def _kept_primals(joint: JointGraph, program: Program) -> list[int]:
@@ -195,8 +193,12 @@ class JointPrograms:
         """The outputs as torch makes them, and nothing worth keeping for a backward, which is never called."""
         joint = self._joint
         count = joint.forward_outputs - len(self._missing_outputs)
-        tangents: list[Any] = [None for _ in joint.tangents]
-        results = run_graph(joint.module, (*values, *tangents, *self._constants), count)
+        given, constants = iter(values), iter(self._constants)
+        primals, tangents = set(joint.primals), set(joint.tangents)
+        arguments = [
+            None if node in tangents else next(given if node in primals else constants) for node in joint.placeholders
+        ]
+        results = run_graph(joint.module, arguments, count)
         return [*results, *(torch.empty(_sizes_of(type_), dtype=result_dtype(type_)) for type_ in program.saved)]
 
     def backward(self, values: Sequence[Any]) -> tuple:
