@@ -167,14 +167,13 @@ class _Function:
         for weight in self.weight_arguments:
             parts += self._weights.get(weight, [arguments[i] for i in weight.sources])
         results = self._run(device, *arguments, *parts)
-        if not self._moved:
-            return results
-        moved = {name: results[i] for i, name in self._moved.items()}
-        kept = [result for i, result in enumerate(results) if i not in self._moved]
-        # What goes on to the backward is this step's state, which is about to be written.
+        # State is written where it lies, by this call or a later one: what goes on to the backward is a copy.
         own = {id(state) for state in states}
-        kept = [result.clone() if id(result) in own else result for result in kept]
-        self._state.write(moved)
+        kept = [
+            result.clone() if id(result) in own else result for i, result in enumerate(results) if i not in self._moved
+        ]
+        if self._moved:
+            self._state.write({name: results[i] for i, name in self._moved.items()})
         return tuple(kept)
 
 

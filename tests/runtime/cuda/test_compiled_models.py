@@ -201,3 +201,24 @@ def test_values_that_are_not_finite_are_found(monkeypatch, library):
     net = steelyard.compile(model, "mxfp8", target="cuda:sm_90a", check_finite=True)
     with mock_gpu(monkeypatch, library, "sm_90a"), pytest.raises(NonFiniteError, match="input of layer '0'"):
         net(x)
+
+
+@pytest.mark.parametrize(("recipe", "target"), [("fp8-delayed", "sm_90a"), ("nvfp4", "sm_100a")])
+def test_two_forwards_before_their_backwards(monkeypatch, library, recipe, target):
+    """What a forward leaves to its backward is its own step's, though state is written in place."""
+    model, x = make_mlp()
+
+    def run(target):
+        torch.manual_seed(3)
+        net = steelyard.compile(copy.deepcopy(model), recipe, target=target)
+        losses = [net(factor * x).square().sum() for factor in (1.0, 5.0)]
+        for loss in losses:
+            loss.backward()
+        state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+        return state | {f"{name}.grad": p.grad for name, p in net.named_parameters()}
+
+    with reference_gemms(monkeypatch):
+        expected = run("cpu")
+    torch._dynamo.reset()
+    with mock_gpu(monkeypatch, library, target):
+        assert_same(run(f"cuda:{target}"), expected)
