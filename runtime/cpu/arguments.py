@@ -7,6 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import is_fake
 
 from steelyard.errors import ConstraintError
+from steelyard.quantize_checks import check_input
 from steelyard.quantized_copy import QuantizedCopy
 from steelyard.stored import amax_shape, codes_shape, scales_shape, scheme_bits
 
@@ -48,11 +49,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 def matrix_of(x: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int, int, int, int, int]]:
     """`x` with its leading dims flattened, and what kernels read it by; keep the tensor while they run."""
     check_tensor(x, "x")
-    if x.dtype not in DTYPES or x.dim() == 0:
-        raise ConstraintError(
-            "quantize_input",
-            f"x must be float32, bfloat16 or float16 with at least one dim, got {x.dtype} of shape {tuple(x.shape)}",
-        )
+    check_input(x)
     if x.dim() != 2:
         x = x.detach().reshape(x.shape[:-1].numel(), x.shape[-1])
     if x.is_neg():

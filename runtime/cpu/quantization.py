@@ -2,7 +2,7 @@
 
 import torch
 
-from steelyard.errors import ConstraintError
+from steelyard.quantize_checks import amax_pair, check_amax_options, check_scheme
 from steelyard.quantized_copy import QuantizedCopy
 from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.arguments import (
@@ -21,11 +21,7 @@ _WORD = 0xFFFFFFFFFFFFFFFF
 
 def amax(x: torch.Tensor, *, rht: bool = False, per_row: bool = False) -> torch.Tensor:
     """Largest magnitude of `x`, of each row, or after the transform; 0 if empty, NaN if `x` holds one."""
-    require(
-        not (rht and per_row),
-        "amax_options",
-        "an amax per row excludes the random Hadamard transform; ask for one of them",
-    )
+    check_amax_options(rht=rht, per_row=per_row)
     x, matrix = matrix_of(x)
     out = torch.empty(x.shape[:1] if per_row else (), dtype=torch.float32)
     _cpu.amax(matrix, out.data_ptr(), rht, per_row, torch.get_num_threads())
@@ -109,11 +105,11 @@ def _quantize(matrix, row, col, scale, amax, rng, producer=None) -> None:
     """Check what the schemes need beside the matrix, then run; nothing is written before every check has passed."""
     if row is None and col is None:
         return
-    amaxes = _amax_pair(amax, row, col)
+    amaxes = amax_pair(amax, row and row.scheme, col and col.scheme)
     amaxes = [None if copy is None else _given_amax(copy, own) for copy, own in zip((row, col), amaxes, strict=True)]
     for copy in (row, col):
         if copy is not None:
-            _check_operands(copy.scheme, copy.columnwise, scale, rng)
+            check_scheme(copy.scheme, columnwise=copy.columnwise, scale=scale, rng=rng)
     scale = None if scale is None else torch.as_tensor(scale, dtype=torch.float32).detach()
     if scale is not None:
         check_part(scale.reshape(()) if scale.numel() == 1 else scale, "scale", torch.float32, ())
@@ -158,24 +154,3 @@ def _given_amax(copy: QuantizedCopy, amax) -> torch.Tensor | None:
         f"a given amax must be on the CPU with {copy.amax.numel()} values, got {given.numel()} on {given.device}",
     )
     return given.reshape(copy.amax.shape)
-
-
-def _amax_pair(amax, row: QuantizedCopy | None, col: QuantizedCopy | None) -> tuple:
-    if isinstance(amax, tuple):
-        require(len(amax) == 2, "quantize_amax", f"a pair of amaxes must be (row, col), got {len(amax)} values")
-        return amax
-    if amax is not None and row is not None and col is not None and row.scheme.rht != col.scheme.rht:
-        raise ConstraintError(
-            "quantize_amax", "copies with and without the transform have different amaxes; give a pair (row, col)"
-        )
-    return amax, amax
-
-
-def _check_operands(scheme: Scheme, columnwise: bool, scale, rng) -> None:
-    usage, refused, taken = ("columnwise", "1x32", "32x1") if columnwise else ("rowwise", "32x1", "1x32")
-    if scheme.block == refused:
-        raise ConstraintError("quantize_block", f"a {usage} MX copy must have {taken} blocks or 32x32, got {refused}")
-    if scheme.source == "delayed" and scale is None:
-        raise ConstraintError("quantize_scale", "a delayed scheme needs its scale, got None; pass scale=")
-    if scheme.rounding == "stochastic" and rng is None:
-        raise ConstraintError("quantize_rng", "stochastic rounding needs rng, got None; pass rng=(seed, offset)")

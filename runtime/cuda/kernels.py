@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from steelyard.errors import ConstraintError
+from steelyard.quantize_checks import amax_pair, check_amax_options, check_scheme
 from steelyard.quantized_copy import QuantizedCopy, round_up
 from steelyard.runtime.cuda.codegen.amax import AmaxKernel
 from steelyard.runtime.cuda.codegen.dequantize import DequantizeKernel
@@ -45,10 +46,7 @@ class Kernels:
 
     def amax(self, x: torch.Tensor, *, rht: bool = False, per_row: bool = False) -> torch.Tensor:
         """Largest magnitude of `x`, of each row, or after the transform of its columns; NaN if `x` holds one."""
-        if rht and per_row:
-            raise ConstraintError(
-                "amax_options", "an amax per row excludes the random Hadamard transform; ask for one of them"
-            )
+        check_amax_options(rht=rht, per_row=per_row)
         matrix = flattened(x)
         found = torch.zeros(matrix.shape[:1] if per_row else (), dtype=torch.float32, device=x.device)
         self._find_amax(matrix_input([matrix]), found, columnwise=rht, rht=rht, per_line=per_row)
@@ -247,11 +245,11 @@ class Kernels:
         self._fill_copies(made, copies, scale, [amax] * len(copies), rng)
 
     def _quantize(self, made: MatrixInput, device, row, col, scale, amax, rng):
-        amaxes = amax if isinstance(amax, tuple) else (amax, amax)
+        amaxes = amax_pair(amax, row, col)
         copies = []
         for scheme, columnwise in zip((row, col), (False, True), strict=True):
             if scheme is not None:
-                _check_operands(scheme, columnwise, scale, rng)
+                check_scheme(scheme, columnwise=columnwise, scale=scale, rng=rng)
                 copies.append(empty_copy(scheme, made.shape, columnwise=columnwise, device=device))
         given = [amaxes[copy.columnwise] for copy in copies]
         self._fill_copies(made, copies, scale, given, _rng_tensor(rng, device))
@@ -365,15 +363,3 @@ def _rng_tensor(rng, device) -> torch.Tensor | None:
         return rng
     signed = [(int(word) + _SIGN) % (2 * _SIGN) - _SIGN for word in rng]
     return torch.tensor(signed, dtype=torch.int64, device=device)
-
-
-def _check_operands(scheme: Scheme, columnwise: bool, scale, rng) -> None:
-    usage, refused, taken = ("columnwise", "1x32", "32x1") if columnwise else ("rowwise", "32x1", "1x32")
-    if scheme.custom or scheme.layout != "compact":
-        raise ConstraintError("quantize_scheme", f"the scheme must be a built-in one with compact scales, got {scheme}")
-    if scheme.block == refused:
-        raise ConstraintError("quantize_block", f"a {usage} MX copy must have {taken} blocks or 32x32, got {refused}")
-    if scheme.source == "delayed" and scale is None:
-        raise ConstraintError("quantize_scale", "a delayed scheme needs its scale, got None; pass scale=")
-    if scheme.rounding == "stochastic" and rng is None:
-        raise ConstraintError("quantize_rng", "stochastic rounding needs rng, got None; pass rng=(seed, offset)")

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from steelyard.errors import ConstraintError
+from steelyard.quantize_checks import check_input
 from steelyard.quantized_copy import QuantizedCopy, round_up
 from steelyard.runtime.cuda.codegen.copies import Copy
 from steelyard.runtime.cuda.codegen.kernel import POINTER, Kernel
@@ -66,11 +67,7 @@ class MatrixInput:
 
 def flattened(x: torch.Tensor) -> torch.Tensor:
     """`x` as a matrix, its leading dims flattened."""
-    if x.dtype not in DTYPE_NAMES or x.dim() == 0:
-        raise ConstraintError(
-            "quantize_input",
-            f"x must be float32, bfloat16 or float16 with at least one dim, got {x.dtype} of shape {tuple(x.shape)}",
-        )
+    check_input(x)
     matrix = x.detach().resolve_neg()
     matrix = matrix if x.dim() == 2 else matrix.reshape(x.shape[:-1].numel(), x.shape[-1])
     if max(matrix.shape) > _LARGEST - 128:

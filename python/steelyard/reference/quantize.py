@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from steelyard.errors import ConstraintError
+from steelyard.quantize_checks import amax_pair, check_amax_options, check_input, check_scheme
 from steelyard.quantized_copy import QuantizedCopy
 from steelyard.reference import four_over_six, hadamard
 from steelyard.reference.casts import E2M1, FORMATS, encode, encode_e2m1_stochastic
@@ -22,8 +23,6 @@ from steelyard.reference.scales import (
     scale_from_amax,
 )
 from steelyard.schemes import Scheme
-
-INPUT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -55,11 +54,11 @@ def quantize(
     matrix = _matrix(x)
     input_max = torch.finfo(x.dtype).max
     copies = []
-    for scheme, columnwise, own_amax in zip((row, col), (False, True), _amax_pair(amax, row, col), strict=True):
+    for scheme, columnwise, own_amax in zip((row, col), (False, True), amax_pair(amax, row, col), strict=True):
         if scheme is None:
             copies.append(None)
             continue
-        _check(scheme, columnwise, scale, rng)
+        check_scheme(scheme, columnwise=columnwise, scale=scale, rng=rng)
         request = _Request(matrix, input_max, columnwise, _float32(scale), _float32(own_amax), rng)
         copies.append(_quantize_copy(request, scheme))
     return copies[0], copies[1]
@@ -67,46 +66,17 @@ def quantize(
 
 def amax(x: torch.Tensor, *, rht: bool = False, per_row: bool = False) -> torch.Tensor:
     """Largest magnitude of `x`, of each row, or after the transform; 0 if empty, NaN if `x` holds one."""
-    if rht and per_row:
-        raise ConstraintError(
-            "amax_options", "an amax per row excludes the random Hadamard transform; ask for one of them"
-        )
+    check_amax_options(rht=rht, per_row=per_row)
     matrix = _matrix(x)
     stored = hadamard.transform(matrix.T) if rht else matrix
     return torch.from_numpy(_amax(stored, axis=1 if per_row else None))
 
 
 def _matrix(x: torch.Tensor) -> np.ndarray:
-    if x.dtype not in INPUT_DTYPES or x.dim() == 0:
-        raise ConstraintError(
-            "quantize_input",
-            f"x must be float32, bfloat16 or float16 with at least one dim, got {x.dtype} of shape {tuple(x.shape)}",
-        )
+    check_input(x)
     columns = x.shape[-1]
     rows = x.shape[:-1].numel()
     return x.detach().float().resolve_neg().reshape(rows, columns).numpy()
-
-
-def _amax_pair(amax, row: Scheme | None, col: Scheme | None) -> tuple:
-    if isinstance(amax, tuple):
-        return amax
-    if amax is not None and row is not None and col is not None and row.rht != col.rht:
-        raise ConstraintError(
-            "quantize_amax", "copies with and without the transform have different amaxes; give a pair (row, col)"
-        )
-    return amax, amax
-
-
-def _check(scheme: Scheme, columnwise: bool, scale, rng) -> None:
-    usage, refused, taken = ("columnwise", "1x32", "32x1") if columnwise else ("rowwise", "32x1", "1x32")
-    if scheme.custom or scheme.layout != "compact":
-        raise ConstraintError("quantize_scheme", f"the scheme must be a built-in one with compact scales, got {scheme}")
-    if scheme.block == refused:
-        raise ConstraintError("quantize_block", f"a {usage} MX copy must have {taken} blocks or 32x32, got {refused}")
-    if scheme.source == "delayed" and scale is None:
-        raise ConstraintError("quantize_scale", "a delayed scheme needs its scale, got None; pass scale=")
-    if scheme.rounding == "stochastic" and rng is None:
-        raise ConstraintError("quantize_rng", "stochastic rounding needs rng, got None; pass rng=(seed, offset)")
 
 
 def _float32(value) -> np.ndarray | None:
