@@ -38,16 +38,35 @@ static inline void encode_row_by(const Element *x, int64_t n,
   int64_t j = 0;
 #if defined(__AVX2__)
   streamed &= is_aligned(out);
-  for (__m256 values[4]; j + 32 <= n; j += 32) {
-    for (int i = 0; i < 4; ++i)
-      values[i] = _mm256_mul_ps(load_8(x + j + 8 * i),
-                                _mm256_loadu_ps(scales + j + 8 * i));
-    put_32(out + j, encode_32<Format, range>(values), streamed);
-  }
+  for (; j + 32 <= n; j += 32)
+    put_32(out + j, encode_32_by<Format, range>(x + j, scales + j), streamed);
 #endif
   for (; j < n; ++j)
     out[j] = static_cast<uint8_t>(
         encode<Format>(widen(x[j], Dtype::bf16) * scales[j]));
+}
+
+// The same for rows of a column's block, whose scales are powers of two:
+// `shifts` are theirs, or null where 16 bits do not suffice.
+template <class Format, Range range>
+static inline void
+encode_row_by_shifts(const uint16_t *x, int64_t n, const float *scales,
+                     [[maybe_unused]] const uint16_t *shifts, uint8_t *out,
+                     [[maybe_unused]] bool streamed) {
+  int64_t j = 0;
+#if defined(__AVX2__)
+  const bool is_streamed = streamed && is_aligned(out);
+  for (; shifts && j + 32 <= n; j += 32) {
+    __m256i codes;
+    if (__builtin_expect(!encode_narrow<Format>(x + j, load_shifts(shifts + j),
+                                                load_shifts(shifts + j + 16),
+                                                codes),
+                         0))
+      codes = encode_32_by<Format, range>(x + j, scales + j);
+    put_32(out + j, codes, is_streamed);
+  }
+#endif
+  encode_row_by<Format, range>(x + j, n - j, scales + j, out + j, streamed);
 }
 
 // One scale a block of `Block` columns; the last block may be short.

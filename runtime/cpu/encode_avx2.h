@@ -181,16 +181,6 @@ static inline void multiply_32(const Element *x, __m256 low, __m256 high,
   values[3] = _mm256_mul_ps(load_8(x + 24), high);
 }
 
-// What to take from the bits of a bf16 value so that its exponent becomes that
-// of the format, times the scale, which must be a power of two; negative where
-// 16 bits do not suffice.
-template <class Format> static inline int narrow_shift(float scale) {
-  const uint32_t bits = bits_of(scale);
-  const int exponent =
-      126 + Format::min_exponent + 127 - static_cast<int>(bits >> 23);
-  return (bits & 0x7fffff) == 0 && exponent < 255 ? exponent * 128 : -1;
-}
-
 // Encodes 32 values of bf16 that a power of two brings into range, in 16-bit
 // integers: false if one of them becomes subnormal, which these cannot round.
 template <class Format>
@@ -225,6 +215,20 @@ static inline bool encode_narrow(const uint16_t *bf16, __m256i low_shift,
       _mm256_or_si256(_mm256_packus_epi16(rounded[0], rounded[1]), signs),
       0xd8);
   return _mm256_testz_si256(below, below);
+}
+
+static inline __m256i load_shifts(const uint16_t *shifts) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(shifts));
+}
+
+// The codes of 32 values, one scale each.
+template <class Format, Range range, class Element>
+static inline __m256i encode_32_by(const Element *x, const float *scales) {
+  __m256 values[4];
+  for (int i = 0; i < 4; ++i)
+    values[i] =
+        _mm256_mul_ps(load_8(x + 8 * i), _mm256_loadu_ps(scales + 8 * i));
+  return encode_32<Format, range>(values);
 }
 
 // Encodes values times a scale.

@@ -72,6 +72,16 @@ template <class Format> static inline uint32_t encode(float value) {
                                                      : code | sign;
 }
 
+// What to take from the bits of a bf16 value so that its exponent becomes that
+// of the format, times the scale, which must be a power of two; negative where
+// 16 bits do not suffice.
+template <class Format> static inline int narrow_shift(float scale) {
+  const uint32_t bits = bits_of(scale);
+  const int exponent =
+      126 + Format::min_exponent + 127 - static_cast<int>(bits >> 23);
+  return (bits & 0x7fffff) == 0 && exponent < 255 ? exponent * 128 : -1;
+}
+
 // The value of a code, exact.
 static inline float decode_e4m3(uint32_t code) {
   const uint32_t magnitude = code & 0x7f;

@@ -63,6 +63,43 @@ static void quantize_rows(const TileOf<T> &tile, const CopyCall &copy) {
   });
 }
 
+// Shifts of a block of columns for values of 16 bits; false where these do not
+// suffice.
+template <class Format>
+static bool narrow_shifts(const float *factors, int64_t n, uint16_t *shifts) {
+  bool suffice = true;
+  for (int64_t j = 0; j < n; ++j) {
+    const int shift = narrow_shift<Format>(factors[j]);
+    suffice &= shift >= 0;
+    shifts[j] = static_cast<uint16_t>(shift);
+  }
+  return suffice;
+}
+
+template <class Format, Range range>
+static void encode_columns(const Tile &tile, int64_t first, int64_t rows,
+                           const float *factors, const CopyCall &copy) {
+  for (int64_t i = first; i < first + rows; ++i)
+    for_pieces(tile, [&](int64_t j, int64_t n) {
+      encode_row_by<Format, range>(tile.at(i) + j, n, factors + j,
+                                   codes_at(copy, tile, i) + j, copy.streamed);
+    });
+}
+
+template <class Format, Range range>
+static void encode_columns(const NarrowTile &tile, int64_t first, int64_t rows,
+                           const float *factors, const CopyCall &copy) {
+  alignas(64) uint16_t shifts[kBandColumns];
+  const bool suffice = range == Range::bounded &&
+                       narrow_shifts<Format>(factors, tile.columns, shifts);
+  for (int64_t i = first; i < first + rows; ++i)
+    for_pieces(tile, [&](int64_t j, int64_t n) {
+      encode_row_by_shifts<Format, range>(
+          tile.at(i) + j, n, factors + j, suffice ? shifts + j : nullptr,
+          codes_at(copy, tile, i) + j, copy.streamed);
+    });
+}
+
 template <class Format, class T>
 static void quantize_columns(const TileOf<T> &tile, const CopyCall &copy) {
   alignas(64) int32_t amax[kBandColumns];
@@ -76,12 +113,7 @@ static void quantize_columns(const TileOf<T> &tile, const CopyCall &copy) {
     scale_blocks<Format>(amax, tile.columns, copy.rule, bytes, factors);
     with_range(
         largest_of(amax, tile.columns), is_bounded(copy), [&](auto range) {
-          for (int64_t i = first; i < first + rows; ++i)
-            for_pieces(tile, [&](int64_t j, int64_t n) {
-              encode_row_by<Format, range>(tile.at(i) + j, n, factors + j,
-                                           codes_at(copy, tile, i) + j,
-                                           copy.streamed);
-            });
+          encode_columns<Format, range>(tile, first, rows, factors, copy);
         });
   }
 }
