@@ -65,7 +65,7 @@ FAST = (
 )
 
 
-def train(model: nn.Module, x: torch.Tensor, recipe: str, target: str, steps: int = 2) -> dict[str, torch.Tensor]:
+def train(model: nn.Module, x: torch.Tensor, recipe: str, target: str, steps: int) -> dict[str, torch.Tensor]:
     """All that some steps of training leave: outputs, gradients, parameters and state."""
     torch.manual_seed(7)
     net = steelyard.compile(copy.deepcopy(model), recipe, target=target)
@@ -95,11 +95,13 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 )
 def test_training_leaves_the_bytes_of_the_cpu(monkeypatch, library, name, recipe, target):
     model, x = MODELS[name]()
+    # A second step reads weights that were written, and state that was moved.
+    steps = 2 if name == "mlp" or recipe == "fp8-delayed" else 1
     with reference_gemms(monkeypatch):
-        expected = train(model, x, recipe, "cpu")
+        expected = train(model, x, recipe, "cpu", steps)
     torch._dynamo.reset()
     with mock_gpu(monkeypatch, library, target) as launcher:
-        found = train(model, x, recipe, f"cuda:{target}")
+        found = train(model, x, recipe, f"cuda:{target}", steps)
     assert launcher.launches
     assert_same(found, expected)
 
