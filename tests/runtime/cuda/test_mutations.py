@@ -29,7 +29,7 @@ SCHEMES = {
     "block": (Scheme("f8E4M3FN", "1x128", "f32", power_of_two=True), None),
     "tile": (Scheme("f8E4M3FN", "128x128", "f32"), None),
 }
-# The rest leaves every result as it was: bounds that are never reached, counters that only their sign is read of.
+# Part of the rest leaves every result as it was: bounds that are never reached, counters of which the sign is read.
 LEAST_SCORE = 0.7
 # A third of the constants of this small kernel start reductions or tell apart cases that end alike.
 LEAST_SCORES = {"update_scale": 0.6}
