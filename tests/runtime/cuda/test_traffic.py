@@ -17,7 +17,7 @@ PAIRS = {"mx": MX, "nvfp4": (nvfp4(), nvfp4(rht=True)), "tensor": (Scheme("f8E4M
 def test_quantize_moves_whole_sectors(name, dtype):
     simulator = Simulator("sm_100a", measured=True)
     x = torch.randn(128, 128, dtype=dtype)
-    Kernels(simulator).quantize(x, *PAIRS[name], amax=torch.tensor(4.0))
+    Kernels(simulator).quantize(x, *PAIRS[name], amax=(torch.tensor(4.0), torch.tensor(4.0)))
     ((_, traffic),) = simulator.launches
     codes = "st.global.8" if name == "nvfp4" else "st.global.16"
     for access in ("ld.global.16", codes):
