@@ -6,7 +6,9 @@
 // code which is NaN or infinite is summed again, one code at a time.
 //
 // A group of columns takes the rows in parts whose sums fit the registers, and
-// a part in strips of k that stay in the first cache while the columns pass.
+// a part in strips of k that stay in the first cache while the columns pass. A
+// single row takes columns side by side that are far apart, each the next of a
+// stream through memory.
 #pragma once
 
 #if defined(__AVX2__)
@@ -45,9 +47,13 @@ public:
 
   // The sums of every column of a tile of at most kFewRows rows.
   void multiply(const OutputTile<float> &tile) const {
-    const int64_t group = group_columns();
-    for (int64_t j = 0; j < tile.columns; j += group)
-      multiply_group(tile, j, smaller(group, tile.columns - j));
+    const bool streams = call_.rows == 1;
+    const int64_t apart = streams ? tile.columns / kStreams : 0;
+    const int64_t most = streams ? kStreams : group_columns();
+    for (int64_t j = 0; j < apart; ++j)
+      multiply_group(tile, {j, kStreams, apart});
+    for (int64_t j = apart * kStreams; j < tile.columns; j += most)
+      multiply_group(tile, {j, smaller(most, tile.columns - j), 1});
   }
 
 private:
@@ -58,6 +64,10 @@ private:
 
   struct Part {
     int64_t row, rows;
+  };
+  // Columns of a tile.
+  struct Group {
+    int64_t first, count, step;
   };
 
   int64_t parts() const { return (call_.rows + kRowsAtOnce - 1) / kRowsAtOnce; }
@@ -70,16 +80,17 @@ private:
     return parts() > 1 && fit ? kMostGroup : kLeastGroup;
   }
 
-  void multiply_group(const OutputTile<float> &tile, int64_t j,
-                      int64_t columns) const {
+  void multiply_group(const OutputTile<float> &tile, Group group) const {
     ColumnSums sums[kMostGroup];
-    const int64_t column = call_.column + tile.column + j;
-    for (int64_t c = 0; c < columns; ++c)
+    for (int64_t c = 0; c < group.count; ++c)
       clear(sums[c]);
+    const Group placed{call_.column + tile.column + group.first, group.count,
+                       group.step};
     for (int64_t index = 0; index < parts(); ++index)
-      add_part(part(index), column, columns, sums);
-    for (int64_t c = 0; c < columns; c += 4)
-      store_sums(sums + c, smaller(4, columns - c), tile, j + c);
+      add_part(part(index), placed, sums);
+    for (int64_t c = 0; c < group.count; c += 4)
+      store_sums(sums + c, smaller(4, group.count - c), tile,
+                 group.first + c * group.step, group.step);
   }
 
   // Only what is used: there may be more rows than codes.
@@ -90,61 +101,74 @@ private:
     sums.infinite_scale = false;
   }
 
-  void add_part(Part part, int64_t column, int64_t columns,
-                ColumnSums *sums) const {
+  void add_part(Part part, Group group, ColumnSums *sums) const {
     const int64_t strip = strip_length(call_);
     for (int64_t q = 0; q < length_; q += strip)
-      add_strip(part, column, columns, q, smaller(strip, length_ - q), sums);
+      add_strip(part, group, q, smaller(strip, length_ - q), sums);
   }
 
-  void add_strip(Part part, int64_t column, int64_t columns, int64_t q,
-                 int64_t k, ColumnSums *sums) const {
+  void add_strip(Part part, Group group, int64_t q, int64_t k,
+                 ColumnSums *sums) const {
     const int64_t whole = k / kRun * kRun, stride = strip_length(call_);
-    const uint8_t *codes = x_.codes + column * x_.codes_stride + call_.k + q;
+    const uint8_t *codes =
+        x_.codes + group.first * x_.codes_stride + call_.k + q;
+    const int64_t step = group.step * x_.codes_stride;
     const float *rows = few_row(call_, part.row, q);
-    sum(part, column, call_.k + q,
-        {codes, x_.codes_stride, columns, whole / kRun, ahead_of(q, k), rows,
-         stride},
+    sum(part, group, call_.k + q,
+        {codes, step, group.count, whole / kRun, ahead_of(q, k), rows, stride},
         sums);
     if (whole == k)
       return;
     alignas(32) uint8_t rest[kMostGroup][kRun] = {};
-    for (int64_t c = 0; c < columns; ++c)
-      std::memcpy(rest[c], codes + c * x_.codes_stride + whole, k - whole);
-    sum(part, column, call_.k + q + whole,
-        {rest[0], kRun, columns, 1, 0, rows + whole, stride}, sums);
+    for (int64_t c = 0; c < group.count; ++c)
+      std::memcpy(rest[c], codes + c * step + whole, k - whole);
+    sum(part, group, call_.k + q + whole,
+        {rest[0], kRun, group.count, 1, 0, rows + whole, stride}, sums);
   }
 
   // From codes of a strip to those that are read next: of the same columns, or
   // of the next group.
   int64_t ahead_of(int64_t q, int64_t k) const {
-    if (k == length_)
+    if (call_.rows == 1 || k == length_)
       return kBytesAhead;
     return q + k == length_ ? group_columns() * x_.codes_stride - q : k;
   }
 
-  void sum(Part part, int64_t column, int64_t k, const StripRuns &runs,
+  void sum(Part part, Group group, int64_t k, const StripRuns &runs,
            ColumnSums *sums) const {
+    const int64_t column = group.first, step = group.step;
     switch (x_.scale_type) {
     case ScaleType::f32:
       if (call_.rows > kFewestRows)
-        return sum_rows(part, runs, FloatScales<Scaling::values>{x_, column, k},
+        return sum_rows(part, runs,
+                        FloatScales<Scaling::values>{x_, column, k, step},
                         sums);
-      return sum_rows(part, runs, FloatScales<Scaling::sums>{x_, column, k},
-                      sums);
+      return sum_few(part, runs,
+                     FloatScales<Scaling::sums>{x_, column, k, step}, sums);
     case ScaleType::e8m0:
       if (call_.rows > kFewestRows)
-        return sum_rows(part, runs,
-                        ByteScales<Scaling::values>{x_, table_, column, k},
-                        sums);
-      return sum_rows(part, runs,
-                      ByteScales<Scaling::sums>{x_, table_, column, k}, sums);
+        return sum_rows(
+            part, runs,
+            ByteScales<Scaling::values>{x_, table_, column, k, step}, sums);
+      return sum_few(part, runs,
+                     ByteScales<Scaling::sums>{x_, table_, column, k, step},
+                     sums);
     default:
-      return sum_rows(part, runs, NoScales{}, sums);
+      return sum_few(part, runs, NoScales{}, sums);
     }
   }
 
-  template <int Rows = 1, class Scales>
+  template <class Scales>
+  void sum_few(Part part, const StripRuns &runs, const Scales &scales,
+               ColumnSums *sums) const {
+    if (call_.rows == 1)
+      sum_streams<E>(runs, scales, sums);
+    else
+      sum_rows(part, runs, scales, sums);
+  }
+
+  // At least two: a single row takes streams.
+  template <int Rows = 2, class Scales>
   static void sum_rows(Part part, const StripRuns &runs, const Scales &scales,
                        ColumnSums *sums) {
     constexpr bool is_used =
@@ -158,13 +182,15 @@ private:
       sum_strip<E, Rows>(runs, scales, part.row, sums);
   }
 
-  // At most four columns from `j` in the tile.
+  // At most four columns from `j` in the tile, `step` apart.
   void store_sums(const ColumnSums *sums, int64_t columns,
-                  const OutputTile<float> &tile, int64_t j) const {
+                  const OutputTile<float> &tile, int64_t j,
+                  int64_t step) const {
     const int64_t column = call_.column + tile.column + j;
     bool careful[4] = {};
     for (int64_t c = 0; c < columns; ++c)
-      careful[c] = sums[c].infinite_scale || is_special(sums[c].largest);
+      careful[c] = sums[c].infinite_scale || (is_special(sums[c].largest) &&
+                                              holds_special(column + c * step));
     for (int64_t r = 0; r < tile.rows; ++r) {
       __m256 totals[4];
       for (int64_t c = 0; c < 4; ++c)
@@ -173,8 +199,10 @@ private:
       _mm_store_ps(four, sums_of(totals));
       float *target = tile.sums + r * call_.tile_columns + j;
       for (int64_t c = 0; c < columns; ++c) {
-        const float sum = careful[c] ? sum_carefully(column + c, r) : four[c];
-        target[c] = call_.first_slab ? sum : target[c] + sum;
+        const float sum =
+            careful[c] ? sum_carefully(column + c * step, r) : four[c];
+        float &out = target[c * step];
+        out = call_.first_slab ? sum : out + sum;
       }
     }
   }
@@ -185,6 +213,20 @@ private:
     const __m256i found =
         _mm256_cmpeq_epi8(_mm256_max_epu8(largest, least), largest);
     return !_mm256_testz_si256(found, found);
+  }
+
+  // Columns side by side share their largest code.
+  bool holds_special(int64_t column) const {
+    __m256i largest = _mm256_setzero_si256();
+    alignas(32) uint8_t run[kRun];
+    const uint8_t *codes = x_.codes + column * x_.codes_stride + call_.k;
+    for (int64_t q = 0; q < length_; q += kRun) {
+      std::memset(run, 0, kRun);
+      std::memcpy(run, codes + q, smaller(kRun, length_ - q));
+      const __m256i bytes = _mm256_load_si256((const __m256i *)run);
+      largest = _mm256_max_epu8(largest, _mm256_add_epi8(bytes, bytes));
+    }
+    return is_special(largest);
   }
 
   float sum_carefully(int64_t column, int64_t row) const {

@@ -119,13 +119,16 @@ static GroupUnits stage_units(const GemmOperand &x, int64_t first, int64_t p,
 }
 
 // The units of the 8 columns from `first`, k from `p`.
-static GroupUnits units_of(const GemmOperand &x, int64_t first, int64_t p,
-                           int64_t k, StagedUnits &staged) {
-  if (!x.packed)
-    return stage_units(x, first, p, k, staged);
+static GroupUnits packed_units(const GemmOperand &x, int64_t first, int64_t p) {
   const int64_t unit = first / kGroupColumns * blocks_of(x.k) + p / kUnitBlock;
   return {x.codes + unit * kUnitBytes,
           static_cast<const uint8_t *>(x.scales) + unit * kGroupColumns};
+}
+
+static GroupUnits units_of(const GemmOperand &x, int64_t first, int64_t p,
+                           int64_t k, StagedUnits &staged) {
+  return x.packed ? packed_units(x, first, p)
+                  : stage_units(x, first, p, k, staged);
 }
 
 // kColumnUnit columns from `first`: units [block][kPanelGroups].
@@ -171,15 +174,20 @@ static constexpr int64_t kRowsAtOnce = 4;
 static void multiply_rows(const IntegerRow *rows, int64_t count,
                           const GroupUnits &units, int64_t blocks, float *sums,
                           int64_t stride, bool first) {
+  const GroupUnits groups[] = {units};
   switch (count) {
   case 1:
-    return multiply_integer_group<1>(rows, units, blocks, sums, stride, first);
+    return multiply_integer_groups<1>(rows, groups, blocks, sums, stride, 0,
+                                      first);
   case 2:
-    return multiply_integer_group<2>(rows, units, blocks, sums, stride, first);
+    return multiply_integer_groups<2>(rows, groups, blocks, sums, stride, 0,
+                                      first);
   case 3:
-    return multiply_integer_group<3>(rows, units, blocks, sums, stride, first);
+    return multiply_integer_groups<3>(rows, groups, blocks, sums, stride, 0,
+                                      first);
   default:
-    return multiply_integer_group<4>(rows, units, blocks, sums, stride, first);
+    return multiply_integer_groups<4>(rows, groups, blocks, sums, stride, 0,
+                                      first);
   }
 }
 
@@ -199,10 +207,36 @@ static void multiply_group(const GemmCall &call, const OutputTile<float> &tile,
   }
 }
 
-// Columns in the order of memory, which is then read at its full speed.
+// Groups that a single row passes side by side: memory serves several streams
+// faster than one.
+static constexpr int64_t kStreams = 4;
+
+// One slice of kStreams groups from `j` in the tile, `apart` columns from each
+// other.
+static void multiply_streams(const GemmCall &call,
+                             const OutputTile<float> &tile, int64_t j,
+                             int64_t apart, int64_t slice) {
+  const int64_t k = slice_length(call, slice);
+  GroupUnits units[kStreams];
+  for (int64_t g = 0; g < kStreams; ++g)
+    units[g] = packed_units(call.b, call.column + tile.column + j + g * apart,
+                            call.k + slice * kSlice);
+  multiply_integer_groups<1>(packed_row(call, slice, tile.row), units,
+                             blocks_of(k), tile.sums + j, call.tile_columns,
+                             apart, call.first_slab && slice == 0);
+}
+
+// Columns in the order of memory, or of several streams through it, which is
+// then read at its full speed.
 static void multiply_few(const GemmCall &call, const OutputTile<float> &tile) {
   StagedUnits staged;
-  for (int64_t j = 0; j < tile.columns; j += kGroupColumns)
+  const bool streams = call.rows == 1 && call.b.packed;
+  const int64_t apart =
+      streams ? tile.columns / (kStreams * kGroupColumns) * kGroupColumns : 0;
+  for (int64_t j = 0; j < apart; j += kGroupColumns)
+    for (int64_t slice = 0; slice < call.slices; ++slice)
+      multiply_streams(call, tile, j, apart, slice);
+  for (int64_t j = kStreams * apart; j < tile.columns; j += kGroupColumns)
     for (int64_t slice = 0; slice < call.slices; ++slice)
       multiply_group(call, tile, j, slice, staged);
 }

@@ -64,14 +64,15 @@ static inline __m256i load_32(const void *bytes) {
 // Half the values of 8 E4M3 bytes: both operands are doubled.
 static inline __m256 half_scales(const uint8_t *bytes) {
   const __m256i wide =
-      _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)bytes));
+      _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)bytes));
   const __m256i magnitude = _mm256_and_si256(wide, _mm256_set1_epi32(0x7f));
   const __m256i nan = _mm256_cmpeq_epi32(magnitude, _mm256_set1_epi32(0x7f));
-  const __m256i sign = _mm256_slli_epi32(_mm256_srli_epi32(wide, 7), 31);
+  const __m256i placed =
+      _mm256_and_si256(_mm256_slli_epi32(wide, 20),
+                       _mm256_set1_epi32(static_cast<int>(0x87f00000u)));
   const __m256 value =
-      _mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(magnitude, 20)),
-                    _mm256_set1_ps(0x1p119f));
-  return _mm256_or_ps(value, _mm256_castsi256_ps(_mm256_or_si256(nan, sign)));
+      _mm256_mul_ps(_mm256_castsi256_ps(placed), _mm256_set1_ps(0x1p119f));
+  return _mm256_or_ps(value, _mm256_castsi256_ps(nan));
 }
 
 // The four runs of 8 columns of a unit.
@@ -145,39 +146,52 @@ static inline void multiply_integer_row(const IntegerRow &row,
     _mm256_store_ps(sums + 8 * g, sum[g]);
 }
 
-// sums (+)= `Rows` signed rows times the units of one group, expanded on the
-// way: memory is read once and nothing is written.
-template <int Rows>
-static inline void
-multiply_integer_group(const IntegerRow *rows, GroupUnits units, int64_t blocks,
-                       float *sums, int64_t stride, bool first) {
+// sum + block `b` of a signed row times that of 8 columns.
+static inline __m256 add_block(const IntegerRow &row, int64_t b,
+                               const __m256i (&runs)[4], __m256 scale,
+                               __m256 sum) {
+  __m256i pairs = _mm256_setzero_si256();
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j)
+    pairs = _mm256_add_epi16(
+        pairs, _mm256_maddubs_epi16(
+                   runs[j], broadcast_run(row.codes + kUnitBlock * b + 4 * j)));
+  const __m256 product = _mm256_fmadd_ps(
+      _mm256_cvtepi32_ps(sum_of_pairs(pairs)), _mm256_set1_ps(row.scales[b]),
+      _mm256_set1_ps(row.offsets[b]));
+  return _mm256_fmadd_ps(product, scale, sum);
+}
+
+// sums (+)= `Rows` signed rows times the units of groups of columns, expanded
+// on the way: memory is read once and nothing is written. The sums of groups
+// are `apart` from each other.
+template <int Rows, int Groups>
+static inline void multiply_integer_groups(const IntegerRow *rows,
+                                           const GroupUnits (&units)[Groups],
+                                           int64_t blocks, float *sums,
+                                           int64_t stride, int64_t apart,
+                                           bool first) {
   const __m256i table = doubled_codes(kCodeOffset);
-  __m256 sum[Rows];
-  for (int r = 0; r < Rows; ++r)
-    sum[r] = first ? _mm256_setzero_ps() : _mm256_load_ps(sums + r * stride);
-  for (int64_t b = 0; b < blocks; ++b) {
-    _mm_prefetch(units.codes + kUnitBytes * b + kBytesAhead, _MM_HINT_T0);
-    __m256i runs[4];
-    expand_unit(units.codes + kUnitBytes * b, table, runs);
-    const __m256 scale = half_scales(units.scales + kGroupColumns * b);
+  __m256 sum[Groups][Rows];
+  for (int g = 0; g < Groups; ++g)
+    for (int r = 0; r < Rows; ++r)
+      sum[g][r] = first ? _mm256_setzero_ps()
+                        : _mm256_load_ps(sums + r * stride + g * apart);
+  for (int64_t b = 0; b < blocks; ++b)
 #pragma GCC unroll 4
-    for (int r = 0; r < Rows; ++r) {
-      const IntegerRow &row = rows[r];
-      __m256i pairs = _mm256_setzero_si256();
+    for (int g = 0; g < Groups; ++g) {
+      const uint8_t *codes = units[g].codes + kUnitBytes * b;
+      _mm_prefetch(codes + kBytesAhead, _MM_HINT_T0);
+      __m256i runs[4];
+      expand_unit(codes, table, runs);
+      const __m256 scale = half_scales(units[g].scales + kGroupColumns * b);
 #pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j)
-        pairs = _mm256_add_epi16(
-            pairs,
-            _mm256_maddubs_epi16(
-                runs[j], broadcast_run(row.codes + kUnitBlock * b + 4 * j)));
-      const __m256 product = _mm256_fmadd_ps(
-          _mm256_cvtepi32_ps(sum_of_pairs(pairs)),
-          _mm256_set1_ps(row.scales[b]), _mm256_set1_ps(row.offsets[b]));
-      sum[r] = _mm256_fmadd_ps(product, scale, sum[r]);
+      for (int r = 0; r < Rows; ++r)
+        sum[g][r] = add_block(rows[r], b, runs, scale, sum[g][r]);
     }
-  }
-  for (int r = 0; r < Rows; ++r)
-    _mm256_store_ps(sums + r * stride, sum[r]);
+  for (int g = 0; g < Groups; ++g)
+    for (int r = 0; r < Rows; ++r)
+      _mm256_store_ps(sums + r * stride + g * apart, sum[g][r]);
 }
 
 } // namespace steelyard::STEELYARD_ISA

@@ -52,7 +52,10 @@ template <Element E> struct RunDecoder {
 
   // 16 bytes in the high halves of 16 words, as bfloat16.
   static inline __m256i place(__m256i words) {
-    return _mm256_and_si256(_mm256_srai_epi16(words, kShift),
+    // An arithmetic shift to the right, by a multiplier: shifters are busy.
+    const __m256i shifted = _mm256_mulhi_epi16(
+        words, _mm256_set1_epi16(static_cast<short>(1 << (16 - kShift))));
+    return _mm256_and_si256(shifted,
                             _mm256_set1_epi16(static_cast<short>(kMask)));
   }
   static inline void widen(__m256i placed, __m256 &high, __m256 &low) {
@@ -65,6 +68,10 @@ template <Element E> struct RunDecoder {
     widen(place(_mm256_slli_epi16(codes, 8)), values[2], values[3]);
   }
 };
+
+// Columns that one row passes side by side: memory serves several streams
+// faster than one.
+static constexpr int64_t kStreams = 4;
 
 // A strip of k of some columns, and of the rows.
 struct StripRuns {
@@ -104,12 +111,13 @@ template <Scaling S> struct ByteScales {
   const GemmOperand &x;
   const float *table; // as panels hold them
   int64_t column, k;  // of the strip
+  int64_t step;       // from column to column
   const uint8_t *bytes = nullptr;
   int64_t stride = x.k_stride;
 
   inline void start(int64_t c) {
-    bytes =
-        static_cast<const uint8_t *>(x.scales) + scale_index(x, column + c, k);
+    bytes = static_cast<const uint8_t *>(x.scales) +
+            scale_index(x, column + c * step, k);
   }
   inline __m256 at(int64_t block) const {
     return _mm256_broadcast_ss(table + bytes[block * stride]);
@@ -124,14 +132,15 @@ template <Scaling S> struct FloatScales {
 
   const GemmOperand &x;
   int64_t column, k; // of the strip
+  int64_t step;      // from column to column
   const float *scales = nullptr;
   int64_t stride = x.k_stride;
   double unit = x.unit;
   uint32_t largest = 0;
 
   inline void start(int64_t c) {
-    scales =
-        static_cast<const float *>(x.scales) + scale_index(x, column + c, k);
+    scales = static_cast<const float *>(x.scales) +
+             scale_index(x, column + c * step, k);
     largest = 0;
   }
   inline __m256 at(int64_t block) {
@@ -227,17 +236,19 @@ add_runs(const StripRuns &runs, const uint8_t *codes, int64_t first,
   }
 }
 
+// One chain of sums would wait for itself, unless each block starts another.
+template <class Scales> constexpr int chains_of(int rows) {
+  constexpr bool by_run =
+      Scales::kScaling == Scaling::sums && Scales::kBlockRuns == 1;
+  return rows > 4 || by_run ? 1 : 2;
+}
+
 // One column: total[r] += the products of row r.
 template <Element E, int Rows, class Scales>
 [[gnu::always_inline]] static inline void
 sum_column(const StripRuns &runs, const uint8_t *codes, Scales &scales,
            __m256 *total, __m256i &largest) {
-  constexpr bool by_block = Scales::kScaling == Scaling::sums;
-  // One chain of sums would wait for itself, unless each block starts another.
-  constexpr int chains = Rows > 4 || (by_block && Scales::kBlockRuns == 1) ? 1
-                         : Rows == 1                                       ? 4
-                                                                           : 2;
-  RunSums<Rows, chains> sums;
+  RunSums<Rows, chains_of<Scales>(Rows)> sums;
   __m256i most = largest;
   int64_t run = 0;
   for (; run + kRunsAtOnce <= runs.count; run += kRunsAtOnce)
@@ -246,6 +257,39 @@ sum_column(const StripRuns &runs, const uint8_t *codes, Scales &scales,
     add_runs<E, 1>(runs, codes, run, scales, most, sums);
   largest = most;
   sums.add_to(total);
+}
+
+// At most kStreams columns side by side, for one row; missing ones repeat the
+// last, so that a sum is the same in any company. The largest code is that of
+// all of them.
+template <Element E, class Scales>
+[[gnu::noinline]] static void
+sum_streams(const StripRuns &given, const Scales &scales, ColumnSums *columns) {
+  constexpr int together = Scales::kBlockRuns > 2 ? Scales::kBlockRuns : 2;
+  const StripRuns runs = given;
+  RunSums<1, chains_of<Scales>(1)> sums[kStreams];
+  Scales of[kStreams] = {scales, scales, scales, scales};
+  const uint8_t *codes[kStreams];
+  for (int64_t c = 0; c < kStreams; ++c) {
+    const int64_t column = smaller(c, runs.columns - 1);
+    of[c].start(column);
+    codes[c] = runs.codes + column * runs.codes_stride;
+  }
+  __m256i largest = _mm256_setzero_si256();
+  int64_t run = 0;
+  for (; run + together <= runs.count; run += together)
+#pragma GCC unroll 4
+    for (int64_t c = 0; c < kStreams; ++c)
+      add_runs<E, together>(runs, codes[c], run, of[c], largest, sums[c]);
+  for (; run < runs.count; ++run)
+#pragma GCC unroll 4
+    for (int64_t c = 0; c < kStreams; ++c)
+      add_runs<E, 1>(runs, codes[c], run, of[c], largest, sums[c]);
+  for (int64_t c = 0; c < runs.columns; ++c) {
+    sums[c].add_to(columns[c].total);
+    columns[c].largest = _mm256_max_epu8(columns[c].largest, largest);
+    columns[c].infinite_scale |= of[c].infinite();
+  }
 }
 
 // Every column of the strip, for `Rows` rows from `row`.
