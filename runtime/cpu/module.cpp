@@ -5,11 +5,13 @@
 
 #include "bindings.h"
 #include "kernel_table.h"
+#include "openmp_team.h"
 
 namespace nb = nanobind;
 
 NB_MODULE(_cpu, m) {
   m.doc() = "Native CPU runtime of steelyard.";
+  steelyard::set_team_finder(&steelyard::find_openmp_team);
   m.def("instruction_sets", &steelyard::instruction_sets,
         "Names of the instruction sets kernels may use on this machine, widest "
         "last.");

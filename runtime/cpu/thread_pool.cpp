@@ -53,13 +53,20 @@ private:
 
 class Pool {
 public:
-  // Runs the job with up to `helpers` workers; false if the pool is taken.
-  bool run(Job &job, int helpers) {
+  explicit Pool(Team team) : team_(team) {}
+
+  // Runs the job with up to `helpers` workers; false if the pool is taken. A
+  // team always comes whole: it would let go of threads that are not called.
+  bool run(Job &job, int helpers, int threads) {
     if (taken_.test_and_set(std::memory_order_acquire))
       return false;
-    open(job, helpers);
-    job.work();
-    close();
+    if (team_) {
+      team_([](void *job) { static_cast<Job *>(job)->work(); }, &job, threads);
+    } else {
+      open(job, helpers);
+      job.work();
+      close();
+    }
     taken_.clear(std::memory_order_release);
     return true;
   }
@@ -106,6 +113,7 @@ private:
     }
   }
 
+  const Team team_;
   std::atomic_flag taken_ = ATOMIC_FLAG_INIT;
   std::mutex mutex_;
   std::condition_variable wake_, idle_;
@@ -116,17 +124,21 @@ private:
 // Never destroyed: workers may outlive static destructors, and a forked child
 // must leave its parent's copy alone.
 Pool *pool = nullptr;
+Team (*find_team)() = nullptr;
 
 Pool &shared_pool() {
   static std::once_flag once;
   std::call_once(once, [] {
-    pool = new Pool;
-    pthread_atfork(nullptr, nullptr, [] { pool = new Pool; });
+    pool = new Pool(find_team ? find_team() : nullptr);
+    // The threads of a team are not there after a fork.
+    pthread_atfork(nullptr, nullptr, [] { pool = new Pool(nullptr); });
   });
   return *pool;
 }
 
 } // namespace
+
+void set_team_finder(Team (*find)()) { find_team = find; }
 
 void parallel_for(int64_t tasks, int64_t grain, int threads, Task task,
                   const void *context) {
@@ -136,7 +148,7 @@ void parallel_for(int64_t tasks, int64_t grain, int threads, Task task,
   int64_t ranges = (tasks + grain - 1) / grain;
   int helpers = static_cast<int>(std::min<int64_t>(threads, ranges)) - 1;
   Job job(tasks, grain, task, context);
-  if (helpers <= 0 || !shared_pool().run(job, helpers))
+  if (helpers <= 0 || !shared_pool().run(job, helpers, threads))
     job.work();
   job.rethrow();
 }

@@ -5,11 +5,21 @@
 // are borrowed only while the pool is free, so concurrent callers never
 // oversubscribe the machine: the second one runs alone. After a fork the child
 // starts a new pool on first use.
+//
+// Where a process has a team of threads already, helpers come from there.
 #pragma once
 
 #include <cstdint>
 
 namespace steelyard {
+
+using TeamMember = void (*)(void *context);
+// Calls `member(context)` on so many threads, the calling one among them.
+using Team = void (*)(TeamMember member, void *context, int threads);
+
+// Lets the pool look for a team, once, when it first needs one; a fork of the
+// process leaves the team behind.
+void set_team_finder(Team (*find)());
 
 using Task = void (*)(const void *context, int64_t begin, int64_t end);
 
