@@ -8,7 +8,6 @@ from steelyard.runtime.cuda.codegen.values import (
     absolute,
     bitcast,
     compare_unsigned,
-    constant,
     convert,
     f32,
     floor,
@@ -89,13 +88,15 @@ def dither(value: Value, random_byte: Value) -> Value:
     """A value that the cast to E2M1 leaves as it is: rounded up with the probability of the distance."""
     magnitude = absolute(value)
     share = convert(convert(random_byte, "i32"), "f32") * (1 / 256)
-    raised = fused_multiply_add(share, _step(magnitude), magnitude)
-    step = _step(raised)
-    rounded = minimum(floor(raised / step) * step, 6.0)
+    raised = fused_multiply_add(share, _by_size(magnitude, 0.5, 1.0, 2.0), magnitude)
+    # Steps are powers of two: the product with the inverse is the quotient, without the code that divides.
+    steps = floor(raised * _by_size(raised, 2.0, 1.0, 0.5))
+    rounded = minimum(steps * _by_size(raised, 0.5, 1.0, 2.0), 6.0)
     sign = bitcast(value, "i32") & 0x80000000
     signed = bitcast(bitcast(rounded, "i32") | sign, "f32")
     return select(is_nan(value), value, signed)
 
 
-def _step(magnitude: Value) -> Value:
-    return select(magnitude < 2.0, f32(0.5), select(magnitude < 4.0, f32(1.0), constant(2.0, "f32")))
+def _by_size(magnitude: Value, below_two: float, below_four: float, above: float) -> Value:
+    """What goes with the distance between the values of E2M1 around a magnitude."""
+    return select(magnitude < 2.0, f32(below_two), select(magnitude < 4.0, f32(below_four), f32(above)))
