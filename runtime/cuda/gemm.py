@@ -70,15 +70,6 @@ def multiply(
     )
 
 
-def emulate(
-    kernels: Kernels, a: QuantizedCopy, b: QuantizedCopy, *, out_dtype: torch.dtype = torch.bfloat16
-) -> torch.Tensor:
-    """The product of decoded operands, each reduced along the dim that its copy is quantized along."""
-    left, right = (decode(kernels, copy) for copy in (a, b))
-    out = torch.empty((left.shape[0], right.shape[0]), dtype=out_dtype, device=left.device)
-    return multiply_decoded(left, right.t(), out)
-
-
 def decode(kernels: Kernels, copy: QuantizedCopy) -> torch.Tensor:
     """The values of a copy in float32, its rows along the reduction.
 
