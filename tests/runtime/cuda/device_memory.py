@@ -43,42 +43,54 @@ class DeviceMemory:
 
     def view(self, address: int, size: int) -> np.ndarray:
         """The bytes at an address."""
-        array, offsets = self._locate(np.array([address], np.uint64), size)
-        return array[int(offsets[0]) : int(offsets[0]) + size]
+        base, array = self._allocation(address, size)
+        return array[address - base : address - base + size]
 
     def load(self, addresses: np.ndarray, size: int) -> np.ndarray:
         """(lanes, size) bytes."""
         parts = np.empty((len(addresses), size), np.uint8)
-        for lanes, array, offsets in self._by_allocation(addresses, size):
-            parts[lanes] = array[offsets[:, None] + np.arange(size)]
+        for lanes, items, places in self._by_allocation(addresses, size):
+            parts[lanes] = items[places].view(np.uint8).reshape(-1, size)
         return parts
 
     def store(self, addresses: np.ndarray, data: np.ndarray) -> None:
         size = data.shape[1]
-        for lanes, array, offsets in self._by_allocation(addresses, size):
-            array[offsets[:, None] + np.arange(size)] = data[lanes]
+        given = np.ascontiguousarray(data).view(f"V{size}").reshape(-1)
+        for lanes, items, places in self._by_allocation(addresses, size):
+            items[places] = given[lanes]
 
     def raise_words(self, addresses: np.ndarray, values: np.ndarray) -> None:
         """Atomic maximum of unsigned words."""
-        for lanes, array, offsets in self._by_allocation(addresses, 4):
-            begin = int(offsets[0]) % 4
-            words = array[begin : begin + (array.size - begin) // 4 * 4].view(np.uint32)
-            np.maximum.at(words, (offsets - begin) // 4, values[lanes])
+        for lanes, items, places in self._by_allocation(addresses, 4):
+            np.maximum.at(items.view(np.uint32), places, values[lanes])
 
     def _by_allocation(self, addresses: np.ndarray, size: int):
-        if np.any(addresses % np.uint64(size)):
+        """Lanes whose addresses are in one allocation, that as items of `size` bytes, and which of them they are."""
+        if (addresses & np.uint64(size - 1)).any():
             raise PtxError(f"access of {size} bytes at an address that is no multiple")
-        positions = np.searchsorted(np.array(self._bases, np.uint64), addresses, side="right") - 1
+        first, last = int(addresses.min()), int(addresses.max())
+        if bisect.bisect(self._bases, first) == bisect.bisect(self._bases, last):
+            yield slice(None), *self._items(addresses, last, size)
+            return
+        positions = np.searchsorted(np.array(self._bases, np.uint64), addresses, side="right")
         for position in np.unique(positions):
             lanes = np.nonzero(positions == position)[0]
-            yield lanes, *self._locate(addresses[lanes], size)
+            yield lanes, *self._items(addresses[lanes], int(addresses[lanes].max()), size)
 
-    def _locate(self, addresses: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-        position = bisect.bisect(self._bases, int(addresses[0])) - 1
+    def _items(self, addresses: np.ndarray, last: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Addresses are multiples of the size, but an allocation may begin between two."""
+        base, array = self._allocation(last, size)
+        skipped = -base % size
+        items = array[skipped : skipped + (array.size - skipped) // size * size].view(f"V{size}")
+        return items, (addresses - np.uint64(base + skipped)).astype(np.int64) // size
+
+    def _allocation(self, address: int, size: int) -> tuple[int, np.ndarray]:
+        """Where the allocation that holds these bytes begins, and its bytes."""
+        position = bisect.bisect(self._bases, address) - 1
         if position < 0:
-            raise PtxError(f"no memory at {int(addresses[0]):#x}")
-        offsets = addresses.astype(np.int64) - self._bases[position]
-        array = self._arrays[position]
-        if int(offsets.max()) + size > array.size:
-            raise PtxError(f"access {int(offsets.max()) + size - array.size} bytes behind {array.size} bytes of memory")
-        return array, offsets
+            raise PtxError(f"no memory at {address:#x}")
+        base, array = self._bases[position], self._arrays[position]
+        missing = address - base + size - array.size
+        if missing > 0:
+            raise PtxError(f"access {missing} bytes behind {array.size} bytes of memory")
+        return base, array

@@ -13,11 +13,11 @@ _FLOAT = {32: np.float32, 64: np.float64}
 
 
 def as_float(bits, width):
-    return bits.astype(_UNSIGNED[width]).view(_FLOAT[width])
+    return bits.astype(_UNSIGNED[width], copy=False).view(_FLOAT[width])
 
 
 def as_signed(bits, width):
-    return bits.astype(_UNSIGNED[width]).view(_SIGNED[width])
+    return bits.astype(_UNSIGNED[width], copy=False).view(_SIGNED[width])
 
 
 def from_float(values, width):
@@ -36,8 +36,8 @@ def _float_operation(function, width):
 
 def _integer_operation(function, width):
     def run(*operands):
-        with np.errstate(over="ignore"):
-            return function(*(operand.astype(_UNSIGNED[width]) for operand in operands)).astype(_UNSIGNED[width])
+        result = function(*[operand.astype(_UNSIGNED[width], copy=False) for operand in operands])
+        return result.astype(_UNSIGNED[width], copy=False)
 
     return run
 
@@ -189,7 +189,7 @@ def _extreme(function):
 
 
 def _same(width):
-    return lambda value: value.astype(_UNSIGNED[width])
+    return lambda value: value.astype(_UNSIGNED[width], copy=False)
 
 
 def _extend_signed(source, target):
@@ -374,7 +374,7 @@ def _half_relation(relation, dtype):
 
 
 def _integer_relation(relation, width, signed):
-    view = as_signed if signed else lambda bits, width: bits.astype(_UNSIGNED[width])
+    view = as_signed if signed else lambda bits, width: bits.astype(_UNSIGNED[width], copy=False)
     return lambda a, b: _RELATIONS[relation](view(a, width), view(b, width))
 
 

@@ -1,7 +1,9 @@
 """PTX text taken apart: entries with their parameters, labels and instructions. What is not understood is an error."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 
 class PtxError(Exception):
@@ -29,6 +31,7 @@ class Entry:
     registers: dict[str, str] = field(default_factory=dict)  # prefix -> pred, b16, b32, b64
     code: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
+    steps: dict[int, Callable] = field(default_factory=dict)  # what the interpreter has decoded, by place in the code
 
     def width(self, register: str) -> str:
         """The declared class of a register."""
@@ -44,6 +47,7 @@ _REGISTERS = re.compile(r"\.reg \.(\w+)\s+(%\w+?)(?:<\d+>)?;$")
 _IGNORED = re.compile(r"(\{|\}|\)|\(|\.pragma \"(nounroll|used_bytes_mask 0x[0-9a-fA-F]+)\";|\.minnctapersm \d+)$")
 
 
+@lru_cache(maxsize=64)
 def parse(text: str) -> tuple[dict[str, str], dict[str, Entry]]:
     """Version and target, and every entry by name."""
     header: dict[str, str] = {}

@@ -5,56 +5,69 @@ from device_memory import FRESH
 from ptx_text import PtxError
 
 BASE = 0x400
+_WIDEST = 16
 _NOBODY, _SEVERAL = -1, -2
 
 
 class SharedMemory:
-    """`size` bytes a block. Between two barriers a byte that one thread writes is no other thread's to touch."""
+    """`size` bytes a block. Between two barriers a byte that one thread writes is no other thread's to touch.
+
+    Accesses lie at multiples of their size: each array is looked at as rows of so many bytes, a row an access.
+    """
 
     def __init__(self, blocks: int, size: int):
-        self._bytes = np.full((blocks, size), FRESH, np.uint8)
-        self._writer = np.full((blocks, size), _NOBODY, np.int32)
-        self._reader = np.full((blocks, size), _NOBODY, np.int32)
-        self._is_written = np.zeros((blocks, size), bool)
-        self._size = size
+        self._size, self._pitch = size, -(-size // _WIDEST) * _WIDEST
+        self._bytes = np.full(blocks * self._pitch, FRESH, np.uint8)
+        self._writer = np.full(blocks * self._pitch, _NOBODY, np.int16)
+        self._reader = np.full(blocks * self._pitch, _NOBODY, np.int16)
+        self._is_written = np.zeros(blocks * self._pitch, bool)
 
     def pass_barrier(self, blocks: np.ndarray) -> None:
         """Nothing before the barrier concerns what comes after."""
-        self._writer[blocks] = _NOBODY
-        self._reader[blocks] = _NOBODY
+        self._writer.reshape(-1, self._pitch)[blocks] = _NOBODY
+        self._reader.reshape(-1, self._pitch)[blocks] = _NOBODY
 
     def load(self, blocks: np.ndarray, threads: np.ndarray, addresses: np.ndarray, size: int) -> np.ndarray:
         where = self._locate(blocks, addresses, size)
-        if not self._is_written[where].all():
+        mine = threads[:, None].astype(np.int16)
+        if not _rows(self._is_written, where, size).all():
             raise PtxError("shared memory is read that was never written")
-        self._refuse_others(self._writer[where], threads, "read what another thread writes")
-        known = self._reader[where]
-        mine = threads[:, None]
-        # Lanes that read a byte together leave their mark one after the other: marks that differ mean several.
-        self._reader[where] = np.where((known == _NOBODY) | (known == mine), mine, _SEVERAL)
-        self._reader[where] = np.where(self._reader[where] == mine, mine, _SEVERAL)
-        return self._bytes[where]
+        self._refuse_others(_rows(self._writer, where, size), mine, "read what another thread writes")
+        readers = self._reader.reshape(-1, size)
+        known = readers[where]
+        readers[where] = np.where((known == _NOBODY) | (known == mine), mine, _SEVERAL)
+        # Of lanes that read a byte together the last leaves its mark: the others find that it is not theirs.
+        lane, byte = np.nonzero(readers[where] != mine)
+        readers[where[lane], byte] = _SEVERAL
+        return _rows(self._bytes, where, size)
 
     def store(self, blocks: np.ndarray, threads: np.ndarray, addresses: np.ndarray, data: np.ndarray) -> None:
-        where = self._locate(blocks, addresses, data.shape[1])
-        self._refuse_others(self._writer[where], threads, "write what another thread writes")
-        self._refuse_others(self._reader[where], threads, "write what another thread reads")
-        self._bytes[where] = data
-        self._is_written[where] = True
-        self._writer[where] = threads[:, None]
-        self._refuse_others(self._writer[where], threads, "write what another lane writes")
+        size = data.shape[1]
+        where = self._locate(blocks, addresses, size)
+        mine = threads[:, None].astype(np.int16)
+        self._refuse_others(_rows(self._writer, where, size), mine, "write what another thread writes")
+        self._refuse_others(_rows(self._reader, where, size), mine, "write what another thread reads")
+        self._bytes.reshape(-1, size)[where] = data
+        self._is_written.reshape(-1, size)[where] = True
+        self._writer.reshape(-1, size)[where] = mine
+        self._refuse_others(_rows(self._writer, where, size), mine, "write what another lane writes")
 
-    def _locate(self, blocks, addresses, size) -> tuple[np.ndarray, np.ndarray]:
+    def _locate(self, blocks: np.ndarray, addresses: np.ndarray, size: int) -> np.ndarray:
+        """Which rows of `size` bytes are accessed."""
         offsets = addresses.astype(np.int64) - BASE
         if offsets.size and (offsets.min() < 0 or offsets.max() + size > self._size):
             raise PtxError(
                 f"access outside of {self._size} bytes of shared memory, at {offsets.min()}..{offsets.max()}"
             )
-        if np.any(offsets % size):
+        if (offsets & (size - 1)).any():
             raise PtxError(f"shared access of {size} bytes at an address that is no multiple")
-        return blocks[:, None], offsets[:, None] + np.arange(size)
+        return (blocks * self._pitch + offsets) // size
 
     @staticmethod
-    def _refuse_others(owners: np.ndarray, threads: np.ndarray, deed: str) -> None:
-        if np.any((owners != _NOBODY) & (owners != threads[:, None])):
+    def _refuse_others(owners: np.ndarray, mine: np.ndarray, deed: str) -> None:
+        if ((owners != _NOBODY) & (owners != mine)).any():
             raise PtxError(f"race in shared memory: threads {deed} with no barrier between")
+
+
+def _rows(array: np.ndarray, where: np.ndarray, size: int) -> np.ndarray:
+    return array.reshape(-1, size)[where]

@@ -102,6 +102,17 @@ def test_barrier_hands_shared_memory_over():
     assert "race" in refusal_of(body.replace("bar.sync \t0;", ""))
 
 
+@pytest.mark.parametrize("writer", [0, 40, 63])
+def test_nobody_writes_what_several_read(writer):
+    body = f"""
+	st.shared.b32 	[%rd5], %r1;
+	bar.sync 	0;
+	ld.shared.b32 	%r2, [%rd4];
+	setp.eq.b32 	%p1, %r1, {writer};
+	@%p1 st.shared.b32 	[%rd4], %r1;"""
+    assert "threads write what another thread reads" in refusal_of(body)
+
+
 def test_guards_and_vectors_and_parts():
     body = """
 	setp.lt.u32 	%p1, %r1, 4;
