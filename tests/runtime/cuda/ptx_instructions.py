@@ -26,7 +26,10 @@ Step = Callable[[Any, Any], None]
 
 def decode(instruction: Instruction, entry: Entry) -> Step:
     """What an instruction does, its guard included."""
-    step = _decode_unguarded(instruction, entry)
+    try:
+        step = _decode_unguarded(instruction, entry)
+    except PtxError as error:
+        raise PtxError(f"line {instruction.line}, {instruction.opcode}: {error}") from None
     if instruction.guard is None:
         return step
     if instruction.opcode in EXCHANGES:

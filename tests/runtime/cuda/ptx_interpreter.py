@@ -95,39 +95,41 @@ class Launch:
 
     def _run_from(self, counter: int, mask: np.ndarray) -> None:
         """Straight on until the threads branch, wait, end, or meet others."""
-        lanes = Lanes(self, mask)
+        lanes, steps = Lanes(self, mask), self.entry.steps
         while True:
-            if counter >= len(self.entry.code):
-                raise PtxError(f"{self.entry.name} runs past its end")
-            instruction = self.entry.code[counter]
-            opcode = instruction.opcode
-            if opcode in ("bra", "bra.uni"):
-                return self._branch(instruction, counter, lanes.mask)
-            if opcode == "ret":
-                if instruction.guard:
-                    raise PtxError(f"line {instruction.line}: a guarded ret is not known")
+            if counter not in steps and self._turn(counter, lanes):
                 return None
-            if opcode == "bar.sync":
-                if instruction.operands != ("0",) or instruction.guard:
-                    raise PtxError(f"line {instruction.line}: only an unguarded bar.sync 0 is known")
-                return self._add(self.waiting, counter + 1, lanes.mask)
-            if opcode in EXCHANGES:
+            instruction = self.entry.code[counter]
+            if instruction.opcode in EXCHANGES:
                 lanes = Lanes(self, self._gather_warps(counter, lanes.mask))
                 if not lanes.numbers.size:
                     return None
-            self._execute(counter, lanes)
+            try:
+                steps[counter](self, lanes)
+            except PtxError as error:
+                raise PtxError(f"line {instruction.line}, {instruction.opcode}: {error}") from None
             counter += 1
             if counter in self.ready:
                 return self._add(self.ready, counter, lanes.mask)
 
-    def _execute(self, counter: int, lanes: Lanes) -> None:
-        instruction, steps = self.entry.code[counter], self.entry.steps
-        try:
-            if counter not in steps:
-                steps[counter] = decode(instruction, self.entry)
-            steps[counter](self, lanes)
-        except PtxError as error:
-            raise PtxError(f"line {instruction.line}, {instruction.opcode}: {error}") from None
+    def _turn(self, counter: int, lanes: Lanes) -> bool:
+        """Whether these threads leave the straight line here; where they do not, what is here is decoded."""
+        if counter >= len(self.entry.code):
+            raise PtxError(f"{self.entry.name} runs past its end")
+        instruction = self.entry.code[counter]
+        if instruction.opcode in ("bra", "bra.uni"):
+            self._branch(instruction, counter, lanes.mask)
+        elif instruction.opcode == "ret":
+            if instruction.guard:
+                raise PtxError(f"line {instruction.line}: a guarded ret is not known")
+        elif instruction.opcode == "bar.sync":
+            if instruction.operands != ("0",) or instruction.guard:
+                raise PtxError(f"line {instruction.line}: only an unguarded bar.sync 0 is known")
+            self._add(self.waiting, counter + 1, lanes.mask)
+        else:
+            self.entry.steps[counter] = decode(instruction, self.entry)
+            return False
+        return True
 
     def _gather_warps(self, counter: int, mask: np.ndarray) -> np.ndarray:
         """The lanes whose whole warp is here; the others wait for theirs."""
@@ -172,23 +174,24 @@ class Launch:
         """For which lanes an instruction's predicate lets it happen."""
         if instruction.guard is None:
             return np.ones(self.lanes, bool)
-        value = self._whole(instruction.guard)
+        value = self.registers.get(instruction.guard)
+        if value is None:
+            raise PtxError(f"{instruction.guard} is read before it is written")
         return ~value if instruction.negated else value
 
     def read(self, operand: str, lanes: Lanes) -> np.ndarray:
         """What an operand holds in these lanes: not to be written to."""
-        value = self._whole(operand)
-        return value if lanes.are_all else value[lanes.numbers]
-
-    def _whole(self, operand: str) -> np.ndarray:
         value = self.registers.get(operand)
         if value is None:
-            value = self.constants.get(operand)
-        if value is None:
-            value = self.constants[operand] = self._constant(operand)
-        return value
+            value = self._constant(operand)
+        return value if lanes.are_all else value[lanes.numbers]
 
     def _constant(self, operand: str) -> np.ndarray:
+        if operand not in self.constants:
+            self.constants[operand] = self._make_constant(operand)
+        return self.constants[operand]
+
+    def _make_constant(self, operand: str) -> np.ndarray:
         special = {"%tid.x": self.thread, "%ctaid.x": self.block, "%laneid": self.thread % WARP}
         if operand in special:
             return special[operand].astype(np.uint32)

@@ -29,16 +29,19 @@ class Entry:
     parameters: list[tuple[str, int]]  # name, bytes
     threads: int = 0
     registers: dict[str, str] = field(default_factory=dict)  # prefix -> pred, b16, b32, b64
+    widths: dict[str, str] = field(default_factory=dict)  # of the registers that were asked for
     code: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
     steps: dict[int, Callable] = field(default_factory=dict)  # what the interpreter has decoded, by place in the code
 
     def width(self, register: str) -> str:
         """The declared class of a register."""
-        prefix = register.rstrip("0123456789")
-        if prefix not in self.registers:
-            raise PtxError(f"{register} is not declared")
-        return self.registers[prefix]
+        if register not in self.widths:
+            prefix = register.rstrip("0123456789")
+            if prefix not in self.registers:
+                raise PtxError(f"{register} is not declared")
+            self.widths[register] = self.registers[prefix]
+        return self.widths[register]
 
 
 _PARAMETER = re.compile(r"\.param \.([usb])(8|16|32|64)(?: \.ptr \.global \.align \d+)? (\w+),?$")
@@ -55,9 +58,14 @@ def parse(text: str) -> tuple[dict[str, str], dict[str, Entry]]:
     entry: Entry | None = None
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.split("//")[0].strip()
-        if not line or _IGNORED.match(line):
+        if not line:
             continue
-        if found := re.match(r"\.(version|target|address_size) (.*)$", line):
+        if entry is not None and (found := _INSTRUCTION.match(line)):
+            negated, guard, opcode, operands = found.groups()
+            entry.code.append(Instruction(opcode, _split(operands or ""), guard, bool(negated), number))
+        elif _IGNORED.match(line):
+            continue
+        elif found := re.match(r"\.(version|target|address_size) (.*)$", line):
             header[found.group(1)] = found.group(2)
         elif found := re.match(r"\.extern \.shared \.align 16 \.b8 (\w+)\[\];$", line):
             header["shared"] = found.group(1)
@@ -79,9 +87,6 @@ def _parse_in_entry(entry: Entry, line: str, number: int) -> None:
         entry.registers[found.group(2)] = found.group(1)
     elif found := re.match(r"(\$\w+):$", line):
         entry.labels[found.group(1)] = len(entry.code)
-    elif found := _INSTRUCTION.match(line):
-        negated, guard, opcode, operands = found.groups()
-        entry.code.append(Instruction(opcode, _split(operands or ""), guard, bool(negated), number))
     else:
         raise PtxError(f"line {number}: {line!r} is not known")
 

@@ -31,8 +31,10 @@ SCHEMES = {
 }
 # Part of the rest leaves every result as it was: bounds that are never reached, counters of which the sign is read.
 LEAST_SCORE = 0.7
-# A third of the constants of this small kernel start reductions or tell apart cases that end alike.
-LEAST_SCORES = {"update_scale": 0.6}
+# Ten of the 33 constants of this small kernel can change no result: each was looked into. Five tell an amax of NaN from
+# one of 0, which both leave the old scale, three bound what is never negative or what another bound takes in, one is
+# the value of a choice that is never taken, and one says which lane stores what all lanes hold.
+LEAST_SCORES = {"update_scale": 23 / 33}
 
 Family = tuple[str, Callable[[Kernels], list], Callable[[], list]]
 """How the name of its kernel begins, what it makes, and what it has to make."""
@@ -125,11 +127,12 @@ def epilogue_family() -> Family:
 def state_family() -> Family:
     scheme, scale = Scheme("f8E4M3FN", "tensor", "f32", source="delayed"), torch.tensor(0.5)
     generator = torch.Generator().manual_seed(0)
-    newest = [torch.tensor(value) for value in (2.0, 0.0, float("inf"), float("nan"), 1e-45, 7.0, 3e38, 1.5e-38)]
-    histories = [torch.rand(length, generator=generator) * 5 for length in (40, 33, 32, 1, 3, 70, 8, 2)]
-    histories[5][17] = float("nan")
-    histories[4].zero_()
-    histories[7].zero_()
+    nan = float("nan")
+    newest = [torch.tensor(value) for value in (2.0, 0.0, float("inf"), nan, 1e-45, 7.0, 3e38, 1.5e-38, nan)]
+    histories = [torch.rand(length, generator=generator) * 5 for length in (40, 33, 32, 1, 3, 70, 8, 2, 5)]
+    histories[5][17] = nan
+    for index in (4, 7, 8):
+        histories[index].zero_()  # the last is a first step whose tensor holds a NaN
     histories[0][38] = 9.0
 
     def make(kernels: Kernels) -> list:

@@ -1,6 +1,7 @@
 """`steelyard verify-gpu` where there is no GPU, and its checks on the simulator."""
 
 import argparse
+import itertools
 import json
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from simulation import Simulator, simulated
 
+from steelyard import recipes
 from steelyard.runtime.cuda import devices
 from steelyard.runtime.cuda.kernels import Kernels
 from steelyard.runtime.cuda.launches import Launch
@@ -22,8 +24,9 @@ def test_without_a_gpu_it_says_so(monkeypatch, capsys):
 
 def test_checks_of_right_kernels_pass():
     place = verify_gpu.Device(simulated("sm_100a"), "cpu")
-    recipes = [result.what.split()[0] for result in verify_gpu.check_kernels(place, ((17, 40),)) if result.passed]
-    assert len(recipes) == 5 * 3 + 8
+    results = list(verify_gpu.check_kernels(place, ((17, 40),)))
+    assert [result for result in results if not result.passed] == []
+    assert len(results) == 5 * 3 + 8
 
 
 class Broken(Simulator):
@@ -37,9 +40,11 @@ class Broken(Simulator):
         super().__call__(replace(launch, arguments=tuple(arguments)))
 
 
-def test_checks_of_wrong_kernels_fail():
+def test_checks_of_wrong_kernels_fail(monkeypatch):
+    monkeypatch.setattr(recipes, "NAMES", ("mxfp8",))
     place = verify_gpu.Device(Kernels(Broken("sm_90a")), "cpu")
-    results = [r for r in verify_gpu.check_kernels(place, ((17, 40),)) if r.what.startswith("mxfp8")]
+    results = list(itertools.islice(verify_gpu.check_kernels(place, ((17, 40),)), 3))
+    assert [result.what.split()[:2] for result in results] == [["mxfp8", role] for role in recipes.ROLES]
     assert [result.passed for result in results] == [False] * 3
     assert "codes" in results[0].detail
 
