@@ -8,7 +8,7 @@ from steelyard.errors import SteelyardError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", help="only this recipe, as in mxfp8")
-    parser.add_argument("--target", help="only this target, as in sm_100a")
+    parser.add_argument("--target", help="only this target, as in sm_100a or cuda:sm_100a")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -30,7 +30,8 @@ def table(recipe: str | None = None, target: str | None = None) -> str:
     from steelyard.runtime.cuda.legality import KINDS, NATIVE, gemm_path, schemes_of
     from steelyard.runtime.cuda.targets import TARGETS, target_of
 
-    chosen_targets = [target_of(target)] if target else list(TARGETS.values())
+    # `steelyard.compile` and the IR spell a target with its family before it.
+    chosen_targets = [target_of(target.removeprefix("cuda:"))] if target else list(TARGETS.values())
     names = [recipes.get(recipe).name] if recipe else list(recipes.NAMES)
     lines = [["recipe", "GEMM", *(chosen.name for chosen in chosen_targets)]]
     reasons: dict[str, int] = {}

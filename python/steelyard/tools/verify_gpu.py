@@ -11,6 +11,9 @@ NO_GPU = 3
 _CHECKED_WITHOUT = (
     "every kernel's PTX is made by LLVM for sm_89, sm_90a, sm_100a and sm_120a",
     "the PTX is executed on a CPU by an interpreter, and its bytes are those of the reference",
+    "each instruction of that interpreter is compared with exact arithmetic, and one that has no test is refused",
+    "NVIDIA's own conversions, compiled for the host, agree with the casts, where the CUDA toolkit is installed",
+    "constants of the PTX, changed one by one, are noticed by these comparisons in most places",
     "ptxas assembles it without spills, where the CUDA toolkit is installed",
     "the calls of scaled_mm are checked on torch's meta device",
     "the host code runs against a mock of the driver that checks every access to memory",
@@ -56,8 +59,24 @@ def run(arguments: argparse.Namespace) -> int:
     place = Device(kernels_on(device), arguments.device)
     heading = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
     target = place.kernels.launch.target
-    checks = [*check_kernels(place), *check_gemms(place, target), *check_models(place), *check_graphs(place)]
-    return report(heading, [*checks, *measure(place), *measure_gemms(place, target)], arguments.json)
+    groups = {
+        "kernels": check_kernels(place),
+        "gemms": check_gemms(place, target),
+        "models": check_models(place),
+        "cuda graphs": check_graphs(place),
+        "bandwidth": measure(place),
+        "speed of gemms": measure_gemms(place, target),
+    }
+    return report(heading, list(collect(groups)), arguments.json)
+
+
+def collect(groups: dict[str, Iterator[Result]]) -> Iterator[Result]:
+    """The results of all groups; one that breaks off has failed, and the others have their turn."""
+    for name, results in groups.items():
+        try:
+            yield from results
+        except Exception as error:
+            yield Result(name, False, f"{type(error).__name__}: {error}")
 
 
 def report(heading: str, results: list[Result], path: Path | None) -> int:
@@ -87,7 +106,7 @@ def check_kernels(place: Device, shapes: tuple[tuple[int, int], ...] = ((257, 40
         yield guarded(producer, lambda p=producer: _compare_producer(place, p, shapes[0]))
 
 
-def check_gemms(place: Device, target: Any) -> Iterator[Result]:
+def check_gemms(place: Device, target: Any, size: int = 512) -> Iterator[Result]:
     """The native GEMMs of every recipe against float64; detail is the largest error over sum|a||b|."""
     from steelyard import recipes
     from steelyard.runtime.cuda.legality import KINDS, NATIVE, gemm_path, schemes_of
@@ -97,7 +116,7 @@ def check_gemms(place: Device, target: Any) -> Iterator[Result]:
             schemes = schemes_of(recipes.get(recipe), kind)
             path = gemm_path(kind, *schemes, target)
             if path.path == NATIVE:
-                yield guarded(f"gemm {recipe} {kind}", lambda k=kind, s=schemes: _compare_gemm(place, k, s))
+                yield guarded(f"gemm {recipe} {kind}", lambda k=kind, s=schemes: _compare_gemm(place, k, s, size))
 
 
 def measure_gemms(place: Device, target: Any, size: int = 8192) -> Iterator[Result]:
@@ -124,17 +143,17 @@ def measure_gemms(place: Device, target: Any, size: int = 8192) -> Iterator[Resu
         yield Result(f"gemm {recipe}", True, f"{2 * size**3 / own / 1e9:.0f} TFLOP/s, {plain / own:.2f} x bf16")
 
 
-def measure(place: Device) -> Iterator[Result]:
+def measure(place: Device, size: int = 8192) -> Iterator[Result]:
     """Bandwidth of the quantize kernels, beside a copy's."""
     import torch
 
-    x = torch.randn(8192, 8192, device=place.name, dtype=torch.bfloat16)
+    x = torch.randn(size, size, device=place.name, dtype=torch.bfloat16)
     copied = _milliseconds(lambda: x.clone())
     yield Result("copy", True, f"{2 * x.nbytes / copied / 1e6:.0f} GB/s")
     for recipe, role, (row, col) in _recipe_schemes():
         if role != "input" or row.source == "delayed":
             continue
-        given = {"amax": torch.tensor(4.0, device=place.name)}
+        given = {"amax": (torch.tensor(4.0, device=place.name),) * 2}
         taken = _milliseconds(lambda r=row, c=col, g=given: place.kernels.quantize(x, r, c, **g))
         copies = place.kernels.quantize(x, row, col, **given)
         moved = x.nbytes + sum(copy.codes.nbytes + copy.scales.nbytes for copy in copies)
@@ -216,7 +235,7 @@ def _compare_producer(place: Device, producer: str, shape: tuple[int, int]) -> s
     return "" if agrees else "values differ"
 
 
-def _compare_gemm(place: Device, kind: str, schemes: tuple) -> str:
+def _compare_gemm(place: Device, kind: str, schemes: tuple, size: int) -> str:
     import torch
 
     from steelyard.reference.dequantize import decode_stored
@@ -225,7 +244,8 @@ def _compare_gemm(place: Device, kind: str, schemes: tuple) -> str:
     columnwise = {"fprop": (False, False), "dgrad": (False, True), "wgrad": (True, True)}[kind]
     operands, decoded = [], []
     for scheme, is_column in zip(schemes, columnwise, strict=True):
-        x = torch.randn(512, 512, generator=torch.Generator().manual_seed(len(operands))).bfloat16().to(place.name)
+        generator = torch.Generator().manual_seed(len(operands))
+        x = torch.randn(size, size, generator=generator).bfloat16().to(place.name)
         scale = torch.tensor(2.0, device=place.name) if scheme.source == "delayed" else None
         pair = (None, scheme) if is_column else (scheme, None)
         copy = place.kernels.quantize(x, *pair, scale=scale, rng=(1, 2))[is_column]
@@ -249,7 +269,7 @@ def _time_gemm(place: Device, x: Any, schemes: tuple) -> float:
         scale = torch.tensor(2.0, device=place.name) if scheme.source == "delayed" else None
         copy, _ = place.kernels.quantize(x, scheme, None, scale=scale, rng=(1, 2))
         operands.append(gemm.gemm_operand(place.kernels, copy))
-    return _milliseconds(lambda: gemm.multiply(*operands))
+    return _milliseconds(lambda: gemm.multiply(*operands, out_dtype=torch.bfloat16))
 
 
 def _lies_across(copy) -> bool:

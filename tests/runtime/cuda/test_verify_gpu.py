@@ -5,14 +5,17 @@ import itertools
 import json
 from dataclasses import replace
 
+import mock_gpu
 import pytest
 import torch
 from simulation import Simulator, simulated
 
 from steelyard import recipes
-from steelyard.runtime.cuda import devices
+from steelyard.runtime.cuda import devices, gemm
 from steelyard.runtime.cuda.kernels import Kernels
 from steelyard.runtime.cuda.launches import Launch
+from steelyard.runtime.cuda.legality import KINDS
+from steelyard.runtime.cuda.targets import TARGETS
 from steelyard.tools import gpu_models, targets, verify_gpu
 
 
@@ -63,6 +66,49 @@ def test_models_are_compared_with_the_cpu(monkeypatch, launcher):
     assert ("is off by" in found) == (launcher is Broken)
 
 
+@pytest.fixture
+def place(monkeypatch):
+    """A simulated GPU with the reference GEMM in the place of `scaled_mm`, on which each call takes a millisecond."""
+    monkeypatch.setattr(gemm, "multiply", mock_gpu.multiply)
+    monkeypatch.setattr(verify_gpu, "_milliseconds", lambda call: call() is None or 1.0)
+    return verify_gpu.Device(simulated("sm_100a"), "cpu")
+
+
+def test_every_native_gemm_is_checked(place):
+    results = list(verify_gpu.check_gemms(place, TARGETS["sm_100a"], 128))
+    assert [result for result in results if not result.passed] == []
+    native = ("fp8-delayed", "fp8-current", "mxfp8", "nvfp4")
+    assert [result.what for result in results] == [f"gemm {recipe} {kind}" for recipe in native for kind in KINDS]
+
+
+def test_wrong_products_are_found(place, monkeypatch):
+    monkeypatch.setattr(gemm, "multiply", lambda *operands, **options: 1.01 * mock_gpu.multiply(*operands, **options))
+    results = verify_gpu.check_gemms(place, TARGETS["sm_100a"], 128)
+    assert not any(result.passed for result in itertools.islice(results, 3))
+
+
+def test_every_recipe_is_measured(place):
+    bandwidths = list(verify_gpu.measure(place, 128))
+    assert [result.what for result in bandwidths] == ["copy", *(f"quantize {name}" for name in recipes.NAMES[1:])]
+    # 128x128 bf16 values, read once, both copies as bytes, and two scales, in a millisecond.
+    assert bandwidths[1].detail == "0 GB/s, 100% of a copy's"
+    speeds = list(verify_gpu.measure_gemms(place, TARGETS["sm_100a"], 128))
+    assert all(result.passed for result in speeds)
+    assert [result.what for result in speeds] == ["gemm bf16", *(f"gemm {name}" for name in recipes.NAMES)]
+    assert speeds[3].detail == "emulated: torch has 1x128 and 128x128 scales on sm_90 only"
+    assert speeds[4].detail.endswith("1.00 x bf16")
+
+
+def test_a_group_that_breaks_off_leaves_the_others_their_turn():
+    def broken():
+        yield verify_gpu.Result("first", True)
+        raise ValueError("out of luck")
+
+    found = list(verify_gpu.collect({"a": broken(), "b": iter([verify_gpu.Result("last", True)])}))
+    assert [(result.what, result.passed) for result in found] == [("first", True), ("a", False), ("last", True)]
+    assert found[1].detail == "ValueError: out of luck"
+
+
 @pytest.mark.parametrize(("passed", "code"), [(True, 0), (False, 1)])
 def test_report(passed, code, tmp_path, capsys):
     results = [verify_gpu.Result("mxfp8 input", passed, "error 1e-3"), verify_gpu.Result("copy", True)]
@@ -79,6 +125,10 @@ def test_targets_lists_paths_and_reasons(capsys):
     assert lines[0].split() == ["recipe", "GEMM", "sm_89", "sm_90a", "sm_100a", "sm_120a"]
     assert lines[1].endswith("  native (pad N16 K32, swizzle)")
     assert lines[-1] == "[1] tensor cores read MX scales from sm_100 on"
+
+
+def test_targets_takes_a_target_as_compile_spells_it():
+    assert targets.table("nvfp4", "cuda:sm_90a") == targets.table("nvfp4", "sm_90a")
 
 
 def test_targets_refuses_what_it_does_not_know(capsys):
