@@ -30,6 +30,32 @@ static inline void encode_row(const Element *x, int64_t n, float scale,
         static_cast<uint8_t>(encode<Format>(widen(x[j], Dtype::bf16) * scale));
 }
 
+// The same into two places: `kept` is read again soon.
+template <class Format, Range range, class Element>
+static inline void encode_row_twice(const Element *x, int64_t n, float scale,
+                                    uint8_t *out, uint8_t *kept,
+                                    [[maybe_unused]] bool streamed) {
+  int64_t j = 0;
+#if defined(__AVX2__)
+  const Encoder<Format, range> encoder(scale);
+  const auto encode_whole = [&](auto is_streamed) {
+    for (; j + 32 <= n; j += 32) {
+      const __m256i codes = encoder.encode_32(x + j);
+      put_32(kept + j, codes, false);
+      put_32(out + j, codes, is_streamed);
+    }
+  };
+  if (streamed && is_aligned(out))
+    encode_whole(std::true_type{});
+  else
+    encode_whole(std::false_type{});
+#endif
+  if (j < n) {
+    encode_row<Format, range>(x + j, n - j, scale, kept + j);
+    std::memcpy(out + j, kept + j, n - j);
+  }
+}
+
 // One scale a column.
 template <class Format, Range range = Range::any, class Element>
 static inline void encode_row_by(const Element *x, int64_t n,
@@ -164,28 +190,42 @@ template <int Block> static inline void fold_columns(int32_t *amax, int64_t n) {
   }
 }
 
+// Encodes the tile with one scale into both copies; a width that is known when
+// this is compiled is faster.
+template <class Format, Range range, class Element, class Columns>
+static inline void encode_tile_twice(const TileOf<Element> &tile,
+                                     Columns columns, float scale,
+                                     const CopyCall &row, CodeTile &codes) {
+  for (int64_t i = 0; i < tile.rows; ++i) {
+    encode_row_twice<Format, range>(tile.at(i), columns, scale,
+                                    codes_at(row, tile, i), codes.values[i],
+                                    row.streamed);
+    bring_next(tile);
+  }
+}
+
 // Encodes the tile with one scale, into the rows of one copy, the transposed
 // rows of the other, or both.
 template <class Format, Range range = Range::any, class Element>
 static inline void encode_tile(const TileOf<Element> &tile, float scale,
                                const CopyCall *row, const CopyCall *col) {
-  // Rows of the copy may be a page apart, where they evict each other.
   CodeTile codes;
-  for (int64_t i = 0; i < tile.rows; ++i) {
+  using WholeColumns = std::integral_constant<int64_t, kTileSide>;
+  if (row && col && tile.columns == kTileSide)
+    encode_tile_twice<Format, range>(tile, WholeColumns{}, scale, *row, codes);
+  else if (row && col)
+    encode_tile_twice<Format, range>(tile, tile.columns, scale, *row, codes);
+  for (int64_t i = 0; !(row && col) && i < tile.rows; ++i) {
     uint8_t *out = col ? codes.values[i] : codes_at(*row, tile, i);
     for_pieces(tile, [&](int64_t j, int64_t n) {
       encode_row<Format, range>(tile.at(i) + j, n, scale, out + j,
                                 !col && row->streamed);
     });
   }
-  if (!col)
-    return;
-  for (int64_t i = 0; row && i < tile.rows; ++i)
-    put_row(codes_at(*row, tile, i), codes.values[i], tile.columns,
-            row->streamed);
-  transpose_bytes(codes.values[0], kTileSide, tile.rows, tile.columns,
-                  col->codes + tile.column * col->codes_stride + tile.row,
-                  col->codes_stride, col->streamed);
+  if (col)
+    transpose_bytes(codes.values[0], kTileSide, tile.rows, tile.columns,
+                    col->codes + tile.column * col->codes_stride + tile.row,
+                    col->codes_stride, col->streamed);
 }
 
 static inline void store_float(const CopyCall &copy, int64_t row,

@@ -156,10 +156,16 @@ public:
     call.tiling = make_tiling(x_, tile_shape(row_, col_));
     call.tiling.staged &= !producer_;
     const KernelTable &table = kernels();
-    parallel_for(
-        call.tiling.count,
-        tile_grain(call.tiling, producer_ && producer_->is_norm()), threads_,
-        [&](int64_t begin, int64_t end) { table.quantize(call, begin, end); });
+    const int64_t count = call.tiling.count;
+    // What a pass for the amax read last is still in cache: begin with that.
+    parallel_for(count,
+                 tile_grain(call.tiling, producer_ && producer_->is_norm()),
+                 threads_, [&](int64_t begin, int64_t end) {
+                   if (had_amax_pass_)
+                     table.quantize(call, count - end, count - begin);
+                   else
+                     table.quantize(call, begin, end);
+                 });
     if (amax_on_the_way_)
       keep_tensor_amax();
   }
@@ -184,7 +190,8 @@ private:
         request_amax(copy, call, tensor_amax_);
     });
     amax_on_the_way_ = wanted && !call.tensor;
-    if (call.tensor || call.row || call.column || call.transformed)
+    had_amax_pass_ = call.tensor || call.row || call.column || call.transformed;
+    if (had_amax_pass_)
       run_amax_pass(call);
     for_each([](Copy &copy) {
       if (copy.amax && !copy.amax_given)
@@ -221,7 +228,7 @@ private:
   const float *const scale_;
   const int threads_;
   uint32_t tensor_amax_ = 0;
-  bool amax_on_the_way_ = false;
+  bool amax_on_the_way_ = false, had_amax_pass_ = false;
 };
 
 } // namespace

@@ -30,11 +30,13 @@ inline Tiling make_tiling(const Matrix &x, TileShape shape) {
   return tiling;
 }
 
-// Tiles a task: at least 64 Ki elements, below which a thread does not pay, and
-// whole rows where a tile needs them.
+// Tiles a task: at least 64 Ki elements, below which a thread does not pay,
+// more of a large matrix, as the first tile of a task comes while nothing else
+// is done, and whole rows where a tile needs them.
 inline int64_t tile_grain(const Tiling &tiling, bool whole_rows = false) {
-  const int64_t grain =
+  const int64_t least =
       std::max<int64_t>(1, 65536 / (tiling.rows * tiling.columns));
+  const int64_t grain = std::clamp(tiling.count / 64, least, 4 * least);
   const int64_t unit = whole_rows ? std::max<int64_t>(1, tiling.per_row) : 1;
   return (grain + unit - 1) / unit * unit;
 }
