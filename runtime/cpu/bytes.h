@@ -141,11 +141,17 @@ static inline void transpose_bytes(const uint8_t *in, int64_t in_stride,
 }
 
 #if defined(__AVX2__)
-// Nibbles of 32 codes, two a byte.
+// Nibbles of twice 32 codes, two a byte: each half has those of one.
+static inline __m256i pack_nibbles(__m256i low, __m256i high) {
+  const __m256i places = _mm256_set1_epi16(0x1001);
+  const __m256i packed = _mm256_packus_epi16(
+      _mm256_maddubs_epi16(low, places), _mm256_maddubs_epi16(high, places));
+  return _mm256_permute4x64_epi64(packed, 0xd8);
+}
+
+// Nibbles of 32 codes.
 static inline __m128i pack_nibbles(__m256i codes) {
-  const __m256i pairs = _mm256_maddubs_epi16(codes, _mm256_set1_epi16(0x1001));
-  const __m256i packed = _mm256_packus_epi16(pairs, pairs);
-  return _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08));
+  return _mm256_castsi256_si128(pack_nibbles(codes, codes));
 }
 #endif
 
