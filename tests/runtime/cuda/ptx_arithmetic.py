@@ -402,3 +402,13 @@ PREDICATES = {
     "not.pred": np.logical_not,
     "mov.pred": lambda a: a.astype(bool),
 }
+
+_SELECTED = (("b", 16), ("b", 32), ("b", 64), ("f", 32), ("f", 64))
+
+
+def _selection(dtype):
+    return lambda chosen, otherwise, predicate: np.where(predicate, chosen, otherwise).astype(dtype, copy=False)
+
+
+SELECTIONS = {f"selp.{kind}{width}": _selection(_UNSIGNED[width]) for kind, width in _SELECTED}
+COMPUTING = ARITHMETIC | COMPARISONS | PREDICATES | SELECTIONS

@@ -9,17 +9,23 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from ptx_arithmetic import ARITHMETIC, COMPARISONS, PREDICATES
+from ptx_arithmetic import COMPUTING
 from ptx_text import Entry, Instruction, PtxError
 
 WARP = 32
 WIDTHS = {"b8": np.uint8, "b16": np.uint16, "b32": np.uint32, "b64": np.uint64, "pred": bool}
 EXCHANGES = ("shfl.sync.bfly.b32", "shfl.sync.idx.b32", "redux.sync.max.u32")
-_COMPUTING = ARITHMETIC | COMPARISONS | PREDICATES
-_SELECT = {"selp.b16": "b16", "selp.b32": "b32", "selp.b64": "b64", "selp.f32": "b32", "selp.f64": "b64"}
-_ACCESS = re.compile(r"(ld|st)\.(global|shared|param)(?:\.v(2|4))?\.b(8|16|32|64)$")
+ACCESSES = {
+    f"{kind}.{space}{'' if count == 1 else f'.v{count}'}.b{width}": (kind, space, count, width)
+    for kind in ("ld", "st")
+    for space in ("global", "shared")
+    for count in (1, 2, 4)
+    for width in (8, 16, 32, 64)
+    if count * width <= 128
+}
+PARAMETERS = {f"ld.param.b{width}": width for width in (32, 64)}
 _ADDRESS = re.compile(r"\[(%?\w+)(?:\+(-?\d+))?\]$")
-_ATOMICS = ("atom.global.max.u32", "red.global.max.u32")
+ATOMICS = ("atom.global.max.u32", "red.global.max.u32")
 
 Step = Callable[[Any, Any], None]
 
@@ -47,13 +53,13 @@ def _decode_unguarded(instruction: Instruction, entry: Entry) -> Step:
     opcode, operands = instruction.opcode, instruction.operands
     if opcode in ("mov.b32", "mov.b64") and any(operand.startswith("{") for operand in operands):
         return (_decode_parting if operands[0].startswith("{") else _decode_joining)(operands, entry)
-    if opcode in _COMPUTING:
-        return partial(_compute, _COMPUTING[opcode], operands[0], operands[1:])
-    if opcode in _SELECT:
-        return partial(_compute, partial(_select, WIDTHS[_SELECT[opcode]]), operands[0], operands[1:])
-    if found := _ACCESS.match(opcode):
-        return _decode_access(*found.groups(), operands, entry)
-    if opcode in _ATOMICS:
+    if opcode in COMPUTING:
+        return partial(_compute, COMPUTING[opcode], operands[0], operands[1:])
+    if opcode in PARAMETERS:
+        return partial(_load_parameter, operands[0], operands[1].strip("[]"), PARAMETERS[opcode])
+    if opcode in ACCESSES:
+        return _decode_access(*ACCESSES[opcode], operands, entry)
+    if opcode in ATOMICS:
         return partial(_raise_words, decode_address(operands[-2]), operands[-1])
     if opcode in EXCHANGES:
         return partial(_exchange, opcode, operands)
@@ -63,10 +69,6 @@ def _decode_unguarded(instruction: Instruction, entry: Entry) -> Step:
 def _compute(function, target: str, sources: tuple[str, ...], launch, lanes) -> None:
     """Lanes that are elsewhere must not trip over what they hold, so that only these compute."""
     launch.write(target, function(*[launch.read(source, lanes) for source in sources]), lanes)
-
-
-def _select(dtype, chosen, otherwise, predicate):
-    return np.where(predicate, chosen, otherwise).astype(dtype, copy=False)
 
 
 def _decode_parting(operands: tuple[str, ...], entry: Entry) -> Step:
@@ -100,14 +102,12 @@ def _decode_joining(operands: tuple[str, ...], entry: Entry) -> Step:
     return step
 
 
-def _decode_access(kind, space, vector, width, operands: tuple[str, ...], entry: Entry) -> Step:
-    dtype, count = WIDTHS[f"b{width}"], int(vector or 1)
-    if space == "param":
-        return partial(_load_parameter, operands[0], operands[1].strip("[]"), dtype, (1 << int(width)) - 1)
+def _decode_access(kind: str, space: str, count: int, width: int, operands: tuple[str, ...], entry: Entry) -> Step:
+    dtype = WIDTHS[f"b{width}"]
     registers = _members(operands[1] if kind == "st" else operands[0])
     if len(registers) != count:
         raise PtxError(f"{count} registers are needed, got {len(registers)}")
-    address, size = decode_address(operands[0] if kind == "st" else operands[1]), count * int(width) // 8
+    address, size = decode_address(operands[0] if kind == "st" else operands[1]), count * width // 8
     if kind == "st":
         return partial(_store, space, address, registers, dtype, size)
     # A narrow load into a wide register fills the rest with zeros.
@@ -117,8 +117,9 @@ def _decode_access(kind, space, vector, width, operands: tuple[str, ...], entry:
     return partial(_load, space, address, registers, dtype, whole, size)
 
 
-def _load_parameter(target: str, name: str, dtype, mask: int, launch, lanes) -> None:
-    launch.write(target, np.full(lanes.numbers.size, launch.parameters[name] & mask, dtype), lanes)
+def _load_parameter(target: str, name: str, width: int, launch, lanes) -> None:
+    value = launch.parameters[name] & ((1 << width) - 1)
+    launch.write(target, np.full(lanes.numbers.size, value, WIDTHS[f"b{width}"]), lanes)
 
 
 def _store(space: str, address, registers: list[str], dtype, size: int, launch, lanes) -> None:

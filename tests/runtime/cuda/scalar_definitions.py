@@ -172,7 +172,7 @@ def _float_relation(relation: str, a: float, b: float) -> bool:
 
 def _definitions() -> dict:
     """Opcode -> kinds of the operands, and what it makes of them: bits, or a truth value for predicates."""
-    table = _integer_definitions() | _float_definitions() | _conversions()
+    table = _integer_definitions() | _float_definitions() | _conversions() | _choices()
     relations = ("eq", "ne", "lt", "le", "gt", "ge")
     for relation in relations:
         for width in (16, 32, 64):
@@ -306,6 +306,21 @@ def _conversions() -> dict:
     for source, target in ((8, 16), (8, 32), (16, 32), (8, 64), (16, 64), (32, 64)):
         table[f"cvt.u{target}.u{source}"] = ((f"b{source}",), lambda a: a)
         table[f"cvt.u{source}.u{target}"] = ((f"b{target}",), lambda a, s=source: a % (1 << s))
+    return table
+
+
+def _choices() -> dict:
+    """Of predicates, which are 0 or 1, and by them."""
+    both = ("pred", "pred")
+    table = {
+        "and.pred": (both, lambda a, b: a & b),
+        "or.pred": (both, lambda a, b: a | b),
+        "xor.pred": (both, lambda a, b: a ^ b),
+        "not.pred": (("pred",), lambda a: 1 - a),
+        "mov.pred": (("pred",), lambda a: a),
+    }
+    for name in ("b16", "b32", "b64", "f32", "f64"):
+        table[f"selp.{name}"] = ((name, name, "pred"), lambda a, b, chosen: a if chosen else b)
     return table
 
 

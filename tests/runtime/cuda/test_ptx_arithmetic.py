@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-from ptx_arithmetic import ARITHMETIC, COMPARISONS
+from ptx_arithmetic import COMPUTING
 from scalar_definitions import DEFINITIONS, WIDTHS, packed
 
-TABLE = ARITHMETIC | COMPARISONS
 _F32 = [packed(v) for v in (0.0, 1.0, 1.5, 2.5, 0.25, 5.0, 448.0, 464.0, 480.0, 57344.0, 61440.0, 3.4e38, 1e-45, 1e-40)]
 _F32 += [0x7F800000, 0x7FC00000, 0x7F800001, 0x00800000, 0x007FFFFF, 0x3F800001, 0x00400000, 0x00400001, 0x7F7FFFFF]
 _EDGES = {
@@ -21,6 +20,8 @@ def draw(kind: str, generator: np.random.Generator) -> list[int]:
     """Edges, then random bits; of floats also random numbers of nearby sizes."""
     if kind == "amount":
         return generator.integers(0, 70, _COUNT).tolist()
+    if kind == "pred":
+        return generator.integers(0, 2, _COUNT).tolist()
     if kind == "position":
         return generator.integers(0, 40, _COUNT).tolist()
     if kind == "selector":
@@ -38,17 +39,19 @@ def draw(kind: str, generator: np.random.Generator) -> list[int]:
 
 
 def register(kind: str, values: list[int]) -> np.ndarray:
+    if kind == "pred":
+        return np.array(values, bool)
     names = {"amount": 32, "position": 32, "selector": 32, "positive": 32}
     width = names.get(kind) or WIDTHS.get(kind) or int("".join(filter(str.isdigit, kind)))
     return np.array(values, {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}[width])
 
 
-@pytest.mark.parametrize("opcode", sorted(TABLE))
+@pytest.mark.parametrize("opcode", sorted(COMPUTING))
 def test_instruction(opcode):
     kinds, definition = DEFINITIONS[opcode]
-    generator = np.random.default_rng(sorted(TABLE).index(opcode))
+    generator = np.random.default_rng(sorted(COMPUTING).index(opcode))
     operands = [draw(kind, generator) for kind in kinds]
-    found = TABLE[opcode](*map(register, kinds, operands))
+    found = COMPUTING[opcode](*map(register, kinds, operands))
     expected = [definition(*numbers) for numbers in zip(*operands, strict=True)]
     wrong = [
         (list(map(hex, numbers)), hex(int(f)), hex(int(e)))
@@ -59,10 +62,10 @@ def test_instruction(opcode):
 
 
 def test_nothing_is_defined_that_is_not_known():
-    assert set(DEFINITIONS) == set(TABLE)
+    assert set(DEFINITIONS) == set(COMPUTING)
 
 
 @pytest.mark.parametrize("opcode", ["div.u32", "rem.u32", "div.u64", "rem.u64"])
 def test_division_by_zero_is_refused(opcode):
     with pytest.raises(ZeroDivisionError):
-        TABLE[opcode](np.array([1], np.uint64), np.array([0], np.uint64))
+        COMPUTING[opcode](np.array([1], np.uint64), np.array([0], np.uint64))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from device_memory import DeviceMemory
+from ptx_instructions import ACCESSES, ATOMICS, EXCHANGES, PARAMETERS
 from ptx_interpreter import run
 from ptx_text import PtxError
 
@@ -86,8 +87,20 @@ $END:"""
     assert words_after(body) == [t ^ 1 for t in range(64)]
 
 
-def test_shuffle_from_one_lane():
-    assert words_after("\n\tshfl.sync.idx.b32 \t%r2, %r1, 5, 31, -1;") == [5] * 32 + [37] * 32
+@pytest.mark.parametrize(
+    ("exchange", "expected"),
+    [
+        ("shfl.sync.idx.b32 \t%r2, %r1, 5, 31, -1;", [5] * 32 + [37] * 32),
+        ("shfl.sync.bfly.b32 \t%r2, %r1, 4, 31, -1;", [t ^ 4 for t in range(64)]),
+        ("redux.sync.max.u32 \t%r2, %r1, -1;", [31] * 32 + [63] * 32),
+    ],
+)
+def test_exchanges_between_the_lanes_of_a_warp(exchange, expected):
+    assert words_after(f"\n\t{exchange}") == expected
+
+
+def test_every_exchange_has_a_test():
+    assert set(EXCHANGES) == {"shfl.sync.idx.b32", "shfl.sync.bfly.b32", "redux.sync.max.u32"}
 
 
 def test_barrier_hands_shared_memory_over():
@@ -131,10 +144,76 @@ def test_guards_and_vectors_and_parts():
     assert words_after(body) == [t + 100 for t in range(64)]
 
 
-def test_atomic_maximum():
+def test_parts_of_wide_registers():
+    body = """
+	mov.b32 	%r4, 7;
+	mov.b64 	%rd6, {%r1, %r4};
+	mov.b64 	{%r5, %r6}, %rd6;
+	mov.b64 	{%rs1, %rs2, %rs3, _}, %rd6;
+	mov.b32 	%r7, {%rs1, %rs3};
+	sub.s32 	%r2, %r5, %r6;
+	mad.lo.s32 	%r2, %r2, 10, %r7;"""
+    assert words_after(body) == [((t - 7) * 10 + t + (7 << 16)) % 2**32 for t in range(64)]
+
+
+@pytest.mark.parametrize("opcode", ACCESSES)
+def test_access(opcode):
+    """Each thread turns its own numbers round: wide on one side, one by one on the other."""
+    kind, space, count, width = ACCESSES[opcode]
+    size, prefix = width // 8, {8: "%rs", 16: "%rs", 32: "%r", 64: "%rd"}[width]
+    names = [f"{prefix}{10 + index}" for index in range(count)]
+    wide = "{" + ", ".join(reversed(names)) + "}" if count > 1 else names[0]
+    total = 64 * count * size
+
+    def single(opcode: str, base: str, offset: int) -> list[str]:
+        places = [f"[{base}+{offset + size * index}]" for index in range(count)]
+        pairs = [(p, n) if opcode.startswith("st") else (n, p) for p, n in zip(places, names, strict=True)]
+        return [f"{opcode}.b{width} \t{first}, {second};" for first, second in pairs]
+
+    lines = [f"mul.wide.u32 \t%rd6, %r1, {count * size};", "add.s64 \t%rd7, %rd1, %rd6;", "add.s64 \t%rd8, %rd4, %rd6;"]
+    if kind == "ld":
+        base = "%rd7" if space == "global" else "%rd8"
+        lines += [] if space == "global" else [*single("ld.global", "%rd7", 0), *single("st.shared", "%rd8", 0)]
+        lines += [f"{opcode} \t{wide}, [{base}];", *single("st.global", "%rd7", total)]
+    else:
+        lines += single("ld.global", "%rd7", 0)
+        lines += [f"{opcode} \t[{'%rd8' if space == 'shared' else f'%rd7+{total}'}], {wide};"]
+        lines += [*single("ld.shared", "%rd8", 0), *single("st.global", "%rd7", total)] if space == "shared" else []
+    memory, given = DeviceMemory(), np.random.default_rng(0).integers(0, 256, total, np.uint8)
+    address = memory.put(np.concatenate((given, np.zeros_like(given))))
+    run(_HEAD + "\n".join(lines) + "\n\tret;\n}\n", [address], 1, memory, total)
+    expected = given.reshape(64, count, size)[:, ::-1].reshape(-1)
+    assert memory.view(address + total, total).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("space", ["global", "shared"])
+def test_a_narrow_load_fills_the_rest_with_zeros(space):
+    body = f"""
+	mov.b16 	%rs1, -1;
+	st.{space}.b16 	[{"%rd3" if space == "global" else "%rd5"}], %rs1;
+	ld.{space}.b8 	%rs2, [{"%rd3" if space == "global" else "%rd5"}];
+	cvt.u32.u16 	%r2, %rs2;"""
+    assert words_after(body) == [255] * 64
+
+
+@pytest.mark.parametrize("opcode", PARAMETERS)
+def test_parameter(opcode):
+    width, given = PARAMETERS[opcode], 0xFEDCBA9876543210
+    register = {32: "%r9", 64: "%rd9"}[width]
+    head = _HEAD.replace("kernel_param_0\n)", f"kernel_param_0,\n\t.param .u{width} kernel_param_1\n)")
+    body = f"\n\t{opcode} \t{register}, [kernel_param_1];\n\tadd.s64 \t%rd7, %rd3, %rd2;"
+    memory = DeviceMemory()
+    address = memory.put(np.zeros(64, np.uint64))
+    run(f"{head}{body}\n\tst.global.b{width} \t[%rd7], {register};\n\tret;\n}}\n", [address, given], 1, memory)
+    assert memory.view(address, 512).view(np.uint64).tolist() == [given % 2**width] * 64
+
+
+@pytest.mark.parametrize("opcode", ATOMICS)
+def test_atomic_maximum(opcode):
     memory = DeviceMemory()
     address = memory.put(np.array([10, 0], np.uint32))
-    body = "\n\tand.b32 \t%r3, %r1, 31;\n\tatom.global.max.u32 \t%r4, [%rd1], %r3;\n\tret;\n}\n"
+    before = "%r4, " if opcode.startswith("atom") else ""
+    body = f"\n\tand.b32 \t%r3, %r1, 31;\n\t{opcode} \t{before}[%rd1], %r3;\n\tret;\n}}\n"
     run(_HEAD + body, [address], 2, memory, 0)
     assert memory.view(address, 8).view(np.uint32).tolist() == [31, 0]
 
@@ -157,6 +236,11 @@ $STORE:"""
     [
         ("\n\tmul.f32 \t%r2, %r1, %r1;", "not known"),
         ("\n\tadd.rn.ftz.f32 \t%r2, %r1, %r1;", "not known"),
+        ("\n\tst.param.b32 \t[kernel_param_0], %r1;", "not known"),
+        ("\n\tld.global.v4.b64 \t{%rd6, %rd7, %rd8, %rd9}, [%rd1];", "not known"),
+        ("\n\tld.global.v2.b32 \t{%r2, %r3, %r4}, [%rd1];", "2 registers are needed"),
+        ("\n\tsetp.eq.b32 \t%p1, %r1, 3;\n\t@%p1 redux.sync.max.u32 \t%r2, %r1, -1;", "guard"),
+        ("\n\t@%p1 mov.b32 \t%r2, 1;", "before it is written"),
         ("\n\tmov.b32 \t%r2, %r9;", "before it is written"),
         ("\n\tcvt.u64.u32 \t%r2, %r1;", "is uint32"),
         ("\n\tld.shared.b32 \t%r2, [%rd5];", "never written"),
