@@ -10,7 +10,7 @@ from steelyard.runtime.cuda.codegen.values import Value, convert, i32, loop, sel
 
 _VECTOR_BYTES = 16
 _LINE_VECTORS = 8  # 128 bytes: what a warp should read of a row at once
-_UNROLLED = 4  # independent loads in flight
+_LOADS = 4  # independent ones in flight
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,15 @@ class Source:
             self._each(scope, tile.side**2, threads, lambda e: self._load_element(scope, tile, place, e))
 
     def _each(self, scope: Scope, count: int, threads: int, load: Callable[[Value], Callable[[], None]]) -> None:
-        """Several loads, then their stores, so that the loads wait together."""
+        """Several loads, then their stores, so that the loads wait together; of two inputs half as many of each."""
+        unrolled = _LOADS // self.inputs
 
         def body(first: Value) -> None:
-            stores = [load(first + index * threads) for index in range(_UNROLLED)]
+            stores = [load(first + index * threads) for index in range(unrolled)]
             for store in stores:
                 store()
 
-        loop(scope.thread, count, threads * _UNROLLED, body)
+        loop(scope.thread, count, threads * unrolled, body)
 
     def _load_vector(self, scope: Scope, tile: Tile, place: Place, index: Value) -> Callable[[], None]:
         per_vector = _VECTOR_BYTES // ITEM_BYTES[self.dtype]

@@ -2,6 +2,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2] / "e2e"))
@@ -13,3 +14,11 @@ def library(tmp_path_factory):
     import mock_driver
 
     return mock_driver.build(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture(autouse=True)
+def _fresh_memory():
+    """Memory that nobody wrote holds what no program computes, and not the bytes of a result that was there before."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)

@@ -1,6 +1,6 @@
 """Every kernel that is generated, for checks that need no inputs."""
 
-from kernel_cases import scheme_pairs
+from kernel_cases import nvfp4, scheme_pairs
 
 from steelyard.runtime.cuda.codegen.activations import ACTIVATIONS
 from steelyard.runtime.cuda.codegen.amax import AmaxKernel
@@ -30,6 +30,26 @@ def quantize_kernels(dtype: str, aligned: bool) -> list[Kernel]:
         copies = tuple(Copy(s, bool(c), aligned, delayed and s.family == "tensor") for c, s in enumerate(pair))
         kernels.append(QuantizeKernel(Source(dtype, aligned), copies))
     return kernels
+
+
+def fused_kernels(dtype: str, aligned: bool) -> list[Kernel]:
+    """Each producer before an amax, and before the copies of one of the recipes' pairs in turn.
+
+    Tiles are filled before copies are made, behind a barrier: a kernel needs the registers of one or the other.
+    """
+    fp8, row, col = (Scheme("f8E4M3FN", "tensor", "f32"), *(_mx(block) for block in ("1x32", "32x1")))
+    block = Scheme("f8E4M3FN", "1x128", "f32", power_of_two=True)
+    pairs = [(fp8, fp8), (row, col), (nvfp4(), nvfp4(rht=True)), (block, block)]
+    kernels: list[Kernel] = []
+    for index, producer in enumerate(producers()):
+        source = Source(dtype, aligned, producer)
+        copies = tuple(Copy(s, bool(c), aligned) for c, s in enumerate(pairs[index % len(pairs)]))
+        kernels += [AmaxKernel(source), QuantizeKernel(source, copies)]
+    return kernels
+
+
+def _mx(block: str) -> Scheme:
+    return Scheme("f8E4M3FN", block, "f8E8M0FNU")
 
 
 def copy_kernels(aligned: bool) -> list[Kernel]:

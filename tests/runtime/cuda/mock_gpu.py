@@ -56,8 +56,7 @@ def mock_gpu(monkeypatch, library: ctypes.CDLL, target: str) -> Iterator[Checked
         patch.setitem(devices.MAKERS, "cpu", lambda device: Kernels(launcher))
         patch.setattr(gemm, "multiply", multiply)
         patch.setattr(gemm, "multiply_decoded", multiply_decoded)
-        with fresh_memory():
-            yield launcher
+        yield launcher
 
 
 @contextmanager
@@ -71,18 +70,7 @@ def reference_gemms(monkeypatch) -> Iterator[None]:
 
     with monkeypatch.context() as patch:
         patch.setitem(cpu_bound.BINDINGS, "gemm", bind)
-        with fresh_memory():
-            yield
-
-
-@contextmanager
-def fresh_memory() -> Iterator[None]:
-    """Memory that nobody wrote holds what no program computes."""
-    torch.use_deterministic_algorithms(True)
-    try:
         yield
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 def product_of(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

@@ -58,9 +58,17 @@ class Mutant:
 
 def matrix() -> torch.Tensor:
     x = torch.randn(70, 144, generator=torch.Generator().manual_seed(0)) * 3
-    x[3, 5], x[9, 40], x[20] = float("nan"), float("inf"), 0.0
+    x[3, 5], x[9, 40] = float("nan"), float("inf")
     x[30, 16:80] = 1e-40
+    # Blocks of zeros that reach over the edge, in every part of a tile: there the scale shows what lies outside.
+    x[4::16], x[64:, 60:100] = 0.0, 0.0
     return x
+
+
+def tiles() -> torch.Tensor:
+    """Tiles with a NaN, of ordinary values, of some whose scale would be infinite, and of zeros up to the edge."""
+    ordinary = matrix()[:, 16:].nan_to_num(0.0, 1.0)
+    return torch.cat((matrix()[:, :128], ordinary, torch.full((70, 128), 1e-40), torch.zeros(70, 16)), dim=1)
 
 
 def parts_of(copies) -> list:
@@ -68,7 +76,7 @@ def parts_of(copies) -> list:
 
 
 def quantize_family(name: str) -> Family:
-    x, pair, rng = matrix(), SCHEMES[name], (7, 1)
+    x, pair, rng = tiles() if name == "tile" else matrix(), SCHEMES[name], (7, 1)
     return (
         "quantize",
         lambda kernels: parts_of(kernels.quantize(x, *pair, rng=rng)),
@@ -87,7 +95,7 @@ def transpose_family() -> Family:
 
 
 def swizzle_family() -> Family:
-    row, _ = reference.quantize(matrix(), MX, None)
+    row, _ = reference.quantize(torch.cat((matrix(), matrix())), MX, None)  # two tiles of scales
     return "scales", lambda kernels: [kernels.swizzle(row)], lambda: [reference.swizzle(row)]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernel_list import copy_kernels, quantize_kernels, small_kernels
+from kernel_list import copy_kernels, fused_kernels, quantize_kernels, small_kernels
 
 import steelyard
 from steelyard.runtime.cuda.codegen.copies import Copy
@@ -52,7 +52,7 @@ def test_assembles_without_spills(index, tmp_path):
 @pytest.mark.parametrize("aligned", [True, False], ids=["aligned", "any"])
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 def test_every_kernel_assembles_without_spills(target, dtype, aligned, tmp_path):
-    kernels = quantize_kernels(dtype, aligned) + small_kernels(dtype, aligned)
+    kernels = quantize_kernels(dtype, aligned) + fused_kernels(dtype, aligned) + small_kernels(dtype, aligned)
     assemble(kernels + (copy_kernels(aligned) if dtype == "f32" else []), target, tmp_path)
 
 
