@@ -21,7 +21,6 @@ struct Matrix {
 struct Tiling {
   int64_t rows, columns; // of one tile
   int64_t per_row, count;
-  bool staged; // read more than once: copied to contiguous rows first
 };
 
 inline constexpr int64_t kTileElements = 128 * 128;

@@ -11,7 +11,6 @@ void run_amax(AmaxCall &call, int threads) {
   call.tiling =
       make_tiling(call.x, call.column || call.transformed ? TileShape::square
                                                           : TileShape::flat);
-  call.tiling.staged &= !call.producer;
   const KernelTable &table = kernels();
   parallel_for(
       call.tiling.count,

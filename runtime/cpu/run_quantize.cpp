@@ -154,7 +154,6 @@ public:
                       amax_on_the_way_ ? &tensor_amax_ : nullptr,
                       producer_};
     call.tiling = make_tiling(x_, tile_shape(row_, col_));
-    call.tiling.staged &= !producer_;
     const KernelTable &table = kernels();
     const int64_t count = call.tiling.count;
     // What a pass for the amax read last is still in cache: begin with that.

@@ -24,7 +24,6 @@ inline Tiling make_tiling(const Matrix &x, TileShape shape) {
         std::clamp((x.columns + 127) / 128 * 128, kTileSide, kTileColumns);
     tiling.rows = kFlatElements / tiling.columns;
   }
-  tiling.staged = shape != TileShape::flat;
   tiling.per_row = (x.columns + tiling.columns - 1) / tiling.columns;
   tiling.count = tiling.per_row * ((x.rows + tiling.rows - 1) / tiling.rows);
   return tiling;

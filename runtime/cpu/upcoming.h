@@ -10,9 +10,9 @@ namespace steelyard::STEELYARD_ISA {
 // Columns that are encoded, and brought nearer, at a time.
 static constexpr int64_t kPieceColumns = 256;
 
-// Rows that are staged side by side, while as many below them are fetched: the
-// processor foresees what continues along a row, none that is a page away.
-static constexpr int64_t kStagedRows = 4;
+// Rows that are fetched while one is copied: the processor foresees none that
+// is a page away.
+static constexpr int64_t kRowsAhead = 8;
 
 struct Upcoming {
   TilePlace tile;
@@ -20,11 +20,8 @@ struct Upcoming {
   const char *first; // its source, rows `step` bytes apart
   int64_t step;
   Dtype dtype;
-  bool narrow;         // bf16 stays as it is
-  void *staging;       // null if the tile is used where it is
+  float *staging;      // null if the tile is used where it is
   int64_t row, column; // of the next piece
-  int64_t piece;       // columns of one that is staged
-  int32_t largest[8];  // bits of magnitudes staged so far, any lane the largest
 };
 
 static inline int64_t width_of(Dtype dtype) {
@@ -36,80 +33,32 @@ static inline void fetch(const char *first, int64_t bytes) {
     __builtin_prefetch(first + byte);
 }
 
-static inline void stage_narrow(const Upcoming &next, const char *source,
-                                int64_t rows, int64_t n) {
-  constexpr int64_t line = 64 / sizeof(uint16_t);
-  const uint16_t *halves = reinterpret_cast<const uint16_t *>(source);
-  uint16_t *out = static_cast<uint16_t *>(next.staging) +
-                  next.row * next.tile.stride + next.column;
-  for (int64_t i = 0; i < rows; ++i) {
-    int64_t j = 0;
-    for (; j + line <= n; j += line)
-      std::memcpy(out + j, halves + j, line * sizeof *out);
-    for (; j < n; ++j)
-      out[j] = halves[j];
-    halves += next.step / int64_t{sizeof *halves};
-    out += next.tile.stride;
-  }
-}
-
-static inline void stage_wide(Upcoming &next, const char *source, int64_t rows,
-                              int64_t n) {
-  float *out = static_cast<float *>(next.staging) +
-               next.row * next.tile.stride + next.column;
-#if defined(__AVX2__)
-  if (next.dtype == Dtype::f32 && rows == kStagedRows && n % 32 == 0)
-    return copy_rows<kStagedRows>(source, next.step, n, out, next.tile.stride,
-                                  next.largest);
-#endif
-  for (int64_t i = 0; i < rows; ++i) {
-    const int32_t found = static_cast<int32_t>(widen_row(
-        source + i * next.step, next.dtype, n, out + i * next.tile.stride));
-    next.largest[0] = found > next.largest[0] ? found : next.largest[0];
-  }
-}
-
-// Along the rows first, for what the processor foresees.
-[[gnu::noinline]] static void stage_piece(Upcoming &next) {
-  const TilePlace &tile = next.tile;
-  const int64_t below = tile.rows - next.row,
-                rows = smaller(kStagedRows, below),
-                n = smaller(next.piece, tile.columns - next.column),
+static inline void bring_piece(Upcoming &next) {
+  TilePlace &tile = next.tile;
+  const int64_t n = smaller(kPieceColumns, tile.columns - next.column),
                 width = width_of(next.dtype);
   const char *source = next.first + next.row * next.step + next.column * width;
-  for (int64_t i = rows; i < smaller(2 * rows, below); ++i)
-    fetch(source + i * next.step, n * width);
-  if (next.narrow)
-    stage_narrow(next, source, rows, n);
-  else
-    stage_wide(next, source, rows, n);
-  next.column += n;
-  if (next.column < tile.columns)
-    return;
-  next.column = 0;
-  next.row += rows;
-}
-
-// Down the rows first: memory serves several streams faster than one.
-static inline void fetch_piece(Upcoming &next) {
-  const int64_t n = smaller(kPieceColumns, next.tile.columns - next.column),
-                width = width_of(next.dtype);
-  fetch(next.first + next.row * next.step + next.column * width, n * width);
-  if (++next.row < next.tile.rows)
-    return;
-  next.column += n;
-  next.row = next.column < next.tile.columns ? 0 : next.tile.rows;
+  if (!next.staging) {
+    fetch(source, n * width);
+  } else {
+    if (next.row + kRowsAhead < tile.rows)
+      fetch(source + kRowsAhead * next.step, n * width);
+    const uint32_t amax =
+        widen_row(source, next.dtype, n,
+                  next.staging + next.row * tile.stride + next.column);
+    tile.amax = amax > tile.amax ? amax : tile.amax;
+  }
+  // Down the rows first: memory serves several streams faster than one.
+  if (++next.row == tile.rows) {
+    next.row = 0;
+    next.column += n;
+  }
 }
 
 // After each piece of a tile is encoded.
 static inline void bring_next(const TilePlace &tile) {
-  Upcoming *next = tile.next;
-  if (!next || next->row == next->tile.rows)
-    return;
-  if (next->staging)
-    stage_piece(*next);
-  else
-    fetch_piece(*next);
+  if (tile.next && tile.next->column < tile.next->tile.columns)
+    bring_piece(*tile.next);
 }
 
 // Calls `encode(first column, columns)` for the pieces of a row.
@@ -121,9 +70,9 @@ static inline void for_pieces(const TilePlace &tile, const F &encode) {
   }
 }
 
-// Contiguous rows that are read once and need no widening are used where they
-// are. Anything else goes through `staging`, where rows cannot evict each
-// other.
+// Contiguous rows that need no widening are used where they are: to copy them
+// takes longer than to read again what other rows evicted. Anything else goes
+// through `staging`.
 template <class Element>
 static inline Upcoming begin_tile(const Matrix &x, const Tiling &tiling,
                                   int64_t index, Staging &staging) {
@@ -135,36 +84,27 @@ static inline Upcoming begin_tile(const Matrix &x, const Tiling &tiling,
   next.first = static_cast<const char *>(x.data) + offset * width;
   next.step = x.row_stride * width;
   next.dtype = x.dtype;
-  next.narrow = sizeof(Element) == 2;
-  if (x.column_stride == 1 && width == sizeof(Element) && !tiling.staged) {
+  if (x.column_stride == 1 && width == sizeof(Element)) {
     next.data = next.first;
     next.tile.stride = x.row_stride;
     return next;
   }
   next.data = next.staging = staging.values;
-  // As many as are encoded meanwhile, of narrow ones a row's worth of lines.
-  next.piece = (next.narrow ? 2 : 1) * smaller(kPieceColumns, tiling.columns) /
-               kStagedRows;
   next.tile.stride = tiling.columns;
-  next.tile.amax_known = x.column_stride == 1 && !next.narrow;
+  next.tile.amax_known = x.column_stride == 1;
   return next;
 }
 
 // What is left to bring of a tile that is needed now.
 template <class Element>
 static inline TileOf<Element> finish_tile(const Matrix &x, Upcoming &next) {
-  float *staging = static_cast<float *>(next.staging);
   if (next.staging && x.column_stride == 1)
-    while (next.row < next.tile.rows)
-      stage_piece(next);
+    while (next.column < next.tile.columns)
+      bring_piece(next);
   else if (next.staging && x.dtype == Dtype::f32)
-    gather<float>(x, next.tile, staging);
+    gather<float>(x, next.tile, next.staging);
   else if (next.staging)
-    gather<uint16_t>(x, next.tile, staging);
-  for (int lane = 0; next.tile.amax_known && lane < 8; ++lane) {
-    const uint32_t found = static_cast<uint32_t>(next.largest[lane]);
-    next.tile.amax = found > next.tile.amax ? found : next.tile.amax;
-  }
+    gather<uint16_t>(x, next.tile, next.staging);
   return {next.tile, static_cast<const Element *>(next.data)};
 }
 
