@@ -1,6 +1,5 @@
-// Activations of float32, in float64 so that only the result is rounded: within
-// one unit in the last place, tails included. No step depends on the
-// instruction set, and loops over them vectorize.
+// Activations of float32, step by step the same on every instruction set:
+// within 5 units in the last place, tails included. Loops over them vectorize.
 #pragma once
 
 #include "formats.h"
@@ -12,60 +11,113 @@ enum class Activation : int { none, relu, gelu, gelu_tanh, silu };
 #ifdef STEELYARD_ISA
 namespace STEELYARD_ISA {
 
-template <int Terms>
-static inline double polynomial(const double (&terms)[Terms], double x) {
-  double sum = terms[Terms - 1];
-#pragma GCC unroll 16
-  for (int i = Terms - 2; i >= 0; --i)
-    sum = sum * x + terms[i];
-  return sum;
+// a * b + c, rounded once.
+static inline float fused(float a, float b, float c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  return __builtin_fmaf(a, b, c);
+#else
+  // The product is exact. A sum that is not takes an odd last bit, which keeps
+  // the second rounding from a wrong tie.
+  const double product = static_cast<double>(a) * b, sum = product + c;
+  const double added = sum - product;
+  const double rest = (product - (sum - added)) + (c - added);
+  int64_t bits;
+  std::memcpy(&bits, &sum, sizeof bits);
+  const int64_t away = (rest > 0) == (sum > 0) ? 1 : -1;
+  if ((rest < 0 || rest > 0) && bits % 2 == 0)
+    bits += away;
+  double odd;
+  std::memcpy(&odd, &bits, sizeof odd);
+  return static_cast<float>(odd);
+#endif
 }
 
-// e^-y for y >= 0, to 2^-28; exactly 0 where no float32 product could see it.
-static inline double exp_of_minus(double y) {
-  constexpr double terms[] = {0.499999933712, 0.166665192056, 0.0416684008898,
-                              0.00836889168619, 0.00138144501964};
-  constexpr double log2_e = 1.4426950408889634, ln_2 = 0.6931471805599453;
-  constexpr double anchor = 0x1.8p52; // adding it rounds to an integer
-  const double limited = y < 700.0 ? -y : -700.0;
-  const double shifted = limited * log2_e + anchor;
-  const double r = limited - (shifted - anchor) * ln_2;
-  const double mantissa = polynomial(terms, r) * (r * r) + r + 1.0;
-  uint64_t bits;
-  std::memcpy(&bits, &shifted, sizeof bits);
-  bits = (bits + 1023) << 52;
-  double power;
-  std::memcpy(&power, &bits, sizeof power);
-  return y < 700.0 ? mantissa * power : 0.0;
+// e^-y = (1 + excess) * low * high: two powers of two, since one would not do
+// for the smallest results.
+struct Exponential {
+  float excess, low, high;
+};
+
+// e^-(y + rest) for y >= 0 and a small rest; 0 where no product could see it.
+static inline Exponential exp_of_minus(float y, float rest) {
+  constexpr float terms[] = {0x1.fffffcp-2f, 0x1.55549p-3f, 0x1.5558f8p-5f,
+                             0x1.123b5ap-7f, 0x1.6a2334p-10f};
+  constexpr float log2_e = 0x1.715476p+0f;
+  constexpr float ln_2 = 0x1.62e4p-1f, ln_2_rest = 0x1.7f7d1cp-20f;
+  constexpr float anchor = 0x1.8p23f; // adding it rounds to an integer
+  constexpr uint32_t anchor_bits = 0x4b400000, twice_bias = 254;
+  const bool seen = y < 172.0f;
+  const float limited = seen ? y : 172.0f;
+  const float shifted = fused(limited, -log2_e, anchor);
+  const float powers = shifted - anchor;
+  const float r =
+      fused(powers, -ln_2, -limited) - fused(powers, ln_2_rest, rest);
+  float sum = terms[4];
+#pragma GCC unroll 4
+  for (int i = 3; i >= 0; --i)
+    sum = fused(sum, r, terms[i]);
+  const uint32_t exponents = bits_of(shifted) - (anchor_bits - twice_bias);
+  const uint32_t half = exponents >> 1;
+  return {fused(sum, r * r, r), float_of(half << 23),
+          seen ? float_of((exponents - half) << 23) : 0.0f};
 }
 
-// x / (1 + e^-y) where y has the sign of x, without overflow.
-static inline float gate(double x, double y) {
-  const double e = exp_of_minus(y < 0 ? -y : y);
-  return static_cast<float>((x < 0 ? x * e : x) / (1.0 + e));
+// x / (1 + e^-(y + rest)) where y has the sign of x, of which it is given
+// without; the numerator waits for its last power of two.
+static inline float gate(float x, float y, float rest) {
+  const Exponential e = exp_of_minus(y, rest);
+  const float low = fused(e.excess, e.low, e.low);
+  const float numerator = x < 0 ? fused(x, e.excess, x) * e.low : x;
+  const float quotient = numerator / fused(low, e.high, 1.0f);
+  return x < 0 ? quotient * e.high : quotient;
 }
 
-static inline float silu(float x) { return gate(x, x); }
+static inline float magnitude_of(float x) {
+  return float_of(bits_of(x) & kAbsMask);
+}
 
+// Beyond this, gelu is x or 0.
+static constexpr float kGeluLimit = 32.0f;
+
+static inline float silu(float x) { return gate(x, magnitude_of(x), 0.0f); }
+
+// y = |x| * (first + third * x^2), with what its steps round off.
 static inline float gelu_tanh(float x) {
-  constexpr double twice_sqrt_2_over_pi = 1.5957691216057308;
-  const double wide = x;
-  return gate(wide, wide * (twice_sqrt_2_over_pi +
-                            twice_sqrt_2_over_pi * 0.044715 * (wide * wide)));
+  constexpr float first = 0x1.988454p+0f, first_rest = -0x1.857936p-25f;
+  constexpr float third = 0x1.2444f2p-4f, third_rest = 0x1.49b16ap-29f;
+  const float magnitude = magnitude_of(x);
+  const float m = magnitude < kGeluLimit ? magnitude : kGeluLimit;
+  const float square = m * m, square_rest = fused(m, m, -square);
+  const float cubic = third * square, cubic_rest = fused(third, square, -cubic);
+  const float slope = cubic + first, added = slope - cubic;
+  const float sum_rest = (cubic - (slope - added)) + (first - added);
+  const float factor_rest =
+      fused(third, square_rest, fused(third_rest, square, first_rest));
+  const float slope_rest = sum_rest + (cubic_rest + factor_rest);
+  const float y = m * slope;
+  return gate(x, y, fused(m, slope, -y) + m * slope_rest);
 }
 
-// x times the normal distribution: its upper tail is e^(-x^2/2) times a
-// function of |x| that is smooth in 1 / (1 + 0.3 |x|).
+// x times the normal distribution, whose upper tail is e^(-x^2/2) times a ratio
+// of polynomials of |x|.
 static inline float gelu(float x) {
-  constexpr double terms[] = {0.119686716815,  0.119571314773,  0.110239369362,
-                              0.0783721192592, 0.0962052188275, -0.079509710539,
-                              0.191883946184,  -0.228285278032, 0.112465000994,
-                              -0.0206286993776};
-  const double wide = x, magnitude = wide < 0 ? -wide : wide;
-  const double t = 1.0 / (1.0 + 0.3 * magnitude);
-  const double tail =
-      t * polynomial(terms, t) * exp_of_minus(0.5 * (wide * wide));
-  return static_cast<float>(wide * (wide < 0 ? tail : 1.0 - tail));
+  constexpr float top[] = {0.5f, 0x1.c04cf8p-2f, 0x1.76734p-3f, 0x1.4bb448p-5f,
+                           0x1.0c3bbep-8f};
+  constexpr float bottom[] = {1.0f,          0x1.ac68aap+0f, 0x1.336eaep+0f,
+                              0x1.dfa79p-2f, 0x1.9fc198p-4f, 0x1.502d3ep-7f};
+  const float magnitude = magnitude_of(x);
+  const float m = magnitude < kGeluLimit ? magnitude : kGeluLimit;
+  const float square = m * m, square_rest = fused(m, m, -square);
+  const Exponential e = exp_of_minus(0.5f * square, 0.5f * square_rest);
+  // By pairs of terms, and the first two last: few roundings at any size.
+  const float over = fused(square, top[4], fused(top[3], m, top[2]));
+  const float numerator = fused(m, fused(m, over, top[1]), top[0]);
+  const float under = fused(square, fused(bottom[5], m, bottom[4]),
+                            fused(bottom[3], m, bottom[2]));
+  const float denominator = fused(m, fused(m, under, bottom[1]), bottom[0]);
+  const float tail =
+      fused(numerator, e.excess, numerator) / denominator * e.low;
+  return x < 0 ? x * tail * e.high : fused(-m, tail * e.high, x);
 }
 
 static inline float relu(float x) { return x < 0 ? 0.0f : x; }

@@ -36,13 +36,21 @@ static void fill(Dtype dtype, float *out, int64_t n, const F &value) {
   }
 }
 
-// Activations fill the registers: rounding in the same loop would spill them.
 static void activate_row(const Producer &producer, const float *x, int64_t n,
                          float *out) {
-  if (x != out)
-    std::memcpy(out, x, n * sizeof *out);
-  activate(producer.activation, out, n);
-  fill(producer.dtype, out, n, [=](int64_t j) { return out[j]; });
+  switch (producer.activation) {
+  case Activation::none:
+    return fill(producer.dtype, out, n, [=](int64_t j) { return x[j]; });
+  case Activation::relu:
+    return fill(producer.dtype, out, n, [=](int64_t j) { return relu(x[j]); });
+  case Activation::gelu:
+    return fill(producer.dtype, out, n, [=](int64_t j) { return gelu(x[j]); });
+  case Activation::gelu_tanh:
+    return fill(producer.dtype, out, n,
+                [=](int64_t j) { return gelu_tanh(x[j]); });
+  case Activation::silu:
+    return fill(producer.dtype, out, n, [=](int64_t j) { return silu(x[j]); });
+  }
 }
 
 static void normalize_row(const Producer &producer, const RowStatistics &row,

@@ -1,23 +1,25 @@
-"""Activations of float32 in float64, step by step those of the CPU kernels: only the result is rounded."""
+"""Activations of float32, step by step those of the CPU kernels, which explain the steps."""
 
-from steelyard.runtime.cuda.codegen.values import Value, bitcast, constant, convert, select
+from steelyard.runtime.cuda.codegen.values import Value, absolute, bitcast, constant, fused_multiply_add, select
 
-_EXP_TERMS = (0.499999933712, 0.166665192056, 0.0416684008898, 0.00836889168619, 0.00138144501964)
-_GELU_TERMS = (
-    0.119686716815,
-    0.119571314773,
-    0.110239369362,
-    0.0783721192592,
-    0.0962052188275,
-    -0.079509710539,
-    0.191883946184,
-    -0.228285278032,
-    0.112465000994,
-    -0.0206286993776,
+_EXP_TERMS = tuple(
+    map(float.fromhex, ("0x1.fffffcp-2", "0x1.55549p-3", "0x1.5558f8p-5", "0x1.123b5ap-7", "0x1.6a2334p-10"))
 )
-_LOG2_E, _LN_2 = 1.4426950408889634, 0.6931471805599453
-_ANCHOR = 1.5 * 2.0**52  # adding it rounds to an integer
-_TWICE_SQRT_2_OVER_PI = 1.5957691216057308
+_LOG2_E = float.fromhex("0x1.715476p+0")
+_LN_2, _LN_2_REST = float.fromhex("0x1.62e4p-1"), float.fromhex("0x1.7f7d1cp-20")
+_ANCHOR, _ANCHOR_BITS = 1.5 * 2.0**23, 0x4B400000  # adding it rounds to an integer
+_TWICE_BIAS = 254
+_EXP_LIMIT, _GELU_LIMIT = 172.0, 32.0
+
+_FIRST, _FIRST_REST = float.fromhex("0x1.988454p+0"), float.fromhex("-0x1.857936p-25")
+_THIRD, _THIRD_REST = float.fromhex("0x1.2444f2p-4"), float.fromhex("0x1.49b16ap-29")
+_TOP = tuple(map(float.fromhex, ("0x1p-1", "0x1.c04cf8p-2", "0x1.76734p-3", "0x1.4bb448p-5", "0x1.0c3bbep-8")))
+_BOTTOM = tuple(
+    map(
+        float.fromhex,
+        ("0x1p+0", "0x1.ac68aap+0", "0x1.336eaep+0", "0x1.dfa79p-2", "0x1.9fc198p-4", "0x1.502d3ep-7"),
+    )
+)
 
 
 def relu(x: Value) -> Value:
@@ -25,51 +27,68 @@ def relu(x: Value) -> Value:
 
 
 def silu(x: Value) -> Value:
-    wide = convert(x, "f64")
-    return _gate(wide, wide)
+    return _gate(x, absolute(x), constant(0.0, "f32"))
 
 
 def gelu_tanh(x: Value) -> Value:
-    wide = convert(x, "f64")
-    cubic = wide * wide * (_TWICE_SQRT_2_OVER_PI * 0.044715)
-    return _gate(wide, wide * (cubic + _TWICE_SQRT_2_OVER_PI))
+    m = _limited(absolute(x), _GELU_LIMIT)
+    square = m * m
+    square_rest = _fused(m, m, -0.0 - square)
+    cubic = square * _THIRD
+    cubic_rest = _fused(square, _THIRD, -0.0 - cubic)
+    slope = cubic + _FIRST
+    added = slope - cubic
+    sum_rest = (cubic - (slope - added)) + (_FIRST - added)
+    factor_rest = _fused(square_rest, _THIRD, _fused(square, _THIRD_REST, _FIRST_REST))
+    slope_rest = sum_rest + (cubic_rest + factor_rest)
+    y = m * slope
+    return _gate(x, y, _fused(m, slope, -0.0 - y) + m * slope_rest)
 
 
 def gelu(x: Value) -> Value:
     """x times the normal distribution."""
-    wide = convert(x, "f64")
-    magnitude = _magnitude(wide)
-    t = 1.0 / (magnitude * 0.3 + 1.0)
-    tail = t * _polynomial(_GELU_TERMS, t) * _exp_of_minus(wide * wide * 0.5)
-    return convert(wide * select(wide < 0.0, tail, 1.0 - tail), "f32")
+    m = _limited(absolute(x), _GELU_LIMIT)
+    square = m * m
+    square_rest = _fused(m, m, -0.0 - square)
+    excess, low, high = _exp_of_minus(square * 0.5, square_rest * 0.5)
+    over = _fused(square, _TOP[4], _fused(m, _TOP[3], _TOP[2]))
+    numerator = _fused(m, _fused(m, over, _TOP[1]), _TOP[0])
+    under = _fused(square, _fused(m, _BOTTOM[5], _BOTTOM[4]), _fused(m, _BOTTOM[3], _BOTTOM[2]))
+    denominator = _fused(m, _fused(m, under, _BOTTOM[1]), _BOTTOM[0])
+    tail = _fused(numerator, excess, numerator) / denominator * low
+    return select(x < 0.0, x * tail * high, _fused(-0.0 - m, tail * high, x))
 
 
-def _gate(x: Value, y: Value) -> Value:
-    """x / (1 + e^-y) where y has the sign of x, without overflow."""
-    e = _exp_of_minus(_magnitude(y))
-    return convert(select(x < 0.0, x * e, x) / (e + 1.0), "f32")
+def _gate(x: Value, y: Value, rest: Value) -> Value:
+    """x / (1 + e^-(y + rest)) where y has the sign of x, of which it is given without."""
+    excess, low, high = _exp_of_minus(y, rest)
+    numerator = select(x < 0.0, _fused(x, excess, x) * low, x)
+    quotient = numerator / _fused(_fused(excess, low, low), high, 1.0)
+    return select(x < 0.0, quotient * high, quotient)
 
 
-def _magnitude(x: Value) -> Value:
-    return select(x < 0.0, -0.0 - x, x)
+def _exp_of_minus(y: Value, rest: Value) -> tuple[Value, Value, Value]:
+    """e^-(y + rest) = (1 + first) * second * third, the last 0 where no product could see it."""
+    seen = y < _EXP_LIMIT
+    limited = select(seen, y, _EXP_LIMIT)
+    shifted = _fused(limited, -_LOG2_E, _ANCHOR)
+    powers = shifted - _ANCHOR
+    r = _fused(powers, -_LN_2, -0.0 - limited) - _fused(powers, _LN_2_REST, rest)
+    total = constant(_EXP_TERMS[-1], "f32")
+    for term in reversed(_EXP_TERMS[:-1]):
+        total = _fused(total, r, term)
+    exponents = bitcast(shifted, "i32") - (_ANCHOR_BITS - _TWICE_BIAS)
+    half = exponents >> 1
+    low, high = (bitcast(bits << 23, "f32") for bits in (half, exponents - half))
+    return _fused(total, r * r, r), low, select(seen, high, 0.0)
 
 
-def _exp_of_minus(y: Value) -> Value:
-    """e^-y for y >= 0; exactly 0 where no float32 product could see it."""
-    small = y < 700.0
-    limited = select(small, -0.0 - y, -700.0)
-    shifted = limited * _LOG2_E + _ANCHOR
-    r = limited - (shifted - _ANCHOR) * _LN_2
-    mantissa = _polynomial(_EXP_TERMS, r) * (r * r) + r + 1.0
-    power = bitcast((bitcast(shifted, "i64") + 1023) << 52, "f64")
-    return select(small, mantissa * power, 0.0)
+def _limited(x: Value, limit: float) -> Value:
+    return select(x < limit, x, limit)
 
 
-def _polynomial(terms: tuple[float, ...], x: Value) -> Value:
-    total = constant(terms[-1], "f64")
-    for term in reversed(terms[:-1]):
-        total = total * x + term
-    return total
+def _fused(left: Value, right: Value | float, addend: Value | float) -> Value:
+    return fused_multiply_add(left, left.like(right), left.like(addend))
 
 
 ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": silu}

@@ -178,11 +178,12 @@ def _widen(dtype):
 
 def _extreme(function):
     """min and max of PTX order -0 below +0; numpy keeps either."""
+    smallest = function in (np.minimum, np.fmin)
 
     def run(a, b):
         result = function(a, b)
         zeros = (a == 0) & (b == 0)
-        sign = np.signbit(a) | np.signbit(b) if function is np.minimum else np.signbit(a) & np.signbit(b)
+        sign = np.signbit(a) | np.signbit(b) if smallest else np.signbit(a) & np.signbit(b)
         return np.where(zeros, np.where(sign, -0.0, 0.0).astype(a.dtype), result)
 
     return run
@@ -320,6 +321,7 @@ def _table():
     table["add.s16"] = _integer_operation(np.add, 16)
     table["sub.s16"] = _integer_operation(np.subtract, 16)
     table["mul.lo.s16"] = _integer_operation(np.multiply, 16)
+    table["min.f32"] = _float_operation(_extreme(np.fmin), 32)
     table["min.NaN.f32"] = _float_operation(_extreme(np.minimum), 32)
     table["max.NaN.f32"] = _float_operation(_extreme(np.maximum), 32)
     for width in (16, 32, 64):

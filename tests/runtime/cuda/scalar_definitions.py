@@ -140,6 +140,11 @@ def extreme(a: float, b: float, name: str, largest: bool) -> int:
     return encode(chosen, name, negative_zero=_is_negative(chosen))
 
 
+def smaller_number(a: float, b: float, name: str) -> int:
+    """NaN only if both are."""
+    return extreme(b if a != a else a, a if b != b else b, name, largest=False)
+
+
 def narrow(value: float, name: str) -> int:
     """satfinite: NaN is the positive NaN, or the largest value where there is none."""
     if value != value:
@@ -271,6 +276,7 @@ def _float_definitions() -> dict:
             )
     three = ("f32",) * 3
     table["fma.rn.f32"] = (three, lambda *bits: fused(*(decode(b, "f32") for b in bits), "f32"))
+    table["min.f32"] = (("f32", "f32"), lambda a, b: smaller_number(decode(a, "f32"), decode(b, "f32"), "f32"))
     for opcode, largest in (("min", False), ("max", True)):
         table[f"{opcode}.NaN.f32"] = (
             ("f32", "f32"),
