@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 import shared_memory
-from device_memory import DeviceMemory
+from device_memory import FRESH, DeviceMemory
 from ptx_instructions import EXCHANGES, WARP, WIDTHS, decode
 from ptx_text import Entry, Instruction, PtxError, parse
 from shared_memory import SharedMemory
@@ -212,10 +212,16 @@ class Launch:
             raise PtxError(f"{register} is {np.dtype(wanted)}, the result {value.dtype}")
         if not lanes.are_all:
             before = self.registers.get(register)
-            whole = np.zeros(self.lanes, wanted) if before is None else before.copy()
+            whole = self._unknown(wanted) if before is None else before.copy()
             whole[lanes.numbers] = value
             value = whole
         self.registers[register] = value
+
+    def _unknown(self, dtype) -> np.ndarray:
+        """What lanes hold that have not written a register: nothing that a result may show."""
+        if dtype is bool:
+            return np.ones(self.lanes, bool)
+        return np.full(self.lanes * np.dtype(dtype).itemsize, FRESH, np.uint8).view(dtype)
 
     def measure(self, kind: str, space: str, lanes: Lanes, addresses: np.ndarray, size: int) -> None:
         if not self.measured:

@@ -144,6 +144,14 @@ def test_guards_and_vectors_and_parts():
     assert words_after(body) == [t + 100 for t in range(64)]
 
 
+def test_lanes_know_nothing_of_what_others_wrote():
+    body = """
+	setp.lt.u32 	%p1, %r1, 4;
+	@%p1 mov.b32 	%r3, %r1;
+	mov.b32 	%r2, %r3;"""
+    assert words_after(body) == [0, 1, 2, 3] + [0xCDCDCDCD] * 60
+
+
 def test_parts_of_wide_registers():
     body = """
 	mov.b32 	%r4, 7;

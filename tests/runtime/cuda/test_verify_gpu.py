@@ -22,7 +22,18 @@ from steelyard.tools import gpu_models, targets, verify_gpu
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert verify_gpu.run(argparse.Namespace(json=None, device="cuda")) == 3
-    assert "nothing was run" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "nothing was run" in printed
+    for check in (
+        "interpreter",
+        "ptxas",
+        "NVIDIA's own conversions",
+        "constants",
+        "scaled_mm",
+        "mock",
+        "compiled models",
+    ):
+        assert check in printed
 
 
 def test_checks_of_right_kernels_pass():
