@@ -17,6 +17,17 @@ extern const KernelTable table;
 namespace avx512 {
 extern const KernelTable table;
 }
+namespace avx512_vnni {
+void multiply_integers(const GemmCall &call, int64_t begin, int64_t end);
+}
+
+// Of AVX-512 but for products of integers.
+static const KernelTable *vnni_table() {
+  static KernelTable table = avx512::table;
+  table.name = "avx512_vnni";
+  table.multiply_integers = avx512_vnni::multiply_integers;
+  return &table;
+}
 #endif
 
 static std::vector<const KernelTable *> supported() {
@@ -26,6 +37,8 @@ static std::vector<const KernelTable *> supported() {
     tables.push_back(&avx2::table);
   if (cpu_features().avx512)
     tables.push_back(&avx512::table);
+  if (cpu_features().avx512_vnni)
+    tables.push_back(vnni_table());
 #endif
   return tables;
 }

@@ -116,8 +116,6 @@ static void multiply_as(const GemmCall &call, int64_t begin, int64_t end) {
 
 void gemm_pack(const GemmCall &call, int64_t begin, int64_t end) {
 #if defined(__AVX2__)
-  if (call.panels == Panels::integers)
-    return pack_integers(call, begin, end);
   if (call.few)
     return call.a.element == Element::e4m3
                ? pack_few<Element::e4m3>(call, begin, end)
@@ -129,8 +127,6 @@ void gemm_pack(const GemmCall &call, int64_t begin, int64_t end) {
 
 void gemm_multiply(const GemmCall &call, int64_t begin, int64_t end) {
 #if defined(__AVX2__)
-  if (call.panels == Panels::integers)
-    return multiply_integers(call, begin, end);
   if (call.few)
     return call.b.element == Element::e4m3
                ? multiply_few<Element::e4m3>(call, begin, end)

@@ -110,7 +110,7 @@ namespace STEELYARD_ISA {
 void gemm_pack(const GemmCall &call, int64_t begin, int64_t end);
 // Tasks: tiles_down() * tiles_across(), numbered down first.
 void gemm_multiply(const GemmCall &call, int64_t begin, int64_t end);
-// The same with panels of integers, where the kernels have them.
+// The same with panels of integers, where `has_avx2` says so.
 void pack_integers(const GemmCall &call, int64_t begin, int64_t end);
 void multiply_integers(const GemmCall &call, int64_t begin, int64_t end);
 // `skip_zeros` leaves out blocks whose codes are all zero.

@@ -4,6 +4,7 @@
 // vpmaddubsw multiplies unsigned by signed bytes, so one side is offset by 12,
 // and 12 times the sum of the other is taken off again. A column that comes
 // from memory must be the signed one, a column in a register may be unsigned.
+// VNNI does the same in one instruction.
 #pragma once
 
 #if defined(__AVX2__)
@@ -90,6 +91,25 @@ static inline __m256i sum_of_pairs(__m256i pairs) {
   return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 }
 
+// sum + the products of unsigned and signed bytes, four at a time; as many
+// pairs as a block has fit 16 bits.
+static inline __m256i add_products(__m256i sum, __m256i bytes,
+                                   __m256i signed_bytes) {
+#if defined(__AVX512VNNI__)
+  return _mm256_dpbusd_epi32(sum, bytes, signed_bytes);
+#else
+  return _mm256_add_epi16(sum, _mm256_maddubs_epi16(bytes, signed_bytes));
+#endif
+}
+
+static inline __m256 total_of(__m256i products) {
+#if defined(__AVX512VNNI__)
+  return _mm256_cvtepi32_ps(products);
+#else
+  return _mm256_cvtepi32_ps(sum_of_pairs(products));
+#endif
+}
+
 static inline void store_unit(const uint8_t *codes, const uint8_t *scale_bytes,
                               IntegerUnit &unit) {
   __m256i runs[4];
@@ -129,16 +149,15 @@ static inline void multiply_integer_row(const IntegerRow &row,
 #pragma GCC unroll 4
     for (int g = 0; g < kPanelGroups; ++g) {
       const IntegerUnit &unit = units[b * kPanelGroups + g];
-      __m256i pairs = _mm256_setzero_si256();
+      __m256i products = _mm256_setzero_si256();
 #pragma GCC unroll 4
       for (int j = 0; j < 4; ++j)
-        pairs = _mm256_add_epi16(
-            pairs,
-            _mm256_maddubs_epi16(
-                runs[j], _mm256_load_si256((const __m256i *)unit.codes[j])));
-      const __m256 product = _mm256_fmadd_ps(
-          _mm256_cvtepi32_ps(sum_of_pairs(pairs)), _mm256_load_ps(unit.scales),
-          _mm256_load_ps(unit.offsets));
+        products =
+            add_products(products, runs[j],
+                         _mm256_load_si256((const __m256i *)unit.codes[j]));
+      const __m256 product =
+          _mm256_fmadd_ps(total_of(products), _mm256_load_ps(unit.scales),
+                          _mm256_load_ps(unit.offsets));
       sum[g] = _mm256_fmadd_ps(product, scale, sum[g]);
     }
   }

@@ -12,10 +12,15 @@
 
 namespace steelyard::STEELYARD_ISA {
 
+using GemmKernel = void (*)(const GemmCall &call, int64_t begin, int64_t end);
 #if defined(__AVX2__)
 static constexpr bool kHasAvx2 = true;
+static constexpr GemmKernel kPackIntegers = pack_integers,
+                            kMultiplyIntegers = multiply_integers;
 #else
 static constexpr bool kHasAvx2 = false;
+static constexpr GemmKernel kPackIntegers = nullptr,
+                            kMultiplyIntegers = nullptr;
 #endif
 
 extern const KernelTable table;
@@ -29,6 +34,8 @@ const KernelTable table{
     .produce = produce,
     .gemm_pack = gemm_pack,
     .gemm_multiply = gemm_multiply,
+    .pack_integers = kPackIntegers,
+    .multiply_integers = kMultiplyIntegers,
     .gemm_scale_range = gemm_scale_range,
 };
 

@@ -41,6 +41,8 @@ struct KernelTable {
   void (*produce)(const ProduceCall &call, int64_t begin, int64_t end);
   void (*gemm_pack)(const GemmCall &call, int64_t begin, int64_t end);
   void (*gemm_multiply)(const GemmCall &call, int64_t begin, int64_t end);
+  void (*pack_integers)(const GemmCall &call, int64_t begin, int64_t end);
+  void (*multiply_integers)(const GemmCall &call, int64_t begin, int64_t end);
   ScaleRange (*gemm_scale_range)(const GemmOperand &operand, bool skip_zeros);
 };
 

@@ -104,18 +104,20 @@ void run_block(GemmCall &call, int threads, const KernelTable &table) {
                                 call.tiles_down() * call.tile_rows *
                                     call.tiles_across() * call.tile_columns,
                                 call.panels);
+  const bool integers = call.panels == Panels::integers;
+  const auto pack = integers ? table.pack_integers : table.gemm_pack;
+  const auto multiply =
+      integers ? table.multiply_integers : table.gemm_multiply;
   for (int64_t slice = 0; slice < slices; slice += slab) {
     call.k = slice * kSlice;
     call.slices = std::min(slab, slices - slice);
     call.first_slab = slice == 0;
     call.last_slab = slice + call.slices == slices;
+    parallel_for(call.units() * call.slices, 2, threads,
+                 [&](int64_t begin, int64_t end) { pack(call, begin, end); });
     parallel_for(
-        call.units() * call.slices, 2, threads,
-        [&](int64_t begin, int64_t end) { table.gemm_pack(call, begin, end); });
-    parallel_for(call.tiles_down() * call.tiles_across(), 1, threads,
-                 [&](int64_t begin, int64_t end) {
-                   table.gemm_multiply(call, begin, end);
-                 });
+        call.tiles_down() * call.tiles_across(), 1, threads,
+        [&](int64_t begin, int64_t end) { multiply(call, begin, end); });
   }
 }
 
