@@ -25,7 +25,7 @@ struct Tiling {
 
 inline constexpr int64_t kTileElements = 128 * 128;
 inline constexpr int64_t kTileSide = 128;
-inline constexpr int64_t kBandRows = 32, kBandColumns = 512;
+inline constexpr int64_t kBandRows = 32, kBandColumns = 256;
 inline constexpr int64_t kTileColumns = 1024;  // widest tile
 inline constexpr int64_t kFlatElements = 4096; // of a flat tile: stays in L1
 

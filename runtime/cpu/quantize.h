@@ -45,7 +45,7 @@ struct CopyCall {
 
 struct QuantizeCall {
   Matrix x;
-  Tiling tiling; // 128x128 if a copy is transposed or in tiles, 32x512 for MX
+  Tiling tiling; // 128x128 if a copy is transposed or in tiles, 32x256 for MX
   const CopyCall *row, *col;
   bool shared;    // the columnwise codes are those of the rowwise copy
   uint32_t *amax; // if not null: bits of the amax of x, found on the way

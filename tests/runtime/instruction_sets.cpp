@@ -165,7 +165,8 @@ std::string name_of(const SchemeFields &s, Shape shape, const char *what) {
 }
 
 constexpr Dtype kDtypes[] = {Dtype::f32, Dtype::bf16, Dtype::f16};
-constexpr Shape kShapes[] = {{3, 47}, {70, 257}};
+// The larger one has whole tiles of 128x128 and parts of them.
+constexpr Shape kShapes[] = {{3, 47}, {130, 257}};
 
 void compare_quantizers(const std::string &first, const std::string &other,
                         Report &report) {
