@@ -17,11 +17,12 @@ static int64_t blocks_of(int64_t k) {
   return (k + kUnitBlock - 1) / kUnitBlock;
 }
 
-// The codes of row `i` from `p`, with zeros after them.
+// The codes of row `i` from `p`, with zeros after them; there may be none.
 static void copy_codes(const GemmOperand &x, int64_t i, int64_t p, int64_t k,
                        uint8_t *out) {
   const int64_t bytes = (k + 1) / 2;
-  std::memcpy(out, x.codes + i * x.codes_stride + p / 2, bytes);
+  if (bytes > 0)
+    std::memcpy(out, x.codes + i * x.codes_stride + p / 2, bytes);
   std::memset(out + bytes, 0, kSlice / 2 - bytes);
   if (k % 2)
     out[bytes - 1] &= 15;
@@ -49,7 +50,8 @@ static void pack_row(const GemmOperand &x, int64_t i, int64_t p, int64_t k,
                      _mm_unpackhi_epi32(even, odd));
   }
   alignas(16) uint8_t bytes[kSliceBlocks] = {};
-  std::memcpy(bytes, scales_of(x, i, p), blocks_of(k));
+  if (k > 0)
+    std::memcpy(bytes, scales_of(x, i, p), blocks_of(k));
   for (int64_t b = 0; b < kSliceBlocks; b += 8)
     _mm256_storeu_ps(row.scales + b, half_scales(bytes + b));
 }

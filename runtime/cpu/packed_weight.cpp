@@ -36,8 +36,11 @@ void for_each_scale(const CompactWeight &weight, const F &move) {
 
 } // namespace
 
+// A weight without columns may have no memory at all.
 void pack_weight(const CompactWeight &weight, uint8_t *packed) {
   const PackedLayout layout = weight.layout();
+  if (!packed)
+    return;
   std::memset(packed, 0, layout.amax());
   const int64_t row_bytes = (weight.k + 1) / 2;
   for_each_run(weight, [&](int64_t from, int64_t to, int64_t bytes) {
@@ -48,19 +51,22 @@ void pack_weight(const CompactWeight &weight, uint8_t *packed) {
   for_each_scale(weight, [&](int64_t from, int64_t to) {
     packed[layout.scales() + to] = weight.scales[from];
   });
-  std::memcpy(packed + layout.amax(), weight.amax,
-              layout.levels * sizeof(float));
+  if (layout.levels > 0)
+    std::memcpy(packed + layout.amax(), weight.amax,
+                layout.levels * sizeof(float));
 }
 
 void unpack_weight(const uint8_t *packed, const CompactWeight &weight) {
   const PackedLayout layout = weight.layout();
+  if (!packed)
+    return;
   for_each_run(weight, [&](int64_t to, int64_t from, int64_t bytes) {
     std::memcpy(weight.codes + to, packed + from, bytes);
   });
   for_each_scale(weight, [&](int64_t to, int64_t from) {
     weight.scales[to] = packed[layout.scales() + from];
   });
-  if (weight.amax)
+  if (weight.amax && layout.levels > 0)
     std::memcpy(weight.amax, packed + layout.amax(),
                 layout.levels * sizeof(float));
 }
