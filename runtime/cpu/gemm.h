@@ -42,6 +42,9 @@ inline constexpr int kFewLift = 80;
 // How far ahead packed columns are fetched: half a page, where the processor
 // itself looks no further than the page.
 inline constexpr int64_t kBytesAhead = 2048;
+// Columns, or groups of them, that one row passes side by side: memory serves
+// several streams faster than one.
+inline constexpr int64_t kStreams = 4;
 
 // One quantized operand, (outer, k) with k reduced; codes need no alignment.
 struct GemmOperand {

@@ -209,10 +209,6 @@ static void multiply_group(const GemmCall &call, const OutputTile<float> &tile,
   }
 }
 
-// Groups that a single row passes side by side: memory serves several streams
-// faster than one.
-static constexpr int64_t kStreams = 4;
-
 // One slice of kStreams groups from `j` in the tile, `apart` columns from each
 // other.
 static void multiply_streams(const GemmCall &call,

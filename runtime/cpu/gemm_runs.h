@@ -69,10 +69,6 @@ template <Element E> struct RunDecoder {
   }
 };
 
-// Columns that one row passes side by side: memory serves several streams
-// faster than one.
-static constexpr int64_t kStreams = 4;
-
 // A strip of k of some columns, and of the rows.
 struct StripRuns {
   const uint8_t *codes; // of the first column
