@@ -37,7 +37,7 @@ $(STAMP)-package: $(STAMP)-test $(STAMP)-files $(NATIVE)
 
 $(STAMP)-lint: $(STAMP)-package
 	@echo "[setup] installing linters"
-	@$(PIP) ruff pyright clang-format pre-commit
+	@$(PIP) ruff pyright clang-format pre-commit import-linter
 	@touch $@
 
 demo: $(STAMP)-package ## Show the main job on a sample model.
@@ -58,6 +58,7 @@ test-slow: $(STAMP)-package ## Run the slow tests: fuzzing, packaging, sanitizer
 lint: $(STAMP)-lint ## Check style and types.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/clang-format --dry-run --Werror $(filter %.cpp %.h,$(NATIVE))
 	@echo "pyright (against an installed copy: it cannot follow the folder mapping of an editable install)"
 	@rm -rf build/lint && $(PIP) --no-build-isolation --no-deps --target build/lint . && $(BIN)/pyright

@@ -13,8 +13,7 @@ from report import Table, progress
 from torch import nn
 
 import steelyard
-from steelyard import stages
-from steelyard.frontend import backend
+from steelyard.driver import backend, stages
 from steelyard.tools.demo import Block
 
 WIDTH = 256

@@ -11,8 +11,8 @@ from torch_mlir import ir
 
 from steelyard.dialect import make_context
 from steelyard.dialect.printing import print_module
+from steelyard.ir.torch_ops import walk_ops
 from steelyard.passes import build_pass_manager, parse_pipeline
-from steelyard.passes.torch_ops import walk_ops
 
 SIZES = (1_000, 10_000, 50_000)
 PASSES = (

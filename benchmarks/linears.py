@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import torch
 
+from steelyard.formats.schemes import Scheme
 from steelyard.runtime import _cpu, cpu
 from steelyard.runtime.cpu.arguments import plain_matrix
 from steelyard.runtime.cpu.gemm import _matrix, _operand
 from steelyard.runtime.cpu.quantization import _copy_arguments, empty_copy
-from steelyard.schemes import Scheme
 
 E4M3 = Scheme("f8E4M3FN", "tensor", "f32")
 MXFP8, MXFP8_COLUMNS = Scheme("f8E4M3FN", "1x32", "f8E8M0FNU"), Scheme("f8E4M3FN", "32x1", "f8E8M0FNU")

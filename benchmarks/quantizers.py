@@ -6,10 +6,10 @@ from machine import pinned
 from report import Table, progress
 from timing import interleave
 
+from steelyard.formats.schemes import Scheme
 from steelyard.runtime import _cpu, cpu
 from steelyard.runtime.cpu.arguments import matrix_of
 from steelyard.runtime.cpu.quantization import _copy_arguments
-from steelyard.schemes import Scheme
 
 SPEED = "speed, copy = 1"
 # Name, rowwise and columnwise scheme, and the speed of the copy that is aimed at in float32.

@@ -11,7 +11,8 @@ from timing import interleave
 from torch import nn
 
 import steelyard
-from steelyard import recipes, schemes
+from steelyard import recipes
+from steelyard.formats.schemes import Scheme
 from steelyard.runtime import cpu
 
 RECIPES = ("fp8-current", "fp8-block", "mxfp8", "nvfp4")
@@ -82,6 +83,6 @@ def linear(recipe: str, M: int = BASE, N: int = BASE, K: int = BASE) -> Callable
     x, w = torch.randn(M, K), torch.randn(N, K)
     weight, _ = cpu.quantize(w, weight_row, None)
     assert weight is not None
-    assert isinstance(row, schemes.Scheme)
+    assert isinstance(row, Scheme)
     kept = cpu.pack(weight) if weight.scheme.family == "nvfp4" else weight
     return lambda: cpu.qgemm(cpu.quantize(x, row, None)[0], kept)

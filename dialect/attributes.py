@@ -6,7 +6,7 @@ from typing import Any
 from torch_mlir import ir
 
 from steelyard.dialect.base import Scaled, require
-from steelyard.schemes import Scheme
+from steelyard.formats.schemes import Scheme
 
 _FLAGS = ("power_of_two", "rht")
 
@@ -17,7 +17,7 @@ class SchemeAttr(Scaled.Attribute, name="scheme"):
     `#scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {rule = "floor"}>`: element format, block (rows x columns of the
     stored array, or "tensor"), scale type, and the options that differ from their defaults. Flags are unit
     attributes: `{power_of_two}`, `{rht}`. The meaning of each option, and the constraints scheme_c1 to scheme_c11,
-    are those of `steelyard.schemes.Scheme`.
+    are those of `steelyard.formats.schemes.Scheme`.
 
     Constraints:
     - scheme_c12: options are known and hold no default value, so that equal schemes are equal attributes

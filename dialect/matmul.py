@@ -29,13 +29,10 @@ from steelyard.dialect.types import (
     shapes_agree,
     sizes_agree,
 )
-from steelyard.schemes import Scheme
+from steelyard.formats.gemms import KINDS, OPERAND_USAGES
+from steelyard.formats.schemes import Scheme
 
-KINDS = ("fprop", "dgrad", "wgrad")
 EPILOGUES = ("none", "relu", "gelu", "gelu_tanh", "silu")
-
-USAGES = {"fprop": ("rowwise", "rowwise"), "dgrad": ("rowwise", "columnwise"), "wgrad": ("columnwise", "columnwise")}
-"""Which copy of lhs and rhs a gemm of each kind reads."""
 
 
 class MatmulOp(ScaledOp, name="matmul", traits=[ext.Pure]):
@@ -185,7 +182,7 @@ def gemm(
 def copies_read(kind: str, lhs: ScaledInfo, rhs: ScaledInfo) -> tuple[Scheme, Scheme]:
     """The schemes of the two copies that a gemm of this kind reads."""
     copies = []
-    for name, info, usage in zip(("lhs", "rhs"), (lhs, rhs), USAGES[kind], strict=True):
+    for name, info, usage in zip(("lhs", "rhs"), (lhs, rhs), OPERAND_USAGES[kind], strict=True):
         scheme = info.copy_of(usage)
         require(scheme is not None, "gemm_c2", f"{kind} reads the {usage} copy of {name}, which has none")
         copies.append(scheme)

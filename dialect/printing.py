@@ -11,7 +11,7 @@ from torch_mlir import ir
 
 from steelyard.dialect.attributes import SchemeAttr
 from steelyard.errors import ConstraintError
-from steelyard.schemes import Scheme
+from steelyard.formats.schemes import Scheme
 
 # A string is matched first so that a scheme spelled inside one stays as it is.
 _STRING_OR_SCHEME = re.compile(r'"(?:[^"\\]|\\.)*"|#scaled\.scheme<(?:"(?:[^"\\]|\\.)*"|[^<>"])*>')

@@ -6,7 +6,6 @@ from torch_mlir import ir
 from torch_mlir.dialects import ext
 
 from steelyard.dialect.base import ScaledOp, attribute_of, build, require, string_attribute
-from steelyard.dialect.quantize import ROLES
 from steelyard.dialect.types import (
     ScaledInfo,
     TensorInfo,
@@ -16,7 +15,8 @@ from steelyard.dialect.types import (
     scaled_info,
     shapes_agree,
 )
-from steelyard.schemes import Scheme
+from steelyard.formats.gemms import ROLES
+from steelyard.formats.schemes import Scheme
 
 PRODUCERS: dict[str, tuple[str, ...]] = {
     "relu": (),

@@ -16,10 +16,8 @@ from steelyard.dialect.types import (
     scaled_info,
     shapes_agree,
 )
-from steelyard.schemes import Scheme
-
-ROLES = ("input", "weight", "grad_output")
-USAGES = ("rowwise", "columnwise")
+from steelyard.formats.gemms import ROLES, USAGES
+from steelyard.formats.schemes import Scheme
 
 
 class QuantizeOp(ScaledOp, name="quantize", traits=[ext.Pure]):

@@ -8,7 +8,7 @@ from torch_mlir.dialects import ext
 from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.base import ScaledOp, attribute_of, build, require, string_attribute
 from steelyard.dialect.types import TensorInfo, float_info, require_tensor, tensor_info
-from steelyard.schemes import Scheme
+from steelyard.formats.schemes import Scheme
 
 ALGORITHMS = ("max", "most_recent", "custom")
 

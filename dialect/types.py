@@ -13,7 +13,7 @@ from torch_mlir import ir
 from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.base import Scaled, require
 from steelyard.errors import ConstraintError
-from steelyard.schemes import Scheme
+from steelyard.formats.schemes import Scheme
 
 FLOAT_DTYPES = ("f32", "bf16", "f16")
 

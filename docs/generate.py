@@ -15,9 +15,9 @@ from steelyard.dialect import matmul
 from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.base import Scaled
 from steelyard.dialect.types import TensorType
+from steelyard.formats.schemes import Scheme
 from steelyard.passes import all_passes
-from steelyard.passes.pipelines import all_pipelines
-from steelyard.schemes import Scheme
+from steelyard.passes.pipeline.named import all_pipelines
 
 DOCS = Path(__file__).parent
 NOTICE = "<!-- Made by `make docs` from the code. Do not edit. -->\n"

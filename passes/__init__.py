@@ -19,8 +19,8 @@ from steelyard.passes import (
     raise_gemms,
     select_kernels,
 )
-from steelyard.passes.pipeline import build_pass_manager, parse_pipeline
-from steelyard.passes.registry import all_passes
+from steelyard.passes.pipeline.registry import all_passes
+from steelyard.passes.pipeline.text import build_pass_manager, parse_pipeline
 
 __all__ = [
     "all_passes",

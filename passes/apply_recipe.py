@@ -7,24 +7,16 @@ from torch_mlir import ir
 
 from steelyard import recipes
 from steelyard.dialect.attributes import SchemeAttr
-from steelyard.dialect.matmul import USAGES, MatmulOp, require_pair
+from steelyard.dialect.matmul import MatmulOp, require_pair
 from steelyard.dialect.types import tensor_info
 from steelyard.errors import ConstraintError, RecipeError
-from steelyard.passes.functions import functions_of
-from steelyard.passes.gemm_kinds import find_gradients
-from steelyard.passes.raise_gemms import HIGH_PRECISION
-from steelyard.passes.registry import fail, register_pass
-from steelyard.passes.torch_ops import parameter_of, walk_ops
-
-ROLES = {"fprop": ("input", "weight"), "dgrad": ("grad_output", "weight"), "wgrad": ("grad_output", "input")}
-"""What lhs and rhs of each kind of GEMM are to a recipe."""
-
-DELAYED = "scaled.delayed"
-"""Attribute of a matmul: how the delayed scales of its operands move on."""
-AMAX_ALGORITHM = "amax_compute_algo"
-"""Where, in place of a role, a user's own algorithm is among the quantizers of a layer."""
-DECODED = "scaled.decoded"
-"""Attribute of a matmul: rhs is multiplied as this scheme quantizes and decodes it."""
+from steelyard.formats.gemms import OPERAND_ROLES, OPERAND_USAGES
+from steelyard.ir.attributes import DECODED, DELAYED, HIGH_PRECISION
+from steelyard.ir.functions import functions_of
+from steelyard.ir.gradients import find_gradients
+from steelyard.ir.torch_ops import parameter_of, walk_ops
+from steelyard.passes.pipeline.registry import fail, register_pass
+from steelyard.recipes import AMAX_ALGORITHM
 
 NO_PARAMETER = "no operand is a parameter"
 BATCHED = "a batched product, as of attention"
@@ -135,7 +127,7 @@ def _annotate(op: MatmulOp, recipe: recipes.Recipe, quantizers: dict[tuple[str, 
     if kind != "fprop" and recipe.backward == "dequantized":
         return _annotate_decoded(op, recipe)
     schemes = []
-    for name, usage in zip(ROLES[kind], USAGES[kind], strict=True):
+    for name, usage in zip(OPERAND_ROLES[kind], OPERAND_USAGES[kind], strict=True):
         role = recipes.Role(name, layer)
         row, col = recipe.schemes(role)
         scheme = row if usage == "rowwise" else col
@@ -156,7 +148,7 @@ def _annotate(op: MatmulOp, recipe: recipes.Recipe, quantizers: dict[tuple[str, 
 
 
 def _annotate_decoded(op: MatmulOp, recipe: recipes.Recipe) -> str:
-    row, _ = recipe.schemes(recipes.Role(ROLES[op.kind.value][1], op.layer.value))
+    row, _ = recipe.schemes(recipes.Role(OPERAND_ROLES[op.kind.value][1], op.layer.value))
     if row is not None and not row.custom:
         op.attributes[DECODED] = SchemeAttr.from_scheme(row)
         if isinstance(recipe, recipes.DelayedScaling):

@@ -6,7 +6,7 @@ from torch_mlir.rewrite import GreedyRewriteConfig, PatternRewriter, RewritePatt
 from steelyard.dialect.layout import PadOp, UnpadOp
 from steelyard.dialect.quantize import TransposeOp
 from steelyard.dialect.types import Shape, TensorType, tensor_info
-from steelyard.passes.registry import register_pass
+from steelyard.passes.pipeline.registry import register_pass
 
 NO_MATCH = True
 """The bindings read a truthy return as a pattern that did not match."""

@@ -4,8 +4,8 @@ from torch_mlir import ir
 
 from steelyard.dialect.quantize import QuantizeOp, quantize
 from steelyard.dialect.scale import amax
-from steelyard.passes.registry import register_pass
-from steelyard.passes.torch_ops import walk_ops
+from steelyard.ir.torch_ops import walk_ops
+from steelyard.passes.pipeline.registry import register_pass
 
 
 @register_pass

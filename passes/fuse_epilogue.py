@@ -5,10 +5,9 @@ from collections.abc import Collection
 from torch_mlir import ir
 
 from steelyard.dialect.matmul import GemmOp, gemm
-from steelyard.passes.functions import functions_of
-from steelyard.passes.gemm_kinds import find_gradients
-from steelyard.passes.registry import register_pass
-from steelyard.passes.torch_ops import (
+from steelyard.ir.functions import functions_of
+from steelyard.ir.gradients import find_gradients
+from steelyard.ir.torch_ops import (
     activation_of,
     constant_number,
     defining_op,
@@ -17,6 +16,7 @@ from steelyard.passes.torch_ops import (
     reshaped_as,
     walk_ops,
 )
+from steelyard.passes.pipeline.registry import register_pass
 
 
 @register_pass

@@ -8,8 +8,7 @@ from torch_mlir import ir
 from steelyard.dialect.produce import produce_quantize
 from steelyard.dialect.quantize import QuantizeOp
 from steelyard.dialect.types import tensor_info
-from steelyard.passes.registry import register_pass
-from steelyard.passes.torch_ops import (
+from steelyard.ir.torch_ops import (
     activation_of,
     constant_ints,
     constant_number,
@@ -19,6 +18,7 @@ from steelyard.passes.torch_ops import (
     reshaped_as,
     walk_ops,
 )
+from steelyard.passes.pipeline.registry import register_pass
 
 
 @dataclass(frozen=True)

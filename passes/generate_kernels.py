@@ -3,10 +3,8 @@
 from torch_mlir import ir
 
 from steelyard.errors import TargetError
-from steelyard.passes.registry import fail, register_pass
-
-LAUNCHES = "scaled.launches"
-"""Attribute of a declared kernel: the generated ones that a call launches, in order."""
+from steelyard.ir.attributes import LAUNCHES
+from steelyard.passes.pipeline.registry import fail, register_pass
 
 
 @register_pass
@@ -19,9 +17,9 @@ def generate_kernels(module: ir.Operation, *, target: str) -> None:
     any size; a run may find that its size fits better code. Native GEMMs are torch's own, so that there is no code.
     """
     # What generates code imports torch, which no other pass needs.
-    from steelyard.runtime.cuda.codegen.kernel import append_gpu_module
+    from steelyard.codegen.kernel import append_gpu_module
     from steelyard.runtime.cuda.generation import launched_kernels
-    from steelyard.runtime.cuda.targets import target_of
+    from steelyard.targets.architectures import target_of
 
     try:
         chosen = target_of(target.removeprefix("cuda:"))

@@ -3,9 +3,10 @@
 from torch_mlir import ir
 
 from steelyard.dialect.quantize import QuantizeOp
-from steelyard.passes.functions import PARAMETER, SOURCES, WEIGHT, add_argument, make_private_function
-from steelyard.passes.registry import register_pass
-from steelyard.passes.torch_ops import defining_op, erase_unused_views, parameter_of, view_root, walk_ops
+from steelyard.ir.attributes import PARAMETER, SOURCES, WEIGHT
+from steelyard.ir.functions import add_argument, make_private_function
+from steelyard.ir.torch_ops import defining_op, erase_unused_views, parameter_of, view_root, walk_ops
+from steelyard.passes.pipeline.registry import register_pass
 
 
 @register_pass

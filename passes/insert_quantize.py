@@ -6,22 +6,17 @@ from typing import Any
 from torch_mlir import ir
 
 from steelyard.dialect.attributes import SchemeAttr
-from steelyard.dialect.matmul import USAGES, MatmulOp, gemm
+from steelyard.dialect.matmul import MatmulOp, gemm
 from steelyard.dialect.quantize import dequantize, quantize
 from steelyard.dialect.scale import advance_rng, update_scale
 from steelyard.dialect.types import TensorInfo, tensor_info
-from steelyard.passes.apply_recipe import DECODED, DELAYED, ROLES, apply_recipe
-from steelyard.passes.functions import STATE, add_argument, append_results, argument_name, functions_of, is_training
-from steelyard.passes.registry import fail, register_pass
-from steelyard.passes.torch_ops import flatten_root, walk_ops
-from steelyard.schemes import Scheme
-
-RNG = "rng"
-"""The state that random bits come from."""
-REDUCE = "scaled.reduce"
-"""Attribute of an update_scale: the amax is the largest over all ranks."""
-LAYER = "scaled.layer"
-"""Attribute of an update_scale: the layer whose own algorithm picks the amax."""
+from steelyard.formats.gemms import OPERAND_ROLES, OPERAND_USAGES
+from steelyard.formats.schemes import Scheme
+from steelyard.ir.attributes import DECODED, DELAYED, LAYER, REDUCE, RNG, STATE
+from steelyard.ir.functions import add_argument, append_results, argument_name, functions_of, is_training
+from steelyard.ir.torch_ops import flatten_root, walk_ops
+from steelyard.passes.apply_recipe import apply_recipe
+from steelyard.passes.pipeline.registry import fail, register_pass
 
 
 @register_pass
@@ -145,8 +140,8 @@ def _quantize_operands(op: MatmulOp, state: _State) -> None:
     kind = op.kind.value
     operands = []
     with ir.InsertionPoint(op), op.location:
-        roles = ("input", "input") if op.batch_dims.value else ROLES[kind]
-        for name, role, usage in zip(("lhs", "rhs"), roles, USAGES[kind], strict=True):
+        roles = ("input", "input") if op.batch_dims.value else OPERAND_ROLES[kind]
+        for name, role, usage in zip(("lhs", "rhs"), roles, OPERAND_USAGES[kind], strict=True):
             scheme = SchemeAttr(op.attributes[f"{name}_scheme"]).scheme
             operands.append(state.quantize(op, getattr(op, name), scheme, role, usage))
         product = gemm(
@@ -165,7 +160,7 @@ def _decode_operand(op: MatmulOp, state: _State) -> None:
     """Multiply in high precision what the forward quantized: rhs, as its rowwise copy decodes."""
     scheme = SchemeAttr(op.attributes[DECODED]).scheme
     with ir.InsertionPoint(op), op.location:
-        made = state.quantize(op, op.rhs, scheme, ROLES[op.kind.value][1], "rowwise")
+        made = state.quantize(op, op.rhs, scheme, OPERAND_ROLES[op.kind.value][1], "rowwise")
         op.operation.operands[1] = dequantize(made, op.rhs.type).result
 
 

@@ -2,10 +2,11 @@
 
 from torch_mlir import ir
 
-from steelyard.dialect.matmul import USAGES, GemmOp
+from steelyard.dialect.matmul import GemmOp
 from steelyard.dialect.quantize import QuantizeOp, quantize, transpose
-from steelyard.passes.registry import register_pass
-from steelyard.passes.torch_ops import walk_ops
+from steelyard.formats.gemms import OPERAND_USAGES
+from steelyard.ir.torch_ops import walk_ops
+from steelyard.passes.pipeline.registry import register_pass
 
 
 @register_pass
@@ -47,7 +48,7 @@ def _split(op: QuantizeOp) -> None:
         column = transpose(row.result)
     for use in list(op.result.uses):
         user, number = use.owner, use.operand_number
-        usage = USAGES[user.opview.kind.value][number]
+        usage = OPERAND_USAGES[user.opview.kind.value][number]
         user.operation.operands[number] = row.result if usage == "rowwise" else column.result
     if op.new_amax is not None:
         op.new_amax.replace_all_uses_with(row.new_amax)

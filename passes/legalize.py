@@ -4,14 +4,16 @@ from torch_mlir import ir
 
 from steelyard.dialect.epilogue import epilogue
 from steelyard.dialect.layout import padded_shape, unpad
-from steelyard.dialect.matmul import USAGES, GemmOp, gemm
+from steelyard.dialect.matmul import GemmOp, gemm
 from steelyard.dialect.types import TensorInfo, tensor_info
-from steelyard.passes.gemm_plans import PATH, REASON, GemmPlan, plan_gemm, size_source
-from steelyard.passes.operand_forms import Forms, convert, convert_weights
-from steelyard.passes.registry import fail, register_pass
-from steelyard.passes.torch_ops import int_constant, size_of, walk_ops
-from steelyard.runtime.cuda.legality import CUSTOM, NATIVE
+from steelyard.formats.gemms import OPERAND_USAGES
+from steelyard.ir.attributes import PATH, REASON
+from steelyard.ir.gemm_plans import GemmPlan, plan_gemm, size_source
+from steelyard.ir.torch_ops import int_constant, size_of, walk_ops
+from steelyard.passes.pipeline.registry import fail, register_pass
+from steelyard.passes.support.operand_forms import Forms, convert, convert_weights
 from steelyard.targets import TARGETS, cuda_target
+from steelyard.targets.gemm_paths import CUSTOM, NATIVE
 
 
 @register_pass
@@ -105,7 +107,7 @@ def _size(op: GemmOp, product: ir.Value, dim: int, is_padded: bool) -> ir.Value:
         return size_of(product, dim)
     source = size_source((op.lhs, op.rhs)[dim])
     assert source is not None, "a plan pads what it knows the size of"
-    return size_of(source, 0 if USAGES[op.kind.value][dim] == "rowwise" else 1)
+    return size_of(source, 0 if OPERAND_USAGES[op.kind.value][dim] == "rowwise" else 1)
 
 
 def _reshaped(op: GemmOp, product: ir.Value, info: TensorInfo) -> ir.Value:

@@ -7,20 +7,20 @@ from torch_mlir import ir
 
 from steelyard.dialect.epilogue import EpilogueOp
 from steelyard.dialect.layout import FlattenOp, PackOp, PadOp, SwizzleOp, TurnOp, UnpadOp, flat_shape
-from steelyard.dialect.matmul import USAGES, GemmOp
+from steelyard.dialect.matmul import GemmOp
 from steelyard.dialect.produce import ProduceQuantizeOp
 from steelyard.dialect.quantize import DequantizeOp, NarrowOp, QuantizeOp, TransposeOp
 from steelyard.dialect.scale import AdvanceRngOp, AmaxOp, ComputeScaleOp, UpdateScaleOp
 from steelyard.dialect.types import ScaledInfo, TensorInfo, TensorType, tensor_info
-from steelyard.passes.functions import erase_arguments, functions_of, replace_arguments, replace_results
-from steelyard.passes.gemm_plans import PATH
-from steelyard.passes.insert_quantize import LAYER, REDUCE
-from steelyard.passes.kernel_calls import Kernels, Setting
-from steelyard.passes.registry import fail, register_pass
-from steelyard.passes.torch_ops import size_of, walk_ops
-from steelyard.quantized_parts import part_shapes
-from steelyard.runtime.cuda.legality import NATIVE
-from steelyard.schemes import Scheme
+from steelyard.formats.gemms import OPERAND_USAGES
+from steelyard.formats.parts import part_shapes
+from steelyard.formats.schemes import Scheme
+from steelyard.ir.attributes import LAYER, PATH, REDUCE
+from steelyard.ir.functions import erase_arguments, functions_of, replace_arguments, replace_results
+from steelyard.ir.kernel_calls import Kernels, Setting
+from steelyard.ir.torch_ops import size_of, walk_ops
+from steelyard.passes.pipeline.registry import fail, register_pass
+from steelyard.targets.gemm_paths import NATIVE
 
 PART = "scaled.part"
 """Argument and result attribute: which part of a quantized tensor it is, as in `row.codes`."""
@@ -209,7 +209,7 @@ class _Lowering:
         if PATH in op.attributes:
             config["path"] = _value(op.attributes[PATH])
         operands: list[tuple[str, ir.Value]] = []
-        for name, value, usage in zip(("lhs", "rhs"), (op.lhs, op.rhs), USAGES[kind], strict=True):
+        for name, value, usage in zip(("lhs", "rhs"), (op.lhs, op.rhs), OPERAND_USAGES[kind], strict=True):
             if _splittable(value) is None:
                 config |= {name: value.type.info.copy_of(usage), f"{name}_shape": value.type.info.shape}
                 operands.append((name, value))

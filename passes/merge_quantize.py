@@ -6,9 +6,9 @@ from torch_mlir import ir
 
 from steelyard.dialect.quantize import QuantizeOp, quantize
 from steelyard.dialect.types import ScaledInfo
-from steelyard.passes.registry import register_pass
-from steelyard.passes.torch_ops import erase_unused_views, flatten_root, walk_ops
-from steelyard.schemes import Scheme
+from steelyard.formats.schemes import Scheme
+from steelyard.ir.torch_ops import erase_unused_views, flatten_root, walk_ops
+from steelyard.passes.pipeline.registry import register_pass
 
 
 @register_pass

@@ -5,8 +5,8 @@ from torch_mlir import ir
 from steelyard.dialect.layout import pack
 from steelyard.dialect.matmul import GemmOp
 from steelyard.dialect.types import TensorType
-from steelyard.passes.functions import functions_of, refresh_type, replace_results, terminator_of, weight_arguments
-from steelyard.passes.registry import fail, register_pass
+from steelyard.ir.functions import functions_of, refresh_type, replace_results, terminator_of, weight_arguments
+from steelyard.passes.pipeline.registry import fail, register_pass
 from steelyard.targets import CPU, TARGETS
 
 _RIGHT = 1

@@ -4,19 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch_mlir import ir
 
-from steelyard.passes.functions import (
-    PRIMAL,
-    SAVED,
-    SOURCES,
-    TANGENT,
-    Argument,
-    functions_of,
-    is_training,
-    make_function,
-)
-from steelyard.passes.joint import Attributes, Joint, is_primal
-from steelyard.passes.keeping import Keeping
-from steelyard.passes.registry import fail, register_pass
+from steelyard.ir.attributes import PRIMAL, SAVED, SOURCES, TANGENT
+from steelyard.ir.functions import Argument, functions_of, is_training, make_function
+from steelyard.ir.joint import Attributes, Joint, is_primal
+from steelyard.passes.pipeline.registry import fail, register_pass
+from steelyard.passes.support.keeping import Keeping
 
 COMPACT = "compact"
 

@@ -8,16 +8,10 @@ from torch_mlir import ir
 
 from steelyard.dialect.memory import free
 from steelyard.dialect.types import TensorType, tensor_info
-from steelyard.passes.functions import PARAMETER, STATE, argument_attributes, functions_of
-from steelyard.passes.kernel_calls import Kernel, callee_of, kernels_of
-from steelyard.passes.registry import register_pass
-
-ARENA = "scaled.arena"
-"""Attribute of a function: bytes of the memory that its calls share."""
-OFFSETS = "scaled.offsets"
-"""Attribute of a call: where in that memory each result lies."""
-ELSEWHERE = -1
-"""An offset of a result that has memory of its own."""
+from steelyard.ir.attributes import ARENA, ELSEWHERE, OFFSETS, PARAMETER, STATE
+from steelyard.ir.functions import argument_attributes, functions_of
+from steelyard.ir.kernel_calls import Kernel, callee_of, kernels_of
+from steelyard.passes.pipeline.registry import register_pass
 
 _ALIGNMENT = 64
 _ITEM_SIZES = {"f32": 4, "bf16": 2, "f16": 2, "ui8": 1, "i8": 1}

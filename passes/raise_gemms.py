@@ -6,10 +6,9 @@ from torch_mlir import ir
 
 from steelyard.dialect.matmul import matmul
 from steelyard.dialect.types import FLOAT_DTYPES, TensorInfo
-from steelyard.passes.gemm_kinds import tell_kinds
-from steelyard.passes.locations import layer_of
-from steelyard.passes.registry import register_pass
-from steelyard.passes.torch_ops import (
+from steelyard.ir.attributes import HIGH_PRECISION
+from steelyard.ir.locations import layer_of
+from steelyard.ir.torch_ops import (
     constant_number,
     contiguous,
     erase_unused_views,
@@ -22,9 +21,8 @@ from steelyard.passes.torch_ops import (
     with_first,
     without_first,
 )
-
-HIGH_PRECISION = "scaled.high_precision"
-"""Attribute of an op that stays in high precision: why."""
+from steelyard.passes.pipeline.registry import register_pass
+from steelyard.passes.support.gemm_kinds import tell_kinds
 
 
 class NotRaisedError(Exception):

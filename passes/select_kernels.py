@@ -6,12 +6,13 @@ from torch_mlir import ir
 
 from steelyard.dialect.matmul import MatmulOp
 from steelyard.dialect.types import tensor_info
-from steelyard.passes.kernel_calls import DESTINATIONS, KERNEL, Kernel, Setting, kernels_of
-from steelyard.passes.registry import fail, register_pass
-from steelyard.passes.torch_ops import none_constant, reshaped_as, transpose_last, walk_ops
-from steelyard.runtime.cuda.legality import NATIVE
-from steelyard.schemes import Scheme
+from steelyard.formats.schemes import Scheme
+from steelyard.ir.attributes import DESTINATIONS, KERNEL
+from steelyard.ir.kernel_calls import Kernel, Setting, kernels_of
+from steelyard.ir.torch_ops import none_constant, reshaped_as, transpose_last, walk_ops
+from steelyard.passes.pipeline.registry import fail, register_pass
 from steelyard.targets import TARGETS
+from steelyard.targets.gemm_paths import NATIVE
 
 _DESTINATIONS = {
     "cpu": ("quantize", "produce_quantize", "gemm", "pack"),

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from steelyard.passes.kernel_calls import Kernel
+from steelyard.ir.kernel_calls import Kernel
 from steelyard.runtime.dtypes import result_dtype
 
 

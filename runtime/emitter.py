@@ -15,10 +15,10 @@ from torch_mlir.extras import fx_importer
 
 from steelyard.dialect.memory import FreeOp
 from steelyard.errors import UnsupportedModelError
-from steelyard.passes.kernel_calls import Kernel, callee_of, kernels_of
-from steelyard.passes.locations import layer_of
-from steelyard.passes.plan_memory import ARENA, ELSEWHERE, OFFSETS
-from steelyard.passes.torch_ops import constant_int
+from steelyard.ir.attributes import ARENA, ELSEWHERE, OFFSETS
+from steelyard.ir.kernel_calls import Kernel, callee_of, kernels_of
+from steelyard.ir.locations import layer_of
+from steelyard.ir.torch_ops import constant_int
 from steelyard.runtime.arena import Arenas, Place
 from steelyard.runtime.dtypes import result_dtype, shape_of
 from steelyard.runtime.kernels import BoundKernel, Quantizers, bind

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from steelyard.errors import UnsupportedModelError
-from steelyard.passes.apply_recipe import AMAX_ALGORITHM
-from steelyard.passes.kernel_calls import Kernel
+from steelyard.ir.kernel_calls import Kernel
+from steelyard.recipes import AMAX_ALGORITHM
 from steelyard.runtime import custom
 from steelyard.runtime.cpu import bound
 from steelyard.runtime.cuda import bound as cuda_bound

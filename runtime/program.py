@@ -7,20 +7,10 @@ from typing import Any
 import torch
 from torch_mlir import ir
 
-from steelyard.passes.functions import (
-    PARAMETER,
-    PRIMAL,
-    SAVED,
-    SOURCES,
-    STATE,
-    WEIGHT,
-    argument_attributes,
-    argument_types,
-    functions_of,
-    result_attributes,
-)
-from steelyard.passes.kernel_calls import Kernel, kernels_of
-from steelyard.passes.torch_ops import op_name
+from steelyard.ir.attributes import PARAMETER, PRIMAL, SAVED, SOURCES, STATE, WEIGHT
+from steelyard.ir.functions import argument_attributes, argument_types, functions_of, result_attributes
+from steelyard.ir.kernel_calls import Kernel, kernels_of
+from steelyard.ir.torch_ops import op_name
 from steelyard.runtime.cuda.devices import Devices
 from steelyard.runtime.emitter import Emitted, Emitter
 from steelyard.runtime.finite import make_check

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch_mlir import ir
 
-from steelyard.passes.insert_quantize import RNG
+from steelyard.ir.attributes import RNG
 from steelyard.runtime.dtypes import shape_of
 
 

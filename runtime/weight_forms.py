@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from torch_mlir import ir
 
-from steelyard.passes.kernel_calls import Kernel, callee_of
-from steelyard.passes.torch_ops import constant_int, constant_ints, defining_op
-from steelyard.schemes import Scheme
+from steelyard.formats.schemes import Scheme
+from steelyard.ir.kernel_calls import Kernel, callee_of
+from steelyard.ir.torch_ops import constant_int, constant_ints, defining_op
 
 _SAME = {f"torch.aten.{name}" for name in ("detach", "alias", "contiguous", "clone", "_to_copy", "to.dtype")}
 _SAME |= {"torch.prims.convert_element_type"}

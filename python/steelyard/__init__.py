@@ -8,7 +8,7 @@ from importlib.metadata import version as _distribution_version
 
 __version__ = _distribution_version("steelyard")
 
-_LAZY = {"compile": "steelyard.compiled"}
+_LAZY = {"compile": "steelyard.driver.net"}
 
 
 def __getattr__(name: str):

@@ -12,10 +12,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from steelyard.errors import RecipeError
-from steelyard.schemes import Scheme
+from steelyard.formats.gemms import ROLES
+from steelyard.formats.schemes import Scheme
 
-ROLES = ("input", "weight", "grad_output")
 Schemes = tuple[Scheme | None, Scheme | None]
+
+AMAX_ALGORITHM = "amax_compute_algo"
+"""The key, in the place of a role, of a user's own algorithm among the quantizers of a layer."""
 
 _NOT_QUANTIZED: Schemes = (None, None)
 _CHOICES = {

@@ -13,17 +13,17 @@ from typing import Any
 
 import torch
 
-from steelyard.passes.kernel_calls import Kernel
-from steelyard.quantized_copy import QuantizedCopy
-from steelyard.quantized_parts import part_shapes
+from steelyard.formats.copies import QuantizedCopy
+from steelyard.formats.parts import part_shapes
+from steelyard.formats.schemes import Scheme
+from steelyard.formats.stored import stored_shape
+from steelyard.ir.kernel_calls import Kernel
 from steelyard.reference.gemm import EPILOGUES
 from steelyard.runtime import _cpu, dtypes
 from steelyard.runtime.cpu import decoding, delayed, producers, quantization
 from steelyard.runtime.cpu.arguments import DTYPES, flat, plain_matrix, scheme_bits
 from steelyard.runtime.cpu.gemm import PACKED
 from steelyard.runtime.ranks import largest_of_ranks
-from steelyard.schemes import Scheme
-from steelyard.stored import stored_shape
 
 _NO_MATRIX = (0, 0, 0, 0, 0, 0)
 _WORD = 0xFFFFFFFFFFFFFFFF

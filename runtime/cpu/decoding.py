@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import torch
 
-from steelyard.quantized_copy import QuantizedCopy, other_usage
+from steelyard.formats.copies import QuantizedCopy, other_usage
+from steelyard.formats.stored import round_up, scheme_bits
 from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.arguments import (
     DTYPES,
@@ -14,7 +15,6 @@ from steelyard.runtime.cpu.arguments import (
     count_version,
     require,
 )
-from steelyard.stored import round_up, scheme_bits
 
 
 def dequantize(

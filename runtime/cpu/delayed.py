@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import torch
 
+from steelyard.formats.schemes import Scheme
 from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.arguments import check_part, require
-from steelyard.schemes import Scheme
 
 
 def update_scale(

@@ -4,12 +4,12 @@ from typing import Literal, overload
 
 import torch
 
-from steelyard.quantized_copy import QuantizedCopy
+from steelyard.formats.copies import QuantizedCopy
+from steelyard.formats.stored import scheme_bits
 from steelyard.reference.gemm import EPILOGUES, check_addends, check_epilogue, check_operands
 from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.arguments import DTYPES, check_copy, check_outputs, check_tensor, require
 from steelyard.runtime.cpu.packing import PackedWeight, check_packed, describe
-from steelyard.stored import scheme_bits
 
 # Of an operand's scheme bits, as copy_arguments.h reads them.
 PACKED, BORROWED = 1 << 13, 1 << 14

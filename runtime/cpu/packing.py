@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
-from steelyard.quantized_copy import QuantizedCopy
+from steelyard.formats.copies import QuantizedCopy
+from steelyard.formats.schemes import Scheme
 from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.arguments import check_copy, check_part, require
 from steelyard.runtime.cpu.quantization import empty_copy
-from steelyard.schemes import Scheme
 
 
 @dataclass

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
-from steelyard.quantized_copy import QuantizedCopy
+from steelyard.formats.copies import QuantizedCopy
+from steelyard.formats.schemes import Scheme
 from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.arguments import DTYPES, check_tensor, flat, matrix_of, plain_matrix, require
 from steelyard.runtime.cpu.quantization import quantize, quantize_source
-from steelyard.schemes import Scheme
 
 _NO_MATRIX = (0, 0, 0, 0, 0, 0)
 

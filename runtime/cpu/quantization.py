@@ -2,8 +2,10 @@
 
 import torch
 
-from steelyard.quantize_checks import amax_pair, check_amax_options, check_scheme
-from steelyard.quantized_copy import QuantizedCopy
+from steelyard.formats.checks import amax_pair, check_amax_options, check_scheme
+from steelyard.formats.copies import QuantizedCopy
+from steelyard.formats.schemes import Scheme
+from steelyard.formats.stored import amax_shape, codes_shape, scales_shape, scheme_bits, stored_shape
 from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.arguments import (
     check_copy,
@@ -13,8 +15,6 @@ from steelyard.runtime.cpu.arguments import (
     matrix_of,
     require,
 )
-from steelyard.schemes import Scheme
-from steelyard.stored import amax_shape, codes_shape, scales_shape, scheme_bits, stored_shape
 
 _WORD = 0xFFFFFFFFFFFFFFFF
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
-from steelyard.passes.kernel_calls import Kernel
-from steelyard.quantized_copy import QuantizedCopy
-from steelyard.quantized_parts import part_shapes
+from steelyard.formats.copies import QuantizedCopy
+from steelyard.formats.parts import part_shapes
+from steelyard.formats.schemes import Scheme
+from steelyard.formats.stored import round_up
+from steelyard.ir.kernel_calls import Kernel
 from steelyard.runtime import dtypes
 from steelyard.runtime.cuda import gemm
 from steelyard.runtime.cuda.kernels import Kernels
 from steelyard.runtime.ranks import largest_of_ranks
-from steelyard.schemes import Scheme
-from steelyard.stored import round_up
 
 Bound = tuple[Callable, Callable | None]
 KernelsOn = Callable[[torch.device], Kernels]

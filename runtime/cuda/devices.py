@@ -9,7 +9,7 @@ import torch
 from steelyard.errors import TargetError
 from steelyard.runtime.cuda.driver import CudaLauncher
 from steelyard.runtime.cuda.kernels import Kernels
-from steelyard.runtime.cuda.targets import Target
+from steelyard.targets.architectures import Target
 
 Maker = Callable[[torch.device], Kernels]
 

@@ -7,11 +7,11 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
+from steelyard.codegen.compilation import CompiledKernel, compile_kernel
+from steelyard.codegen.kernel import Kernel
 from steelyard.errors import TargetError
-from steelyard.runtime.cuda.codegen.kernel import Kernel
-from steelyard.runtime.cuda.compilation import CompiledKernel, compile_kernel
 from steelyard.runtime.cuda.launches import Launch
-from steelyard.runtime.cuda.targets import TARGETS, Target
+from steelyard.targets.architectures import TARGETS, Target
 
 _CAPABILITIES = {(8, 9): "sm_89", (9, 0): "sm_90a", (10, 0): "sm_100a", (12, 0): "sm_120a"}
 _STATIC_LIMIT = 48 << 10  # bytes of shared memory that a block has without asking

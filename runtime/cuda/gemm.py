@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn.functional import ScalingType, SwizzleType, scaled_mm
 
-from steelyard.quantized_copy import QuantizedCopy
+from steelyard.formats.copies import QuantizedCopy
+from steelyard.formats.schemes import Scheme
 from steelyard.runtime.cuda.kernels import Kernels
-from steelyard.schemes import Scheme
 
 _ELEMENTS = {
     "f8E4M3FN": torch.float8_e4m3fn,

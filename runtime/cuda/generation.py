@@ -14,16 +14,16 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch_mlir import ir
 
+from steelyard.codegen.kernel import Kernel as GeneratedKernel
 from steelyard.dialect.types import tensor_info
-from steelyard.passes.kernel_calls import Kernel, kernels_of
-from steelyard.quantized_parts import part_shapes
+from steelyard.formats.parts import part_shapes
+from steelyard.formats.schemes import Scheme
+from steelyard.ir.kernel_calls import Kernel, kernels_of
 from steelyard.runtime.cuda.bound import BINDINGS
-from steelyard.runtime.cuda.codegen.kernel import Kernel as GeneratedKernel
 from steelyard.runtime.cuda.kernels import Kernels
 from steelyard.runtime.cuda.launches import Launch
-from steelyard.runtime.cuda.targets import Target
 from steelyard.runtime.dtypes import DTYPES
-from steelyard.schemes import Scheme
+from steelyard.targets.architectures import Target
 
 _UNKNOWN = 17
 """In the place of sizes known only at run time: one that no vector divides, for the code that takes any."""

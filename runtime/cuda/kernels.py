@@ -9,19 +9,20 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from steelyard.codegen.amax import AmaxKernel
+from steelyard.codegen.dequantize import DequantizeKernel
+from steelyard.codegen.epilogue import ADDENDS, EpilogueKernel
+from steelyard.codegen.produce import ProduceKernel
+from steelyard.codegen.producers import KINDS, STATISTICS, Producer
+from steelyard.codegen.quantize import QuantizeKernel
+from steelyard.codegen.scale_layouts import ScaleLayoutKernel
+from steelyard.codegen.state import ComputeScaleKernel, UpdateScaleKernel
+from steelyard.codegen.statistics import RowStatisticsKernel
+from steelyard.codegen.transpose import TransposeKernel
 from steelyard.errors import ConstraintError
-from steelyard.quantize_checks import amax_pair, check_amax_options, check_scheme
-from steelyard.quantized_copy import QuantizedCopy, round_up
-from steelyard.runtime.cuda.codegen.amax import AmaxKernel
-from steelyard.runtime.cuda.codegen.dequantize import DequantizeKernel
-from steelyard.runtime.cuda.codegen.epilogue import ADDENDS, EpilogueKernel
-from steelyard.runtime.cuda.codegen.produce import ProduceKernel
-from steelyard.runtime.cuda.codegen.producers import KINDS, STATISTICS, Producer
-from steelyard.runtime.cuda.codegen.quantize import QuantizeKernel
-from steelyard.runtime.cuda.codegen.scale_layouts import ScaleLayoutKernel
-from steelyard.runtime.cuda.codegen.state import ComputeScaleKernel, UpdateScaleKernel
-from steelyard.runtime.cuda.codegen.statistics import RowStatisticsKernel
-from steelyard.runtime.cuda.codegen.transpose import TransposeKernel
+from steelyard.formats.checks import amax_pair, check_amax_options, check_scheme
+from steelyard.formats.copies import QuantizedCopy, round_up
+from steelyard.formats.schemes import Scheme
 from steelyard.runtime.cuda.launches import (
     DTYPE_NAMES,
     Launch,
@@ -33,7 +34,6 @@ from steelyard.runtime.cuda.launches import (
     is_aligned,
     matrix_input,
 )
-from steelyard.schemes import Scheme
 
 _SIGN = 1 << 63
 

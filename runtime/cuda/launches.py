@@ -6,15 +6,15 @@ from typing import Protocol
 
 import torch
 
+from steelyard.codegen.copies import Copy
+from steelyard.codegen.kernel import POINTER, Kernel
+from steelyard.codegen.producers import Producer
+from steelyard.codegen.sources import Source
 from steelyard.errors import ConstraintError
-from steelyard.quantize_checks import check_input
-from steelyard.quantized_copy import QuantizedCopy, round_up
-from steelyard.runtime.cuda.codegen.copies import Copy
-from steelyard.runtime.cuda.codegen.kernel import POINTER, Kernel
-from steelyard.runtime.cuda.codegen.producers import Producer
-from steelyard.runtime.cuda.codegen.sources import Source
-from steelyard.runtime.cuda.targets import Target
-from steelyard.schemes import Scheme
+from steelyard.formats.checks import check_input
+from steelyard.formats.copies import QuantizedCopy, round_up
+from steelyard.formats.schemes import Scheme
+from steelyard.targets.architectures import Target
 
 DTYPE_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 _VECTOR_BYTES = 16

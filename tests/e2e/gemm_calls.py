@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from steelyard.quantized_copy import QuantizedCopy
-from steelyard.quantized_parts import part_shapes
+from steelyard.formats.copies import QuantizedCopy
+from steelyard.formats.parts import part_shapes
 from steelyard.runtime import _cpu, cpu
 from steelyard.runtime.dtypes import DTYPES
 

@@ -159,7 +159,7 @@ class TwoLayers(nn.Module):
 
 def test_a_failing_pass_names_layer_and_line_and_changes_nothing(monkeypatch):
     from steelyard.passes import lower_storage
-    from steelyard.passes.registry import fail
+    from steelyard.passes.pipeline.registry import fail
 
     torch.manual_seed(0)
     model = TwoLayers().eval()

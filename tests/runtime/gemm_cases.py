@@ -6,8 +6,8 @@ import torch
 from hypothesis import strategies as st
 from kernel_cases import nvfp4
 
-from steelyard.quantized_copy import QuantizedCopy, other_usage
-from steelyard.schemes import FP8_ELEMENTS, Scheme
+from steelyard.formats.copies import QuantizedCopy, other_usage
+from steelyard.formats.schemes import FP8_ELEMENTS, Scheme
 
 ELEMENT_DTYPES = {
     "f8E4M3FN": ml_dtypes.float8_e4m3fn,

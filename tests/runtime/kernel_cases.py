@@ -3,7 +3,7 @@
 import torch
 from hypothesis import strategies as st
 
-from steelyard.schemes import FP8_ELEMENTS, Scheme
+from steelyard.formats.schemes import FP8_ELEMENTS, Scheme
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SPECIAL_VALUES = (float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 1e-45, -1e-40, 3.4028234e38, 6e-8, 448.0, -6.0)

@@ -10,9 +10,9 @@ from kernel_cases import nvfp4, same_values
 
 from steelyard import reference
 from steelyard.errors import ConstraintError
-from steelyard.quantized_copy import other_usage
+from steelyard.formats.copies import other_usage
+from steelyard.formats.schemes import FP8_ELEMENTS, Scheme
 from steelyard.runtime import cpu
-from steelyard.schemes import FP8_ELEMENTS, Scheme
 
 TENSOR, TILES, MX = (
     [Scheme(element, block, scale) for element in FP8_ELEMENTS]

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from kernel_cases import DTYPES, assert_same_copy, matrices, operands, pair_name, same_values, scheme_pairs
 
 from steelyard import reference
+from steelyard.formats.schemes import Scheme
 from steelyard.runtime import cpu
-from steelyard.schemes import Scheme
 
 PAIRS = scheme_pairs()
 TRANSPOSABLE = [pair for pair in PAIRS if pair[0].is_transposable and pair[0] == pair[1]]

@@ -11,8 +11,8 @@ from kernel_cases import DTYPES, SPECIAL_VALUES, same_bytes, same_values, with_l
 
 from steelyard import reference
 from steelyard.errors import ConstraintError
+from steelyard.formats.schemes import Scheme
 from steelyard.runtime import cpu
-from steelyard.schemes import Scheme
 
 E4M3 = Scheme("f8E4M3FN", "tensor", "f32")
 EPILOGUES = ("none", "relu", "gelu", "gelu_tanh", "silu")

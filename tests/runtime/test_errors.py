@@ -8,8 +8,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from steelyard import reference
 from steelyard.errors import ConstraintError
+from steelyard.formats.schemes import Scheme
 from steelyard.runtime import cpu
-from steelyard.schemes import Scheme
 
 MX = Scheme("f8E4M3FN", "1x32", "f8E8M0FNU")
 MX_COLUMN = Scheme("f8E4M3FN", "32x1", "f8E8M0FNU")

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import same_bytes
 
+from steelyard.formats.schemes import FP8_ELEMENTS, Scheme
 from steelyard.runtime import cpu
-from steelyard.schemes import FP8_ELEMENTS, Scheme
 
 DTYPES = {"f8E4M3FN": torch.float8_e4m3fn, "f8E5M2": torch.float8_e5m2}
 TENSOR, MX, VECTORS = (

@@ -11,8 +11,8 @@ from kernel_cases import DTYPES, nvfp4, same_bytes, with_layout
 
 from steelyard import reference
 from steelyard.errors import ConstraintError
+from steelyard.formats.schemes import Scheme
 from steelyard.runtime import cpu
-from steelyard.schemes import Scheme
 
 E4M3, E5M2 = (Scheme(element, "tensor", "f32") for element in ("f8E4M3FN", "f8E5M2"))
 MX = Scheme("f8E4M3FN", "1x32", "f8E8M0FNU")

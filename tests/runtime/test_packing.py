@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from kernel_cases import DTYPES, assert_same_copy, nvfp4, same_bytes
 
 from steelyard.errors import ConstraintError
-from steelyard.quantized_parts import packed_size
+from steelyard.formats.parts import packed_size
+from steelyard.formats.schemes import Scheme
 from steelyard.runtime import _cpu, cpu
-from steelyard.schemes import Scheme
 
 SCHEMES = {
     layout: [pair for pair in scheme_pairs(layout) if pair[0].family == "nvfp4"] for layout in ("fprop", "dgrad")

@@ -18,8 +18,8 @@ from kernel_cases import (
 )
 
 from steelyard import reference
+from steelyard.formats.schemes import Scheme
 from steelyard.runtime import cpu
-from steelyard.schemes import Scheme
 
 E4M3, E5M2 = "f8E4M3FN", "f8E5M2"
 PAIRS = scheme_pairs()

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from kernel_cases import matrices, nvfp4, same_bytes
 
 from steelyard import reference
+from steelyard.formats.schemes import Scheme
 from steelyard.runtime import cpu
-from steelyard.schemes import Scheme
 
 E4M3 = "f8E4M3FN"
 SCHEMES = (

@@ -7,8 +7,8 @@ import threading
 import torch
 from kernel_cases import assert_same_copy, nvfp4, operands, scheme_pairs
 
+from steelyard.formats.schemes import Scheme
 from steelyard.runtime import cpu
-from steelyard.schemes import Scheme
 
 E4M3 = "f8E4M3FN"
 MX = Scheme(E4M3, "1x32", "f8E8M0FNU"), Scheme(E4M3, "32x1", "f8E8M0FNU")
@@ -41,7 +41,7 @@ def test_four_python_threads_at_once():
 _FORK = """
 import os, signal, sys, torch
 from steelyard.runtime import cpu
-from steelyard.schemes import Scheme
+from steelyard.formats.schemes import Scheme
 
 torch.set_num_threads(2)
 x = torch.randn(700, 512)
@@ -68,7 +68,7 @@ def test_a_forked_child_has_its_own_pool():
 _SHARED = """
 import os, torch
 from steelyard.runtime import cpu
-from steelyard.schemes import Scheme
+from steelyard.formats.schemes import Scheme
 
 torch.set_num_threads(2)
 x = torch.randn(700, 512)
@@ -90,7 +90,7 @@ def test_kernels_and_torch_compute_on_the_same_threads():
 _CONCURRENT = """
 import threading, torch
 from steelyard.runtime import cpu
-from steelyard.schemes import Scheme
+from steelyard.formats.schemes import Scheme
 
 torch.set_num_threads(2)
 x = torch.randn(700, 512)

@@ -7,6 +7,7 @@ import pytest
 
 from steelyard import recipes
 from steelyard.errors import RecipeError
+from steelyard.formats.schemes import Scheme
 from steelyard.recipes import (
     CustomRecipe,
     DelayedScaling,
@@ -17,7 +18,6 @@ from steelyard.recipes import (
     Recipe,
     Role,
 )
-from steelyard.schemes import Scheme
 
 ALTERED = [
     DelayedScaling(

@@ -12,9 +12,9 @@ from torch.utils.checkpoint import CheckpointPolicy
 from torch_mlir import ir
 from torch_mlir.extras.fx_importer import ContextCache, FxImporter
 
-from steelyard.passes.functions import PARAMETER
-from steelyard.passes.locations import KEEP, RECOMPUTE
-from steelyard.passes.torch_ops import walk_ops
+from steelyard.ir.attributes import PARAMETER
+from steelyard.ir.locations import KEEP, RECOMPUTE
+from steelyard.ir.torch_ops import walk_ops
 
 # Tensors of the IR are values without memory, so MLIR folds these into an operand or a constant. At run time that
 # would be memory which a caller, or an input that is written later, shares with the result.

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 import jax
 
+from steelyard.formats.schemes import Scheme
+from steelyard.formats.stored import amax_shape, codes_shape, scales_shape, stored_shape
 from steelyard.jax.formats import codes_dtype, scales_dtype
-from steelyard.schemes import Scheme
-from steelyard.stored import amax_shape, codes_shape, scales_shape, stored_shape
 
 
 class Parts(NamedTuple):

@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 from jax import lax
 
+from steelyard.formats.schemes import Scheme
 from steelyard.jax import softfloat
-from steelyard.schemes import Scheme
 
 DTYPES = {
     "f8E4M3FN": jnp.float8_e4m3fn,

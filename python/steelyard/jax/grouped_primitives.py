@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import ffi
 
+from steelyard.formats.schemes import Scheme
 from steelyard.jax import grouped_layout, native, reference
 from steelyard.jax.copies import CopySpec, Parts, flat_parts, pair_of
 from steelyard.jax.primitives import (
@@ -16,7 +17,6 @@ from steelyard.jax.primitives import (
     scheme_attribute,
     spec_attributes,
 )
-from steelyard.schemes import Scheme
 
 
 def quantize(

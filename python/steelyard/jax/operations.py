@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from steelyard.errors import RecipeError
+from steelyard.formats.schemes import Scheme
 from steelyard.jax import grouped_primitives, primitives
 from steelyard.jax.copies import CopySpec
 from steelyard.jax.formats import HIGH_PRECISION
@@ -20,7 +21,6 @@ from steelyard.jax.tensor import (
     ScaledTensor1x,
     ScaledTensor2x,
 )
-from steelyard.schemes import Scheme
 
 
 def quantize(

@@ -19,9 +19,9 @@ from jax.experimental.custom_partitioning import (
 )
 from jax.sharding import NamedSharding, PartitionSpec
 
+from steelyard.formats.schemes import Scheme
 from steelyard.jax import reference, softfloat
 from steelyard.jax.copies import CopySpec
-from steelyard.schemes import Scheme
 
 Dims = tuple[str | None, ...]
 

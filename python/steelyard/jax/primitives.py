@@ -16,10 +16,10 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir, xla
 from jax.sharding import PartitionSpec
 
+from steelyard.formats.schemes import Scheme
+from steelyard.formats.stored import scheme_bits
 from steelyard.jax import native, partitioning, reference
 from steelyard.jax.copies import CopySpec, Parts, flat_parts, pair_of
-from steelyard.schemes import Scheme
-from steelyard.stored import scheme_bits
 
 
 def none_given(dtype=jnp.float32) -> jax.Array:

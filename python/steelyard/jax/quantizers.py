@@ -10,11 +10,11 @@ from jax.tree_util import register_pytree_node_class
 
 from steelyard import recipes
 from steelyard.errors import RecipeError
+from steelyard.formats.schemes import Scheme
 from steelyard.jax import random, reference, softfloat
 from steelyard.jax.operations import quantize_groups, quantize_with
 from steelyard.jax.tensor import AbstractBaseTensor1x, NoScaleTensor, ScaledTensor2x, _Node
 from steelyard.recipes import Recipe, Role
-from steelyard.schemes import Scheme
 
 # Up to this margin no scale is subnormal, and one from a subnormal amax overflows however it is divided.
 _FLOAT_MARGIN = 6

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from steelyard.formats.schemes import Scheme
 from steelyard.jax import softfloat
 from steelyard.jax.copies import CopySpec, Parts
 from steelyard.jax.formats import (
@@ -29,7 +30,6 @@ from steelyard.jax.formats import (
     unpack_nibbles,
 )
 from steelyard.jax.philox import rounding_bytes
-from steelyard.schemes import Scheme
 
 _ONE = softfloat.constant(1.0)
 _SIXTH = softfloat.constant(1 / 6)

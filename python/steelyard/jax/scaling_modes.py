@@ -6,9 +6,9 @@ import math
 import jax.numpy as jnp
 
 from steelyard.errors import RecipeError
+from steelyard.formats.schemes import Scheme
+from steelyard.formats.stored import round_up, scales_shape, stored_shape
 from steelyard.jax.formats import DTYPES, scales_dtype
-from steelyard.schemes import Scheme
-from steelyard.stored import round_up, scales_shape, stored_shape
 
 _ELEMENTS = {jnp.dtype(dtype): name for name, dtype in DTYPES.items() if name in ("f8E4M3FN", "f8E5M2", "f4E2M1FN")}
 
@@ -54,7 +54,7 @@ class ScalingMode(enum.Enum):
         return (jnp.float4_e2m1fn,) if self.is_nvfp4 else (jnp.float8_e4m3fn, jnp.float8_e5m2)
 
     def scheme(self, q_dtype=None, *, is_colwise: bool = False, **options) -> Scheme:
-        """The scheme of a copy; `options` are those of `steelyard.schemes.Scheme`."""
+        """The scheme of a copy; `options` are those of `steelyard.formats.schemes.Scheme`."""
         if self is ScalingMode.NO_SCALING:
             raise RecipeError("scaling_mode must be one that scales, got NO_SCALING; use the array itself")
         dtype = jnp.dtype(self.compatible_dtypes[0] if q_dtype is None else q_dtype)

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from jax.tree_util import register_pytree_node_class
 
 from steelyard.errors import RecipeError
+from steelyard.formats.schemes import Scheme
 from steelyard.jax import grouped_layout, grouped_primitives, primitives, sharding
 from steelyard.jax.copies import CopySpec, Parts
 from steelyard.jax.dequantizers import BY_MODE
 from steelyard.jax.formats import HIGH_PRECISION, codes_dtype, pack_nibbles, unpack_nibbles
 from steelyard.jax.scaling_modes import ScalingMode, flatten, normalize_axis, scale_shape
-from steelyard.schemes import Scheme
 
 
 class AbstractBaseTensor(ABC):

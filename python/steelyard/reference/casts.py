@@ -5,7 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
-from steelyard.schemes import ELEMENT_MAX
+from steelyard.formats.schemes import ELEMENT_MAX
 
 NAN_CODE = 0x7F  # both FP8 formats; what hardware conversions make of any NaN
 

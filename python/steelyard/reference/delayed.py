@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from steelyard.errors import ConstraintError
+from steelyard.formats.schemes import Scheme
 from steelyard.reference.scales import scale_from_amax
-from steelyard.schemes import Scheme
 
 
 def update_scale(

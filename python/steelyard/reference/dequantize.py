@@ -3,12 +3,12 @@
 import numpy as np
 import torch
 
-from steelyard.quantized_copy import QuantizedCopy, other_usage
+from steelyard.formats.copies import QuantizedCopy, other_usage
+from steelyard.formats.schemes import Scheme
 from steelyard.reference import hadamard
 from steelyard.reference.casts import E4M3, FORMATS, decode, decode_e8m0
 from steelyard.reference.layouts import unpack_nibbles
 from steelyard.reference.scales import nvfp4_range
-from steelyard.schemes import Scheme
 
 
 def dequantize(copy: QuantizedCopy, dtype: torch.dtype = torch.float32) -> torch.Tensor:

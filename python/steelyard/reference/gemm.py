@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from steelyard.errors import ConstraintError
-from steelyard.quantized_copy import QuantizedCopy, other_usage
+from steelyard.formats.copies import QuantizedCopy, other_usage
 from steelyard.reference.dequantize import element_values, spread_scales
 from steelyard.reference.scales import nvfp4_range
 

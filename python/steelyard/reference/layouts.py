@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from steelyard.errors import ConstraintError
-from steelyard.quantized_copy import QuantizedCopy
-from steelyard.stored import round_up
+from steelyard.formats.copies import QuantizedCopy
+from steelyard.formats.stored import round_up
 
 
 def to_blocks(array: np.ndarray, block_shape: tuple[int, int]) -> np.ndarray:

@@ -7,8 +7,9 @@ import numpy as np
 import torch
 
 from steelyard.errors import ConstraintError
-from steelyard.quantize_checks import amax_pair, check_amax_options, check_input, check_scheme
-from steelyard.quantized_copy import QuantizedCopy
+from steelyard.formats.checks import amax_pair, check_amax_options, check_input, check_scheme
+from steelyard.formats.copies import QuantizedCopy
+from steelyard.formats.schemes import Scheme
 from steelyard.reference import four_over_six, hadamard
 from steelyard.reference.casts import E2M1, FORMATS, encode, encode_e2m1_stochastic
 from steelyard.reference.layouts import from_blocks, pack_nibbles, to_blocks, transpose
@@ -22,7 +23,6 @@ from steelyard.reference.scales import (
     nvfp4_tensor_scale,
     scale_from_amax,
 )
-from steelyard.schemes import Scheme
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from steelyard.formats.schemes import Scheme
 from steelyard.reference.casts import E4M3, Format, decode, encode
-from steelyard.schemes import Scheme
 
 FLT_MAX = np.finfo(np.float32).max
 SIXTH = np.float32(1 / 6)

@@ -2,7 +2,7 @@
 
 import torch
 
-from steelyard.schemes import Scheme
+from steelyard.formats.schemes import Scheme
 from steelyard.tensor.float8 import Float8CurrentScalingQuantizer, Float8Quantizer
 from steelyard.tensor.float8_blockwise import Float8BlockQuantizer
 from steelyard.tensor.mxfp8 import MXFP8Quantizer

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import torch
 
 from steelyard.errors import RecipeError
-from steelyard.quantized_copy import QuantizedCopy
-from steelyard.stored import round_up
+from steelyard.formats.copies import QuantizedCopy
+from steelyard.formats.stored import round_up
 from steelyard.tensor.elements import matrix_shape
 
 

@@ -6,9 +6,9 @@ Chosen once, here. Both leave the same bytes. What torch.compile traces goes thr
 import torch
 
 from steelyard import reference
-from steelyard.quantized_copy import QuantizedCopy
+from steelyard.formats.copies import QuantizedCopy
+from steelyard.formats.schemes import Scheme
 from steelyard.runtime import cpu
-from steelyard.schemes import Scheme
 from steelyard.tensor import swizzles, traced
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from steelyard.errors import RecipeError
-from steelyard.schemes import Scheme
+from steelyard.formats.schemes import Scheme
 from steelyard.tensor.elements import fp8_element
 from steelyard.tensor.float8 import as_codes, shape_of
 from steelyard.tensor.quantized_tensor import QuantizedTensor

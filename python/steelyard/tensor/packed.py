@@ -5,10 +5,10 @@ from typing import Any
 import torch
 
 from steelyard.errors import RecipeError
-from steelyard.quantized_copy import QuantizedCopy
-from steelyard.quantized_parts import packed_size
+from steelyard.formats.copies import QuantizedCopy
+from steelyard.formats.parts import packed_size
+from steelyard.formats.stored import stored_shape
 from steelyard.runtime import cpu
-from steelyard.stored import stored_shape
 from steelyard.tensor import traced
 from steelyard.tensor.elements import matrix_shape
 from steelyard.tensor.nvfp4 import NVFP4Quantizer, NVFP4Tensor, NVFP4TensorStorage

@@ -8,12 +8,10 @@ import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from steelyard.errors import RecipeError
-from steelyard.schemes import Scheme
+from steelyard.formats.gemms import KINDS
+from steelyard.formats.schemes import Scheme
 from steelyard.tensor.elements import HIGH_PRECISION, matrix_shape
 from steelyard.tensor.storage import QuantizedTensorStorage
-
-GEMM_USAGES = {"fprop": (False, False), "dgrad": (False, True), "wgrad": (True, True)}
-"""Whether each operand of a GEMM is read columnwise."""
 
 
 @dataclass(eq=False)
@@ -184,8 +182,8 @@ def check_quantized(*operands, storage_class: type = QuantizedTensorStorage) -> 
 
 def check_kind(kind: str) -> None:
     """Refuse what is not one of the three GEMMs of a linear layer."""
-    if kind not in GEMM_USAGES:
-        raise RecipeError(f"kind must be one of {', '.join(GEMM_USAGES)}, got {kind!r}")
+    if kind not in KINDS:
+        raise RecipeError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
 
 
 def rebuild_quantizer(quantizer_class: type[Quantizer], options: dict[str, Any]) -> Quantizer:

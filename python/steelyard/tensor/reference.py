@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 import torch
 
 from steelyard.errors import RecipeError
+from steelyard.formats.gemms import reads_columnwise
 from steelyard.tensor.elements import fp8_element, matrix_shape
-from steelyard.tensor.quantizer import GEMM_USAGES, Quantizer, check_kind, check_quantized
+from steelyard.tensor.quantizer import Quantizer, check_kind, check_quantized
 from steelyard.tensor.storage import QuantizedTensorStorage
 
 _ROLE_DTYPES = {
@@ -96,7 +97,7 @@ class CurrentScalingQuantizerRef(Quantizer):
         """Multiply the codes, then scale once; each operand is read along its reduction."""
         check_kind(kind)
         check_quantized(a, b, storage_class=CurrentScalingTensorRef)
-        left, right = (_codes(each, usage) for each, usage in zip((a, b), GEMM_USAGES[kind], strict=True))
+        left, right = (_codes(each, usage) for each, usage in zip((a, b), reads_columnwise(kind), strict=True))
         product = (left.float() @ right.float().T) * (a.scale_inv * b.scale_inv)
         for addend in (bias, accumulate):
             product = product if addend is None else product + addend.float()

@@ -7,12 +7,13 @@ import torch
 import torch.distributed
 
 from steelyard.errors import RecipeError
-from steelyard.quantized_copy import QuantizedCopy
-from steelyard.schemes import Scheme
+from steelyard.formats.copies import QuantizedCopy
+from steelyard.formats.gemms import reads_columnwise
+from steelyard.formats.schemes import Scheme
 from steelyard.tensor import kernels, traced
 from steelyard.tensor.autograd import QuantizeFunction
 from steelyard.tensor.elements import matrix_shape
-from steelyard.tensor.quantizer import GEMM_USAGES, Quantizer, check_kind, check_presented, check_quantized, is_noop
+from steelyard.tensor.quantizer import Quantizer, check_kind, check_presented, check_quantized, is_noop
 from steelyard.tensor.scheme_storage import SchemeStorage
 
 Copies = tuple[QuantizedCopy | None, QuantizedCopy | None]
@@ -126,7 +127,7 @@ class SchemeQuantizer(Quantizer):
         check_kind(kind)
         copies = []
         check_quantized(a, b, storage_class=SchemeStorage)
-        for operand, columnwise in zip((a, b), GEMM_USAGES[kind], strict=True):
+        for operand, columnwise in zip((a, b), reads_columnwise(kind), strict=True):
             if not operand._has(columnwise):
                 usage = "columnwise" if columnwise else "rowwise"
                 raise RecipeError(f"{kind} needs the {usage} copy of an operand, got {operand.get_usages()}")

@@ -2,8 +2,8 @@
 
 import torch
 
-from steelyard.quantized_copy import QuantizedCopy
-from steelyard.stored import round_up, scales_shape
+from steelyard.formats.copies import QuantizedCopy
+from steelyard.formats.stored import round_up, scales_shape
 
 
 def swizzled_shape(copy: QuantizedCopy, compact: tuple[int, ...]) -> tuple[int, ...]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from steelyard.quantized_copy import QuantizedCopy
-from steelyard.quantized_parts import packed_size
+from steelyard.formats.copies import QuantizedCopy
+from steelyard.formats.parts import packed_size
+from steelyard.formats.schemes import Scheme
+from steelyard.formats.stored import stored_shape
 from steelyard.runtime import cpu
-from steelyard.schemes import Scheme
-from steelyard.stored import stored_shape
 
 
 def has_memory(tensor: torch.Tensor) -> bool:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from steelyard.quantized_copy import QuantizedCopy
-from steelyard.schemes import Scheme
+from steelyard.formats.copies import QuantizedCopy
+from steelyard.formats.schemes import Scheme
 
 _SWAPPED_BLOCKS = {"1x32": "32x1", "32x1": "1x32"}
 

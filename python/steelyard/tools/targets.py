@@ -27,8 +27,9 @@ def table(recipe: str | None = None, target: str | None = None) -> str:
     `pad N16 K32`: columns of the result and the reduction are padded to multiples of 16 and 32, where they are none.
     """
     from steelyard import recipes
-    from steelyard.runtime.cuda.legality import KINDS, NATIVE, gemm_path, schemes_of
-    from steelyard.runtime.cuda.targets import TARGETS, target_of
+    from steelyard.formats.gemms import KINDS
+    from steelyard.targets.architectures import TARGETS, target_of
+    from steelyard.targets.gemm_paths import NATIVE, gemm_path, schemes_of
 
     # `steelyard.compile` and the IR spell a target with its family before it.
     chosen_targets = [target_of(target.removeprefix("cuda:"))] if target else list(TARGETS.values())

@@ -109,7 +109,8 @@ def check_kernels(place: Device, shapes: tuple[tuple[int, int], ...] = ((257, 40
 def check_gemms(place: Device, target: Any, size: int = 512) -> Iterator[Result]:
     """The native GEMMs of every recipe against float64; detail is the largest error over sum|a||b|."""
     from steelyard import recipes
-    from steelyard.runtime.cuda.legality import KINDS, NATIVE, gemm_path, schemes_of
+    from steelyard.formats.gemms import KINDS
+    from steelyard.targets.gemm_paths import NATIVE, gemm_path, schemes_of
 
     for recipe in recipes.NAMES:
         for kind in KINDS:
@@ -124,7 +125,7 @@ def measure_gemms(place: Device, target: Any, size: int = 8192) -> Iterator[Resu
     import torch
 
     from steelyard import recipes
-    from steelyard.runtime.cuda.legality import NATIVE, gemm_path, schemes_of
+    from steelyard.targets.gemm_paths import NATIVE, gemm_path, schemes_of
 
     x = torch.randn(size, size, device=place.name, dtype=torch.bfloat16)
     plain = _milliseconds(lambda: x @ x.t())

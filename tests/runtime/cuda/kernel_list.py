@@ -2,22 +2,22 @@
 
 from kernel_cases import nvfp4, scheme_pairs
 
-from steelyard.runtime.cuda.codegen.activations import ACTIVATIONS
-from steelyard.runtime.cuda.codegen.amax import AmaxKernel
-from steelyard.runtime.cuda.codegen.copies import Copy
-from steelyard.runtime.cuda.codegen.dequantize import DequantizeKernel
-from steelyard.runtime.cuda.codegen.epilogue import EpilogueKernel
-from steelyard.runtime.cuda.codegen.kernel import Kernel
-from steelyard.runtime.cuda.codegen.produce import ProduceKernel
-from steelyard.runtime.cuda.codegen.producers import KINDS, Producer
-from steelyard.runtime.cuda.codegen.quantize import QuantizeKernel
-from steelyard.runtime.cuda.codegen.scale_layouts import KINDS as SCALE_LAYOUTS
-from steelyard.runtime.cuda.codegen.scale_layouts import ScaleLayoutKernel
-from steelyard.runtime.cuda.codegen.sources import Source
-from steelyard.runtime.cuda.codegen.state import ComputeScaleKernel, UpdateScaleKernel
-from steelyard.runtime.cuda.codegen.statistics import RowStatisticsKernel
-from steelyard.runtime.cuda.codegen.transpose import TransposeKernel
-from steelyard.schemes import Scheme
+from steelyard.codegen.activations import ACTIVATIONS
+from steelyard.codegen.amax import AmaxKernel
+from steelyard.codegen.copies import Copy
+from steelyard.codegen.dequantize import DequantizeKernel
+from steelyard.codegen.epilogue import EpilogueKernel
+from steelyard.codegen.kernel import Kernel
+from steelyard.codegen.produce import ProduceKernel
+from steelyard.codegen.producers import KINDS, Producer
+from steelyard.codegen.quantize import QuantizeKernel
+from steelyard.codegen.scale_layouts import KINDS as SCALE_LAYOUTS
+from steelyard.codegen.scale_layouts import ScaleLayoutKernel
+from steelyard.codegen.sources import Source
+from steelyard.codegen.state import ComputeScaleKernel, UpdateScaleKernel
+from steelyard.codegen.statistics import RowStatisticsKernel
+from steelyard.codegen.transpose import TransposeKernel
+from steelyard.formats.schemes import Scheme
 
 DTYPES = ("f32", "bf16", "f16")
 

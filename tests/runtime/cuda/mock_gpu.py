@@ -16,7 +16,7 @@ from mock_driver import MockDriver
 from simulation import memory_of
 
 from steelyard import reference
-from steelyard.quantized_copy import QuantizedCopy
+from steelyard.formats.copies import QuantizedCopy
 from steelyard.runtime import cpu
 from steelyard.runtime.cpu import bound as cpu_bound
 from steelyard.runtime.cuda import devices, gemm

@@ -7,10 +7,10 @@ import ptx_interpreter
 import torch
 from device_memory import DeviceMemory
 
-from steelyard.runtime.cuda.compilation import compile_kernel
+from steelyard.codegen.compilation import compile_kernel
 from steelyard.runtime.cuda.kernels import Kernels
 from steelyard.runtime.cuda.launches import Launch
-from steelyard.runtime.cuda.targets import TARGETS
+from steelyard.targets.architectures import TARGETS
 
 
 class Simulator:

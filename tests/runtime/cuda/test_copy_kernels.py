@@ -8,7 +8,7 @@ from kernel_cases import DTYPES, assert_same_copy, operands, pair_name, same_byt
 from simulation import simulated
 
 from steelyard import reference
-from steelyard.schemes import Scheme
+from steelyard.formats.schemes import Scheme
 
 E4M3 = "f8E4M3FN"
 PAIRS = scheme_pairs()

@@ -11,9 +11,9 @@ from kernel_cases import assert_same_copy, nvfp4, operands, same_values, scheme_
 
 from steelyard import reference
 from steelyard.errors import TargetError
+from steelyard.formats.schemes import Scheme
 from steelyard.runtime import cpu
 from steelyard.runtime.cuda.kernels import Kernels
-from steelyard.schemes import Scheme
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler to build the mock with")

@@ -7,12 +7,12 @@ from gemm_cases import random_copy
 from kernel_cases import DTYPES, SPECIAL_VALUES, same_values, with_layout
 from simulation import Simulator, simulated
 
+from steelyard.codegen.compilation import compile_kernel
+from steelyard.codegen.epilogue import EpilogueKernel
+from steelyard.formats.schemes import Scheme
 from steelyard.runtime import cpu
-from steelyard.runtime.cuda.codegen.epilogue import EpilogueKernel
-from steelyard.runtime.cuda.compilation import compile_kernel
 from steelyard.runtime.cuda.kernels import Kernels
-from steelyard.runtime.cuda.targets import TARGETS
-from steelyard.schemes import Scheme
+from steelyard.targets.architectures import TARGETS
 
 E4M3 = Scheme("f8E4M3FN", "tensor", "f32")
 EPILOGUES = ("none", "relu", "gelu", "gelu_tanh", "silu")

@@ -5,12 +5,13 @@ import torch
 from simulation import simulated
 
 from steelyard import recipes, reference
-from steelyard.quantized_copy import round_up
+from steelyard.formats.copies import round_up
+from steelyard.formats.gemms import KINDS
+from steelyard.formats.schemes import Scheme
 from steelyard.reference.gemm import operand
 from steelyard.runtime.cuda import gemm
-from steelyard.runtime.cuda.legality import EMULATED, HIGH_PRECISION, KINDS, NATIVE, gemm_path, schemes_of
-from steelyard.runtime.cuda.targets import TARGETS
-from steelyard.schemes import Scheme
+from steelyard.targets.architectures import TARGETS
+from steelyard.targets.gemm_paths import EMULATED, HIGH_PRECISION, NATIVE, gemm_path, schemes_of
 
 RECIPES = ("fp8-delayed", "fp8-current", "fp8-block", "mxfp8", "nvfp4")
 COLUMNWISE = {"fprop": (False, False), "dgrad": (False, True), "wgrad": (True, True)}

@@ -11,11 +11,11 @@ from kernel_cases import nvfp4, same_bytes
 from simulation import memory_of
 
 from steelyard import reference
+from steelyard.codegen.compilation import compile_kernel
+from steelyard.formats.schemes import Scheme
 from steelyard.runtime import cpu
-from steelyard.runtime.cuda.compilation import compile_kernel
 from steelyard.runtime.cuda.kernels import Kernels
-from steelyard.runtime.cuda.targets import TARGETS
-from steelyard.schemes import Scheme
+from steelyard.targets.architectures import TARGETS
 
 MX = Scheme("f8E4M3FN", "1x32", "f8E8M0FNU")
 FP8 = Scheme("f8E4M3FN", "tensor", "f32")

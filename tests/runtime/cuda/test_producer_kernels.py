@@ -6,8 +6,8 @@ from kernel_cases import assert_same_copy, nvfp4, pair_name, same_values, scheme
 from simulation import simulated
 
 from steelyard import reference
+from steelyard.formats.schemes import Scheme
 from steelyard.runtime import cpu
-from steelyard.schemes import Scheme
 
 PRODUCERS = ("relu", "gelu", "gelu_tanh", "silu", "silu_and_multiply", "add", "layer_norm", "rms_norm")
 MX = Scheme("f8E4M3FN", "1x32", "f8E8M0FNU"), Scheme("f8E4M3FN", "32x1", "f8E8M0FNU")

@@ -10,13 +10,13 @@ import torch
 from kernel_list import copy_kernels, fused_kernels, quantize_kernels, small_kernels
 
 import steelyard
-from steelyard.runtime.cuda.codegen.copies import Copy
-from steelyard.runtime.cuda.codegen.dequantize import DequantizeKernel
-from steelyard.runtime.cuda.codegen.quantize import QuantizeKernel
-from steelyard.runtime.cuda.codegen.sources import Source
-from steelyard.runtime.cuda.compilation import compile_kernel
-from steelyard.runtime.cuda.targets import TARGETS
-from steelyard.schemes import Scheme
+from steelyard.codegen.compilation import compile_kernel
+from steelyard.codegen.copies import Copy
+from steelyard.codegen.dequantize import DequantizeKernel
+from steelyard.codegen.quantize import QuantizeKernel
+from steelyard.codegen.sources import Source
+from steelyard.formats.schemes import Scheme
+from steelyard.targets.architectures import TARGETS
 
 PTXAS = shutil.which("ptxas")
 needs_ptxas = pytest.mark.skipif(PTXAS is None, reason="ptxas of the CUDA toolkit is not installed")

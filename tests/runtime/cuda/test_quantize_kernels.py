@@ -16,8 +16,8 @@ from simulation import simulated
 
 from steelyard import reference
 from steelyard.errors import ConstraintError
-from steelyard.runtime.cuda.targets import TARGETS
-from steelyard.schemes import Scheme
+from steelyard.formats.schemes import Scheme
+from steelyard.targets.architectures import TARGETS
 
 PAIRS = scheme_pairs()
 MX = Scheme("f8E4M3FN", "1x32", "f8E8M0FNU"), Scheme("f8E4M3FN", "32x1", "f8E8M0FNU")

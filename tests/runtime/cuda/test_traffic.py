@@ -5,8 +5,8 @@ import torch
 from kernel_cases import nvfp4
 from simulation import Simulator
 
+from steelyard.formats.schemes import Scheme
 from steelyard.runtime.cuda.kernels import Kernels
-from steelyard.schemes import Scheme
 
 MX = Scheme("f8E4M3FN", "1x32", "f8E8M0FNU"), Scheme("f8E4M3FN", "32x1", "f8E8M0FNU")
 PAIRS = {"mx": MX, "nvfp4": (nvfp4(), nvfp4(rht=True)), "tensor": (Scheme("f8E4M3FN", "tensor", "f32"),) * 2}

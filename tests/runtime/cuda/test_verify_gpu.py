@@ -11,11 +11,11 @@ import torch
 from simulation import Simulator, simulated
 
 from steelyard import recipes
+from steelyard.formats.gemms import KINDS
 from steelyard.runtime.cuda import devices, gemm
 from steelyard.runtime.cuda.kernels import Kernels
 from steelyard.runtime.cuda.launches import Launch
-from steelyard.runtime.cuda.legality import KINDS
-from steelyard.runtime.cuda.targets import TARGETS
+from steelyard.targets.architectures import TARGETS
 from steelyard.tools import gpu_models, targets, verify_gpu
 
 

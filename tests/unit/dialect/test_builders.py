@@ -8,7 +8,7 @@ from torch_mlir import ir
 from steelyard.dialect import load, make_context, scaled
 from steelyard.dialect.types import ScaledInfo, TensorInfo
 from steelyard.errors import ConstraintError
-from steelyard.schemes import Scheme
+from steelyard.formats.schemes import Scheme
 
 MX = Scheme("f8E4M3FN", "1x32", "f8E8M0FNU")
 MX_COL = Scheme("f8E4M3FN", "32x1", "f8E8M0FNU")

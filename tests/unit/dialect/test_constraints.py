@@ -7,7 +7,7 @@ from pathlib import Path
 from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.base import Scaled
 from steelyard.dialect.types import TensorType
-from steelyard.schemes import Scheme
+from steelyard.formats.schemes import Scheme
 
 DIALECT_TESTS = Path(__file__).parents[2] / "dialect"
 SOURCES = [Path(inspect.getfile(Scheme)), *Path(inspect.getfile(Scaled)).parent.glob("*.py")]

@@ -11,7 +11,7 @@ from steelyard.dialect import make_context
 from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.printing import print_module
 from steelyard.errors import ConstraintError
-from steelyard.schemes import BLOCKS, Scheme
+from steelyard.formats.schemes import BLOCKS, Scheme
 
 CONTEXT = make_context()
 CONTEXT.allow_unregistered_dialects = True

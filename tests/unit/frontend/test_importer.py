@@ -6,7 +6,8 @@ from torch_mlir import ir
 
 from steelyard.dialect import make_context
 from steelyard.frontend.importer import import_graph
-from steelyard.passes.functions import PARAMETER, argument_name
+from steelyard.ir.attributes import PARAMETER
+from steelyard.ir.functions import argument_name
 from steelyard.passes.raise_gemms import layer_of
 
 

@@ -11,8 +11,8 @@ from kernel_cases import nvfp4, operands, pair_name, scheme_pairs
 
 import steelyard.jax as sj
 from steelyard import reference
+from steelyard.formats.schemes import Scheme
 from steelyard.jax import primitives
-from steelyard.schemes import Scheme
 
 PAIRS = scheme_pairs()
 MX = tuple(Scheme("f8E4M3FN", block, "f8E8M0FNU") for block in ("1x32", "32x1"))

@@ -10,9 +10,9 @@ from jax_cases import assert_same_values, matrix, to_torch
 import steelyard.jax as sj
 from steelyard import recipes, reference
 from steelyard.errors import RecipeError
+from steelyard.formats.schemes import Scheme
 from steelyard.jax import QuantizerSet, random
 from steelyard.recipes import CustomRecipe, DelayedScaling, MXFP8BlockScaling, NVFP4BlockScaling
-from steelyard.schemes import Scheme
 
 M, K, N = 48, 96, 80
 X = jnp.asarray(matrix(M, K, special=False, spread=2.0, seed=1))

@@ -9,9 +9,9 @@ from kernel_cases import nvfp4
 
 import steelyard.jax as sj
 from steelyard import reference
+from steelyard.formats.schemes import Scheme
 from steelyard.jax import primitives
 from steelyard.jax.copies import CopySpec, Parts
-from steelyard.schemes import Scheme
 
 MX_ROW, MX_COL = (Scheme("f8E4M3FN", block, "f8E8M0FNU") for block in ("1x32", "32x1"))
 TENSOR = Scheme("f8E4M3FN", "tensor", "f32")

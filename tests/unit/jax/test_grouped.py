@@ -10,10 +10,10 @@ from kernel_cases import nvfp4
 import steelyard.jax as sj
 from steelyard import recipes, reference
 from steelyard.errors import RecipeError
+from steelyard.formats.schemes import Scheme
 from steelyard.jax import grouped_layout, grouped_primitives, primitives, random
 from steelyard.jax.copies import CopySpec, Parts
 from steelyard.recipes import DelayedScaling
-from steelyard.schemes import Scheme
 
 ROWS, COLUMNS = 100, 53
 SIZES = np.array([33, 0, 5, 50], np.int32)

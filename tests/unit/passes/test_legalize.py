@@ -11,10 +11,10 @@ import steelyard
 from steelyard.dialect import make_context
 from steelyard.dialect.matmul import GemmOp
 from steelyard.dialect.types import tensor_info
-from steelyard.explanation import Explanation, rows_of
+from steelyard.driver.explanation import Explanation, rows_of
+from steelyard.ir.kernel_calls import callee_of, kernels_of
+from steelyard.ir.torch_ops import walk_ops
 from steelyard.passes import build_pass_manager, parse_pipeline
-from steelyard.passes.kernel_calls import callee_of, kernels_of
-from steelyard.passes.torch_ops import walk_ops
 from steelyard.recipes import NAMES
 from steelyard.targets import TARGETS
 

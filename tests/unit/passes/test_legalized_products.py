@@ -12,10 +12,10 @@ from steelyard import reference
 from steelyard.dialect import make_context
 from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.types import tensor_info
+from steelyard.formats.copies import QuantizedCopy
+from steelyard.formats.parts import part_shapes
+from steelyard.ir.kernel_calls import callee_of, kernels_of
 from steelyard.passes import build_pass_manager, parse_pipeline
-from steelyard.passes.kernel_calls import callee_of, kernels_of
-from steelyard.quantized_copy import QuantizedCopy
-from steelyard.quantized_parts import part_shapes
 from steelyard.recipes import Float8BlockScaling, Float8CurrentScaling, MXFP8BlockScaling, NVFP4BlockScaling
 from steelyard.reference.gemm import EPILOGUES, operand
 

@@ -10,7 +10,7 @@ from torch_mlir import ir
 from steelyard.dialect import make_context
 from steelyard.errors import PipelineError
 from steelyard.passes import all_passes, build_pass_manager, parse_pipeline
-from steelyard.passes.pipeline import parse_options, run_pass_by_pass, split_top_level
+from steelyard.passes.pipeline.text import parse_options, run_pass_by_pass, split_top_level
 
 CONTEXT = make_context()
 
@@ -98,7 +98,7 @@ def test_splitting_respects_brackets_and_quotes():
 
 
 def test_an_exception_in_a_pass_reaches_the_caller(monkeypatch):
-    from steelyard.passes import registry
+    from steelyard.passes.pipeline import registry
 
     def explode(module):
         """Raise."""

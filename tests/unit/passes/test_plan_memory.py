@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from torch_mlir import ir
 
 from steelyard.dialect import make_context
+from steelyard.ir.attributes import ARENA, ELSEWHERE, OFFSETS
+from steelyard.ir.functions import functions_of
 from steelyard.passes import build_pass_manager, parse_pipeline
-from steelyard.passes.functions import functions_of
-from steelyard.passes.plan_memory import ARENA, ELSEWHERE, OFFSETS
 
 STEPS = st.lists(st.tuples(st.integers(1, 400), st.integers(0, 8), st.integers(0, 8)), min_size=1, max_size=25)
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steelyard import reference
-from steelyard.schemes import Scheme
+from steelyard.formats.schemes import Scheme
 
 F32 = np.float32
 

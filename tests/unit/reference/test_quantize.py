@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from steelyard import reference
 from steelyard.errors import ConstraintError
+from steelyard.formats.schemes import Scheme
 from steelyard.recipes import Float8BlockScaling, Float8CurrentScaling, MXFP8BlockScaling, NVFP4BlockScaling
 from steelyard.reference.random import philox4x32
-from steelyard.schemes import Scheme
 
 F32 = np.float32
 FLT_MAX = np.finfo(F32).max

@@ -9,8 +9,8 @@ import torch
 
 from steelyard import reference
 from steelyard.errors import RecipeError
+from steelyard.formats.schemes import Scheme
 from steelyard.recipes import CustomRecipe
-from steelyard.schemes import Scheme
 from steelyard.tensor import QuantizedTensorStorage, Quantizer, prepare_for_saving, restore_from_saved
 from steelyard.tensor.reference import (
     CurrentScalingQuantizerRef,

@@ -108,7 +108,7 @@ def test_closed_streams_are_no_traceback(redirection, tmp_path):
 
 WAITING_TOOL = """
 import os, sys, time
-from steelyard.passes.registry import register_pass
+from steelyard.passes.pipeline.registry import register_pass
 from steelyard.tools.opt import main
 
 @register_pass
@@ -170,7 +170,7 @@ def test_a_pass_that_crashes_or_hangs_becomes_a_diagnostic_and_a_reproducer(tmp_
     script = tmp_path / "run.py"
     script.write_text(
         "import sys\n"
-        "from steelyard.passes.registry import register_pass\n"
+        "from steelyard.passes.pipeline.registry import register_pass\n"
         "from steelyard.tools.opt import main\n"
         "@register_pass\n"
         f"def misbehave(module):\n    '''Misbehave.'''\n    {body}\n"

@@ -93,7 +93,7 @@ def _version() -> str:
 def list_passes() -> str:
     """Passes and pipelines, a line each."""
     from steelyard.passes import all_passes
-    from steelyard.passes.pipelines import all_pipelines
+    from steelyard.passes.pipeline.named import all_pipelines
 
     entries = [(p.name, p.summary) for p in all_passes().values()]
     entries += [(p.name, p.description) for p in all_pipelines().values()]
@@ -106,7 +106,7 @@ def describe_passes() -> str:
     import inspect
 
     from steelyard.passes import all_passes
-    from steelyard.passes.pipelines import all_pipelines
+    from steelyard.passes.pipeline.named import all_pipelines
 
     lines = ["passes:"]
     for entry in all_passes().values():

@@ -17,7 +17,7 @@ from torch_mlir.passmanager import PassManager
 from steelyard.dialect import make_context
 from steelyard.dialect.printing import print_module
 from steelyard.errors import PipelineError
-from steelyard.passes.pipeline import Element, add_element, build_pass_manager, parse_pipeline
+from steelyard.passes.pipeline.text import Element, add_element, build_pass_manager, parse_pipeline
 from steelyard.tools.opt.arguments import EXIT_DIAGNOSTICS, EXIT_OK, EXIT_USAGE, drop_standard_output
 from steelyard.tools.opt.diagnostics import Diagnostic, format_diagnostic, from_mlir
 from steelyard.tools.opt.expectations import compare, find_expectations

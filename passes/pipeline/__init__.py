@@ -1,0 +1,1 @@
+"""How passes are registered, spelled in text and run."""

@@ -1,0 +1,1 @@
+"""The parts of passes that are too long for the pass's own file."""

@@ -1,0 +1,89 @@
+"""Which of the three GEMMs of a linear layer a product is, where a function has gradients.
+
+Products are raised as y = x w^T, whatever they are. In the backward, dx = dy w has a gradient and a parameter, and
+dw = dy^T x has a gradient and the input of a product of the same layer in the forward.
+"""
+
+from dataclasses import dataclass
+
+from torch_mlir import ir
+
+from steelyard.dialect.matmul import MatmulOp, matmul
+from steelyard.ir.functions import functions_of
+from steelyard.ir.gradients import find_gradients
+from steelyard.ir.torch_ops import erase_unused_views, flatten_root, info_of, parameter_of, transpose_last, walk_ops
+
+
+def tell_kinds(module: ir.Operation) -> None:
+    """Make the products of the backward dgrad and wgrad; needs them raised as fprop."""
+    for function in functions_of(module):
+        gradients = find_gradients(function)
+        if gradients:
+            _tell(function, gradients)
+
+
+@dataclass
+class _Forward:
+    """Inputs of the products of the forward with a parameter, by layer."""
+
+    inputs: set[tuple[str, ir.Value]]
+
+    def has_input(self, layer: str, value: ir.Value) -> bool:
+        return (layer, flatten_root(value)) in self.inputs
+
+
+def _tell(function: ir.Operation, gradients: set[ir.Value]) -> None:
+    products = [op.opview for op in walk_ops(function) if isinstance(op.opview, MatmulOp)]
+    products = [product for product in products if product.batch_dims.value == 0]
+    # Found before anything is replaced: the product that makes a gradient may be.
+    sides = [(product, product.lhs in gradients, product.rhs in gradients) for product in products]
+    forward = _Forward(
+        {
+            (product.layer.value, flatten_root(product.lhs))
+            for product, *is_gradient in sides
+            if not any(is_gradient) and parameter_of(product.rhs) is not None
+        }
+    )
+    for product, left, right in sides:
+        if left == right:
+            continue
+        with ir.InsertionPoint(product), product.location:
+            result = (_as_dgrad(product) if left else None) or _as_wgrad(product, left, forward)
+        if result is None:
+            continue
+        operands = [product.lhs, product.rhs]
+        product.result.replace_all_uses_with(result)
+        product.operation.erase()
+        for operand in operands:
+            erase_unused_views(operand)
+
+
+def _as_dgrad(product: MatmulOp) -> ir.Value | None:
+    """dx = dy w."""
+    if parameter_of(product.rhs) is None:
+        return None
+    return _matmul(product, product.lhs, transpose_last(product.rhs), "dgrad")
+
+
+def _as_wgrad(product: MatmulOp, left_is_gradient: bool, forward: _Forward) -> ir.Value | None:
+    """dw = dy^T x, or its transpose x^T dy for a weight that is stored so."""
+    if not _is_matrix(product.lhs):
+        return None
+    layer = product.layer.value
+    left, right = transpose_last(product.lhs), transpose_last(product.rhs)
+    if left_is_gradient and forward.has_input(layer, right):
+        return _matmul(product, left, right, "wgrad")
+    if not left_is_gradient and forward.has_input(layer, left):
+        return transpose_last(_matmul(product, right, left, "wgrad"))
+    return None
+
+
+def _is_matrix(value: ir.Value) -> bool:
+    info = info_of(value)
+    return info is not None and len(info.shape) == 2
+
+
+def _matmul(product: MatmulOp, lhs: ir.Value, rhs: ir.Value, kind: str) -> ir.Value:
+    info = info_of(product.result)
+    assert info is not None
+    return matmul(lhs, rhs, kind=kind, layer=product.layer.value, dtype=info.dtype).result

@@ -1,0 +1,119 @@
+"""What a kernel is: parameters, threads, and a body that appends operations to a GPU function."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch_mlir import ir
+
+from steelyard.codegen.memory import GLOBAL, SHARED, SHARED_SYMBOL, Pointer, SharedMemory, block_index
+from steelyard.codegen.memory import thread_index as read_thread_index
+from steelyard.codegen.values import Value, integer, type_of
+from steelyard.targets.architectures import Target
+
+POINTER = "pointer"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a kernel: a `pointer` to global memory, an i32 or an i64."""
+
+    name: str
+    type: str = POINTER
+
+
+class Kernel(ABC):
+    """A kernel as plain data: equal ones have the same code."""
+
+    threads: int = 128
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The name of its entry, readable in profilers."""
+
+    @property
+    @abstractmethod
+    def parameters(self) -> tuple[Parameter, ...]: ...
+
+    @abstractmethod
+    def blocks(self, rows: int, columns: int) -> int:
+        """How many blocks of threads a matrix takes."""
+
+    @abstractmethod
+    def body(self, scope: "Scope") -> None:
+        """Append the kernel's operations."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a body works with: the arguments by name, the thread, shared memory, the target."""
+
+    arguments: dict[str, Value]
+    thread: Value
+    block: Value
+    shared: SharedMemory
+    target: Target
+
+    def pointer(self, name: str) -> Pointer:
+        return Pointer(self.arguments[name])
+
+    def __getitem__(self, name: str) -> Value:
+        return self.arguments[name]
+
+
+def build_module(kernel: Kernel, target: Target) -> tuple[ir.Module, int]:
+    """A module with the kernel in a `gpu.module`, and the bytes of shared memory it takes."""
+    with ir.Context(), ir.Location.unknown():
+        module = ir.Module.create()
+        with ir.InsertionPoint(module.body):
+            shared_bytes = append_gpu_module(kernel, target, "kernels")
+        return module, shared_bytes
+
+
+def append_gpu_module(kernel: Kernel, target: Target, symbol: str) -> int:
+    """Add a `gpu.module` with the kernel at the current place; the bytes of shared memory it takes."""
+    gpu_module = ir.Operation.create("gpu.module", attributes={"sym_name": ir.StringAttr.get(symbol)}, regions=1)
+    with ir.InsertionPoint(gpu_module.regions[0].blocks.append()):
+        _declare_shared_memory()
+        return _append_function(kernel, target)
+
+
+def _declare_shared_memory() -> None:
+    linkage = ir.Attribute.parse("#llvm.linkage<external>")
+    ir.Operation.create(
+        "llvm.mlir.global",
+        attributes={
+            "sym_name": ir.StringAttr.get(SHARED_SYMBOL),
+            "global_type": ir.TypeAttr.get(ir.Type.parse("!llvm.array<0 x i8>")),
+            "linkage": linkage,
+            "addr_space": ir.IntegerAttr.get(integer(32), SHARED),
+            "alignment": ir.IntegerAttr.get(integer(64), 16),
+        },
+        regions=1,
+    )
+
+
+def _append_function(kernel: Kernel, target: Target) -> int:
+    types = [_mlir_type(parameter.type) for parameter in kernel.parameters]
+    function = ir.Operation.create(
+        "gpu.func",
+        attributes={
+            "sym_name": ir.StringAttr.get(kernel.name),
+            "function_type": ir.TypeAttr.get(ir.FunctionType.get(types, [])),
+            "gpu.kernel": ir.UnitAttr.get(),
+            "known_block_size": ir.DenseI32ArrayAttr.get([kernel.threads, 1, 1]),
+        },
+        regions=1,
+    )
+    block = function.regions[0].blocks.append(*types)
+    names = [parameter.name for parameter in kernel.parameters]
+    with ir.InsertionPoint(block):
+        arguments = dict(zip(names, map(Value, block.arguments), strict=True))
+        scope = Scope(arguments, read_thread_index(kernel.threads), block_index(), SharedMemory(), target)
+        kernel.body(scope)
+        ir.Operation.create("gpu.return")
+    return scope.shared.size
+
+
+def _mlir_type(name: str) -> ir.Type:
+    return ir.Type.parse(f"!llvm.ptr<{GLOBAL}>") if name == POINTER else type_of(name)

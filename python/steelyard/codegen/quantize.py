@@ -1,0 +1,50 @@
+"""Quantize: a matrix, or what a producer makes, into a rowwise copy, a columnwise copy, or both."""
+
+from dataclasses import dataclass
+
+from steelyard.codegen.copies import Copy, CopyPass
+from steelyard.codegen.kernel import Kernel, Parameter, Scope
+from steelyard.codegen.memory import barrier
+from steelyard.codegen.rounding import RandomTile
+from steelyard.codegen.sources import Source, place_of, tiles_of
+from steelyard.codegen.tile import Tile
+
+
+@dataclass(frozen=True)
+class QuantizeKernel(Kernel):
+    """One pass over the source; amaxes that span more than a tile are given."""
+
+    source: Source
+    copies: tuple[Copy, ...]
+
+    @property
+    def name(self) -> str:
+        return "_".join(("quantize", self.source.name, *(copy.name for copy in self.copies)))
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return self.source.parameters + tuple(parameter for copy in self.copies for parameter in copy.parameters)
+
+    @property
+    def side(self) -> int:
+        return max(copy.tile_side for copy in self.copies)
+
+    def blocks(self, rows: int, columns: int) -> int:
+        return tiles_of(rows, columns, self.side)
+
+    def body(self, scope: Scope) -> None:
+        tile = Tile(scope.shared.allocate(Tile.bytes_of(self.side, self.source.dtype)), self.side, self.source.dtype)
+        staging = scope.shared.allocate(self.side * max(copy.staging_pitch(self.side) for copy in self.copies))
+        place = place_of(scope, self.side)
+        random = self._random_tile(scope)
+        slots = scope.shared.allocate(16) if any(copy.scheme.block == "128x128" for copy in self.copies) else None
+        self.source.fill(scope, tile, place, self.threads)
+        for copy in self.copies:
+            barrier()
+            own_random = random if copy.is_stochastic else None
+            CopyPass(copy, scope, tile, place, staging, own_random, slots, self.threads).make()
+
+    def _random_tile(self, scope: Scope) -> RandomTile | None:
+        if not any(copy.is_stochastic for copy in self.copies):
+            return None
+        return RandomTile(scope.shared.allocate(RandomTile.bytes_of(self.side)), self.side)

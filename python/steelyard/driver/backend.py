@@ -1,0 +1,277 @@
+"""The torch.compile backend: each graph of ATen ops that AOTAutograd hands over becomes a program."""
+
+import functools
+import re
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+
+from steelyard.driver.captured import CapturedGraph
+from steelyard.driver.gathered_parameters import is_gathered
+from steelyard.driver.quantized_inputs import as_plain
+from steelyard.driver.stages import Compilation, Settings, make_settings
+from steelyard.driver.stored_weights import store_weights
+from steelyard.driver.training import JointGraph, JointPrograms, make_thin_graphs, run_graph
+from steelyard.errors import RecipeError, UnsupportedModelError
+from steelyard.frontend.importer import import_graph, lift_constants
+from steelyard.ir.functions import functions_of
+from steelyard.runtime.cuda.devices import device_among, target_among
+from steelyard.runtime.program import Program
+from steelyard.runtime.weights import Weights
+from steelyard.targets import CPU, CUDA, check_target
+
+
+class Backend:
+    """Compiles the graphs of one net. `compilations` has one entry a graph, in the order of compilation."""
+
+    def __init__(self, settings: Settings, root: torch.nn.Module | None = None):
+        self.settings = settings
+        self.root = root
+        self.compilations: list[Compilation] = []
+        self.weights = Weights(functools.partial(is_gathered, root))
+        self.kept_weights: dict[str, str] = {}
+        """Parameters that stay in high precision although `weights` is `quantized`, and why."""
+        self._settled = 0
+        """How many of the compilations were looked at for weights to store."""
+        self._outdated: list[Compilation] = []
+        """Those of parameters that are no more."""
+        self.is_lowering = False
+        """While this is set, calls compile; where nothing can run their programs, torch makes the results."""
+        self._part_names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+
+    def name_part(self, part: torch.nn.Module, name: str) -> None:
+        """Say which submodule of the root another module stands for."""
+        self._part_names[part] = name
+
+    def __call__(self, graph_module: torch.fx.GraphModule, example_inputs: Sequence, *, caller: str = "") -> Callable:
+        """Compile a graph; `caller` is the module whose call it is part of."""
+        parameters = self._parameter_names(graph_module, example_inputs)
+        settings = self._settings_for(example_inputs)
+
+        def compile_inference(aten: torch.fx.GraphModule, inputs: Sequence) -> Callable:
+            if len(parameters) != len(inputs):
+                raise UnsupportedModelError(
+                    f"torch changed the inputs of a graph from {len(parameters)} to {len(inputs)}, so that its "
+                    "parameters cannot be told; please report the model"
+                )
+            return self._compile(aten, settings, parameters, caller)
+
+        training = _Training(self, settings, parameters, caller)
+        return aot_autograd(
+            fw_compiler=training.compile_forward,
+            bw_compiler=training.compile_backward,
+            inference_compiler=compile_inference,
+            partition_fn=training.partition,
+        )(graph_module, as_plain(example_inputs))
+
+    def _settings_for(self, inputs: Sequence) -> Settings:
+        """The settings with the target that these inputs are on."""
+        if self.settings.target == CPU:
+            return self.settings
+        device_among(inputs)
+        if self.settings.target != CUDA:
+            return self.settings
+        return replace(self.settings, target=f"{CUDA}:{target_among(inputs).name}")
+
+    def runs_by_torch(self, program: Program, values: Sequence) -> bool:
+        """Whether a call that is made in order to compile has to make its results without the program."""
+        return self.is_lowering and program.devices is not None and device_among(values) is None
+
+    def store_weights(self) -> None:
+        """Where a user asks for it, put quantized parameters in the place of those that programs quantize."""
+        if self.settings.weights != "quantized" or self.root is None or self._settled == len(self.compilations):
+            return
+        programs = {id(c): c.program for c in self.compilations if c.program is not None}
+        replaced, self.kept_weights = store_weights(self.root, programs.values(), self.settings.state)
+        self._outdated += [
+            compilation
+            for compilation in self.compilations
+            if any(weight.parameter in replaced for weight in programs[id(compilation)].weight_arguments)
+        ]
+        self._settled = len(self.compilations)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether graphs must be compiled anew, because parameters took the place of others."""
+        return bool(self._outdated)
+
+    def _add(self, compilation: Compilation) -> None:
+        self.compilations[:] = [known for known in self.compilations if known not in self._outdated]
+        self._outdated.clear()
+        self.compilations.append(compilation)
+        self._settled = 0
+
+    def capture_joint(
+        self, joint: JointGraph, settings: Settings, parameters: Sequence[str | None], caller: str
+    ) -> CapturedGraph:
+        """The programs of a forward and its backward."""
+        if self.settings.weights == "quantized":
+            raise UnsupportedModelError(
+                'a net with weights="quantized" is for inference, and this call would record gradients; call it under '
+                'torch.no_grad(), or compile with weights="cached" to train'
+            )
+        unnamed = [None for _ in (*joint.constants, *joint.tangents)]
+        joint.drop_missing_gradients()
+
+        def build(layers: Mapping[torch.fx.Node, str], parameters: Sequence[str | None]) -> Program:
+            compilation = Compilation(settings, self.weights)
+            known = [*parameters, *unnamed]
+            module = import_graph(joint.graph, compilation.context, name="joint", layers=layers, parameters=known)
+            with compilation.context:
+                joint.mark(functions_of(module.operation)[0], parameters)
+            program = compilation.run(module)
+            self._add(compilation)
+            return program
+
+        layers = _layer_names(joint.graph, self._module_names(), [*parameters, *unnamed], caller)
+        return CapturedGraph(layers, parameters, build, self._names_by_id)
+
+    def _compile(
+        self, aten: torch.fx.GraphModule, settings: Settings, parameters: Sequence[str | None], caller: str
+    ) -> Callable:
+        constants = tuple(lift_constants(aten))
+        parameters = [*parameters, *(None for _ in constants)]
+
+        def build(layers: Mapping[torch.fx.Node, str], parameters: Sequence[str | None]) -> Program:
+            compilation = Compilation(settings, self.weights)
+            module = import_graph(aten.graph, compilation.context, name="forward", layers=layers, parameters=parameters)
+            program = compilation.run(module)
+            self._add(compilation)
+            return program
+
+        layers = _layer_names(aten.graph, self._module_names(), parameters, caller)
+        graph = CapturedGraph(layers, parameters, build, self._names_by_id)
+        if settings.target == CPU:
+            return _boxed(lambda values: graph((*values, *constants)))
+
+        def run(values: tuple) -> tuple:
+            values = (*values, *constants)
+            program = graph.find(values)
+            return run_graph(aten, values) if self.runs_by_torch(program, values) else program(*values)
+
+        return _boxed(run)
+
+    def _module_names(self) -> dict[str, str]:
+        if self.root is None:
+            return {}
+        names = {str(id(module)): name for name, module in self.root.named_modules(remove_duplicate=False)}
+        return names | {str(id(part)): name for part, name in self._part_names.items()}
+
+    def _names_by_id(self) -> dict[int, str]:
+        if self.root is None:
+            return {}
+        return {id(p): name for name, p in self.root.named_parameters(remove_duplicate=False)}
+
+    def _parameter_names(self, graph_module: torch.fx.GraphModule, inputs: Sequence) -> list[str | None]:
+        known = self._names_by_id()
+        placeholders = [node.name for node in graph_module.graph.nodes if node.op == "placeholder"]
+        return [
+            known.get(id(value), placeholder) if isinstance(value, torch.nn.Parameter) else None
+            for placeholder, value in zip(placeholders, inputs, strict=True)
+        ]
+
+
+class _Training:
+    """The three callbacks by which AOTAutograd compiles a graph with gradients."""
+
+    def __init__(self, backend: Backend, settings: Settings, parameters: Sequence[str | None], caller: str):
+        self._backend = backend
+        self._settings = settings
+        self._parameters = parameters
+        self._caller = caller
+        self._run: JointPrograms | None = None
+
+    def partition(self, module: torch.fx.GraphModule, _, *, num_fwd_outputs: int, **__) -> tuple:
+        """Compile the joint graph."""
+        joint = JointGraph(module, num_fwd_outputs)
+        if len(self._parameters) != len(joint.primals):
+            raise UnsupportedModelError(
+                f"torch changed the inputs of a graph from {len(self._parameters)} to {len(joint.primals)}, so that "
+                "its parameters cannot be told; please report the model"
+            )
+        captured = self._backend.capture_joint(joint, self._settings, self._parameters, self._caller)
+        self._run = JointPrograms(joint, captured, self._backend.runs_by_torch)
+        return make_thin_graphs(joint, captured.first)
+
+    def compile_forward(self, *_) -> Callable:
+        """What runs in the place of the forward graph."""
+        assert self._run is not None
+        return _boxed(self._run.forward)
+
+    def compile_backward(self, *_) -> Callable:
+        """What runs in the place of the backward graph."""
+        assert self._run is not None
+        return _boxed(self._run.backward)
+
+
+def _boxed(run: Callable[[tuple], tuple]) -> Callable[[list], tuple]:
+    """Torch's boxed calling convention: dropping the caller's list lets inputs die at their last use."""
+
+    def call(arguments: list) -> tuple:
+        values = tuple(arguments)
+        arguments.clear()
+        return run(values)
+
+    call._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
+    return call
+
+
+def _layer_names(
+    graph: torch.fx.Graph, names: Mapping[str, str], parameters: Sequence[str | None], caller: str
+) -> dict[torch.fx.Node, str]:
+    """The innermost module that each node runs in.
+
+    torch does not name the module whose forward it captures: there, the module of a parameter that the node reads, or
+    that the node whose gradient it computes reads.
+    """
+    layers: dict[torch.fx.Node, str] = {}
+    owners: dict[torch.fx.Node, str] = {}
+    by_sequence: dict[int | None, str] = {}
+    named = iter(parameters)
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            name = next(named)
+            if name is not None:
+                owners[node] = name.rpartition(".")[0]
+            continue
+        read = [owners[source] for source in node.all_input_nodes if source in owners]
+        layer, sequence = _layer_name(node, names), node.meta.get("seq_nr")
+        if layer is None and read and len(node.all_input_nodes) > 1:
+            by_sequence.setdefault(sequence, read[0])
+        layers[node] = layer if layer is not None else next(iter(read), by_sequence.get(sequence, caller))
+        # A view or a cast of a parameter stands for it.
+        if read and len(node.all_input_nodes) == 1:
+            owners[node] = read[0]
+    return layers
+
+
+def _layer_name(node: torch.fx.Node, names: Mapping[str, str]) -> str | None:
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return None
+    key, (path, _) = list(stack.items())[-1]
+    known = names.get(str(key).partition("@")[0])
+    if known is not None:
+        return known
+    # Without the root, the path of the traced frame: L['self'].layers.0.mlp
+    return re.sub(r"^L\[[^\]]*\]\.?", "", path)
+
+
+def steelyard(graph_module: torch.fx.GraphModule, example_inputs: Sequence, *, options: dict | None = None) -> Callable:
+    """`torch.compile(model, backend="steelyard", options={"recipe": "mxfp8", "overrides": {...}})`."""
+    options = dict(options or {})
+    if "recipe" not in options:
+        raise RecipeError('backend "steelyard" needs a recipe, as in options={"recipe": "mxfp8"}')
+    unknown = sorted(options.keys() - {"recipe", *_OPTIONS})
+    if unknown:
+        known = ", ".join(["recipe", *_OPTIONS])
+        raise RecipeError(f'backend "steelyard" has no option {unknown[0]!r}; its options: {known}')
+    check_target(options.get("target", CPU))
+    return Backend(make_settings(**options))(graph_module, example_inputs)
+
+
+# Attention is taken apart around a call, which only `steelyard.compile` sees.
+_OPTIONS = ("overrides", "save", "check_finite", "target")

@@ -1,0 +1,422 @@
+"""`steelyard.compile`: a module whose calls run the compiled program."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit
+
+from steelyard import recipes
+from steelyard.dialect.printing import nest_modules
+from steelyard.driver.backend import Backend
+from steelyard.driver.explanation import Explanation
+from steelyard.driver.memory import Memory, parameter_bytes, tensor_bytes
+from steelyard.driver.stages import CUDA_STAGES, STAGES, Settings, make_settings
+from steelyard.errors import RecipeError, SteelyardError, TargetError, UnsupportedModelError
+from steelyard.runtime.cuda.devices import device_among, target_among
+from steelyard.targets import CPU, CUDA, check_target
+
+# Beyond its limit torch runs the model uncompiled, with a line in a log. Patches of its settings are a thread's own.
+_FAIL_ON_LIMIT = torch._dynamo.config.patch(fail_on_recompile_limit_hit=True)
+_STATE_PREFIX = "_steelyard."
+
+
+def compile(
+    model: torch.nn.Module,
+    recipe: str | recipes.Recipe,
+    *,
+    target: str = "cpu",
+    overrides: Mapping[str, str | recipes.Recipe | None] | None = None,
+    attention: bool = False,
+    save: str | None = None,
+    check_finite: bool = False,
+    weights: str = "cached",
+) -> Any:
+    """A module like `model`, whose matrix multiplications run by a recipe.
+
+    It shares the model's parameters, buffers and submodules, and is an instance of the model's class: methods that
+    call the module, such as `generate`, run the compiled program. `overrides` maps patterns of layer names to another
+    recipe, or to None for high precision; the first that matches a layer decides. `attention` quantizes the
+    products of attention too, in the forward, both operands as inputs are. `save="compact"` keeps less between
+    forward and backward: the inputs of gelu and attention in bf16, and no codes that can be made again from what is
+    kept. `check_finite` raises `NonFiniteError` at the first operand of a GEMM that is not finite. Nothing is compiled
+    before the first call or `lower`.
+
+    `target="cuda"` is the GPU that the model is on when it is first called. `target="cuda:sm_90a"` (or `sm_89`,
+    `sm_100a`, `sm_120a`) is an architecture, which needs no GPU to compile for: `lower` takes a model and arguments on
+    the CPU, and `ir("ptx")` shows the code of the kernels.
+
+    `weights="cached"` keeps quantized weights beside the parameters, until those are written. `weights="quantized"`,
+    for inference, keeps them in their place: after the first call, parameters that nothing but quantized GEMMs read
+    are quantized tensors in the layout that those read. They are the model's parameters too, for the model and the net
+    share them: nothing holds the high-precision ones any more. `explain()` names the weights that stay, and why.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise UnsupportedModelError(f"steelyard.compile takes an nn.Module, got {type(model).__name__}")
+    if isinstance(model, CompiledModule):
+        raise UnsupportedModelError("the model is compiled already; compile `net.model` by another recipe instead")
+    check_target(target)
+    _check_tensors(model, target)
+    if target != CPU and weights == "quantized":
+        raise TargetError(f'weights="quantized" is of target cpu only, got target {target}; compile with "cached"')
+    settings = make_settings(
+        recipe, overrides, attention=attention, save=save, check_finite=check_finite, weights=weights, target=target
+    )
+    return _make_net(model, settings)
+
+
+def _make_net(model: torch.nn.Module, settings: Settings) -> "CompiledModule":
+    net = _share(model)
+    object.__setattr__(net, "_steelyard", _State(model, Backend(settings, net)))
+    return net
+
+
+@torch.compiler.disable
+def _make_part(module: torch.nn.Module, name: str, backend: Backend) -> "CompiledModule":
+    """A submodule of a net as a module that runs compiled too, with the net's settings, weights and layer names."""
+    part = _share(module)
+    object.__setattr__(part, "_steelyard", _State(module, backend, name))
+    backend.name_part(part, name)
+    return part
+
+
+def _share(model: torch.nn.Module) -> "CompiledModule":
+    net = object.__new__(_compiled_class(type(model)))
+    # Every attribute is shared, not copied: what is set in one, as by `eval()`, is set in both.
+    net.__dict__ = model.__dict__
+    return net
+
+
+def _check_tensors(model: torch.nn.Module, target: str) -> None:
+    # For CUDA they may also be on the CPU: to look at the code, or to be moved later.
+    known = ("cpu",) if target == CPU else ("cpu", "cuda")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.device.type not in known:
+            place = "on the CPU" if target == CPU else "on the CPU or a CUDA device"
+            raise TargetError(f"{name} must be {place} for target {target}, got device {tensor.device}; move the model")
+        if tensor.layout is not torch.strided:
+            raise UnsupportedModelError(f"{name} must be a dense tensor, got layout {tensor.layout}; use to_dense()")
+
+
+class _State:
+    """What a compiled module has beyond the model."""
+
+    def __init__(self, model: torch.nn.Module, backend: Backend, name: str | None = None):
+        self.model = model
+        self.backend = backend
+        self.name = name
+        """The name of a part; None for the net itself."""
+        self._parts: dict[str, torch.nn.Module] = {}
+        self._own_forward = None
+        self._forward = self._compile(type(model).forward)
+
+    def part(self, key: str) -> torch.nn.Module | None:
+        """The submodule of a name, compiled if it may hold GEMMs; the same object until another takes its place."""
+        module, part = self.model._modules[key], self._parts.get(key)
+        if module is None or (part is not None and _plain(part) is module):
+            return part
+        name = f"{self.name}.{key}" if self.name else key
+        self._parts[key] = _make_part(module, name, self.backend) if _may_multiply(module) else module  # pyright: ignore[reportCallIssue]
+        return self._parts[key]
+
+    def forward(self, net: "CompiledModule") -> Callable:
+        """The compiled forward of the class, or that of the instance where it has one of its own."""
+        own = self.model.__dict__.get("forward")
+        if own is not self._own_forward:
+            self._own_forward = own
+            self._forward = self._compile(type(self.model).forward if own is None else own)
+        return functools.partial(self._forward, net) if own is None else self._forward
+
+    def _compile(self, forward: Callable) -> Callable:
+        backend, name = self.backend, self.name or ""
+
+        def compile_graph(graph_module: torch.fx.GraphModule, example_inputs: Sequence) -> Callable:
+            return backend(graph_module, example_inputs, caller=name)
+
+        # One cache of compiled code a net: torch shares it by default, and runs nets beyond its limit uncompiled.
+        options: dict[str, Any] = {"backend": compile_graph, "isolate_recompiles": True}
+        return torch.compile(forward, **options)
+
+
+def _plain(module: torch.nn.Module) -> torch.nn.Module:
+    return module._steelyard.model if isinstance(module, CompiledModule) else module
+
+
+def _may_multiply(module: torch.nn.Module) -> bool:
+    """Whether a submodule, or one below it, has a matrix that a GEMM could read."""
+    if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag):
+        return False
+    matrices = any(p.dim() >= 2 for p in module.parameters(recurse=False))
+    return matrices or any(_may_multiply(child) for child in module.children())
+
+
+class _Forward:
+    """The forward of a compiled module, with the signature of the model's own."""
+
+    __slots__ = ("_net",)
+
+    def __init__(self, net: "CompiledModule"):
+        self._net = net
+
+    def __call__(self, *arguments, **keywords):
+        return self._net._run(*arguments, **keywords)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._net._steelyard.model.forward)
+
+
+class CompiledModule(torch.nn.Module):
+    """The part of a compiled module that is not the model's own class."""
+
+    _steelyard: _State
+
+    @property
+    def forward(self) -> Callable:
+        """Runs the compiled program."""
+        # A property goes before an attribute of the instance, with which some libraries replace a module's forward.
+        return _Forward(self)
+
+    @forward.setter
+    def forward(self, function: Callable) -> None:
+        self.__dict__["forward"] = function
+
+    @forward.deleter
+    def forward(self) -> None:
+        del self.__dict__["forward"]
+
+    def _run(self, *arguments, **keywords):
+        state = self._steelyard
+        if state.backend.settings.target != CPU and not state.backend.is_lowering:
+            self._check_place()
+        try:
+            with _FAIL_ON_LIMIT, state.backend.settings.capture():
+                result = state.forward(self)(*arguments, **keywords)
+        except BackendCompilerFailed as error:
+            if isinstance(error.inner_exception, SteelyardError):
+                raise error.inner_exception from None
+            raise
+        except FailOnRecompileLimitHit as error:
+            raise _limit_error(error) from None
+        if state.name is None:
+            self._check_found()
+        state.backend.store_weights()
+        return result
+
+    def _check_place(self) -> None:
+        """Refuse a model that is not where its programs run, before anything is compiled."""
+        first = next(self.parameters(), None)
+        if first is None or device_among([first]) is not None:
+            return
+        target = self._steelyard.backend.settings.target
+        if target == CUDA:
+            target_among([first])
+        raise TargetError(
+            f"a net compiled for {target} must be given CUDA tensors, and its parameters are on {first.device}; move "
+            'the model and its arguments by .to("cuda"), or look at the code by net.lower(...) and net.ir("ptx")'
+        )
+
+    def __reduce_ex__(self, protocol):
+        # A copy, or what is loaded from a file, compiles anew.
+        return _make_net, (self._steelyard.model, self._steelyard.backend.settings)
+
+    def __getattr__(self, name: str) -> Any:
+        # While torch captures a call, submodules are themselves: what they do becomes part of the caller's graph.
+        if torch.compiler.is_dynamo_compiling():
+            return super().__getattr__(name)
+        # `net.model` is the user's model, untouched, unless the model has a `model` of its own.
+        if name in self._modules:
+            return self._steelyard.part(name)
+        if name == "model":
+            return self._steelyard.model
+        return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # The model never holds a compiled part of itself.
+        if isinstance(value, CompiledModule) and value._steelyard.name is not None:
+            value = value._steelyard.model
+        super().__setattr__(name, value)
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self._steelyard.name is not None:
+            return
+        for name, tensor in self._steelyard.backend.settings.state.tensors.items():
+            destination[f"{prefix}{_STATE_PREFIX}{name}"] = tensor
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
+        # A checkpoint of the plain model has none of these, and loads all the same.
+        own = f"{prefix}{_STATE_PREFIX}"
+        unexpected[:] = [key for key in unexpected if not key.startswith(own)]
+        loaded = {key.removeprefix(own): t.detach().clone() for key, t in state_dict.items() if key.startswith(own)}
+        self._steelyard.backend.settings.state.put(loaded)
+        self.requantize()
+
+    def lower(self, *arguments, **keywords) -> "CompiledModule":
+        """Compile for arguments like these, now: for training if gradients are on.
+
+        The call that does so leaves buffers, state and random numbers as they were. For a CUDA target, a model and
+        arguments on the CPU do: nothing of the program runs then.
+        """
+        backend = self._steelyard.backend
+        before = [(buffer, buffer.clone()) for buffer in self.buffers()]
+        state = backend.settings.state
+        tensors = dict(state.tensors)
+        before += [(tensor, tensor.clone()) for tensor in tensors.values()]
+        devices = sorted({p.device.index for p in self.parameters() if p.is_cuda})
+        backend.is_lowering = True
+        with torch.random.fork_rng(devices=devices):
+            try:
+                self(*arguments, **keywords)
+                if backend.is_outdated:
+                    self(*arguments, **keywords)
+            finally:
+                backend.is_lowering = False
+                state.tensors = tensors
+                for tensor, value in before:
+                    tensor.data.copy_(value)
+        return self
+
+    def ir(self, stage: str) -> str:
+        """The IR of a stage, as traced, raised, quantized, fused or lowered; several graphs are modules in one.
+
+        A net for CUDA has the generated kernels too: gpu, nvvm, and ptx, one module a kernel.
+        """
+        known = STAGES if self._steelyard.backend.settings.target == CPU else (*STAGES, *CUDA_STAGES)
+        if stage not in known:
+            raise SteelyardError(f"stage must be one of {', '.join(known)}, got {stage!r}")
+        texts = [compilation.stage(stage) for compilation in self._compilations()]
+        if stage == "ptx":
+            return "\n".join(text for text in texts if text)
+        return texts[0] if len(texts) == 1 else nest_modules({f"graph{i}": text for i, text in enumerate(texts)})
+
+    def ir_dump(self, folder: str | Path) -> list[Path]:
+        """Write the IR after every pass, and the program, of every graph into numbered files."""
+        compilations = self._compilations()
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        written = []
+        for graph, compilation in enumerate(compilations):
+            for number, (name, text) in enumerate(compilation.replay()):
+                path = Path(folder, f"graph{graph}_{number:02}_{name}.mlir")
+                path.write_text(text)
+                written.append(path)
+            for stage in CUDA_STAGES if compilation.settings.target != CPU else ():
+                path = Path(folder, f"graph{graph}_kernels.{'ptx' if stage == 'ptx' else f'{stage}.mlir'}")
+                path.write_text(compilation.stage(stage))
+                written.append(path)
+            path = Path(folder, f"graph{graph}_program.py")
+            path.write_text(compilation.program.text)
+            written.append(path)
+        return written
+
+    def explain(self) -> Explanation:
+        """One row a GEMM: its formats and kernel, or why it stayed in high precision."""
+        compilations, kept = self._compilations(), self._steelyard.backend.kept_weights
+        rows = [row for compilation in compilations for row in compilation.rows]
+        notes = [note for compilation in compilations for note in compilation.notes]
+        notes += [f"{name} stays in high precision beside its codes: {reason}" for name, reason in kept.items()]
+        return Explanation([replace(row, stays=kept.get(row.weight, "")) for row in rows] if kept else rows, notes)
+
+    def memory(self) -> Memory:
+        """Bytes that the net holds: parameters, the quantized weights it keeps beside them, and what calls work in."""
+        backend = self._steelyard.backend
+        programs = [compilation.program for compilation in backend.compilations]
+        training = next((c for c in reversed(backend.compilations) if c.eager_kept), None)
+        report = Memory(
+            **parameter_bytes(self.parameters()),
+            quantized_weights=backend.weights.nbytes(),
+            workspace=sum(program.nbytes() for program in programs if program is not None),
+            state=tensor_bytes(backend.settings.state.tensors.values()),
+        )
+        if training is None:
+            return report
+        kept = {"kept_for_backward": sum(training.kept.values()), "kept_by_torch": sum(training.eager_kept.values())}
+        return Memory(report | kept)
+
+    def requantize(self) -> None:
+        """Quantize every weight anew at the next call: for writes that nothing announces, as through `.data`."""
+        self._steelyard.backend.weights.forget()
+
+    def _compilations(self) -> list:
+        compilations = self._steelyard.backend.compilations
+        if not compilations:
+            raise SteelyardError("nothing is compiled yet: call the net, or net.lower(...) with example arguments")
+        return compilations
+
+    def _check_found(self) -> None:
+        """Refuse to go on as if a recipe had been applied where it met nothing."""
+        compilations = self._steelyard.backend.compilations
+        if not any(c.rows for c in compilations):
+            raise UnsupportedModelError(
+                "the model must have a matrix multiplication, and none was found in what was compiled (torch runs some "
+                "layers, as nn.LSTM, where no compiler sees them); call the model itself, without steelyard.compile"
+            )
+        unmatched = set.intersection(*(set(c.unmatched) for c in compilations)) if compilations else set()
+        if unmatched:
+            layers = sorted({row.layer for c in compilations for row in c.rows if row.layer})
+            pattern, known = sorted(unmatched)[0], ", ".join(layers)
+            raise RecipeError(f"override pattern {pattern!r} matches no layer; the layers with GEMMs: {known}")
+
+
+def _limit_error(error: FailOnRecompileLimitHit) -> UnsupportedModelError:
+    reason = str(error.__cause__ or error)
+    which = "accumulated_recompile_limit" if "accumulated_recompile_limit" in reason else "recompile_limit"
+    limit = getattr(torch._dynamo.config, which)
+    return UnsupportedModelError(
+        f"torch compiles a forward at most {limit} times (torch._dynamo.config.{which}), and these arguments need one "
+        "more: another rank, dtype, flag or Python number among them compiles anew. Raise that limit, pass numbers "
+        "that vary as tensors, or compile a net for each use; nothing was run in high precision instead"
+    )
+
+
+class CompiledSequence(CompiledModule):
+    """A compiled ModuleList or Sequential: what is reached by index runs compiled too."""
+
+    def __getitem__(self, key: Any) -> Any:
+        state = self._steelyard
+        container: Any = state.model
+        if torch.compiler.is_dynamo_compiling():
+            return container[key]
+        if isinstance(key, slice):
+            return _make_part(container[key], state.name or "", state.backend)  # pyright: ignore[reportCallIssue]
+        return state.part(list(self._modules)[key])
+
+    def __iter__(self) -> Iterator:
+        container: Any = self._steelyard.model
+        if torch.compiler.is_dynamo_compiling():
+            return iter(container)
+        return iter([self._steelyard.part(name) for name in self._modules])
+
+
+class CompiledDict(CompiledModule):
+    """A compiled ModuleDict: what is reached by key runs compiled too."""
+
+    def __getitem__(self, key: str) -> Any:
+        container: Any = self._steelyard.model
+        return container[key] if torch.compiler.is_dynamo_compiling() else self._steelyard.part(key)
+
+    def values(self) -> Iterable:
+        """The submodules."""
+        return [self[key] for key in self._modules]
+
+    def items(self) -> Iterable:
+        """The keys and submodules."""
+        return [(key, self[key]) for key in self._modules]
+
+
+@functools.cache
+def _compiled_class(model_class: type) -> type:
+    """A class that is the model's class and a compiled module."""
+    base = CompiledModule
+    if issubclass(model_class, torch.nn.ModuleList | torch.nn.Sequential):
+        base = CompiledSequence
+    elif issubclass(model_class, torch.nn.ModuleDict):
+        base = CompiledDict
+    # A slot, because the attributes in `__dict__` are the model's too.
+    namespace = {"__module__": model_class.__module__, "__slots__": ("_steelyard",)}
+    return type(f"Compiled{model_class.__name__}", (base, model_class), namespace)

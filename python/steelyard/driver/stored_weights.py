@@ -1,0 +1,130 @@
+"""`weights="quantized"`: parameters that only quantized GEMMs read become the quantized tensors that those read."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from steelyard.formats.copies import QuantizedCopy
+from steelyard.runtime.program import Program
+from steelyard.runtime.state import State
+from steelyard.runtime.weights import WeightArgument
+from steelyard.tensor.from_scheme import make_quantizer
+from steelyard.tensor.packed import PackedNVFP4Tensor
+from steelyard.tensor.quantized_tensor import QuantizedTensor
+
+
+@dataclass
+class _Uses:
+    """What programs do with a parameter."""
+
+    weights: list[WeightArgument] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+    """Ops that read its values."""
+
+
+def store_weights(root: torch.nn.Module, programs: Iterable[Program], state: State) -> tuple[set[str], dict[str, str]]:
+    """Put quantized parameters in the place of plain ones.
+
+    Returns the names of those it replaced, and why each other weight of a quantized GEMM stays in high precision.
+    """
+    uses: dict[str, _Uses] = {}
+    for program in programs:
+        for weight in program.weight_arguments:
+            uses.setdefault(weight.parameter, _Uses()).weights.append(weight)
+        for name, readers in program.parameter_readers.items():
+            uses.setdefault(name, _Uses()).others.extend(readers)
+    owners = _owners(root)
+    replaced, kept = set(), {}
+    for name, use in uses.items():
+        if not use.weights or name not in owners:
+            continue
+        parameter = owners[name][0]
+        reason = _reason_to_keep(parameter, use)
+        if reason:
+            kept[name] = reason
+        elif not _is_stored(parameter, use.weights[0]):
+            _replace(owners[name], _quantized(parameter, use.weights[0], state))
+            replaced.add(name)
+    return replaced, kept
+
+
+def _owners(root: torch.nn.Module) -> dict[str, list]:
+    """Each parameter by every name it has: the parameter, then the modules and attributes that hold it."""
+    owners: dict[int, list] = {}
+    names: dict[str, list] = {}
+    for prefix, module in root.named_modules(remove_duplicate=False):
+        for attribute, parameter in module._parameters.items():
+            if parameter is not None:
+                entry = owners.setdefault(id(parameter), [parameter])
+                entry.append((module, attribute))
+                names[f"{prefix}.{attribute}" if prefix else attribute] = entry
+    return names
+
+
+def _reason_to_keep(parameter: torch.Tensor, use: _Uses) -> str:
+    forms = {weight.form for weight in use.weights}
+    if use.others:
+        return f"{', '.join(sorted(set(use.others)))} reads its values too"
+    if len(forms) > 1:
+        return "GEMMs read it in more than one format"
+    (form,) = forms
+    if form is None or parameter.dim() != 2:
+        return "GEMMs read a part or another shape of it"
+    if form.scheme.source != "delayed" and make_quantizer(form.scheme) is None:
+        return f"there is no tensor of its format, {form.scheme.element} in {form.scheme.block}"
+    return ""
+
+
+def _is_stored(parameter: torch.Tensor, weight: WeightArgument) -> bool:
+    """Whether a parameter is in the very layout that GEMMs read."""
+    form = weight.form
+    assert form is not None
+    if not isinstance(parameter, QuantizedTensor) or isinstance(parameter, PackedNVFP4Tensor) != form.is_packed:
+        return False
+    parts = parameter.weight_parts(form.scheme, is_transposed=form.is_transposed, is_packed=form.is_packed)
+    memory = {part.data_ptr() for part in parameter._parts()}
+    return parts is not None and parts[0].data_ptr() in memory
+
+
+# A parameter outlives the call that makes it, which may run in inference mode.
+@torch.inference_mode(False)
+@torch.no_grad()
+def _quantized(parameter: torch.Tensor, weight: WeightArgument, state: State) -> torch.nn.Parameter:
+    form = weight.form
+    assert form is not None
+    scales = [state.tensors[name] for name in weight.states]
+    parts = None
+    if isinstance(parameter, QuantizedTensor):
+        parts = parameter.weight_parts(form.scheme, is_transposed=form.is_transposed, is_packed=form.is_packed)
+        parameter_values = parameter.dequantize() if parts is None else None
+    else:
+        parameter_values = parameter.detach()
+    if parts is None:
+        parts = weight.make(parameter_values, *scales)
+    tensor = _assemble(parts, parameter, weight, scales)
+    return torch.nn.Parameter(tensor, requires_grad=False)
+
+
+def _assemble(parts: tuple, parameter: torch.Tensor, weight: WeightArgument, scales: list) -> torch.Tensor:
+    """The tensor of a rowwise copy of the parameter, or of its transpose."""
+    form = weight.form
+    assert form is not None
+    quantizer = make_quantizer(form.scheme, scales[0] if scales else None)
+    assert quantizer is not None
+    rows, columns = parameter.shape
+    shape = (columns, rows) if form.is_transposed else (rows, columns)
+    if form.is_packed:
+        alone = quantizer.of_transpose() if form.is_transposed else quantizer
+        alone.set_usage(rowwise=not form.is_transposed, columnwise=form.is_transposed)
+        return PackedNVFP4Tensor(packed_data=parts[0], shape=parameter.shape, quantizer=alone, dtype=parameter.dtype)
+    codes, scale_inv, *amax = (part.clone() for part in parts)
+    copy = QuantizedCopy(codes, scale_inv, amax[0] if amax else None, form.scheme, shape, False)
+    tensor = quantizer.assemble((copy, None), shape, parameter.dtype)
+    return tensor.t() if form.is_transposed else tensor
+
+
+def _replace(entry: list, new: torch.nn.Parameter) -> None:
+    for module, attribute in entry[1:]:
+        module._parameters[attribute] = new
+    entry[0] = new

@@ -1,0 +1,228 @@
+"""Graphs with gradients: the joint graph of a forward and its backward becomes one program.
+
+AOTAutograd asks a partitioner for two graphs. It gets two that do nothing but hand over what is kept: the program
+runs in their place.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._functorch._aot_autograd.descriptors import GradAOTOutput
+from torch._functorch.partitioners import cleanup_recompute_tags
+from torch._guards import TracingContext
+from torch_mlir import ir
+
+from steelyard.driver.captured import CapturedGraph
+from steelyard.errors import UnsupportedModelError
+from steelyard.frontend.importer import lift_constants
+from steelyard.ir.attributes import GRADIENT, TANGENT
+from steelyard.runtime.cuda.devices import device_among
+from steelyard.runtime.dtypes import result_dtype, shape_of
+from steelyard.runtime.program import Program
+
+
+class JointGraph:
+    """The graph of a forward and its backward, without the gradients that are None."""
+
+    def __init__(self, module: torch.fx.GraphModule, forward_outputs: int):
+        # Checkpointed regions keep what they read from outside.
+        module = cleanup_recompute_tags(module, is_default_partition=True)
+        self.module = module
+        self.graph = module.graph
+        self.constants = lift_constants(module)
+        self.forward_outputs = forward_outputs
+        self.placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
+        self.tangents = [node for node in self.placeholders if node.name.startswith("tangents")]
+        self.primals = self.placeholders[: len(self.placeholders) - len(self.tangents) - len(self.constants)]
+        self._output = next(node for node in self.graph.nodes if node.op == "output")
+        self.outputs = list(self._output.args[0])
+        self.gradients = self.outputs[forward_outputs:]
+        self._descriptions = list(self._output.meta.get("desc", ()))[forward_outputs:]
+
+    def drop_missing_gradients(self) -> None:
+        """Return no None: the importer has no type for it."""
+        self._output.args = (tuple(node for node in self.outputs if node is not None),)
+
+    def mark(self, function: ir.Operation, parameters: Sequence[str | None]) -> None:
+        """Say in the imported function which arguments are tangents and which results gradients."""
+        known = [dict(_entries(one)) for one in ir.ArrayAttr(function.attributes["arg_attrs"])]
+        for placeholder, attributes in zip(self.placeholders, known, strict=True):
+            if placeholder in self.tangents:
+                attributes[TANGENT] = ir.UnitAttr.get()
+        function.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(one) for one in known])
+        kept = [node for node in self.outputs[: self.forward_outputs] if node is not None]
+        results: list[dict[str, ir.Attribute]] = [{} for _ in kept]
+        for gradient, name in zip(self.gradients, self._gradient_names(parameters), strict=True):
+            if gradient is not None:
+                results.append({GRADIENT: ir.StringAttr.get(name)})
+        function.attributes["res_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(one) for one in results])
+
+    def _gradient_names(self, parameters: Sequence[str | None]) -> list[str]:
+        """What each gradient is of: a parameter, or an input by its number."""
+        names = []
+        for position in range(len(self.gradients)):
+            description = self._descriptions[position] if position < len(self._descriptions) else None
+            index = position
+            if isinstance(description, GradAOTOutput):
+                index = getattr(description.grad_of, "idx", position)
+            name = parameters[index] if index < len(parameters) else None
+            names.append(name or f"input {index}")
+        return names
+
+
+def _entries(attribute: ir.Attribute) -> list[tuple[str, ir.Attribute]]:
+    return [(entry.name, entry.attr) for entry in ir.DictAttr(attribute)]
+
+
+def make_thin_graphs(joint: JointGraph, program: Program) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """The two graphs that AOTAutograd wants: outputs, then what is kept, then sizes; and the way back."""
+    device = device_among(node.meta["val"] for node in joint.primals)
+    saved = [_fake_like(type_, device) for type_ in program.saved]
+    primals = [joint.primals[i] for i in _kept_primals(joint, program)]
+    tensors = [node for node in primals if isinstance(node.meta["val"], torch.Tensor)]
+    sizes = [node for node in primals if not isinstance(node.meta["val"], torch.Tensor)]
+    return _thin_forward(joint, saved, tensors, sizes), _thin_backward(joint, saved, tensors, sizes)
+
+
+def _thin_forward(joint: JointGraph, saved: list, tensors: list, sizes: list) -> torch.fx.GraphModule:
+    graph = torch.fx.Graph()
+    copies = {node: _placeholder(graph, node.name, node.meta) for node in joint.primals}
+    call = graph.call_function(_unreachable, tuple(copies.values()))
+    outputs = [None if node is None else _item(graph, call, node.meta.get("val")) for node in _forward_outputs(joint)]
+    kept = [_item(graph, call, value) for value in saved]
+    output = graph.output((*outputs, *kept, *(copies[node] for node in tensors), *(copies[node] for node in sizes)))
+    output.meta["desc"] = []
+    return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _forward_outputs(joint: JointGraph) -> list:
+    return joint.outputs[: joint.forward_outputs]
+
+
+def _thin_backward(joint: JointGraph, saved: list, tensors: list, sizes: list) -> torch.fx.GraphModule:
+    graph = torch.fx.Graph()
+    arguments = [_placeholder(graph, node.name, node.meta) for node in sizes]
+    arguments += [_placeholder(graph, f"saved_{i}", {"val": value}) for i, value in enumerate(saved)]
+    arguments += [_placeholder(graph, node.name, node.meta) for node in tensors]
+    arguments += [_placeholder(graph, node.name, node.meta) for node in joint.tangents]
+    call = graph.call_function(_unreachable, tuple(arguments))
+    outputs = [None if node is None else _item(graph, call, node.meta.get("val")) for node in joint.gradients]
+    graph.output(tuple(outputs))
+    return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _placeholder(graph: torch.fx.Graph, name: str, meta: dict) -> torch.fx.Node:
+    node = graph.placeholder(name)
+    node.meta = {key: meta[key] for key in ("val", "tensor_meta", "desc") if key in meta}
+    return node
+
+
+def _item(graph: torch.fx.Graph, call: torch.fx.Node, value: Any) -> torch.fx.Node:
+    node = graph.call_function(_unreachable, (call,))
+    node.meta["val"] = value
+    return node
+
+
+def _unreachable(*_):
+    raise AssertionError("a program runs in the place of this graph")
+
+
+def _fake_like(type_: ir.Type, device: torch.device | None) -> torch.Tensor:
+    """A tensor without memory of a type; sizes known only at run time are of no account here."""
+    context = TracingContext.try_get()
+    assert context is not None
+    assert context.fake_mode is not None
+    with context.fake_mode:
+        return torch.empty(_sizes_of(type_), dtype=result_dtype(type_), device=device)
+
+
+def _sizes_of(type_: ir.Type) -> list[int]:
+    return [1 if size is None else size for size in shape_of(type_)]
+
+
+def run_graph(module: torch.fx.GraphModule, values: Sequence[Any], outputs: int | None = None) -> tuple:
+    """What torch itself makes of a graph of ATen ops: its first outputs."""
+    graph = torch.fx.Graph()
+    copied = graph.graph_copy(module.graph, {})
+    graph.output(tuple(copied[:outputs]))  # pyright: ignore[reportIndexIssue, reportOptionalSubscript, reportArgumentType]
+    graph.eliminate_dead_code()
+    return torch.fx.Interpreter(torch.fx.GraphModule(module, graph)).run(*values)
+
+
+def _kept_primals(joint: JointGraph, program: Program) -> list[int]:
+    """The primals that the backward takes, without the constants that stand beside them."""
+    return [i for i in program.primals if i < len(joint.primals)]
+
+
+class JointPrograms:
+    """Runs the program of a joint graph as AOTAutograd calls its two graphs."""
+
+    def __init__(self, joint: JointGraph, captured: CapturedGraph, runs_by_torch: Callable[[Program, Sequence], bool]):
+        self._captured = captured
+        self._joint = joint
+        self._runs_by_torch = runs_by_torch
+        first = captured.first
+        self._saved = [str(type_) for type_ in first.saved]
+        self._primals = first.primals
+        self._alike = {first}
+        self._argument_count = len(joint.primals)
+        self._constants = joint.constants
+        kept = _kept_primals(joint, first)
+        self._is_tensor = [isinstance(joint.primals[i].meta["val"], torch.Tensor) for i in kept]
+        self._kept_constants = [joint.constants[i - len(joint.primals)] for i in first.primals[len(kept) :]]
+        pairs = list(zip(kept, self._is_tensor, strict=True))
+        self._tensors = [number for number, is_tensor in pairs if is_tensor]
+        self._sizes = [number for number, is_tensor in pairs if not is_tensor]
+        self._missing_outputs = [i for i, node in enumerate(_forward_outputs(joint)) if node is None]
+        self._has_gradient = [node is not None for node in joint.gradients]
+
+    def forward(self, values: Sequence[Any]) -> tuple:
+        """Outputs, what is kept, the arguments that are kept, sizes."""
+        program = self._captured.find(values)
+        self._check_alike(program)
+        if self._runs_by_torch(program, values):
+            results = self._run_by_torch(program, values)
+        else:
+            results = list(program(*values, *self._constants))
+        for position in self._missing_outputs:
+            results.insert(position, None)
+        return (*results, *(values[i] for i in self._tensors), *(values[i] for i in self._sizes))
+
+    def _run_by_torch(self, program: Program, values: Sequence[Any]) -> list:
+        """The outputs as torch makes them, and nothing worth keeping for a backward, which is never called."""
+        joint = self._joint
+        count = joint.forward_outputs - len(self._missing_outputs)
+        given, constants = iter(values), iter(self._constants)
+        primals, tangents = set(joint.primals), set(joint.tangents)
+        arguments = [
+            None if node in tangents else next(given if node in primals else constants) for node in joint.placeholders
+        ]
+        results = run_graph(joint.module, arguments, count)
+        return [*results, *(torch.empty(_sizes_of(type_), dtype=result_dtype(type_)) for type_ in program.saved)]
+
+    def backward(self, values: Sequence[Any]) -> tuple:
+        """From sizes, what is kept, the arguments that are kept and tangents to gradients."""
+        first = len(self._sizes) + len(self._saved)
+        last = first + len(self._tensors)
+        sizes, tensors = iter(values[: len(self._sizes)]), iter(values[first:last])
+        primals = [next(tensors) if is_tensor else next(sizes) for is_tensor in self._is_tensor]
+        known: list[Any] = [None] * self._argument_count
+        for number, value in zip(self._primals, primals, strict=False):
+            known[number] = value
+        program = self._captured.find(known)
+        primals += self._kept_constants
+        found = iter(program.backward(values[len(self._sizes) : first], primals, values[last:]))
+        return tuple([next(found) if has_gradient else None for has_gradient in self._has_gradient])
+
+    def _check_alike(self, program: Program) -> None:
+        """Modules that share a graph, after a graph break, must keep the same things."""
+        if program in self._alike:
+            return
+        if [str(type_) for type_ in program.saved] == self._saved and program.primals == self._primals:
+            self._alike.add(program)
+            return
+        raise UnsupportedModelError(
+            "layers of like code after a graph break must be quantized alike in training, and overrides tell some "
+            "apart; remove the graph break (torch.compile with fullgraph=True names it) or the override"
+        )

@@ -1,0 +1,53 @@
+"""What must hold of the arguments of a quantization, whoever runs it: the reference, the CPU or CUDA."""
+
+from typing import Any
+
+import torch
+
+from steelyard.errors import ConstraintError
+from steelyard.formats.schemes import Scheme
+
+INPUT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def check_input(x: torch.Tensor) -> None:
+    """The source is a tensor of a dtype that is quantized."""
+    if x.dtype not in INPUT_DTYPES or x.dim() == 0:
+        raise ConstraintError(
+            "quantize_input",
+            f"x must be float32, bfloat16 or float16 with at least one dim, got {x.dtype} of shape {tuple(x.shape)}",
+        )
+
+
+def check_amax_options(*, rht: bool, per_row: bool) -> None:
+    """An amax is of one kind."""
+    if rht and per_row:
+        raise ConstraintError(
+            "amax_options", "an amax per row excludes the random Hadamard transform; ask for one of them"
+        )
+
+
+def check_scheme(scheme: Scheme, *, columnwise: bool, scale: Any, rng: Any) -> None:
+    """The scheme is one that kernels know, and has what it needs."""
+    usage, refused, taken = ("columnwise", "1x32", "32x1") if columnwise else ("rowwise", "32x1", "1x32")
+    if scheme.custom or scheme.layout != "compact":
+        raise ConstraintError("quantize_scheme", f"the scheme must be a built-in one with compact scales, got {scheme}")
+    if scheme.block == refused:
+        raise ConstraintError("quantize_block", f"a {usage} MX copy must have {taken} blocks or 32x32, got {refused}")
+    if scheme.source == "delayed" and scale is None:
+        raise ConstraintError("quantize_scale", "a delayed scheme needs its scale, got None; pass scale=")
+    if scheme.rounding == "stochastic" and rng is None:
+        raise ConstraintError("quantize_rng", "stochastic rounding needs rng, got None; pass rng=(seed, offset)")
+
+
+def amax_pair(amax: Any, row: Scheme | None, col: Scheme | None) -> tuple:
+    """The amax that was given for each copy: one serves both where they are of the same values."""
+    if isinstance(amax, tuple):
+        if len(amax) != 2:
+            raise ConstraintError("quantize_amax", f"a pair of amaxes must be (row, col), got {len(amax)} values")
+        return amax
+    if amax is not None and row is not None and col is not None and row.rht != col.rht:
+        raise ConstraintError(
+            "quantize_amax", "copies with and without the transform have different amaxes; give a pair (row, col)"
+        )
+    return amax, amax

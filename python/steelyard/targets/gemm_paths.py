@@ -1,0 +1,92 @@
+"""Which GEMMs a target multiplies in low precision, what they need before, and what becomes of the others.
+
+The one place that says so: `steelyard targets` prints it, and `scaled-legalize` reads it. Native GEMMs are those of
+`torch.nn.functional.scaled_mm`, which takes rows of A and columns of B that lie along the reduction.
+"""
+
+from dataclasses import dataclass
+
+from steelyard.formats.gemms import OPERAND_ROLES, reads_columnwise
+from steelyard.formats.schemes import Scheme
+from steelyard.targets.architectures import Target
+
+NATIVE, EMULATED, HIGH_PRECISION, CUSTOM = "native", "emulated", "high precision", "custom"
+# What torch asks of the rows of B, and of FP8 reductions. Of the rows of A it asks nothing.
+_MULTIPLE = 16
+
+
+@dataclass(frozen=True)
+class GemmPath:
+    """How a GEMM runs on a target.
+
+    Emulated: quantized as the recipe says, decoded to float32 and multiplied by torch, within the same error bound.
+    High precision: not quantized at all. Custom: multiplied by the user's own quantizer.
+    """
+
+    path: str
+    reason: str
+    steps: tuple[str, ...] = ()
+    """What is inserted before it where sizes or usages ask for it: `pad`, `turn`, `swizzle`."""
+    multiples: tuple[int, int, int] = (1, 1, 1)
+    """What rows of lhs, rows of rhs, and the reduction are padded to."""
+
+
+def gemm_path(kind: str, lhs: Scheme | None, rhs: Scheme | None, target: Target) -> GemmPath:
+    """How a GEMM of this kind runs whose operands have these schemes."""
+    if lhs is None or rhs is None:
+        return GemmPath(HIGH_PRECISION, "the recipe leaves an operand in high precision")
+    if lhs.family == rhs.family == "custom":
+        return GemmPath(CUSTOM, "a user's own quantizer multiplies")
+    if "custom" in (lhs.family, rhs.family):
+        return GemmPath(HIGH_PRECISION, "a user's own format has no product on this target")
+    if lhs.family != rhs.family:
+        return GemmPath(EMULATED, "operands with two kinds of scales have no product in cuBLASLt")
+    if lhs.element == rhs.element == "f8E5M2":
+        return GemmPath(EMULATED, "cuBLASLt refuses E5M2 times E5M2")
+    by_family = {"tensor": _per_tensor, "block": _per_block, "mx": _mx, "nvfp4": _nvfp4}
+    return by_family[lhs.family](kind, lhs, rhs, target)
+
+
+def _per_tensor(_kind: str, _lhs: Scheme, _rhs: Scheme, _target: Target) -> GemmPath:
+    return GemmPath(NATIVE, "FP8 with a scale a tensor", ("pad",), (1, _MULTIPLE, _MULTIPLE))
+
+
+def _per_block(_kind: str, lhs: Scheme, rhs: Scheme, target: Target) -> GemmPath:
+    if lhs.block == rhs.block == "128x128":
+        return GemmPath(EMULATED, "cuBLASLt has no product of two operands in 128x128 tiles")
+    if target.name != "sm_90a":
+        return GemmPath(EMULATED, "torch has 1x128 and 128x128 scales on sm_90 only")
+    # torch wants the scales of A's rows without padding between columns, cuBLASLt wants whole vectors of them.
+    rows = [128 if scheme.block == "128x128" else _MULTIPLE for scheme in (lhs, rhs)]
+    return GemmPath(NATIVE, "FP8 with 1x128 and 128x128 scales", ("pad", "swizzle"), (rows[0], rows[1], 128))
+
+
+def _mx(kind: str, _lhs: Scheme, _rhs: Scheme, target: Target) -> GemmPath:
+    if not target.has_block_formats:
+        return GemmPath(EMULATED, "tensor cores read MX scales from sm_100 on")
+    # MX columns are stored as they lie in the matrix, across the reduction.
+    turned = ("turn",) if any(reads_columnwise(kind)) else ()
+    return GemmPath(NATIVE, "MXFP8", ("pad", *turned, "swizzle"), (1, _MULTIPLE, 32))
+
+
+def _nvfp4(_kind: str, lhs: Scheme, rhs: Scheme, target: Target) -> GemmPath:
+    if not target.has_block_formats:
+        return GemmPath(EMULATED, "tensor cores read FP4 from sm_100 on")
+    if "row" in (lhs.second_level, rhs.second_level):
+        return GemmPath(EMULATED, "cuBLASLt takes one second scale a tensor, not one a row")
+    return GemmPath(NATIVE, "NVFP4", ("pad", "swizzle"), (1, _MULTIPLE, 32))
+
+
+def takes_bias(path: str, result: str, bias: str) -> bool:
+    """Whether a GEMM adds a bias of this dtype itself: torch's on CUDA does in bf16 and f16, the result's own dtype.
+
+    Its meta device accepts more.
+    """
+    return path == CUSTOM or (path == NATIVE and result == bias and result in ("bf16", "f16"))
+
+
+def schemes_of(recipe, kind: str) -> tuple[Scheme | None, Scheme | None]:
+    """The schemes of the copies that a GEMM of a recipe reads."""
+    roles, columnwise = OPERAND_ROLES[kind], reads_columnwise(kind)
+    lhs, rhs = (recipe.schemes(role)[column] for role, column in zip(roles, columnwise, strict=True))
+    return lhs, rhs
