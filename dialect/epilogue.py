@@ -6,8 +6,8 @@ from torch_mlir import ir
 from torch_mlir.dialects import ext
 
 from steelyard.dialect.base import ScaledOp, build, require, string_attribute
-from steelyard.dialect.matmul import EPILOGUES
 from steelyard.dialect.types import float_info, format_shape, require_tensor, shapes_agree, sizes_agree
+from steelyard.formats.activations import EPILOGUES
 
 
 class EpilogueOp(ScaledOp, name="epilogue", traits=[ext.Pure]):

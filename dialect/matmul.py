@@ -29,10 +29,9 @@ from steelyard.dialect.types import (
     shapes_agree,
     sizes_agree,
 )
+from steelyard.formats.activations import EPILOGUES
 from steelyard.formats.gemms import KINDS, OPERAND_USAGES
 from steelyard.formats.schemes import Scheme
-
-EPILOGUES = ("none", "relu", "gelu", "gelu_tanh", "silu")
 
 
 class MatmulOp(ScaledOp, name="matmul", traits=[ext.Pure]):

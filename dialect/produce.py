@@ -15,14 +15,12 @@ from steelyard.dialect.types import (
     scaled_info,
     shapes_agree,
 )
+from steelyard.formats.activations import ACTIVATIONS
 from steelyard.formats.gemms import ROLES
 from steelyard.formats.schemes import Scheme
 
 PRODUCERS: dict[str, tuple[str, ...]] = {
-    "relu": (),
-    "gelu": (),
-    "gelu_tanh": (),
-    "silu": (),
+    **dict.fromkeys(ACTIVATIONS, ()),
     "silu_and_multiply": ("other",),
     "layer_norm": ("weight", "bias"),
     "rms_norm": ("weight",),

@@ -13,9 +13,8 @@ from torch_mlir import ir
 from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.base import Scaled, require
 from steelyard.errors import ConstraintError
+from steelyard.formats.dtypes import FLOAT_DTYPES
 from steelyard.formats.schemes import Scheme
-
-FLOAT_DTYPES = ("f32", "bf16", "f16")
 
 Shape = tuple[int | None, ...]
 """Sizes; None where a size is known only at run time."""

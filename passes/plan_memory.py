@@ -8,15 +8,14 @@ from torch_mlir import ir
 
 from steelyard.dialect.memory import free
 from steelyard.dialect.types import TensorType, tensor_info
+from steelyard.formats.dtypes import ITEM_SIZES
 from steelyard.ir.attributes import ARENA, ELSEWHERE, OFFSETS, PARAMETER, STATE
 from steelyard.ir.functions import argument_attributes, functions_of
 from steelyard.ir.kernel_calls import Kernel, callee_of, kernels_of
+from steelyard.ir.view_ops import HOLDS_OPERANDS
 from steelyard.passes.pipeline.registry import register_pass
 
 _ALIGNMENT = 64
-_ITEM_SIZES = {"f32": 4, "bf16": 2, "f16": 2, "ui8": 1, "i8": 1}
-# Ops whose result holds their operands.
-_HOLDERS = ("torch.prim.ListConstruct", "torch.prim.TupleConstruct", "torch.tensor_static_info_cast")
 
 
 @register_pass
@@ -100,7 +99,7 @@ def _last_uses(block: ir.Block, operations: list[ir.Operation]) -> dict[int, lis
             last[value] = position
         for value in op.operands:
             use(value, position)
-        if op.name in _HOLDERS:
+        if op.name in HOLDS_OPERANDS:
             holds[op.result] = list(op.operands)
     positions: dict[int, list[ir.Value]] = {}
     for value, position in last.items():
@@ -154,7 +153,7 @@ def _byte_size(value: ir.Value) -> int | None:
     info = tensor_info(value.type)
     if info is None or None in info.shape:
         return None
-    return prod(size for size in info.shape if size is not None) * _ITEM_SIZES[info.dtype]
+    return prod(size for size in info.shape if size is not None) * ITEM_SIZES[info.dtype]
 
 
 def _is_tensor(value: ir.Value) -> bool:

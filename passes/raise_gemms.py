@@ -5,7 +5,8 @@ from collections.abc import Callable
 from torch_mlir import ir
 
 from steelyard.dialect.matmul import matmul
-from steelyard.dialect.types import FLOAT_DTYPES, TensorInfo
+from steelyard.dialect.types import TensorInfo
+from steelyard.formats.dtypes import FLOAT_DTYPES
 from steelyard.ir.attributes import HIGH_PRECISION
 from steelyard.ir.locations import layer_of
 from steelyard.ir.torch_ops import (

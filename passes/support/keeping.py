@@ -12,8 +12,9 @@ from steelyard.formats.gemms import OPERAND_USAGES
 from steelyard.ir.attributes import STATE
 from steelyard.ir.joint import Joint
 from steelyard.ir.locations import RECOMPUTE, checkpoint_rule
-from steelyard.ir.saved import VIEWS, byte_size, memory_of
+from steelyard.ir.saved import byte_size, memory_of
 from steelyard.ir.torch_ops import cast, defining_op, op_name
+from steelyard.ir.view_ops import SHARES_MEMORY
 
 _POINTWISE = {
     f"torch.aten.{name}"
@@ -107,7 +108,7 @@ class Keeping:
             return rule == RECOMPUTE
         if not any(_is_tensor(result) for result in op.results):
             return True
-        if name in VIEWS or isinstance(op.opview, DequantizeOp | TransposeOp | NarrowOp):
+        if name in SHARES_MEMORY or isinstance(op.opview, DequantizeOp | TransposeOp | NarrowOp):
             return True
         if self._compact and (self._is_norm_of_kept(op) or self._is_quantized_again(op)):
             return True
@@ -167,7 +168,7 @@ class Keeping:
     def _tolerates(self, op: ir.Operation, number: int) -> bool:
         if number in _TOLERANT.get(op_name(op), ()):
             return True
-        is_view = op not in self._joint.backward_ops and op_name(op) in VIEWS
+        is_view = op not in self._joint.backward_ops and op_name(op) in SHARES_MEMORY
         return is_view and all(self._is_read_tolerantly(result) for result in op.results if self._is_read(result))
 
     def _is_read(self, value: ir.Value) -> bool:

@@ -9,7 +9,8 @@ from torch._subclasses.fake_tensor import is_fake
 from steelyard.errors import ConstraintError
 from steelyard.formats.checks import check_input
 from steelyard.formats.copies import QuantizedCopy
-from steelyard.formats.stored import amax_shape, codes_shape, scales_shape, scheme_bits
+from steelyard.formats.parts import amax_shape, codes_shape, scales_shape
+from steelyard.formats.scheme_bits import scheme_bits
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 

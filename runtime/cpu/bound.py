@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from steelyard.formats.copies import QuantizedCopy
-from steelyard.formats.parts import part_shapes
+from steelyard.formats.parts import part_shapes, stored_shape
 from steelyard.formats.schemes import Scheme
-from steelyard.formats.stored import stored_shape
 from steelyard.ir.kernel_calls import Kernel
 from steelyard.reference.gemm import EPILOGUES
 from steelyard.runtime import _cpu, dtypes

@@ -5,7 +5,8 @@ from dataclasses import replace
 import torch
 
 from steelyard.formats.copies import QuantizedCopy, other_usage
-from steelyard.formats.stored import round_up, scheme_bits
+from steelyard.formats.parts import round_up
+from steelyard.formats.scheme_bits import scheme_bits
 from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.arguments import (
     DTYPES,

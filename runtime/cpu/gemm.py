@@ -5,7 +5,7 @@ from typing import Literal, overload
 import torch
 
 from steelyard.formats.copies import QuantizedCopy
-from steelyard.formats.stored import scheme_bits
+from steelyard.formats.scheme_bits import scheme_bits
 from steelyard.reference.gemm import EPILOGUES, check_addends, check_epilogue, check_operands
 from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.arguments import DTYPES, check_copy, check_outputs, check_tensor, require

@@ -4,8 +4,9 @@ import torch
 
 from steelyard.formats.checks import amax_pair, check_amax_options, check_scheme
 from steelyard.formats.copies import QuantizedCopy
+from steelyard.formats.parts import amax_shape, codes_shape, scales_shape, stored_shape
+from steelyard.formats.scheme_bits import scheme_bits
 from steelyard.formats.schemes import Scheme
-from steelyard.formats.stored import amax_shape, codes_shape, scales_shape, scheme_bits, stored_shape
 from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.arguments import (
     check_copy,

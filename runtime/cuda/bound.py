@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from steelyard.formats.copies import QuantizedCopy
-from steelyard.formats.parts import part_shapes
+from steelyard.formats.parts import is_stored_transposed, part_shapes, round_up
 from steelyard.formats.schemes import Scheme
-from steelyard.formats.stored import round_up
 from steelyard.ir.kernel_calls import Kernel
 from steelyard.runtime import dtypes
 from steelyard.runtime.cuda import gemm
@@ -292,7 +291,7 @@ def _bind_pad(kernel: Kernel, _: KernelsOn) -> Bound:
     source = _source_copy(kernel)
     scheme, columnwise = source.scheme, source.columnwise
     parts = [name.rpartition(".")[2] for name in kernel.results]
-    is_turned = columnwise and scheme.family != "mx"
+    is_turned = is_stored_transposed(scheme, columnwise)
 
     def pad(codes: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, ...]:
         # Sizes known only at run time are those of the codes: what fills their last byte is padding too.

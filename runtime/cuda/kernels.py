@@ -21,7 +21,8 @@ from steelyard.codegen.statistics import RowStatisticsKernel
 from steelyard.codegen.transpose import TransposeKernel
 from steelyard.errors import ConstraintError
 from steelyard.formats.checks import amax_pair, check_amax_options, check_scheme
-from steelyard.formats.copies import QuantizedCopy, round_up
+from steelyard.formats.copies import QuantizedCopy
+from steelyard.formats.parts import round_up
 from steelyard.formats.schemes import Scheme
 from steelyard.runtime.cuda.launches import (
     DTYPE_NAMES,

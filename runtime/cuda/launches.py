@@ -12,11 +12,13 @@ from steelyard.codegen.producers import Producer
 from steelyard.codegen.sources import Source
 from steelyard.errors import ConstraintError
 from steelyard.formats.checks import check_input
-from steelyard.formats.copies import QuantizedCopy, round_up
+from steelyard.formats.copies import QuantizedCopy
+from steelyard.formats.parts import BYTES, FLOATS, part_shapes
 from steelyard.formats.schemes import Scheme
 from steelyard.targets.architectures import Target
 
 DTYPE_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+_PART_DTYPES = {BYTES: torch.uint8, FLOATS: torch.float32}
 _VECTOR_BYTES = 16
 _LARGEST = 2**31 - 1
 
@@ -102,25 +104,8 @@ def copy_spec(copy: QuantizedCopy, *, given_scale: bool = False) -> Copy:
 
 def empty_copy(scheme: Scheme, shape: tuple[int, int], *, columnwise: bool, device: torch.device) -> QuantizedCopy:
     """A copy with memory and no values yet."""
-    turned = columnwise and scheme.family != "mx"
-    rows, columns = shape[::-1] if turned else shape
-    columns = round_up(columns, 16) if scheme.rht else columns
-    codes = torch.empty(
-        (rows, -(-columns // 2) if scheme.family == "nvfp4" else columns), dtype=torch.uint8, device=device
-    )
-    scales_dtype = torch.float32 if scheme.scale == "f32" else torch.uint8
-    scales = torch.empty(_scales_shape(scheme, (rows, columns), columnwise), dtype=scales_dtype, device=device)
-    amax = None
-    if scheme.family in ("tensor", "nvfp4"):
-        amax = torch.empty((rows,) if scheme.second_level == "row" else (), dtype=torch.float32, device=device)
-    return QuantizedCopy(codes, scales, amax, scheme, shape, columnwise)
-
-
-def _scales_shape(scheme: Scheme, stored: tuple[int, int], columnwise: bool) -> tuple[int, ...]:
-    rows, columns = stored
-    if scheme.family == "tensor":
-        return ()
-    if scheme.family == "mx" and columnwise:
-        return -(-rows // 32), columns
-    width = {"block": 128, "mx": 32, "nvfp4": 16}[scheme.family]
-    return (-(-rows // 128) if scheme.block == "128x128" else rows), -(-columns // width)
+    parts = {
+        name: torch.empty(sizes, dtype=_PART_DTYPES[dtype], device=device)  # pyright: ignore[reportArgumentType]
+        for name, (sizes, dtype) in part_shapes(scheme, shape, columnwise).items()
+    }
+    return QuantizedCopy(parts["codes"], parts["scales"], parts.get("amax"), scheme, shape, columnwise)

@@ -44,6 +44,7 @@ from steelyard.codegen.values import (
     signed_to,
     when,
 )
+from steelyard.formats.parts import is_stored_transposed
 from steelyard.formats.schemes import Scheme
 
 CHUNK = 16
@@ -89,7 +90,7 @@ class Copy:
     @property
     def is_transposed(self) -> bool:
         """The stored array is the transpose of the matrix."""
-        return self.columnwise and self.scheme.family != "mx"
+        return is_stored_transposed(self.scheme, self.columnwise)
 
     @property
     def width(self) -> int:

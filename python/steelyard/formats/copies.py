@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from steelyard.errors import ConstraintError
+from steelyard.formats.parts import is_stored_transposed, stored_shape
 from steelyard.formats.schemes import Scheme
-from steelyard.formats.stored import round_up
 
 
 @dataclass
@@ -33,13 +33,16 @@ class QuantizedCopy:
     @property
     def is_stored_transposed(self) -> bool:
         """The stored array is the transpose of the logical matrix."""
-        return self.columnwise != self.borrowed and self.scheme.family != "mx"
+        return is_stored_transposed(self.scheme, self._is_stored_columnwise)
 
     @property
     def stored_shape(self) -> tuple[int, int]:
         """Elements of the stored array: its codes, before two FP4 codes share a byte."""
-        rows, columns = self.shape[::-1] if self.is_stored_transposed else self.shape
-        return rows, round_up(columns, 16) if self.scheme.rht else columns
+        return stored_shape(self.scheme, self.shape, self._is_stored_columnwise)
+
+    @property
+    def _is_stored_columnwise(self) -> bool:
+        return self.columnwise != self.borrowed
 
 
 def other_usage(copy: QuantizedCopy) -> QuantizedCopy:

@@ -1,72 +1,104 @@
-"""The tensors that hold a quantized copy, by name: `codes`, `scales` and, where the scheme has one, `amax`.
+"""What a quantized copy stores: its parts by name, and the shape of each.
 
-A packed copy is one tensor, `packed`.
+The parts are `codes`, `scales` and, where the scheme has one, `amax`. A packed copy is one part, `packed`. Sizes may be
+None where they are known only at run time. Plain numbers for every framework: nothing here imports torch.
 """
+
+from typing import TypeVar
 
 from steelyard.formats.schemes import Scheme
 
 Size = int | None
 """None where a size is known only at run time."""
+AnySize = TypeVar("AnySize", int, Size)
 
 CODES, BYTES, FLOATS = "i8", "i8", "f32"
 
 
 def part_shapes(scheme: Scheme, shape: tuple[Size, Size], columnwise: bool) -> dict[str, tuple[tuple[Size, ...], str]]:
-    """Shape and element type of each part of a copy of a matrix."""
-    rows, columns = stored_shape(scheme, shape, columnwise)
-    turned = scheme.layout in ("turned", "gemm") and columnwise and scheme.family == "mx"
+    """Shape and element type of each part of a copy of a matrix, in the layout of its scheme."""
+    stored = stored_shape(scheme, shape, columnwise)
     if scheme.layout == "packed":
+        rows, columns = stored
         assert rows is not None
         assert columns is not None
         return {"packed": ((packed_size(rows, columns, scheme.second_level == "row"),), BYTES)}
-    packed = scheme.element == "f4E2M1FN"
-    codes = (columns, rows) if turned else (rows, _ceil_div(columns, 2) if packed else columns)
+    codes, scales = codes_shape(scheme, stored), scales_shape(scheme, stored, columnwise)
+    if scheme.layout in ("turned", "gemm") and columnwise and scheme.family == "mx":
+        codes = codes[::-1]
+    if scheme.layout == "gemm":
+        scales = gemm_scales_shape(scheme, scales, columnwise)
     parts: dict[str, tuple[tuple[Size, ...], str]] = {
         "codes": (codes, CODES),
-        "scales": (_laid_out_scales(scheme, rows, columns, columnwise), FLOATS if scheme.scale == "f32" else BYTES),
+        "scales": (scales, FLOATS if scheme.scale == "f32" else BYTES),
     }
-    if scheme.family in ("tensor", "nvfp4"):
-        parts["amax"] = ((rows,) if scheme.second_level == "row" else (), FLOATS)
-    return parts
+    amax = amax_shape(scheme, stored)
+    return parts if amax is None else parts | {"amax": (amax, FLOATS)}
 
 
-def stored_shape(scheme: Scheme, shape: tuple[Size, Size], columnwise: bool) -> tuple[Size, Size]:
-    """Rows and columns of the stored array: transposed for a columnwise copy, but for MX."""
-    rows, columns = shape[::-1] if columnwise and scheme.family != "mx" else shape
-    return rows, _round_up(columns, 16) if scheme.rht else columns
+def is_stored_transposed(scheme: Scheme, columnwise: bool) -> bool:
+    """The stored array is the transpose of the matrix: for every columnwise copy but MX."""
+    return columnwise and scheme.family != "mx"
+
+
+def stored_shape(scheme: Scheme, shape: tuple[AnySize, AnySize], columnwise: bool) -> tuple[AnySize, AnySize]:
+    """Rows and columns of the stored array; the random Hadamard transform fills whole groups of 16."""
+    rows, columns = shape[::-1] if is_stored_transposed(scheme, columnwise) else shape
+    return rows, round_up(columns, 16) if scheme.rht else columns
+
+
+def codes_shape(scheme: Scheme, stored: tuple[AnySize, AnySize]) -> tuple[AnySize, AnySize]:
+    """Shape of the codes of a stored array: two FP4 codes share a byte."""
+    rows, columns = stored
+    return (rows, ceil_div(columns, 2)) if scheme.element == "f4E2M1FN" else (rows, columns)
+
+
+def scales_shape(scheme: Scheme, stored: tuple[AnySize, AnySize], columnwise: bool) -> tuple[AnySize, ...]:
+    """Compact shape of the scales of a stored array."""
+    rows, columns = stored
+    if scheme.family == "tensor":
+        return ()
+    if scheme.family == "block":
+        return ceil_div(rows, scheme.block_sizes[0]), ceil_div(columns, 128)
+    if scheme.family == "mx":
+        return (ceil_div(rows, 32), columns) if columnwise else (rows, ceil_div(columns, 32))
+    return rows, ceil_div(columns, 16)
+
+
+def amax_shape(scheme: Scheme, stored: tuple[AnySize, AnySize]) -> tuple[AnySize, ...] | None:
+    """Shape of the amax of a stored array; None where the scheme keeps none."""
+    if scheme.family in ("block", "mx"):
+        return None
+    return (stored[0],) if scheme.second_level == "row" else ()
+
+
+def gemm_scales_shape(scheme: Scheme, compact: tuple[AnySize, ...], columnwise: bool) -> tuple[AnySize, ...]:
+    """Shape of the scales in the order that GPU GEMMs read, from their compact shape."""
+    if scheme.family == "tensor":
+        return compact
+    lines, groups = compact[::-1] if gemm_scales_are_transposed(scheme, columnwise) else compact
+    if scheme.family == "block":
+        return lines, round_up(groups, 4)
+    return round_up(lines, 128), round_up(groups, 4)
+
+
+def gemm_scales_are_transposed(scheme: Scheme, columnwise: bool) -> bool:
+    """Whether GPU GEMMs read the transpose of the compact scales."""
+    return scheme.block == "1x128" or (columnwise and scheme.family == "mx")
 
 
 def packed_size(rows: int, columns: int, row_scaled: bool) -> int:
     """Bytes of a packed copy: units of 8 rows by 16 columns, their scales, and the amaxes on a line of their own."""
-    units = -(-rows // 8) * -(-columns // 16)
+    units = ceil_div(rows, 8) * ceil_div(columns, 16)
     codes_and_scales = units * (64 + 8)
-    return -(-codes_and_scales // 64) * 64 + 4 * (rows if row_scaled else 1)
+    return round_up(codes_and_scales, 64) + 4 * (rows if row_scaled else 1)
 
 
-def _laid_out_scales(scheme: Scheme, rows: Size, columns: Size, columnwise: bool) -> tuple[Size, ...]:
-    """Scales in the layout of a scheme."""
-    shape = _scales_shape(scheme, rows, columns, columnwise)
-    if scheme.layout != "gemm":
-        return shape
-    lines, groups = shape[::-1] if scheme.block == "1x128" or (columnwise and scheme.family == "mx") else shape
-    if scheme.family == "block":
-        return lines, _round_up(groups, 4)
-    return _round_up(lines, 128), _round_up(groups, 4)
+def ceil_div(size: AnySize, divisor: int) -> AnySize:
+    """The quotient, rounded up."""
+    return size if size is None else -(-size // divisor)
 
 
-def _scales_shape(scheme: Scheme, rows: Size, columns: Size, columnwise: bool) -> tuple[Size, ...]:
-    if scheme.family == "tensor":
-        return ()
-    if scheme.family == "block":
-        return _ceil_div(rows, scheme.block_sizes[0]), _ceil_div(columns, 128)
-    if scheme.family == "mx":
-        return (_ceil_div(rows, 32), columns) if columnwise else (rows, _ceil_div(columns, 32))
-    return rows, _ceil_div(columns, 16)
-
-
-def _ceil_div(size: Size, block: int) -> Size:
-    return None if size is None else -(-size // block)
-
-
-def _round_up(size: Size, multiple: int) -> Size:
-    return None if size is None else -(-size // multiple) * multiple
+def round_up(size: AnySize, multiple: int) -> AnySize:
+    """The next multiple."""
+    return size if size is None else -(-size // multiple) * multiple

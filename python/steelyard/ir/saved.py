@@ -6,23 +6,14 @@ from math import prod
 from torch_mlir import ir
 
 from steelyard.dialect.types import TensorType, format_shape, tensor_info
+from steelyard.formats.dtypes import ITEM_SIZES
 from steelyard.formats.parts import part_shapes
 from steelyard.ir.attributes import PARAMETER, PRIMAL, SAVED
 from steelyard.ir.functions import argument_attributes, argument_name, argument_types, functions_of, result_attributes
 from steelyard.ir.gradients import find_gradients
 from steelyard.ir.locations import layer_of
 from steelyard.ir.torch_ops import defining_op, op_name
-
-VIEWS = {
-    f"torch.aten.{name}"
-    for name in (
-        *("t", "transpose.int", "permute", "view", "_unsafe_view", "expand", "unsqueeze", "squeeze", "squeeze.dim"),
-        *("select.int", "slice.Tensor", "detach", "alias", "split.Tensor", "split_with_sizes", "unbind.int"),
-    )
-} | {"torch.tensor_static_info_cast", "torch.prim.ListUnpack"}
-"""Ops whose results share their operand's memory."""
-
-_ITEM_SIZES = {"f64": 8, "si64": 8, "f32": 4, "si32": 4, "bf16": 2, "f16": 2, "si16": 2}
+from steelyard.ir.view_ops import SHARES_MEMORY
 
 
 def byte_size(type_: ir.Type) -> int:
@@ -32,9 +23,9 @@ def byte_size(type_: ir.Type) -> int:
         copies = [(scheme, columnwise) for scheme, columnwise in ((info.row, False), (info.col, True)) if scheme]
         shape = prod(size or 1 for size in info.shape[:-1]), info.shape[-1] or 1
         parts = [part for scheme, columnwise in copies for part in part_shapes(scheme, shape, columnwise).values()]
-        return sum(prod(size or 1 for size in sizes) * (4 if dtype == "f32" else 1) for sizes, dtype in parts)
+        return sum(prod(size or 1 for size in sizes) * ITEM_SIZES[dtype] for sizes, dtype in parts)
     plain = tensor_info(type_)
-    return 0 if plain is None else prod(size or 1 for size in plain.shape) * _ITEM_SIZES.get(plain.dtype, 1)
+    return 0 if plain is None else prod(size or 1 for size in plain.shape) * ITEM_SIZES.get(plain.dtype, 1)
 
 
 def shortened(module: ir.Operation) -> list[tuple[str, str]]:
@@ -90,7 +81,7 @@ def eager_bytes(module: ir.Operation) -> Counter[str]:
 
 def memory_of(value: ir.Value) -> ir.Value:
     """The value whose memory another shares."""
-    while (op := defining_op(value)) is not None and op_name(op) in VIEWS:
+    while (op := defining_op(value)) is not None and op_name(op) in SHARES_MEMORY:
         value = op.operands[0]
     return value
 

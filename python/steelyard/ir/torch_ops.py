@@ -7,19 +7,7 @@ from torch_mlir import ir
 from steelyard.dialect.types import TensorInfo, tensor_info
 from steelyard.ir.attributes import PARAMETER
 from steelyard.ir.functions import argument_name
-
-# Ops whose result is their first operand, or a part of it, in another shape, order, layout or dtype.
-_SEE_THROUGH = {
-    f"torch.aten.{name}"
-    for name in (
-        *("t", "transpose.int", "permute", "numpy_T", "view", "_unsafe_view", "reshape", "expand", "unsqueeze"),
-        *("squeeze", "squeeze.dim", "contiguous", "clone", "detach", "alias", "_to_copy", "to.dtype", "slice.Tensor"),
-        *("select.int", "split.Tensor", "split_with_sizes", "chunk", "unbind.int"),
-    )
-} | {"torch.prim.ListUnpack", "torch.prims.convert_element_type"}
-_FLATTEN = {"torch.aten.view", "torch.aten._unsafe_view", "torch.aten.reshape"}
-# Ops that keep the order of the elements in memory's eyes, whatever dims they add or take.
-_KEEP_ORDER = _FLATTEN | {f"torch.aten.{name}" for name in ("unsqueeze", "squeeze", "squeeze.dim", "clone", "detach")}
+from steelyard.ir.view_ops import KEEPS_ORDER, RESHAPES, VIEW_LIKE
 
 
 def defining_op(value: ir.Value) -> ir.Operation | None:
@@ -128,7 +116,7 @@ def activation_of(op: ir.Operation) -> str | None:
 
 def is_view(op: ir.Operation) -> bool:
     """Whether an op gives its operand another shape and nothing else."""
-    return op.name in _FLATTEN
+    return op.name in RESHAPES
 
 
 def is_none(value: ir.Value) -> bool:
@@ -150,7 +138,7 @@ def parameter_of(value: ir.Value) -> str | None:
 
 def view_root(value: ir.Value) -> ir.Value:
     """The value that another is a view, a transpose, a part or a cast of, by constants alone."""
-    while (op := defining_op(value)) is not None and op_name(op) in _SEE_THROUGH and _has_constant_options(op):
+    while (op := defining_op(value)) is not None and op_name(op) in VIEW_LIKE and _has_constant_options(op):
         value = op.operands[0]
     return value
 
@@ -171,7 +159,7 @@ def _is_constant(value: ir.Value) -> bool:
 def erase_unused_views(value: ir.Value) -> None:
     """Erase the views, transposes and casts that made a value nothing reads: to MLIR they are not pure, so it keeps
     them."""
-    while (op := defining_op(value)) is not None and op_name(op) in _SEE_THROUGH:
+    while (op := defining_op(value)) is not None and op_name(op) in VIEW_LIKE:
         if any(list(result.uses) for result in op.results):
             return
         value = op.operands[0]
@@ -196,7 +184,7 @@ def flatten_root(value: ir.Value) -> ir.Value:
 
 def _keeps_order(op: ir.Operation) -> bool:
     if op.name != "torch.aten.permute":
-        return op_name(op) in _KEEP_ORDER
+        return op_name(op) in KEEPS_ORDER
     source, order = info_of(op.operands[0]), constant_ints(op.operands[1])
     if source is None or order is None:
         return False

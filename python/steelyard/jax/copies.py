@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from steelyard.formats.parts import amax_shape, codes_shape, is_stored_transposed, scales_shape, stored_shape
 from steelyard.formats.schemes import Scheme
-from steelyard.formats.stored import amax_shape, codes_shape, scales_shape, stored_shape
 from steelyard.jax.formats import codes_dtype, scales_dtype
 
 
@@ -32,7 +32,7 @@ class CopySpec:
 
     @property
     def is_stored_transposed(self) -> bool:
-        return self.columnwise and self.scheme.family != "mx"
+        return is_stored_transposed(self.scheme, self.columnwise)
 
     @property
     def outer(self) -> int:

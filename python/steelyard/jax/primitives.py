@@ -16,8 +16,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir, xla
 from jax.sharding import PartitionSpec
 
+from steelyard.formats.scheme_bits import scheme_bits
 from steelyard.formats.schemes import Scheme
-from steelyard.formats.stored import scheme_bits
 from steelyard.jax import native, partitioning, reference
 from steelyard.jax.copies import CopySpec, Parts, flat_parts, pair_of
 

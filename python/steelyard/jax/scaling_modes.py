@@ -6,8 +6,8 @@ import math
 import jax.numpy as jnp
 
 from steelyard.errors import RecipeError
+from steelyard.formats.parts import gemm_scales_are_transposed, gemm_scales_shape, scales_shape, stored_shape
 from steelyard.formats.schemes import Scheme
-from steelyard.formats.stored import round_up, scales_shape, stored_shape
 from steelyard.jax.formats import DTYPES, scales_dtype
 
 _ELEMENTS = {jnp.dtype(dtype): name for name, dtype in DTYPES.items() if name in ("f8E4M3FN", "f8E5M2", "f4E2M1FN")}
@@ -140,12 +140,7 @@ def scale_shape(scheme: Scheme, shape, columnwise: bool, *, is_padded=False, fla
     return (compact[0], compact[1]) if scheme.block == "128x128" else (*rows, compact[1])
 
 
-def _padded(scheme: Scheme, compact: tuple[int, ...], columnwise: bool) -> tuple[int, int]:
-    rows, columns = compact
-    if scheme.block == "1x128":
-        return round_up(rows, 4), columns
-    if scheme.block == "128x128":
-        return rows, round_up(columns, 4)
-    if scheme.family == "mx" and columnwise:
-        return round_up(rows, 4), round_up(columns, 128)
-    return round_up(rows, 128), round_up(columns, 4)
+def _padded(scheme: Scheme, compact: tuple[int, ...], columnwise: bool) -> tuple[int, ...]:
+    """Padded as GPU GEMMs read them, in the order of the compact scales."""
+    padded = gemm_scales_shape(scheme, compact, columnwise)
+    return padded[::-1] if gemm_scales_are_transposed(scheme, columnwise) else padded

@@ -7,7 +7,7 @@ import torch
 
 from steelyard.errors import ConstraintError
 from steelyard.formats.copies import QuantizedCopy
-from steelyard.formats.stored import round_up
+from steelyard.formats.parts import round_up
 
 
 def to_blocks(array: np.ndarray, block_shape: tuple[int, int]) -> np.ndarray:

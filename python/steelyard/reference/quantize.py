@@ -9,6 +9,7 @@ import torch
 from steelyard.errors import ConstraintError
 from steelyard.formats.checks import amax_pair, check_amax_options, check_input, check_scheme
 from steelyard.formats.copies import QuantizedCopy
+from steelyard.formats.parts import is_stored_transposed
 from steelyard.formats.schemes import Scheme
 from steelyard.reference import four_over_six, hadamard
 from steelyard.reference.casts import E2M1, FORMATS, encode, encode_e2m1_stochastic
@@ -98,7 +99,7 @@ def _amax(array: np.ndarray, axis=None, keepdims: bool = False) -> np.ndarray:
 def _quantize_copy(request: _Request, scheme: Scheme) -> QuantizedCopy:
     if request.columnwise and scheme.is_transposable and scheme.rounding == "nearest":
         return transpose(_quantize_copy(replace(request, columnwise=False), scheme))
-    stored = request.matrix.T if request.columnwise and scheme.family != "mx" else request.matrix
+    stored = request.matrix.T if is_stored_transposed(scheme, request.columnwise) else request.matrix
     if scheme.rht:
         stored = hadamard.transform(stored)
     by_family = {"tensor": _per_tensor, "block": _per_block, "mx": _mx, "nvfp4": _nvfp4}

@@ -6,7 +6,7 @@ import torch
 
 from steelyard.errors import RecipeError
 from steelyard.formats.copies import QuantizedCopy
-from steelyard.formats.stored import round_up
+from steelyard.formats.parts import is_stored_transposed, round_up
 from steelyard.tensor.elements import matrix_shape
 
 
@@ -67,7 +67,7 @@ def _check_shard(tensor, world_size: int, outer_size) -> None:
     for columnwise in _gathered_usages(tensor):
         scheme = tensor._scheme(columnwise)
         stored_rows, stored_columns = scheme.block_shape or (1, 1)
-        transposed = columnwise and scheme.family != "mx"
+        transposed = is_stored_transposed(scheme, columnwise)
         multiple = max(multiple, stored_columns if transposed else stored_rows)
     whole = matrix_shape(outer_size)[0]
     if rows % multiple or rows * world_size != whole:

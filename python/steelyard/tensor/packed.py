@@ -6,8 +6,7 @@ import torch
 
 from steelyard.errors import RecipeError
 from steelyard.formats.copies import QuantizedCopy
-from steelyard.formats.parts import packed_size
-from steelyard.formats.stored import stored_shape
+from steelyard.formats.parts import packed_size, stored_shape
 from steelyard.runtime import cpu
 from steelyard.tensor import traced
 from steelyard.tensor.elements import matrix_shape

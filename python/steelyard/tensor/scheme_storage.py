@@ -6,8 +6,8 @@ import torch
 
 from steelyard.errors import RecipeError
 from steelyard.formats.copies import QuantizedCopy
+from steelyard.formats.parts import amax_shape, codes_shape, scales_shape, stored_shape
 from steelyard.formats.schemes import Scheme
-from steelyard.formats.stored import amax_shape, codes_shape, scales_shape, stored_shape
 from steelyard.tensor import kernels, swizzles, traced
 from steelyard.tensor.elements import HIGH_PRECISION, matrix_shape
 from steelyard.tensor.quantizer import is_noop

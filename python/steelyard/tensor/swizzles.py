@@ -3,21 +3,12 @@
 import torch
 
 from steelyard.formats.copies import QuantizedCopy
-from steelyard.formats.stored import round_up, scales_shape
+from steelyard.formats.parts import gemm_scales_shape, scales_shape
 
 
 def swizzled_shape(copy: QuantizedCopy, compact: tuple[int, ...]) -> tuple[int, ...]:
     """Shape of the swizzled scales of a copy, from the compact shape."""
-    if copy.scheme.family == "tensor":
-        return compact
-    rows, columns = compact
-    if copy.scheme.block == "1x128":
-        return columns, round_up(rows, 4)
-    if copy.scheme.block == "128x128":
-        return rows, round_up(columns, 4)
-    if copy.scheme.family == "mx" and copy.columnwise:
-        rows, columns = columns, rows
-    return round_up(rows, 128), round_up(columns, 4)
+    return gemm_scales_shape(copy.scheme, compact, copy.columnwise)
 
 
 def unswizzle(copy: QuantizedCopy) -> torch.Tensor:

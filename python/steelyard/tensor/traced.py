@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from steelyard.formats.copies import QuantizedCopy
-from steelyard.formats.parts import packed_size
+from steelyard.formats.parts import packed_size, stored_shape
 from steelyard.formats.schemes import Scheme
-from steelyard.formats.stored import stored_shape
 from steelyard.runtime import cpu
 
 

@@ -1,0 +1,20 @@
+"""The element types of tensors in the IR, and the bytes of each."""
+
+FLOAT_DTYPES = ("f32", "bf16", "f16")
+"""What recipes quantize."""
+
+ITEM_SIZES = {
+    "f64": 8,
+    "si64": 8,
+    "i64": 8,
+    "f32": 4,
+    "si32": 4,
+    "i32": 4,
+    "bf16": 2,
+    "f16": 2,
+    "si16": 2,
+    "si8": 1,
+    "ui8": 1,
+    "i8": 1,
+    "i1": 1,
+}

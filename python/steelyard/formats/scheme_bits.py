@@ -1,0 +1,30 @@
+"""The bits by which native kernels know a scheme."""
+
+from functools import cache
+
+from steelyard.errors import ConstraintError
+from steelyard.formats.schemes import Scheme
+
+_FAMILIES = ("tensor", "block", "mx", "nvfp4")
+_ELEMENTS = ("f8E4M3FN", "f8E5M2", "f4E2M1FN")
+_RULES = ("rceil", "floor", "ceil", "even")
+_ERRORS = ("none", "mae", "mse")
+
+
+@cache
+def scheme_bits(scheme: Scheme) -> int:
+    """A scheme packed as `SchemeBits` of copy_arguments.h reads it."""
+    if scheme.custom or scheme.layout != "compact":
+        raise ConstraintError("quantize_scheme", f"the scheme must be a built-in one with compact scales, got {scheme}")
+    fields = (
+        (_FAMILIES.index(scheme.family), 0),
+        (_ELEMENTS.index(scheme.element), 2),
+        (_RULES.index(scheme.rule), 4),
+        (_ERRORS.index(scheme.four_over_six), 6),
+        (scheme.is_tiled, 8),
+        (scheme.power_of_two, 9),
+        (scheme.rht, 10),
+        (scheme.rounding == "stochastic", 11),
+        (scheme.second_level == "row", 12),
+    )
+    return sum(int(value) << shift for value, shift in fields)

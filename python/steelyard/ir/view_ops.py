@@ -1,0 +1,61 @@
+"""The ops of torch that hand on a tensor in another shape, order, layout or dtype, in one table."""
+
+from enum import Flag, auto
+
+
+class View(Flag):
+    """What is known about the result of a view-like op."""
+
+    PLAIN = 0
+    SHARES = auto()
+    """It lies in the operand's memory."""
+    ORDERED = auto()
+    """Its elements are in the operand's order, whatever dims it adds or drops."""
+    RESHAPED = auto()
+    """It has another shape, and nothing else changes."""
+
+
+_TABLE = {
+    "aten.t": View.SHARES,
+    "aten.numpy_T": View.SHARES,
+    "aten.transpose.int": View.SHARES,
+    "aten.permute": View.SHARES,
+    "aten.view": View.SHARES | View.ORDERED | View.RESHAPED,
+    "aten._unsafe_view": View.SHARES | View.ORDERED | View.RESHAPED,
+    "aten.reshape": View.ORDERED | View.RESHAPED,
+    "aten.expand": View.SHARES,
+    "aten.unsqueeze": View.SHARES | View.ORDERED,
+    "aten.squeeze": View.SHARES | View.ORDERED,
+    "aten.squeeze.dim": View.SHARES | View.ORDERED,
+    "aten.detach": View.SHARES | View.ORDERED,
+    "aten.alias": View.SHARES,
+    "aten.clone": View.ORDERED,
+    "aten.contiguous": View.PLAIN,
+    "aten._to_copy": View.PLAIN,
+    "aten.to.dtype": View.PLAIN,
+    "prims.convert_element_type": View.PLAIN,
+    # Parts of a tensor.
+    "aten.slice.Tensor": View.SHARES,
+    "aten.select.int": View.SHARES,
+    "aten.split.Tensor": View.SHARES,
+    "aten.split_with_sizes": View.SHARES,
+    "aten.chunk": View.SHARES,
+    "aten.unbind.int": View.SHARES,
+    "prim.ListUnpack": View.SHARES,
+}
+
+
+def _with(flag: View) -> frozenset[str]:
+    return frozenset(f"torch.{name}" for name, view in _TABLE.items() if flag in view)
+
+
+STATIC_CAST = "torch.tensor_static_info_cast"
+"""The same tensor, of which the type says more or less."""
+
+VIEW_LIKE = frozenset(f"torch.{name}" for name in _TABLE)
+"""The result is the first operand, or a part of it, in another shape, order, layout or dtype."""
+SHARES_MEMORY = _with(View.SHARES) | {STATIC_CAST}
+KEEPS_ORDER = _with(View.ORDERED)
+RESHAPES = _with(View.RESHAPED)
+HOLDS_OPERANDS = frozenset({"torch.prim.ListConstruct", "torch.prim.TupleConstruct", STATIC_CAST})
+"""The result keeps its operands alive."""
