@@ -18,6 +18,7 @@ from steelyard.passes import (
     plan_memory,
     raise_gemms,
     select_kernels,
+    verify_stage,
 )
 from steelyard.passes.pipeline.registry import all_passes
 from steelyard.passes.pipeline.text import build_pass_manager, parse_pipeline
@@ -43,4 +44,5 @@ __all__ = [
     "plan_memory",
     "raise_gemms",
     "select_kernels",
+    "verify_stage",
 ]

@@ -15,15 +15,12 @@ from steelyard.dialect.types import ScaledInfo, TensorInfo, TensorType, tensor_i
 from steelyard.formats.gemms import OPERAND_USAGES
 from steelyard.formats.parts import part_shapes
 from steelyard.formats.schemes import Scheme
-from steelyard.ir.attributes import LAYER, PATH, REDUCE
+from steelyard.ir.attributes import LAYER, PART, PATH, REDUCE
 from steelyard.ir.functions import erase_arguments, functions_of, replace_arguments, replace_results
 from steelyard.ir.kernel_calls import Kernels, Setting
 from steelyard.ir.torch_ops import size_of, walk_ops
 from steelyard.passes.pipeline.registry import fail, register_pass
 from steelyard.targets.gemm_paths import NATIVE
-
-PART = "scaled.part"
-"""Argument and result attribute: which part of a quantized tensor it is, as in `row.codes`."""
 
 Parts = dict[str, ir.Value]
 

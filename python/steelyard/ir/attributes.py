@@ -1,55 +1,72 @@
-"""The attributes by which stages hand facts to each other, each named and documented here and nowhere else."""
+"""The attributes by which stages hand facts to each other: each is named, documented and typed here and nowhere else.
 
-PARAMETER = "scaled.parameter"
-"""Argument attribute: the name of the parameter that the argument is."""
-STATE = "scaled.state"
-"""Argument and result attribute: the name of the state that it is, as in `mlp.up.input.scale`."""
-WEIGHT = "scaled.weight"
-"""Argument attribute: the function that makes the argument from a parameter."""
-SOURCES = "scaled.sources"
-"""Argument attribute beside `scaled.weight`: which arguments that function takes."""
-TANGENT = "scaled.tangent"
-"""Argument attribute: the argument is the gradient of an output."""
-GRADIENT = "scaled.gradient"
-"""Result attribute: the result is the gradient of an argument."""
-PRIMAL = "scaled.primal"
-"""Argument attribute of a backward: which argument of the forward it is."""
-SAVED = "scaled.saved"
-"""Result and argument attribute: what a forward leaves to its backward."""
+`scaled-verify-stage` holds every module against this list.
+"""
 
-HIGH_PRECISION = "scaled.high_precision"
-"""Attribute of an op that stays in high precision: why."""
-DELAYED = "scaled.delayed"
-"""Attribute of a matmul: how the delayed scales of its operands are updated."""
-DECODED = "scaled.decoded"
-"""Attribute of a matmul: rhs is multiplied as this scheme quantizes and decodes it."""
-REDUCE = "scaled.reduce"
-"""Attribute of an update_scale: the amax is the largest over all ranks."""
-LAYER = "scaled.layer"
-"""Attribute of an update_scale: the layer whose own algorithm picks the amax."""
+from dataclasses import dataclass
 
-PATH = "scaled.path"
-"""Attribute of a legalized GEMM: `native` or `emulated`."""
-REASON = "scaled.reason"
-"""Attribute beside `scaled.path`: why the GEMM is emulated."""
 
-KERNEL = "scaled.kernel"
-"""Attribute of a declaration: the kernel that its calls run."""
-CONFIG = "scaled.config"
-"""Attribute beside `scaled.kernel`: how the kernel is set."""
-OPERANDS = "scaled.operands"
-"""Attribute beside `scaled.kernel`: what each operand of a call is."""
-RESULTS = "scaled.results"
-"""Attribute beside `scaled.kernel`: what each result of a call is."""
-DESTINATIONS = "scaled.destinations"
-"""Attribute beside `scaled.kernel`: calls write their results into memory that they are given."""
-LAUNCHES = "scaled.launches"
-"""Attribute beside `scaled.kernel`: the generated kernels that a call launches, in order."""
+@dataclass(frozen=True)
+class Fact:
+    """An attribute of the contract between stages."""
 
-ARENA = "scaled.arena"
-"""Attribute of a function: bytes of the memory that its calls share."""
-OFFSETS = "scaled.offsets"
-"""Attribute of a call: where in that memory each result lies."""
+    name: str
+    carriers: tuple[str, ...]
+    """What may have it: `argument`, `result`, `function`, `kernel` (a declaration), `call`, or an op by its name."""
+    kind: str
+    """`unit`, `string`, `strings`, `integer`, `integers`, `symbol`, `symbols`, `dictionary` or `scheme`."""
+    stages: tuple[str, ...]
+    """The stages that may have it; empty for one that lives only between two passes."""
+    meaning: str
+
+
+FACTS: dict[str, Fact] = {}
+_ALL = ("traced", "raised", "quantized", "fused", "partitioned", "lowered")
+
+
+def _fact(name: str, carriers: str, kind: str, stages: tuple[str, ...], meaning: str) -> str:
+    FACTS[name] = Fact(name, tuple(carriers.split()), kind, stages, meaning)
+    return name
+
+
+PARAMETER = _fact("scaled.parameter", "argument", "string", _ALL, "The name of the parameter that the argument is.")
+TANGENT = _fact("scaled.tangent", "argument", "unit", _ALL, "The argument is the gradient of an output.")
+GRADIENT = _fact("scaled.gradient", "result", "string", _ALL, "The argument whose gradient the result is.")
+STATE = _fact(
+    "scaled.state", "argument result", "string", _ALL[2:], "The name of the state that it is: `mlp.up.input.scale`."
+)
+WEIGHT = _fact("scaled.weight", "argument", "symbol", _ALL[4:], "The function that makes it from a parameter.")
+SOURCES = _fact("scaled.sources", "argument", "integers", _ALL[4:], "Which arguments that function takes.")
+PRIMAL = _fact("scaled.primal", "argument", "integer", _ALL[4:], "Of a backward: which argument of the forward it is.")
+SAVED = _fact("scaled.saved", "argument result", "unit", _ALL[4:], "What a forward leaves to its backward.")
+PART = _fact("scaled.part", "argument result", "string", _ALL[5:], "Which part of a quantized tensor it is.")
+
+HIGH_PRECISION = _fact("scaled.high_precision", "op", "string", _ALL[1:], "Why the op stays in high precision.")
+DELAYED = _fact(
+    "scaled.delayed", "scaled.matmul", "dictionary", _ALL[2:5], "How the delayed scales of its operands are updated."
+)
+DECODED = _fact(
+    "scaled.decoded", "scaled.matmul", "scheme", _ALL[2:5], "Its rhs is what this scheme quantizes, decoded again."
+)
+REDUCE = _fact("scaled.reduce", "scaled.update_scale", "unit", _ALL[2:5], "The amax is the largest over all ranks.")
+LAYER = _fact(
+    "scaled.layer", "scaled.update_scale", "string", _ALL[2:5], "The layer whose own algorithm picks the amax."
+)
+
+PATH = _fact("scaled.path", "scaled.gemm", "string", (), "How a GPU runs a legalized GEMM: `native` or `emulated`.")
+REASON = _fact("scaled.reason", "scaled.gemm", "string", (), "Why it is emulated.")
+
+KERNEL = _fact("scaled.kernel", "kernel", "string", _ALL[5:], "The kernel that calls of the declaration run.")
+CONFIG = _fact("scaled.config", "kernel", "dictionary", _ALL[5:], "How the kernel is set.")
+OPERANDS = _fact("scaled.operands", "kernel", "strings", _ALL[5:], "What each operand of a call is.")
+RESULTS = _fact("scaled.results", "kernel", "strings", _ALL[5:], "What each result of a call is.")
+DESTINATIONS = _fact(
+    "scaled.destinations", "kernel", "unit", _ALL[5:], "Calls write their results into memory that they are given."
+)
+LAUNCHES = _fact("scaled.launches", "kernel", "symbols", _ALL[5:], "The generated kernels that a call launches.")
+
+ARENA = _fact("scaled.arena", "function", "integer", _ALL[5:], "Bytes of the memory that the function's calls share.")
+OFFSETS = _fact("scaled.offsets", "call", "integers", _ALL[5:], "Where in that memory each result of the call lies.")
 ELSEWHERE = -1
 """An offset of a result that has memory of its own."""
 

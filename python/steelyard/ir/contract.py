@@ -1,0 +1,111 @@
+"""What must hold of a module at each stage: which of our ops it has, and which attributes, where and of what kind."""
+
+from collections.abc import Iterator, Mapping
+
+from torch_mlir import ir
+
+from steelyard.dialect.attributes import SchemeAttr
+from steelyard.dialect.types import TensorType
+from steelyard.errors import ConstraintError
+from steelyard.ir.attributes import FACTS, KERNEL, Fact
+from steelyard.ir.functions import argument_attributes, result_attributes
+from steelyard.ir.torch_ops import walk_ops
+
+_QUANTIZING = ("advance_rng", "amax", "dequantize", "gemm", "matmul", "quantize", "transpose", "update_scale")
+OPS = {
+    "traced": (),
+    "raised": ("matmul",),
+    "quantized": _QUANTIZING,
+    "fused": (*_QUANTIZING, "produce_quantize"),
+    "partitioned": (*_QUANTIZING, "produce_quantize", "narrow"),
+    "lowered": ("free",),
+}
+"""Stage -> the ops of the `scaled` dialect that it may have."""
+
+_KINDS: Mapping[str, tuple[type, str]] = {
+    "unit": (ir.UnitAttr, "a unit"),
+    "string": (ir.StringAttr, "a string"),
+    "integer": (ir.IntegerAttr, "an integer"),
+    "integers": (ir.DenseI64ArrayAttr, "an array<i64>"),
+    "symbol": (ir.FlatSymbolRefAttr, "a symbol"),
+    "dictionary": (ir.DictAttr, "a dictionary"),
+    "scheme": (SchemeAttr, "a scheme"),
+    "strings": (ir.ArrayAttr, "an array of strings"),
+    "symbols": (ir.ArrayAttr, "an array of symbols"),
+}
+_ELEMENTS: Mapping[str, type] = {"strings": ir.StringAttr, "symbols": ir.SymbolRefAttr}
+
+
+def check_stage(op: ir.Operation, stage: str) -> None:
+    """Hold one op of a module against the contract of a stage; raises `ConstraintError`.
+
+    Constraints:
+    - stage_c1: the op is one that the stage has
+    - stage_c2: no value of a lowered module is a quantized tensor, other than one that a user's own quantizer makes
+    - stage_c3: an attribute `scaled.*` is one of the contract
+    - stage_c4: it stands on what may have it
+    - stage_c5: it has its kind
+    - stage_c6: the stage may have it
+    """
+    dialect, _, name = op.name.partition(".")
+    if dialect == "scaled" and name not in OPS[stage]:
+        allowed = ", ".join(f"scaled.{one}" for one in OPS[stage]) or "none of the scaled dialect"
+        raise ConstraintError("stage_c1", f"must not be in a {stage} module, whose ops are: {allowed}")
+    if stage == "lowered" and any(_has_parts(result.type) for result in op.results):
+        raise ConstraintError("stage_c2", "must not have a quantized tensor as a result in a lowered module")
+    for carrier, attribute, value in _facts_on(op):
+        _check_fact(attribute, value, carrier, op.name, stage)
+
+
+def check_module(module: ir.Operation, stage: str) -> Iterator[tuple[ir.Operation, ConstraintError]]:
+    """Every op of a module that breaks the contract of a stage, and how."""
+    for op in walk_ops(module):
+        try:
+            check_stage(op, stage)
+        except ConstraintError as error:
+            yield op, error
+
+
+def _facts_on(op: ir.Operation) -> Iterator[tuple[str, str, ir.Attribute]]:
+    """What carries an attribute of ours, its name and its value."""
+    carrier = "op"
+    if op.name == "func.func":
+        carrier = "kernel" if KERNEL in op.attributes else "function"
+        for owner, attributes in (("argument", argument_attributes(op)), ("result", result_attributes(op))):
+            for own in attributes:
+                yield from ((owner, name, value) for name, value in own.items() if name.startswith("scaled."))
+    elif op.name == "func.call":
+        carrier = "call"
+    for name in op.attributes:
+        if name.startswith("scaled."):
+            yield carrier, name, op.attributes[name]
+
+
+def _check_fact(name: str, value: ir.Attribute, carrier: str, op_name: str, stage: str) -> None:
+    fact = FACTS.get(name)
+    if fact is None:
+        known = ", ".join(sorted(FACTS))
+        raise ConstraintError("stage_c3", f"has the attribute '{name}', which is none of the contract's: {known}")
+    if carrier not in fact.carriers and op_name not in fact.carriers:
+        wanted = " or ".join(fact.carriers)
+        raise ConstraintError(
+            "stage_c4", f"attribute '{name}' must stand on {wanted}, got one on {carrier} of {op_name}"
+        )
+    if not _has_kind(value, fact):
+        raise ConstraintError("stage_c5", f"attribute '{name}' must be {_KINDS[fact.kind][1]}, got {value}")
+    if stage not in fact.stages:
+        where = ", ".join(fact.stages) or "no stage"
+        raise ConstraintError("stage_c6", f"attribute '{name}' must be gone in a {stage} module: it belongs to {where}")
+
+
+def _has_parts(type_: ir.Type) -> bool:
+    """Whether a type is a quantized tensor that has been, or must be, split into its parts."""
+    return isinstance(type_, TensorType) and not any(scheme.custom for scheme in type_.info.schemes)
+
+
+def _has_kind(value: ir.Attribute, fact: Fact) -> bool:
+    kind, _ = _KINDS[fact.kind]
+    if not isinstance(value, kind):
+        return False
+    element = _ELEMENTS.get(fact.kind)
+    return element is None or all(isinstance(one, element) for one in ir.ArrayAttr(value))
