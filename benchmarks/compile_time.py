@@ -13,14 +13,14 @@ from report import Table, progress
 from torch import nn
 
 import steelyard
-from steelyard.driver import backend, stages
+from steelyard.driver import backend, compilation, stages
 from steelyard.tools.demo import Block
 
 WIDTH = 256
 STEPS = {
     "import": (backend, ("import_graph",)),
     **{name: (stages, (f"make_{name}",)) for name in stages.STAGES if hasattr(stages, f"make_{name}")},
-    "print": (stages, ("print_module",)),
+    "print": (compilation, ("print_module",)),
 }
 
 

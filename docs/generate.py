@@ -41,7 +41,7 @@ def passes_page() -> str:
     for entry in all_passes().values():
         parts += [f"## `{entry.name}`\n", entry.description + "\n"]
         if entry.options:
-            rows = [f"| `{o.name}` | {o.type.__name__} | {_default(o.default)} |" for o in entry.options]
+            rows = [f"| `{o.name}` | {o.type.__name__} | {o.default_text} |" for o in entry.options]
             parts.append("\n".join(["| option | type | default |", "|---|---|---|", *rows]) + "\n")
     parts.append("# Pipelines\n")
     for pipeline in all_pipelines().values():
@@ -148,10 +148,6 @@ def _operation_table(op: type) -> str:
         note = {"single": "", "optional": "optional", "variadic": "any number"}[field.variadicity.name]
         rows.append(f"| {kind} | `{field.name}` | {note} |")
     return "\n".join(rows) + "\n"
-
-
-def _default(value: object) -> str:
-    return "required" if value is inspect.Parameter.empty else f"`{value}`"
 
 
 def main(arguments: list[str]) -> int:

@@ -1,7 +1,6 @@
 """`scaled-apply-recipe`."""
 
-from fnmatch import fnmatchcase
-from typing import Any
+from typing import Annotated
 
 from torch_mlir import ir
 
@@ -9,92 +8,56 @@ from steelyard import recipes
 from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.matmul import MatmulOp, require_pair
 from steelyard.dialect.types import tensor_info
-from steelyard.errors import ConstraintError, RecipeError
+from steelyard.errors import ConstraintError
 from steelyard.formats.gemms import OPERAND_ROLES, OPERAND_USAGES
 from steelyard.ir.attributes import DECODED, DELAYED, HIGH_PRECISION
 from steelyard.ir.functions import functions_of
 from steelyard.ir.gradients import find_gradients
 from steelyard.ir.torch_ops import parameter_of, walk_ops
 from steelyard.passes.pipeline.registry import fail, register_pass
-from steelyard.recipes import AMAX_ALGORITHM
 
 NO_PARAMETER = "no operand is a parameter"
 BATCHED = "a batched product, as of attention"
+_NO_OVERRIDES = recipes.Overrides()
 
 
 @register_pass
 def apply_recipe(
     module: ir.Operation,
     *,
-    recipe: str,
-    overrides: str = "",
+    recipe: Annotated[recipes.Recipe, recipes.get],
+    overrides: Annotated[recipes.Overrides, recipes.Overrides.parse] = _NO_OVERRIDES,
     without_parameters: bool = False,
     attention: bool = False,
+    unmatched: str = "fail",
 ) -> None:
     """Decide how each GEMM is quantized, or why it is not.
 
     Takes `scaled.matmul`. Leaves on each the schemes that its two operands are quantized by (`lhs_scheme`,
     `rhs_scheme`), or the reason it stays in high precision (`scaled.high_precision`). `recipe` is a recipe's name.
-    `overrides` gives layers another recipe, or none: "lm_head=none layers.0.*=nvfp4"; the first pattern that matches
-    a layer's name decides. A GEMM with no parameter operand stays as it is unless `without-parameters` is set. So does
-    a batched product, as of attention, unless `attention` is: then both its operands are quantized as inputs are, in
-    the forward.
+    `overrides` gives layers another recipe, or none: "lm_head=none layers.0.*=nvfp4". The first pattern that matches
+    a layer's name decides; one that matches no layer is an error unless `unmatched=allow`. A GEMM with no parameter
+    operand stays as it is unless `without-parameters` is set. So does a batched product, such as those of attention,
+    unless `attention` is set: then both its operands are quantized as inputs are, in the forward.
     """
-    try:
-        chosen = parse_overrides(overrides)
-        default = recipes.get(recipe)
-    except RecipeError as error:
-        fail(module, str(error))
-    unmatched = decide(module, default, chosen, without_parameters=without_parameters, attention=attention)
-    if unmatched:
-        fail(module, f"override pattern '{unmatched[0]}' matches no layer")
-
-
-def parse_overrides(text: str) -> dict[str, recipes.Recipe | None]:
-    """Overrides from text: `pattern=recipe`, separated by spaces."""
-    overrides = {}
-    for word in text.split():
-        pattern, equals, name = word.partition("=")
-        if not equals:
-            raise RecipeError(f"an override must be pattern=recipe, got '{word}'")
-        overrides[pattern] = None if name == "none" else recipes.get(name)
-    return overrides
-
-
-def decide(
-    module: ir.Operation,
-    default: recipes.Recipe,
-    overrides: dict[str, recipes.Recipe | None],
-    *,
-    without_parameters: bool = False,
-    attention: bool = False,
-    quantizers: dict[tuple[str, str], Any] | None = None,
-) -> list[str]:
-    """Annotate every matmul; returns the override patterns that matched no layer.
-
-    `quantizers` collects the user's own quantizers by layer and role: a custom scheme has only their name.
-    """
-    unmatched = dict.fromkeys(overrides)
+    if unmatched not in ("fail", "allow"):
+        fail(module, f"unmatched must be fail or allow, got '{unmatched}'")
     gradients = set().union(*map(find_gradients, functions_of(module))) if attention else set()
-    for op in walk_ops(module):
-        if not isinstance(op.opview, MatmulOp):
-            continue
-        matmul = op.opview
+    matmuls = [op.opview for op in walk_ops(module) if isinstance(op.opview, MatmulOp)]
+    for matmul in matmuls:
         layer = matmul.layer.value
-        pattern = next((pattern for pattern in overrides if fnmatchcase(layer, pattern)), None)
-        if pattern is not None:
-            unmatched.pop(pattern, None)
-        recipe = default if pattern is None else overrides[pattern]
-        if recipe is None:
-            reason = f"override '{pattern}' asks for high precision"
+        chosen = overrides.recipe_of(layer, recipe)
+        if chosen is None:
+            reason = f"override '{overrides.pattern_of(layer)}' asks for high precision"
         elif matmul.batch_dims.value:
-            reason = _annotate_batched(matmul, recipe, gradients) if attention else BATCHED
+            reason = _annotate_batched(matmul, chosen, gradients) if attention else BATCHED
         else:
-            reason = _reason_against(matmul, without_parameters)
-            reason = reason or _annotate(matmul, recipe, quantizers if quantizers is not None else {})
+            reason = _reason_against(matmul, without_parameters) or _annotate(matmul, chosen)
         if reason is not None:
             matmul.attributes[HIGH_PRECISION] = ir.StringAttr.get(reason)
-    return list(unmatched)
+    missed = overrides.unmatched(matmul.layer.value for matmul in matmuls)
+    if missed and unmatched == "fail":
+        fail(module, f"override pattern '{missed[0]}' matches no layer")
 
 
 def _annotate_batched(op: MatmulOp, recipe: recipes.Recipe, gradients: set[ir.Value]) -> str | None:
@@ -121,7 +84,7 @@ def _reason_against(op: MatmulOp, without_parameters: bool) -> str | None:
     return None if has_parameter or without_parameters else NO_PARAMETER
 
 
-def _annotate(op: MatmulOp, recipe: recipes.Recipe, quantizers: dict[tuple[str, str], Any]) -> str | None:
+def _annotate(op: MatmulOp, recipe: recipes.Recipe) -> str | None:
     """Put the schemes on a matmul; returns the reason where the recipe leaves it in high precision."""
     kind, layer = op.kind.value, op.layer.value
     if kind != "fprop" and recipe.backward == "dequantized":
@@ -133,8 +96,6 @@ def _annotate(op: MatmulOp, recipe: recipes.Recipe, quantizers: dict[tuple[str, 
         scheme = row if usage == "rowwise" else col
         if scheme is None:
             return f"the recipe leaves the {role} of {kind} in high precision"
-        if scheme.custom and isinstance(recipe, recipes.CustomRecipe):
-            quantizers[layer, name] = recipe.quantizer(role)
         schemes.append(scheme)
     lhs, rhs = schemes
     try:
@@ -143,7 +104,7 @@ def _annotate(op: MatmulOp, recipe: recipes.Recipe, quantizers: dict[tuple[str, 
         return f"its operands do not go together: {error}"
     op.attributes["lhs_scheme"], op.attributes["rhs_scheme"] = map(SchemeAttr.from_scheme, schemes)
     if isinstance(recipe, recipes.DelayedScaling):
-        _annotate_delayed(op, recipe, quantizers)
+        _annotate_delayed(op, recipe)
     return None
 
 
@@ -152,15 +113,12 @@ def _annotate_decoded(op: MatmulOp, recipe: recipes.Recipe) -> str:
     if row is not None and not row.custom:
         op.attributes[DECODED] = SchemeAttr.from_scheme(row)
         if isinstance(recipe, recipes.DelayedScaling):
-            _annotate_delayed(op, recipe, {})
+            _annotate_delayed(op, recipe)
     return "the recipe multiplies what the forward quantized, decoded, in high precision (backward='dequantized')"
 
 
-def _annotate_delayed(op: MatmulOp, recipe: recipes.DelayedScaling, quantizers: dict[tuple[str, str], Any]) -> None:
-    algorithm = recipe.amax_compute_algo
-    if not isinstance(algorithm, str):
-        quantizers[op.layer.value, AMAX_ALGORITHM] = algorithm
-        algorithm = "custom"
+def _annotate_delayed(op: MatmulOp, recipe: recipes.DelayedScaling) -> None:
+    algorithm = recipe.amax_compute_algo if isinstance(recipe.amax_compute_algo, str) else "custom"
     integer = ir.IntegerType.get_signless(64)
     op.attributes[DELAYED] = ir.DictAttr.get(
         {

@@ -15,24 +15,20 @@ from steelyard.formats.schemes import Scheme
 from steelyard.ir.attributes import DECODED, DELAYED, LAYER, REDUCE, RNG, STATE
 from steelyard.ir.functions import add_argument, append_results, argument_name, functions_of, is_training
 from steelyard.ir.torch_ops import flatten_root, walk_ops
-from steelyard.passes.apply_recipe import apply_recipe
 from steelyard.passes.pipeline.registry import fail, register_pass
 
 
 @register_pass
-def insert_quantize(module: ir.Operation, *, recipe: str = "") -> None:
+def insert_quantize(module: ir.Operation) -> None:
     """Quantize the operands of the GEMMs that a recipe was applied to.
 
     Takes `scaled.matmul` with the schemes of its operands. Leaves `scaled.gemm` on the copies that its kind reads,
     each made by a `scaled.quantize` of its own, for `scaled-merge-quantize` to merge. A matmul without schemes stays;
     one that a recipe gives decoded operands reads a `scaled.dequantize` of a rowwise copy. State becomes arguments of
-    the function: a delayed scale is `layer.role.scale`, random bits come from `rng`. In a function with gradients
-    state moves on: amaxes go into `layer.role.amax_history`, which gives the next scale, and the results are new
-    results of the function, named alike. With `recipe`, that recipe is applied first, to GEMMs with and without
-    parameters alike.
+    the function: a delayed scale is `layer.role.scale`, random bits come from `rng`. A function with gradients updates
+    its state: amaxes go into `layer.role.amax_history`, which gives the next scale, and the results are new results of
+    the function under the same names.
     """
-    if recipe:
-        apply_recipe(module, recipe=recipe, without_parameters=True)
     for function in functions_of(module):
         state = _State(function)
         for op in walk_ops(function):
@@ -166,7 +162,7 @@ def _decode_operand(op: MatmulOp, state: _State) -> None:
 
 def _delayed_settings(op: MatmulOp) -> dict[str, Any]:
     if DELAYED not in op.attributes:
-        fail(op, f"must have the attribute '{DELAYED}', which says how a delayed scale moves on")
+        fail(op, f"must have the attribute '{DELAYED}', which says how a delayed scale is updated")
     return {entry.name: entry.attr.value for entry in ir.DictAttr(op.attributes[DELAYED])}
 
 

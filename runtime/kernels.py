@@ -1,8 +1,8 @@
 """From a kernel that a program declares to the function that runs it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from steelyard.errors import UnsupportedModelError
 from steelyard.ir.kernel_calls import Kernel
@@ -12,8 +12,11 @@ from steelyard.runtime.cpu import bound
 from steelyard.runtime.cuda import bound as cuda_bound
 from steelyard.runtime.cuda.devices import kernels_on
 
-Quantizers = Mapping[tuple[str, str], Any]
-"""The user's own quantizers by layer and role, and the algorithms that pick amaxes."""
+
+class Quantizers(Protocol):
+    """The user's own quantizers by layer and role, and the algorithms that pick amaxes."""
+
+    def __getitem__(self, key: tuple[str, str], /) -> Any: ...
 
 
 @dataclass(frozen=True)

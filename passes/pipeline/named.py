@@ -1,8 +1,13 @@
-"""Named pipelines: the stages a program passes through, each a list of passes."""
+"""The stages that a program goes through, and the named pipeline that leads to each."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from steelyard.errors import PipelineError
+
+STAGES = ("traced", "raised", "quantized", "fused", "partitioned", "lowered")
+"""A frontend imports `traced`; the pipeline `steelyard-<stage>` leads to each other stage from the one before."""
 
 
 @dataclass(frozen=True)
@@ -11,53 +16,52 @@ class Pipeline:
 
     name: str
     text: str
-    options: dict[str, str]
+    options: Mapping[str, str]
     """Option -> default."""
     description: str
 
-    def expand(self, values: list[tuple[str, str]]) -> str:
-        """The pipeline's text with its options filled in."""
-        options = dict(self.options)
-        for name, value in values:
-            if name not in options:
-                known = ", ".join(options) or "none"
+    def values(self, given: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+        """The value of every option, from those that are given."""
+        values: dict[str, Any] = dict(self.options)
+        for name, value in given:
+            if name not in values:
+                known = ", ".join(values) or "none"
                 raise PipelineError(f"pipeline {self.name} has no option '{name}'; its options: {known}")
-            options[name] = value
-        text = self.text
-        for name, value in options.items():
-            text = text.replace(f"<{name}>", value)
-        return text
+            values[name] = value
+        return values
 
 
 _PIPELINES = (
     Pipeline(
         "steelyard-raised",
-        "scaled-raise-gemms,canonicalize",
+        "scaled-raise-gemms,canonicalize,scaled-verify-stage{stage=raised}",
         {},
         "Every GEMM is a `scaled.matmul`; nothing after this stage looks for torch's spellings.",
     ),
     Pipeline(
         "steelyard-quantized",
-        "scaled-apply-recipe{recipe=<recipe>},scaled-insert-quantize,scaled-merge-quantize,cse,scaled-canonicalize",
-        {"recipe": "mxfp8"},
+        "scaled-apply-recipe{recipe=<recipe> overrides=<overrides> attention=<attention> unmatched=<unmatched>},"
+        "scaled-insert-quantize,scaled-merge-quantize,cse,scaled-canonicalize,scaled-verify-stage{stage=quantized}",
+        {"recipe": "mxfp8", "overrides": "", "attention": "false", "unmatched": "fail"},
         "Operands of every GEMM that the recipe takes are quantized, each tensor once.",
     ),
     Pipeline(
         "steelyard-fused",
-        "scaled-fuse-producer,scaled-fuse-epilogue,canonicalize,cse",
+        "scaled-fuse-producer,scaled-fuse-epilogue,canonicalize,cse,scaled-verify-stage{stage=fused}",
         {},
         "Norms and activations are quantized as they are computed; GEMMs apply what follows them.",
     ),
     Pipeline(
         "steelyard-partitioned",
-        "scaled-hoist-weights,canonicalize,cse,scaled-partition{save=<save>}",
+        "scaled-hoist-weights,canonicalize,cse,scaled-partition{save=<save>},scaled-verify-stage{stage=partitioned}",
         {"save": ""},
         "Weights are made outside of the step; a function with gradients is a forward and a backward.",
     ),
     Pipeline(
         "steelyard-lowered",
         "scaled-legalize{target=<target>},scaled-pack-weights{target=<target>},scaled-expand-scales,"
-        "scaled-lower-storage,scaled-select-kernels{target=<target>},scaled-plan-memory",
+        "scaled-lower-storage,scaled-select-kernels{target=<target>},scaled-plan-memory,"
+        "scaled-verify-stage{stage=lowered}",
         {"target": "cpu"},
         "All that is left are calls of kernels and torch's ops on plain tensors.",
     ),

@@ -4,11 +4,11 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn, get_args, get_origin
 
 from torch_mlir import ir
 
-from steelyard.errors import IRError, PipelineError
+from steelyard.errors import IRError, PipelineError, SteelyardError
 
 PassFunction = Callable[..., None]
 _TRUE, _FALSE = ("true", "1", ""), ("false", "0")
@@ -20,14 +20,35 @@ class PassFailedError(IRError):
 
 @dataclass(frozen=True)
 class PassOption:
-    """A keyword of a pass, spelled kebab-case in a pipeline."""
+    """A keyword of a pass, spelled kebab-case in a pipeline.
+
+    A keyword annotated as `Annotated[Type, read]` takes objects from code, and text that `read` understands.
+    """
 
     name: str
     type: type
     default: Any
+    read: Callable[[str], Any] | None = None
 
-    def parse(self, text: str, pass_name: str) -> Any:
-        """The option's value from its text."""
+    @property
+    def default_text(self) -> str:
+        """The default as a pipeline would spell it."""
+        if self.default is inspect.Parameter.empty:
+            return "required"
+        return str(self.default).lower() if self.type is bool else str(self.default or "none")
+
+    def value_of(self, value: Any, pass_name: str) -> Any:
+        """The option's value from its text, or from an object as it is."""
+        if not isinstance(value, str):
+            return value
+        if self.read is None:
+            return self._parse(value, pass_name)
+        try:
+            return self.read(value)
+        except SteelyardError as error:
+            raise PipelineError(f"option '{self.name}' of {pass_name}: {error}") from None
+
+    def _parse(self, text: str, pass_name: str) -> Any:
         if self.type is bool:
             if text.lower() not in _TRUE + _FALSE:
                 raise PipelineError(f"option '{self.name}' of {pass_name} must be true or false, got '{text}'")
@@ -56,15 +77,15 @@ class Pass:
         """The first line of the description."""
         return self.description.splitlines()[0]
 
-    def bind(self, values: Iterable[tuple[str, str]]) -> Callable[[ir.Operation], None]:
-        """The pass as a function of the module, with its options from text."""
+    def bind(self, values: Iterable[tuple[str, Any]]) -> Callable[[ir.Operation], None]:
+        """The pass as a function of the module, with its options from text or objects."""
         options = {option.name: option for option in self.options}
         keywords: dict[str, Any] = {}
-        for name, text in values:
+        for name, value in values:
             if name not in options:
                 known = ", ".join(options) or "none"
                 raise PipelineError(f"{self.name} has no option '{name}'; its options: {known}")
-            keywords[name.replace("-", "_")] = options[name].parse(text, self.name)
+            keywords[name.replace("-", "_")] = options[name].value_of(value, self.name)
         missing = [o.name for o in self.options if o.default is inspect.Parameter.empty and _key(o) not in keywords]
         if missing:
             raise PipelineError(f"{self.name} needs the option '{missing[0]}', as in {self.name}{{{missing[0]}=...}}")
@@ -78,7 +99,7 @@ def register_pass(function: PassFunction) -> PassFunction:
     """Register a function as the pass `scaled-<its name>`."""
     name = "scaled-" + function.__name__.replace("_", "-")
     keywords = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    options = tuple(PassOption(p.name.replace("_", "-"), p.annotation, p.default) for p in keywords)
+    options = tuple(_option(keyword) for keyword in keywords)
     _PASSES[name] = Pass(name, function, options, inspect.getdoc(function) or "")
     return function
 
@@ -92,6 +113,14 @@ def fail(op: ir.Operation | ir.OpView, message: str) -> NoReturn:
     """Give up a pass with an error at an op."""
     op.location.emit_error(f"'{op.operation.name}' op {message}")
     raise PassFailedError(message)
+
+
+def _option(keyword: inspect.Parameter) -> PassOption:
+    name, annotation = keyword.name.replace("_", "-"), keyword.annotation
+    if get_origin(annotation) is not Annotated:
+        return PassOption(name, annotation, keyword.default)
+    own_type, read = get_args(annotation)
+    return PassOption(name, own_type, keyword.default, read)
 
 
 def _key(option: PassOption) -> str:

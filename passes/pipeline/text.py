@@ -7,8 +7,9 @@ element that names one of ours is added as a function, everything else goes to M
 import difflib
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.passmanager import PassManager
@@ -32,15 +33,24 @@ class Element:
     """None for MLIR's own passes."""
 
 
-def parse_pipeline(text: str) -> list[Element]:
-    """The elements of a pipeline's text; raises `PipelineError`."""
+def named_pipeline(name: str, **options: Any) -> list[Element]:
+    """The elements of a named pipeline, with options as text or as objects; raises `PipelineError`."""
+    pipeline = all_pipelines()[name]
+    return parse_pipeline(pipeline.text, pipeline.values(options.items()))
+
+
+def parse_pipeline(text: str, values: Mapping[str, Any] | None = None) -> list[Element]:
+    """The elements of a pipeline's text; raises `PipelineError`.
+
+    An option `<name>` has the value of that name, which may be any object.
+    """
     stripped = text.strip()
     wrapper = _WRAPPER.fullmatch(stripped)
     if wrapper and _is_balanced(wrapper.group(1)):
         stripped = wrapper.group(1).strip()
     if not stripped:
         return []
-    return [element for part in split_top_level(stripped) for element in _parse_element(part)]
+    return [element for part in split_top_level(stripped) for element in _parse_element(part, values or {})]
 
 
 def build_pass_manager(elements: list[Element], context: ir.Context) -> PassManager:
@@ -52,9 +62,9 @@ def build_pass_manager(elements: list[Element], context: ir.Context) -> PassMana
     return manager
 
 
-def run_pass_by_pass(module: ir.Module, text: str) -> Iterator[tuple[str, ir.Module]]:
+def run_pass_by_pass(module: ir.Module, elements: list[Element]) -> Iterator[tuple[str, ir.Module]]:
     """Run a pipeline on a module, and stop after each pass: its name, and the module as it left it."""
-    for element in parse_pipeline(text):
+    for element in elements:
         build_pass_manager([element], module.context).run(module.operation)
         yield element.name, module
 
@@ -101,24 +111,38 @@ def parse_options(text: str, pass_name: str) -> list[tuple[str, str]]:
     return [(name, value) for name, _, value in (word.partition("=") for word in words)]
 
 
-def _parse_element(text: str) -> list[Element]:
+def _parse_element(text: str, values: Mapping[str, Any]) -> list[Element]:
     match = _NAME.match(text)
     if match is None:
         raise PipelineError(f"a pass name must stand here, got '{text}'")
     name, rest = match.group(), text[match.end() :].strip()
     pipelines = all_pipelines()
     if name in pipelines:
-        return parse_pipeline(pipelines[name].expand(parse_options(_option_text(rest, name), name)))
+        pipeline = pipelines[name]
+        return parse_pipeline(pipeline.text, pipeline.values(_options(rest, name, values)))
     registered = all_passes().get(name)
     if registered is not None:
-        return [_our_element(registered, text, rest)]
+        return [_our_element(registered, rest, values)]
     _refuse_nested_passes(name, rest)
     return [Element(text, name, None)]
 
 
-def _our_element(registered: Pass, text: str, rest: str) -> Element:
-    options = parse_options(_option_text(rest, registered.name), registered.name)
+def _our_element(registered: Pass, rest: str, values: Mapping[str, Any]) -> Element:
+    options = _options(rest, registered.name, values)
+    spelled = " ".join(f"{name}={_spelled(value)}" for name, value in options)
+    text = f"{registered.name}{{{spelled}}}" if options else registered.name
     return Element(text, registered.name, registered.bind(options))
+
+
+def _spelled(value: Any) -> str:
+    text = str(value)
+    return f'"{text}"' if " " in text or not text else text
+
+
+def _options(rest: str, name: str, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The options of an element, those that name a value filled in."""
+    given = parse_options(_option_text(rest, name), name)
+    return [(option, values.get(text[1:-1], text) if text.startswith("<") else text) for option, text in given]
 
 
 def _option_text(rest: str, name: str) -> str:

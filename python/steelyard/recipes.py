@@ -7,8 +7,9 @@ import difflib
 import json
 import tomllib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
 from steelyard.errors import RecipeError
@@ -268,6 +269,35 @@ class CustomRecipe(Recipe):
         raise RecipeError(
             f"CustomRecipe.factory must return a quantizer, a pair of schemes or None, got {made!r} for {role!r}"
         )
+
+
+class Overrides(dict[str, Recipe | None]):
+    """Layer name patterns, each with a recipe or None for high precision; the first that matches a layer decides."""
+
+    @classmethod
+    def parse(cls, text: str) -> "Overrides":
+        """Overrides from text: `pattern=recipe` or `pattern=none`, separated by spaces."""
+        overrides = cls()
+        for word in text.split():
+            pattern, equals, name = word.partition("=")
+            if not equals:
+                raise RecipeError(f"an override must be pattern=recipe, got '{word}'")
+            overrides[pattern] = None if name == "none" else get(name)
+        return overrides
+
+    def pattern_of(self, layer: str) -> str | None:
+        """The pattern that decides a layer; None where none matches."""
+        return next((pattern for pattern in self if fnmatchcase(layer, pattern)), None)
+
+    def recipe_of(self, layer: str, default: Recipe) -> Recipe | None:
+        """The recipe of a layer; None for high precision."""
+        pattern = self.pattern_of(layer)
+        return default if pattern is None else self[pattern]
+
+    def unmatched(self, layers: Iterable[str]) -> list[str]:
+        """The patterns that decide none of these layers."""
+        deciding = {self.pattern_of(layer) for layer in layers}
+        return [pattern for pattern in self if pattern not in deciding]
 
 
 _RECIPES = (DelayedScaling, Float8CurrentScaling, Float8BlockScaling, MXFP8BlockScaling, NVFP4BlockScaling)

@@ -2,9 +2,15 @@
 // RUN: steelyard-opt %s -p 'scaled-apply-recipe{recipe=fp8-block without-parameters}' | FileCheck %s --check-prefix=ALL
 // RUN: not steelyard-opt %s -p 'scaled-apply-recipe{recipe=mxfp8 overrides=encoder.*=none}' 2>&1 | FileCheck %s --check-prefix=UNMATCHED
 // RUN: not steelyard-opt %s -p 'scaled-apply-recipe{recipe=mxfp8 overrides=lm_head}' 2>&1 | FileCheck %s --check-prefix=FORM
+// RUN: not steelyard-opt %s -p 'scaled-apply-recipe{recipe=mxfp9}' 2>&1 | FileCheck %s --check-prefix=RECIPE
+// RUN: not steelyard-opt %s -p 'scaled-apply-recipe{recipe=mxfp8 unmatched=maybe}' 2>&1 | FileCheck %s --check-prefix=CHOICE
+// RUN: steelyard-opt %s -p 'scaled-apply-recipe{recipe=mxfp8 overrides="encoder.*=none" unmatched=allow}' | FileCheck %s --check-prefix=ALLOWED
 
 // UNMATCHED: error: {{.*}}override pattern 'encoder.*' matches no layer
 // FORM: error: {{.*}}an override must be pattern=recipe, got 'lm_head'
+// RECIPE: error: option 'recipe' of scaled-apply-recipe: {{.*}}got 'mxfp9'; did you mean 'mxfp8'?
+// CHOICE: error: {{.*}}unmatched must be fail or allow, got 'maybe'
+// ALLOWED: layer = "layers.0.q", lhs_scheme = #mxfp8_1x32
 
 // CHECK-LABEL: func.func @model
 // ALL-LABEL: func.func @model

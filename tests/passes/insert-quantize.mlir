@@ -1,6 +1,6 @@
-// RUN: steelyard-opt %s -p 'scaled-insert-quantize{recipe=mxfp8}' | FileCheck %s --check-prefix=MX
-// RUN: steelyard-opt %s -p 'scaled-insert-quantize{recipe=fp8-block},cse' | FileCheck %s --check-prefix=BLOCK
-// RUN: steelyard-opt %s -p 'scaled-insert-quantize{recipe=fp8-current}' | FileCheck %s --check-prefix=CURRENT
+// RUN: steelyard-opt %s -p 'scaled-apply-recipe{recipe=mxfp8 without-parameters},scaled-insert-quantize' | FileCheck %s --check-prefix=MX
+// RUN: steelyard-opt %s -p 'scaled-apply-recipe{recipe=fp8-block without-parameters},scaled-insert-quantize,cse' | FileCheck %s --check-prefix=BLOCK
+// RUN: steelyard-opt %s -p 'scaled-apply-recipe{recipe=fp8-current without-parameters},scaled-insert-quantize' | FileCheck %s --check-prefix=CURRENT
 
 // The three GEMMs of one linear layer: each reads the copies that its kind needs, in the format of their role.
 
@@ -31,7 +31,7 @@ func.func @linear(%x: tensor<?x64xbf16>, %w: tensor<48x64xbf16>, %dy: tensor<?x4
 }
 
 // A delayed scale is state: one argument for each layer and role, however often it is read.
-// RUN: steelyard-opt %s -p 'scaled-insert-quantize{recipe=fp8-delayed}' | FileCheck %s --check-prefix=DELAYED
+// RUN: steelyard-opt %s -p 'scaled-apply-recipe{recipe=fp8-delayed without-parameters},scaled-insert-quantize' | FileCheck %s --check-prefix=DELAYED
 // DELAYED-LABEL: func.func @linear
 // DELAYED-SAME: %arg4: tensor<f32> {scaled.state = "mlp.up.input.scale"}, %arg5: tensor<f32> {scaled.state = "mlp.up.weight.scale"}, %arg6: tensor<f32> {scaled.state = "mlp.up.grad_output.scale"})
 // DELAYED: "scaled.quantize"(%arg0, %arg4) {layer = "mlp.up"
@@ -40,7 +40,7 @@ func.func @linear(%x: tensor<?x64xbf16>, %w: tensor<48x64xbf16>, %dy: tensor<?x4
 // DELAYED: "scaled.quantize"(%arg1, %arg5)
 
 // In a function with gradients, random bits are state that moves on at the end, as delayed scales do.
-// RUN: steelyard-opt %s -p 'scaled-insert-quantize{recipe=nvfp4}' | FileCheck %s --check-prefix=RANDOM
+// RUN: steelyard-opt %s -p 'scaled-apply-recipe{recipe=nvfp4 without-parameters},scaled-insert-quantize' | FileCheck %s --check-prefix=RANDOM
 // RANDOM-LABEL: func.func @training
 // RANDOM-SAME: %arg2: tensor<8x48xf32> {scaled.tangent}, %arg3: tensor<2xi64> {scaled.state = "rng"})
 // RANDOM-SAME: -> (tensor<8x48xf32>, tensor<8x64xf32> {scaled.gradient = "input 0"}, tensor<2xi64> {scaled.state = "rng"})

@@ -44,7 +44,7 @@
 // RUN: steelyard-opt --help | FileCheck %s --check-prefix=HELP
 // HELP: --pass-pipeline
 // HELP: scaled-apply-recipe
-// HELP: recipe=<str> (required)
+// HELP: recipe=<Recipe> (required)
 
 // RUN: steelyard-opt --version | FileCheck %s --check-prefix=VERSION
 // VERSION: steelyard-opt {{[0-9.]+}}, torch-mlir {{[0-9]+}}

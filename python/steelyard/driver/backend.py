@@ -10,9 +10,10 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 
 from steelyard.driver.captured import CapturedGraph
+from steelyard.driver.compilation import Compilation
 from steelyard.driver.gathered_parameters import is_gathered
 from steelyard.driver.quantized_inputs import as_plain
-from steelyard.driver.stages import Compilation, Settings, make_settings
+from steelyard.driver.settings import Settings, make_settings
 from steelyard.driver.stored_weights import store_weights
 from steelyard.driver.training import JointGraph, JointPrograms, make_thin_graphs, run_graph
 from steelyard.errors import RecipeError, UnsupportedModelError
@@ -20,6 +21,7 @@ from steelyard.frontend.importer import import_graph, lift_constants
 from steelyard.ir.functions import functions_of
 from steelyard.runtime.cuda.devices import device_among, target_among
 from steelyard.runtime.program import Program
+from steelyard.runtime.state import State
 from steelyard.runtime.weights import Weights
 from steelyard.targets import CPU, CUDA, check_target
 
@@ -27,8 +29,10 @@ from steelyard.targets import CPU, CUDA, check_target
 class Backend:
     """Compiles the graphs of one net. `compilations` has one entry a graph, in the order of compilation."""
 
-    def __init__(self, settings: Settings, root: torch.nn.Module | None = None):
+    def __init__(self, settings: Settings, root: torch.nn.Module | None = None, state: State | None = None):
         self.settings = settings
+        self.state = State() if state is None else state
+        """The net's state by name, shared by all its programs."""
         self.root = root
         self.compilations: list[Compilation] = []
         self.weights = Weights(functools.partial(is_gathered, root))
@@ -85,7 +89,7 @@ class Backend:
         if self.settings.weights != "quantized" or self.root is None or self._settled == len(self.compilations):
             return
         programs = {id(c): c.program for c in self.compilations if c.program is not None}
-        replaced, self.kept_weights = store_weights(self.root, programs.values(), self.settings.state)
+        replaced, self.kept_weights = store_weights(self.root, programs.values(), self.state)
         self._outdated += [
             compilation
             for compilation in self.compilations
@@ -117,7 +121,7 @@ class Backend:
         joint.drop_missing_gradients()
 
         def build(layers: Mapping[torch.fx.Node, str], parameters: Sequence[str | None]) -> Program:
-            compilation = Compilation(settings, self.weights)
+            compilation = Compilation(settings, self.state, self.weights)
             known = [*parameters, *unnamed]
             module = import_graph(joint.graph, compilation.context, name="joint", layers=layers, parameters=known)
             with compilation.context:
@@ -136,7 +140,7 @@ class Backend:
         parameters = [*parameters, *(None for _ in constants)]
 
         def build(layers: Mapping[torch.fx.Node, str], parameters: Sequence[str | None]) -> Program:
-            compilation = Compilation(settings, self.weights)
+            compilation = Compilation(settings, self.state, self.weights)
             module = import_graph(aten.graph, compilation.context, name="forward", layers=layers, parameters=parameters)
             program = compilation.run(module)
             self._add(compilation)

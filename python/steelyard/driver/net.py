@@ -13,11 +13,14 @@ from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit
 from steelyard import recipes
 from steelyard.dialect.printing import nest_modules
 from steelyard.driver.backend import Backend
+from steelyard.driver.compilation import CUDA_STAGES
 from steelyard.driver.explanation import Explanation
 from steelyard.driver.memory import Memory, parameter_bytes, tensor_bytes
-from steelyard.driver.stages import CUDA_STAGES, STAGES, Settings, make_settings
+from steelyard.driver.settings import Settings, make_settings
+from steelyard.driver.stages import STAGES
 from steelyard.errors import RecipeError, SteelyardError, TargetError, UnsupportedModelError
 from steelyard.runtime.cuda.devices import device_among, target_among
+from steelyard.runtime.state import State
 from steelyard.targets import CPU, CUDA, check_target
 
 # Beyond its limit torch runs the model uncompiled, with a line in a log. Patches of its settings are a thread's own.
@@ -69,9 +72,9 @@ def compile(
     return _make_net(model, settings)
 
 
-def _make_net(model: torch.nn.Module, settings: Settings) -> "CompiledModule":
+def _make_net(model: torch.nn.Module, settings: Settings, state: State | None = None) -> "CompiledModule":
     net = _share(model)
-    object.__setattr__(net, "_steelyard", _State(model, Backend(settings, net)))
+    object.__setattr__(net, "_steelyard", _State(model, Backend(settings, net, state)))
     return net
 
 
@@ -222,7 +225,8 @@ class CompiledModule(torch.nn.Module):
 
     def __reduce_ex__(self, protocol):
         # A copy, or what is loaded from a file, compiles anew.
-        return _make_net, (self._steelyard.model, self._steelyard.backend.settings)
+        backend = self._steelyard.backend
+        return _make_net, (self._steelyard.model, backend.settings, backend.state)
 
     def __getattr__(self, name: str) -> Any:
         # While torch captures a call, submodules are themselves: what they do becomes part of the caller's graph.
@@ -245,7 +249,7 @@ class CompiledModule(torch.nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self._steelyard.name is not None:
             return
-        for name, tensor in self._steelyard.backend.settings.state.tensors.items():
+        for name, tensor in self._steelyard.backend.state.tensors.items():
             destination[f"{prefix}{_STATE_PREFIX}{name}"] = tensor
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
@@ -254,7 +258,7 @@ class CompiledModule(torch.nn.Module):
         own = f"{prefix}{_STATE_PREFIX}"
         unexpected[:] = [key for key in unexpected if not key.startswith(own)]
         loaded = {key.removeprefix(own): t.detach().clone() for key, t in state_dict.items() if key.startswith(own)}
-        self._steelyard.backend.settings.state.put(loaded)
+        self._steelyard.backend.state.put(loaded)
         self.requantize()
 
     def lower(self, *arguments, **keywords) -> "CompiledModule":
@@ -265,7 +269,7 @@ class CompiledModule(torch.nn.Module):
         """
         backend = self._steelyard.backend
         before = [(buffer, buffer.clone()) for buffer in self.buffers()]
-        state = backend.settings.state
+        state = backend.state
         tensors = dict(state.tensors)
         before += [(tensor, tensor.clone()) for tensor in tensors.values()]
         devices = sorted({p.device.index for p in self.parameters() if p.is_cuda})
@@ -331,7 +335,7 @@ class CompiledModule(torch.nn.Module):
             **parameter_bytes(self.parameters()),
             quantized_weights=backend.weights.nbytes(),
             workspace=sum(program.nbytes() for program in programs if program is not None),
-            state=tensor_bytes(backend.settings.state.tensors.values()),
+            state=tensor_bytes(backend.state.tensors.values()),
         )
         if training is None:
             return report
@@ -356,10 +360,10 @@ class CompiledModule(torch.nn.Module):
                 "the model must have a matrix multiplication, and none was found in what was compiled (torch runs some "
                 "layers, as nn.LSTM, where no compiler sees them); call the model itself, without steelyard.compile"
             )
-        unmatched = set.intersection(*(set(c.unmatched) for c in compilations)) if compilations else set()
+        layers = {row.layer for c in compilations for row in c.rows}
+        unmatched = self._steelyard.backend.settings.overrides.unmatched(layers)
         if unmatched:
-            layers = sorted({row.layer for c in compilations for row in c.rows if row.layer})
-            pattern, known = sorted(unmatched)[0], ", ".join(layers)
+            pattern, known = sorted(unmatched)[0], ", ".join(sorted(filter(None, layers)))
             raise RecipeError(f"override pattern {pattern!r} matches no layer; the layers with GEMMs: {known}")
 
 

@@ -65,7 +65,8 @@ def _compile(arguments: argparse.Namespace) -> Any:
     import torch
 
     import steelyard
-    from steelyard.driver.stages import CUDA_STAGES, STAGES
+    from steelyard.driver.compilation import CUDA_STAGES
+    from steelyard.driver.stages import STAGES
 
     stages = STAGES if arguments.target == "cpu" else (*STAGES, *CUDA_STAGES)
     if arguments.stage and arguments.stage not in stages:

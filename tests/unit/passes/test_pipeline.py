@@ -21,8 +21,8 @@ def names(text: str) -> list[tuple[str, bool]]:
 
 
 def test_our_passes_and_mlirs_mix():
-    text = "scaled-insert-quantize{recipe=mxfp8},canonicalize,cse,func.func(cse,canonicalize{max-iterations=2})"
-    expected = [("scaled-insert-quantize", True), ("canonicalize", False), ("cse", False), ("func.func", False)]
+    text = "scaled-apply-recipe{recipe=mxfp8},canonicalize,cse,func.func(cse,canonicalize{max-iterations=2})"
+    expected = [("scaled-apply-recipe", True), ("canonicalize", False), ("cse", False), ("func.func", False)]
     assert names(text) == expected
     assert names(f"builtin.module({text})") == expected
     assert names("") == names("  ") == []
@@ -30,8 +30,8 @@ def test_our_passes_and_mlirs_mix():
 
 def test_a_named_pipeline_expands_with_its_options():
     elements = parse_pipeline("steelyard-quantized{recipe=nvfp4}")
-    assert elements[0].text == "scaled-apply-recipe{recipe=nvfp4}"
-    assert [element.name for element in elements[-2:]] == ["cse", "scaled-canonicalize"]
+    assert elements[0].text == 'scaled-apply-recipe{recipe=nvfp4 overrides="" attention=false unmatched=fail}'
+    assert [element.name for element in elements[-3:]] == ["cse", "scaled-canonicalize", "scaled-verify-stage"]
 
 
 DEAD_CODE = """
@@ -48,7 +48,7 @@ def test_passes_one_at_a_time():
     module = ir.Module.parse(DEAD_CODE, CONTEXT)
     found = [
         (name, "aten.linear" in str(after), "scaled.matmul" in str(after), "constant.int 7" in str(after))
-        for name, after in run_pass_by_pass(module, "cse,scaled-raise-gemms")
+        for name, after in run_pass_by_pass(module, parse_pipeline("cse,scaled-raise-gemms"))
     ]
     assert found == [("cse", True, False, False), ("scaled-raise-gemms", False, True, False)]
 
@@ -67,7 +67,7 @@ def test_passes_one_at_a_time():
         ("scaled-canonicalize{fast}", "has no option 'fast'"),
         ("scaled-apply-recipe", "needs the option 'recipe'"),
         ("steelyard-quantized{speed=1}", "has no option 'speed'; its options: recipe"),
-        ("scaled-insert-quantize{recipe='a}", "unbalanced quote"),
+        ("scaled-apply-recipe{recipe='a}", "unbalanced quote"),
         (",cse", "a pass name must stand here"),
         ("cse,,cse", "a pass name must stand here"),
     ],

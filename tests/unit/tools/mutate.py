@@ -19,7 +19,7 @@ PIPELINES = (
     "cse,scaled-canonicalize",
     "steelyard-quantized{recipe=mxfp8}",
     "steelyard-quantized{recipe=nvfp4},canonicalize",
-    "scaled-insert-quantize{recipe=fp8-delayed},scaled-hoist-weights",
+    "scaled-apply-recipe{recipe=fp8-delayed without-parameters},scaled-insert-quantize,scaled-hoist-weights",
     "steelyard-raised,steelyard-quantized{recipe=fp8-current},steelyard-fused,scaled-hoist-weights",
     "scaled-merge-quantize,scaled-fuse-producer,scaled-fuse-epilogue,cse",
 )

@@ -139,7 +139,7 @@ def test_an_impossible_folder_for_dumps_or_reproducers_is_said(tmp_path):
     run = opt(f"--mlir-print-ir-tree-dir={blocker}/tree", "-p", "cse", text=GOOD.encode())
     assert run.returncode == 1
     assert "cannot make" in run.stderr.decode()
-    flags = [f"--mlir-pass-pipeline-crash-reproducer={blocker}/r.mlir", "-p", "scaled-apply-recipe{recipe=fp9}"]
+    flags = [f"--mlir-pass-pipeline-crash-reproducer={blocker}/r.mlir", "-p", "scaled-legalize{target=tpu}"]
     run = opt(*flags, text=GOOD.encode())
     assert run.returncode == 1
     assert "no reproducer could be written" in run.stderr.decode()

@@ -103,8 +103,6 @@ def list_passes() -> str:
 
 def describe_passes() -> str:
     """Passes and pipelines with their descriptions and options."""
-    import inspect
-
     from steelyard.passes import all_passes
     from steelyard.passes.pipeline.named import all_pipelines
 
@@ -112,8 +110,8 @@ def describe_passes() -> str:
     for entry in all_passes().values():
         lines += [f"  {entry.name}", textwrap.indent(entry.description, "    ")]
         for option in entry.options:
-            default = "required" if option.default is inspect.Parameter.empty else f"default: {option.default}"
-            lines.append(f"      {option.name}=<{option.type.__name__}>  ({default})")
+            default = "" if option.default_text == "required" else "default: "
+            lines.append(f"      {option.name}=<{option.type.__name__}>  ({default}{option.default_text})")
     lines += ["", "pipelines:"]
     for pipeline in all_pipelines().values():
         lines += [f"  {pipeline.name}", f"    {pipeline.description}", f"    {pipeline.text}"]

@@ -1,0 +1,101 @@
+"""One graph on its way from ATen ops to a program."""
+
+import io
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+from torch_mlir import ir
+
+from steelyard.dialect import make_context
+from steelyard.dialect.printing import print_module
+from steelyard.driver import stages
+from steelyard.driver.explanation import Row, rows_of
+from steelyard.driver.quantizers import UserQuantizers
+from steelyard.driver.settings import Settings
+from steelyard.errors import SteelyardError
+from steelyard.ir.saved import eager_bytes, kept_bytes, shortened
+from steelyard.passes.pipeline.text import run_pass_by_pass
+from steelyard.runtime.program import Program
+from steelyard.runtime.state import State
+from steelyard.runtime.weights import Weights
+from steelyard.targets import cuda_target
+
+CUDA_STAGES = ("gpu", "nvvm", "ptx")
+"""Stages of the generated kernels, which only programs for CUDA have."""
+
+
+class Compilation:
+    """One graph on its way from ATen ops to a program; keeps the text of every stage."""
+
+    def __init__(self, settings: Settings, state: State, weights: Weights):
+        self.settings = settings
+        self._state = state
+        self._weights = weights
+        self.context = make_context()
+        self.stages: dict[str, str] = {}
+        self.rows: list[Row] = []
+        self.notes: list[str] = []
+        """What else lost bits."""
+        self.program: Program | None = None
+        self.kept: Counter[str] = Counter()
+        """Bytes that the forward leaves to the backward, by layer."""
+        self.eager_kept: Counter[str] = Counter()
+        """Bytes that torch would keep."""
+        self.seconds = 0.0
+        """How long the stages took."""
+        self._imported = b""
+        self._lowered = b""
+
+    def run(self, module: ir.Module) -> Program:
+        """Take an imported module through every stage."""
+        start = time.perf_counter()
+        self._imported = _bytecode(module)
+        self._record("traced", module)
+        self.eager_kept = eager_bytes(module.operation)
+        stages.make_raised(module, self.settings)
+        self._record("raised", module)
+        stages.make_quantized(module, self.settings)
+        self._record("quantized", module)
+        stages.make_fused(module, self.settings)
+        self.rows = rows_of(module, self.settings.target)
+        self._record("fused", module)
+        stages.make_partitioned(module, self.settings)
+        self.kept = kept_bytes(module.operation)
+        self.notes = [f"{layer or 'the model'}: {what}" for layer, what in shortened(module.operation)]
+        self._record("partitioned", module)
+        stages.make_lowered(module, self.settings)
+        self._record("lowered", module)
+        quantizers = UserQuantizers(self.settings)
+        self.program = stages.make_program(module, self.settings, self._state, quantizers, self._weights)
+        self._lowered = _bytecode(module)
+        self.seconds = time.perf_counter() - start
+        return self.program
+
+    def stage(self, name: str) -> str:
+        """The text of a stage; kernels are generated when somebody looks at them, or runs them."""
+        if name in CUDA_STAGES and name not in self.stages:
+            target = cuda_target(self.settings.target)
+            if target is None:
+                raise SteelyardError(f"stage {name} is of programs for CUDA, and this net is compiled for the CPU")
+            self.stages[name] = stages.make_kernels(ir.Module.parse(self._lowered, make_context()), target, name)
+        return self.stages[name]
+
+    def replay(self) -> Iterator[tuple[str, str]]:
+        """Take the graph through every pass once more: the name of each pass, and the IR it leaves."""
+        context = make_context()
+        module = ir.Module.parse(self._imported, context)
+        yield "traced", print_module(module.operation)
+        for stage in stages.STAGES[1:]:
+            for pass_name, left in run_pass_by_pass(module, stages.pipeline_of(stage, self.settings)):
+                yield pass_name, print_module(left.operation)
+
+    def _record(self, stage: str, module: ir.Module) -> None:
+        self.stages[stage] = print_module(module.operation)
+
+
+def _bytecode(module: ir.Module) -> bytes:
+    """A module with its locations, which its text leaves out."""
+    buffer = io.BytesIO()
+    module.operation.write_bytecode(buffer)
+    return buffer.getvalue()

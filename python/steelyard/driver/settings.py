@@ -1,0 +1,77 @@
+"""What a user asked for when compiling a model. It never changes; what changes while a net runs is its `State`."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from steelyard import recipes
+from steelyard.errors import RecipeError
+from steelyard.passes.partition import COMPACT
+from steelyard.recipes import Overrides, Recipe
+
+WEIGHTS = ("cached", "quantized")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user asked for."""
+
+    recipe: Recipe
+    overrides: Overrides = field(default_factory=Overrides)
+    attention: bool = False
+    """Quantize the products of attention too."""
+    save: str = ""
+    """`compact`: keep less between forward and backward, some of it in bf16."""
+    check_finite: bool = False
+    """Raise at the first operand of a GEMM that is not finite."""
+    weights: str = "cached"
+    """`cached`: quantized weights are kept beside the parameters; `quantized`: in their place."""
+    target: str = "cpu"
+    """What programs are compiled for, as `steelyard.targets` spells it."""
+
+    def capture(self) -> AbstractContextManager:
+        """What calls run in: attention is captured as the products it consists of where they are to be quantized."""
+        return sdpa_kernel(SDPBackend.MATH) if self.attention else nullcontext()
+
+    def stage_options(self) -> dict[str, dict[str, Any]]:
+        """The options of the pipeline that leads to each stage."""
+        # A pattern that matches nothing in one graph may match in another of the same net.
+        recipe = {"recipe": self.recipe, "overrides": self.overrides, "attention": self.attention, "unmatched": "allow"}
+        return {
+            "raised": {},
+            "quantized": recipe,
+            "fused": {},
+            "partitioned": {"save": self.save},
+            "lowered": {"target": self.target},
+        }
+
+
+def make_settings(
+    recipe: str | Recipe,
+    overrides: Mapping[str, str | Recipe | None] | None = None,
+    *,
+    attention: bool = False,
+    save: str | None = None,
+    check_finite: bool = False,
+    weights: str = "cached",
+    target: str = "cpu",
+) -> Settings:
+    """Settings from what a user says; raises `RecipeError`."""
+    given = (overrides or {}).items()
+    chosen = Overrides({pattern: None if other is None else recipes.get(other) for pattern, other in given})
+    if save not in (None, COMPACT):
+        raise RecipeError(f"save must be None or {COMPACT!r}, got {save!r}")
+    if weights not in WEIGHTS:
+        raise RecipeError(f"weights must be one of {', '.join(WEIGHTS)}, got {weights!r}")
+    return Settings(
+        recipes.get(recipe),
+        chosen,
+        attention=attention,
+        save=save or "",
+        check_finite=check_finite,
+        weights=weights,
+        target=target,
+    )
