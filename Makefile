@@ -49,7 +49,7 @@ test: $(STAMP)-package ## Run every test but the slow ones.
 	@echo "[test] pytest"
 	@$(BIN)/pytest -n $(JOBS) -m 'not slow'
 
-test-slow: $(STAMP)-package ## Run the slow tests: fuzzing, packaging, sanitizers.
+test-slow: $(STAMP)-docs ## Run the slow tests: fuzzing, packaging, documentation site, sanitizers.
 	@echo "[test-slow] pytest"
 	@$(BIN)/pytest -n $(JOBS) -m slow
 	@echo "[test-slow] kernels under AddressSanitizer and UBSan"
@@ -68,8 +68,15 @@ format: $(STAMP)-lint ## Format every source file.
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(filter %.cpp %.h,$(NATIVE))
 
-docs: $(STAMP)-package ## Write the pages that are generated from the code.
+$(STAMP)-docs: $(STAMP)-package
+	@echo "[setup] installing what builds the documentation"
+	@$(PIP) mkdocs mkdocs-material mkdocstrings mkdocstrings-python ruff
+	@touch $@
+
+docs: $(STAMP)-docs ## Write the generated pages, then build the documentation site in build/site.
 	@$(BIN)/python docs/generate.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "[docs] open build/site/index.html"
 
 $(STAMP)-bench: $(STAMP)-package
 	@echo "[setup] installing what the benchmarks compare with"

@@ -1,7 +1,9 @@
 """Writes the reference pages from the code. `--check` only says whether they are up to date."""
 
+import contextlib
 import dataclasses
 import inspect
+import io
 import re
 import sys
 from functools import partial
@@ -37,26 +39,39 @@ def dialect_page() -> str:
 
 def passes_page() -> str:
     """The reference of the passes and pipelines."""
-    parts = [NOTICE, "# Passes\n", _PASSES_INTRODUCTION]
-    for entry in all_passes().values():
-        parts += [f"## `{entry.name}`\n", entry.description + "\n"]
+    parts = [NOTICE, "# Passes\n", _PASSES_INTRODUCTION, "## Pipelines\n", _PIPELINES_INTRODUCTION]
+    for pipeline in all_pipelines().values():
+        options = ", ".join(f"`{name}` (default {_default(value)})" for name, value in pipeline.options.items())
+        parts += [f"### `{pipeline.name}`\n", f"{pipeline.description}{f' Options: {options}.' if options else ''}\n"]
+        parts.append("\n".join(f"{i}. `{each}`" for i, each in enumerate(_passes_of(pipeline.text), start=1)) + "\n")
+    parts.append("## Each pass\n")
+    for entry in _in_order():
+        parts += [f"### `{entry.name}`\n", entry.description + "\n"]
         if entry.options:
             rows = [f"| `{o.name}` | {o.type.__name__} | {o.default_text} |" for o in entry.options]
             parts.append("\n".join(["| option | type | default |", "|---|---|---|", *rows]) + "\n")
-    parts.append("# Pipelines\n")
-    for pipeline in all_pipelines().values():
-        options = ", ".join(f"`{name}` (default {default})" for name, default in pipeline.options.items())
-        parts += [f"## `{pipeline.name}`\n", f"{pipeline.description}{f' Options: {options}.' if options else ''}\n"]
-        parts.append(f"```\n{pipeline.text}\n```\n")
     return "\n".join(parts)
+
+
+def _passes_of(pipeline: str) -> list[str]:
+    return re.findall(r"[\w.-]+(?:\{[^}]*\})?", pipeline)
+
+
+def _in_order() -> list:
+    """The passes as they run in the pipelines, then the others."""
+    running = [name.partition("{")[0] for each in all_pipelines().values() for name in _passes_of(each.text)]
+    passes = all_passes()
+    names = [*dict.fromkeys(name for name in running if name in passes), *passes]
+    return [passes[name] for name in dict.fromkeys(names)]
 
 
 def recipe_page(recipe: recipes.Recipe) -> str:
     """What a recipe quantizes, and its options."""
     name, class_name = recipe.name, type(recipe).__name__
     parts = [NOTICE, f"# `{name}`\n", f"{inspect.getdoc(type(recipe))}\n"]
-    example = f'net = steelyard.compile(model, "{name}")  # or steelyard.recipes.{class_name}(...)'
-    parts += [f"```python\n{example}\n```\n", _RECIPE_TABLE_INTRODUCTION]
+    example = _RECIPE_EXAMPLE.format(name=name, class_name=class_name)
+    parts += [f"```python\n{example}```\n", f'```text title="Output"\n{_printed(example)}```\n']
+    parts += ["## What each operand becomes\n", _RECIPE_TABLE_INTRODUCTION]
     rows = ["| operand | rowwise | columnwise |", "|---|---|---|"]
     for role in recipes.ROLES:
         rows.append(f"| {role} | {' | '.join(_scheme_words(scheme) for scheme in recipe.schemes(role))} |")
@@ -69,26 +84,49 @@ PAGES = {"dialect.md": dialect_page, "passes.md": passes_page} | {
     f"recipes/{name}.md": partial(recipe_page, recipes.get(name)) for name in recipes.NAMES
 }
 
+_RECIPE_EXAMPLE = """\
+import torch
+import steelyard as sy
+
+model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 64))
+net = sy.compile(model, "{name}")  # or sy.recipes.{class_name}(...), with options
+net(torch.randn(32, 64)).sum().backward()
+print(net.explain())
+"""
+
 _RECIPE_TABLE_INTRODUCTION = """\
-What each operand becomes. The forward product reads both operands rowwise; the gradient of the input reads the weight
-columnwise; the gradient of the weight reads both of its operands columnwise.
+The forward product (fprop) reads both operands rowwise. The gradient of the input (dgrad) reads the weight columnwise,
+and the gradient of the weight (wgrad) reads both of its operands columnwise.
 """
 
 _DIALECT_INTRODUCTION = """\
 Quantized tensors and the operations on them. Ops are written in MLIR's generic form. No op has side effects: random
-state and the state of delayed scaling are operands and results, so `cse` and dead-code elimination stay right. Every
-op works on builtin `tensor` and on `!torch.vtensor` operands, with dims that are known only at run time (`?`), and
-takes ragged edges: what is missing in a block counts as zero.
+state and the state of delayed scaling are operands and results, so `cse` and dead-code elimination are safe. Every op
+works on builtin `tensor` and on `!torch.vtensor` operands, with dims that are known only at run time (`?`), and takes
+ragged edges: missing elements of a block count as zero.
 
-Each constraint has a name, which stands in the diagnostic of an op that breaks it. Besides those listed, an op that
-lacks an operand or attribute it declares fails as `<op>_c0`. Types and attributes are checked where an op of the
-dialect uses them: one that only a function's signature or another dialect's op names is not.
+Each constraint has a name, and the diagnostic of an op that breaks it shows that name. An op that lacks an operand or
+attribute it declares fails as `<op>_c0`. Types and attributes are checked where an op of the dialect uses them, not
+where only a function's signature or an op of another dialect names them.
 """
 
 _PASSES_INTRODUCTION = """\
-`steelyard-opt -p 'scaled-canonicalize,func.func(cse)' file.mlir` runs passes on text; ours and MLIR's own mix freely.
-Ours run on a module and cannot be nested in `func.func(...)`.
+`steelyard-opt -p 'scaled-canonicalize,func.func(cse)' file.mlir` runs passes on text. Steelyard's passes and MLIR's own
+mix freely. Steelyard's run on a module and cannot be nested in `func.func(...)`. Each says what IR it takes and what IR
+it leaves.
 """
+
+_PIPELINES_INTRODUCTION = """\
+A pipeline is a named list of passes. There is one for each stage of the compiler, in this order.
+"""
+
+
+def _printed(code: str) -> str:
+    """What a program prints."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        exec(code, {})
+    return "".join(f"{line.rstrip()}\n" for line in output.getvalue().splitlines())
 
 
 def _body(thing: type) -> str:
@@ -148,6 +186,10 @@ def _operation_table(op: type) -> str:
         note = {"single": "", "optional": "optional", "variadic": "any number"}[field.variadicity.name]
         rows.append(f"| {kind} | `{field.name}` | {note} |")
     return "\n".join(rows) + "\n"
+
+
+def _default(value: str) -> str:
+    return f"`{value}`" if value else "empty"
 
 
 def main(arguments: list[str]) -> int:

@@ -5,6 +5,10 @@ Importing this package imports neither torch nor torch_mlir: each name is loaded
 
 from importlib import import_module
 from importlib.metadata import version as _distribution_version
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from steelyard.driver.net import compile as compile
 
 __version__ = _distribution_version("steelyard")
 
