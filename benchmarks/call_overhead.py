@@ -1,4 +1,4 @@
-"""What a compiled call costs above its kernels: many small linears beside the same kernel calls in a loop."""
+"""What a compiled call costs beyond its kernels: many small linears beside the same kernel calls in a loop."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,10 +16,10 @@ RECIPES = ("fp8-current", "mxfp8", "nvfp4")
 
 
 def measure(quick: bool = False) -> Table:
-    """A row a recipe and a depth, in microseconds."""
+    """One row per recipe and depth, in microseconds."""
     depths = (1, 16) if quick else (1, 16, 64, 256)
-    columns = ["recipe", "linears", "eager us", "compiled us", "kernels us", "overhead us", "an op"]
-    table = Table(f"Call overhead: linears of {SIZE}x{SIZE}, one thread", columns)
+    columns = ["recipe", "linears", "eager us", "compiled us", "kernels us", "overhead us", "overhead us per op"]
+    table = Table(f"Call overhead: linears of {SIZE}x{SIZE}, 1 thread", columns)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -30,8 +30,10 @@ def measure(quick: bool = False) -> Table:
     finally:
         torch.set_num_threads(threads)
     progress("")
-    table.notes.append("kernels: the quantizes and GEMMs of one call, recorded and called again by themselves.")
-    table.notes.append("An op: overhead of one of the two that a linear has; 1 linear bears what a call costs at all.")
+    table.notes.append("kernels: the quantizes and GEMMs of one call, recorded and called again on their own.")
+    table.notes.append(
+        "per op: a linear has two, a quantize and a GEMM. With 1 linear they bear the fixed cost of a call."
+    )
     return table
 
 
@@ -47,7 +49,7 @@ def _row(recipe: str, depth: int, repeats: int) -> list[float]:
         calls.clear()
         expected = net(x)
     assert len(calls) == 2 * depth
-    # What was recorded is given the same memory again, so it must still be there: `x`, `expected` and the net's own.
+    # The recorded calls use the same memory again, so it must still exist: `x`, `expected` and the net's own.
     net = steelyard.compile(model, recipe).lower(x)
     compiled, kernels, eager = (
         median_seconds(work, repeats) * 1e6 for work in (lambda: net(x), lambda: _replay(calls), lambda: model(x))
@@ -64,7 +66,7 @@ def _replay(calls: list[tuple[Callable, tuple]]) -> None:
 
 @contextmanager
 def _recorded() -> Iterator[list[tuple[Callable, tuple]]]:
-    """The kernels that programs call, and what with."""
+    """The kernels that programs call, with their arguments."""
     calls: list[tuple[Callable, tuple]] = []
     originals = dict(bound.BINDINGS)
 

@@ -1,9 +1,14 @@
-"""A chart of a group: a bar a ratio, and a line where it is 1."""
+"""A chart of a group: one panel per piece of work, one bar per ratio, and a line where the ratio is 1."""
 
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from report import SPEED
+
 OURS, OTHERS = "#1f6f8b", "#b8b8b8"
+WIDTH, BAR, MARGINS = 12.0, 0.24, 0.75
+"""Inches: of a chart, of a bar's height, and of a row's title and ticks."""
 
 
 def draw(data: dict[str, Any], path: Path) -> None:
@@ -19,41 +24,45 @@ def draw(data: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    places, groups = _places(rows, data["labels"])
-    names = [str(row[data["labels"][-1]]) for row in rows]
-    values = [row[data["ratio"]] for row in rows]
-    colours = [OURS if name.startswith("steelyard") else OTHERS for name in names]
-    figure, axes = pyplot.subplots(figsize=(9, 0.24 * places[-1] + 1.4), layout="constrained")
-    bars = axes.barh(places, values, color=colours, height=0.8)
-    axes.bar_label(bars, fmt="%.3g", padding=3, fontsize=7)
-    axes.axvline(1.0, color="black", linewidth=1)
-    axes.set_yticks(places, names, fontsize=8)
-    for place, group in groups:
-        axes.text(0, place, f" {group}", fontsize=8, fontweight="bold", va="center")
-    axes.margins(x=0.08)
-    axes.set_ylim(places[-1] + 0.6, -0.6)
-    axes.set_xlabel(data["ratio"])
-    axes.set_title(data["title"], fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=110)
+    panels = [(name, list(group)) for name, group in groupby(rows, lambda row: _group(row, data["labels"]))]
+    pairs = [panels[i : i + 2] for i in range(0, len(panels), 2)]
+    heights = [BAR * max(len(group) for _, group in pair) + MARGINS for pair in pairs]
+    size = WIDTH, sum(heights) + MARGINS
+    columns = len(pairs[0])
+    figure, grid = pyplot.subplots(
+        len(pairs), columns, figsize=size, layout="constrained", height_ratios=heights, squeeze=False, sharex="row"
+    )
+    for axes in grid.flat[len(panels) :]:
+        axes.axis("off")
+    for axes, (name, group) in zip(grid.flat, panels, strict=False):
+        _draw_panel(axes, name, group, data)
+    figure.suptitle(f"{data['title']}: {_axis_label(data['ratio'])}", fontsize=11)
+    figure.savefig(path, dpi=100)
     pyplot.close(figure)
 
 
-def _places(rows: list[dict], labels: list[str]) -> tuple[list[float], list[tuple[float, str]]]:
-    """Where each bar stands, and each group of bars with its name above."""
-    places: list[float] = []
-    groups: list[tuple[float, str]] = []
-    place, last = 0.0, None
-    for row in rows:
-        group = ", ".join(_words(label, row[label]) for label in labels[:-1])
-        if group != last:
-            last = group
-            place += 0.4 if groups else 0.0
-            groups.append((place, group))
-            place += 1
-        places.append(place)
-        place += 1
-    return places, groups
+def _draw_panel(axes: Any, name: str, rows: list[dict], data: dict[str, Any]) -> None:
+    names = [str(row[data["labels"][-1]]) for row in rows]
+    colours = [OURS if name.startswith("steelyard") else OTHERS for name in names]
+    bars = axes.barh(range(len(rows)), [row[data["ratio"]] for row in rows], color=colours, height=0.8)
+    axes.axvline(1.0, color="black", linewidth=1)
+    blank = {"facecolor": "white", "edgecolor": "none", "pad": 0.3}
+    axes.bar_label(bars, fmt="%.3g", padding=3, fontsize=7, bbox=blank)
+    axes.set_yticks(range(len(rows)), names, fontsize=8)
+    axes.tick_params(axis="x", labelsize=7)
+    axes.margins(x=0.08)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_title(name, fontsize=9, fontweight="bold", loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _axis_label(ratio: str) -> str:
+    return f"{'speed against float32' if ratio == SPEED else ratio}; above 1 is faster"
+
+
+def _group(row: dict, labels: list[str]) -> str:
+    """What the bars of a panel have in common."""
+    return ", ".join(_words(label, row[label]) for label in labels[:-1])
 
 
 def _words(label: str, value: Any) -> str:

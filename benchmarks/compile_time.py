@@ -1,4 +1,4 @@
-"""How long `steelyard.compile` takes a layer and where, beside torch.compile's inductor, and what the result holds."""
+"""How long `steelyard.compile` takes per layer and in which step, beside inductor, and what the result holds."""
 
 import gc
 import itertools
@@ -25,9 +25,9 @@ STEPS = {
 
 
 def measure(quick: bool = False) -> Table:
-    """A row a depth: seconds of the first call, which compiles, by what took them."""
+    """One row per depth: seconds of the first call, which compiles, and the share of each step."""
     depths = (2, 8) if quick else (2, 6, 12, 24, 48)
-    columns = ["layers", "steelyard s", "capture", *STEPS, "inductor s", "steelyard / inductor", "held MB", "RSS MB"]
+    columns = ["layers", "steelyard s", "capture", *STEPS, "inductor s", "speed, inductor = 1", "held MB", "RSS MB"]
     table = Table("Compile time of a GPT, first call (mxfp8 beside inductor in fp32)", columns)
     seconds: dict[int, float] = {}
     inductor: dict[int, float] = {}
@@ -39,13 +39,13 @@ def measure(quick: bool = False) -> Table:
         progress(f"compiling {depth} layers")
         seconds[depth], shares, held, grown = _measured_call(depth)
         inductor[depth], *_ = _first_call(depth, "inductor")
-        ratio = seconds[depth] / inductor[depth]
+        ratio = inductor[depth] / seconds[depth]
         percents = [f"{share / seconds[depth]:.0%}" for share in shares.values()]
         table.rows.append([str(depth), seconds[depth], *percents, inductor[depth], ratio, held, grown])
     progress("")
     table.notes.append(_slopes("steelyard", seconds))
     table.notes.append(_slopes("inductor", inductor))
-    table.notes.append("held: quantized weights and work memory by net.memory(); RSS: what the process grew by.")
+    table.notes.append("held: quantized weights and work memory by net.memory(). RSS: how much the process grew.")
     return table
 
 
@@ -54,11 +54,11 @@ def _slopes(name: str, seconds: dict[int, float]) -> str:
     pairs = list(itertools.pairwise(depths))
     slopes = [(seconds[b] - seconds[a]) / (b - a) * 1e3 for a, b in pairs]
     words = [f"{a} to {b}: {slope:.0f}" for (a, b), slope in zip(pairs, slopes, strict=True)]
-    return f"{name}, ms a layer from {', '.join(words)}."
+    return f"{name}, ms per layer from {', '.join(words)}."
 
 
 def _measured_call(depth: int) -> tuple[float, dict[str, float], float, float]:
-    """Seconds, those of each step, and megabytes that the net says it holds and that the process grew by."""
+    """Seconds in total and of each step, and megabytes: what the net says it holds, and how much the process grew."""
     spent: dict[str, float] = dict.fromkeys(("capture", *STEPS), 0.0)
     with _timed(spent):
         total, net, grown = _first_call(depth, "steelyard")
@@ -93,7 +93,7 @@ def _timer(function: Any, step: str, spent: dict[str, float]) -> Any:
 
 
 def _first_call(depth: int, compiler: str) -> tuple[float, Any, float]:
-    """Seconds of the first call, the net, and the megabytes that the process grew by."""
+    """Seconds of the first call, the net, and how many megabytes the process grew."""
     torch.manual_seed(0)
     torch._dynamo.reset()
     model = nn.Sequential(*(Block() for _ in range(depth))).eval()
@@ -101,7 +101,7 @@ def _first_call(depth: int, compiler: str) -> tuple[float, Any, float]:
     net = steelyard.compile(model, "mxfp8") if compiler == "steelyard" else torch.compile(model, backend=compiler)
     before = _resident_bytes()
     start = time.perf_counter()
-    # What inductor compiled before lies in its cache on the disk.
+    # Inductor caches on disk what it has compiled.
     with torch.no_grad(), torch.compiler.config.patch(force_disable_caches=True):
         net(x)
     total = time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""What the compiler costs an op: parse, verify, print and each pass, over module sizes."""
+"""What the compiler costs per op: parse, verify, print and each pass, over module sizes."""
 
 import io
 import statistics
@@ -26,24 +26,24 @@ PASSES = (
     "scaled-fuse-epilogue",
     "scaled-hoist-weights",
 )
-# Microseconds an op that the bindings were measured at, with a verifier in Python; reading verifies too. A pass is
-# followed by a verification, and one that rewrites an op needs about 25 for each op it makes.
+# Microseconds per op that the bindings were measured at, with a verifier in Python; reading verifies too. A pass is
+# followed by a verification, and one that rewrites ops needs about 25 for each op it makes.
 EXPECTED = {"parse": 8.0 + 4.0, "verify": 4.0, "print": 8.0, "bytecode write": 0.2, "bytecode read": 0.9 + 4.0}
 
 
 def measure(quick: bool = False) -> Table:
-    """A row a step, a column a size, in microseconds an op, and how the cost grows."""
+    """One row per step and one column per size, in microseconds per op, and how the cost grows."""
     sizes = SIZES[:2] if quick else SIZES
-    columns = ["step", *(f"{size} ops" for size in sizes), "largest / smallest", "expected"]
-    table = Table("Compiler cost (us of CPU time an op)", columns)
+    columns = ["step", *(f"{size} ops" for size in sizes), "growth", "expected"]
+    table = Table("Compiler cost (us of CPU time per op)", columns)
     costs = {size: _costs(size, repeats=3) for size in sizes}
     for step in costs[sizes[0]]:
         figures = [costs[size][step] for size in sizes]
         table.rows.append([step, *figures, figures[-1] / figures[0], EXPECTED.get(step, "")])
     table.notes.append(
-        "Parse to bytecode: on the quantized module. Passes: an op of the module before the first of them."
+        "Parse to bytecode: on the quantized module. Passes: per op of the module before the first of them."
     )
-    table.notes.append("A cost that does not grow with the module has largest / smallest at or below about 1.")
+    table.notes.append("growth: cost per op in the largest module / in the smallest; about 1 where the cost is linear.")
     return table
 
 
@@ -74,7 +74,7 @@ def _costs(size: int, repeats: int) -> dict[str, float]:
 
 
 def _pass_costs(text: str, size: int, context: ir.Context, repeats: int) -> dict[str, float]:
-    """Each pass on what the ones before it left."""
+    """The cost of each pass, run on what the passes before it left."""
     seconds: dict[str, list[float]] = {name: [] for name in PASSES}
     for _ in range(repeats):
         module = ir.Module.parse(text, context)
@@ -88,7 +88,7 @@ def _pass_costs(text: str, size: int, context: ir.Context, repeats: int) -> dict
 
 
 def module_text(size: int) -> str:
-    """A module of linear layers, each reading the one before it, and as many other ops: `size` ops in all."""
+    """A module of linear layers, each reading the one before it, and as many other ops: `size` ops in total."""
     tensor, weight = "!torch.vtensor<[?,64],bf16>", "!torch.vtensor<[64,64],bf16>"
     lines = ["  %none = torch.constant.none", "  %one = torch.constant.int 1"]
     value = "%x"

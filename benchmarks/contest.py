@@ -6,17 +6,17 @@ from typing import Any
 
 import torch
 from machine import pinned
-from report import Table, progress
+from report import SPEED, SPEED_BEST, Table, progress
 from timing import clock_of, interleave
 
 ONLY: list[str] = []
-"""Where not empty: words, one of which the name of a contender must hold; a baseline always runs."""
-COLUMNS = ["work", "threads", "contender", "best ms", "median ms", "speed", "speed, best", "aim", "error", "held MB"]
+"""If not empty, only contenders whose name contains one of these words run; a baseline always runs."""
+COLUMNS = ["work", "threads", "contender", "best ms", "median ms", SPEED, SPEED_BEST, "aim", "error", "held MB"]
 
 
 @dataclass(frozen=True)
 class Contender:
-    """Something that does the work and returns its result, and the bytes that it holds for it."""
+    """Something that does the work and returns its result, and the bytes that it holds to do so."""
 
     run: Callable[[], Any]
     held: int = 0
@@ -34,12 +34,12 @@ Maker = Callable[[], Contender]
 
 
 def contest_table(title: str, baseline: str, held: str = "weights in memory") -> Table:
-    """A table whose rows `compete` adds; speeds are those of the baseline = 1."""
-    table = Table(title, COLUMNS, labels=["work", "threads", "contender"], ratio="speed")
+    """A table whose rows `compete` adds; the baseline has speed 1."""
+    table = Table(title, COLUMNS, labels=["work", "threads", "contender"], ratio=SPEED)
     table.notes = [
         f"speed: time of {baseline} / time, by medians and by the best calls; above 1 is faster than {baseline}.",
-        "1 thread: CPU time of the process, which others on the machine do not add to; more threads: time on the wall.",
-        f"error: of the output, relative to {baseline}'s. held: {held}.",
+        "1 thread: CPU time of the process, to which other processes do not add. More threads: wall time.",
+        f"error: relative error of the output against {baseline}. held: {held}.",
     ]
     return table
 
@@ -55,7 +55,7 @@ def compete(
     aims: Mapping[str, float] | None = None,
     gradients: bool = False,
 ) -> None:
-    """A row a contender; the first is the baseline. None is called more than `calls` times or much over `seconds`."""
+    """One row per contender; the first is the baseline. Each is called at most `calls` times, for about `seconds`."""
     baseline_name = next(iter(makers))
     if ONLY:
         makers = {n: make for n, make in makers.items() if n == baseline_name or any(word in n for word in ONLY)}
@@ -96,12 +96,12 @@ def _prepare(make: Maker) -> tuple[Contender | Absent, torch.Tensor | None]:
     except ImportError as error:
         return Absent("missing", f"{error}; pip install 'steelyard[bench]'"), None
     except Exception as error:
-        # Peers fail in many ways on a machine that they were not made for: each is a result.
+        # Peers fail in many ways on machines that they were not made for: a failure is a result.
         reason = (str(error).strip().splitlines() or [""])[0]
         return Absent("fails", f"{type(error).__name__}: {reason[:120]}"), None
 
 
 def relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:
-    """Of the whole tensor, by the Frobenius norm."""
+    """The relative error of a whole tensor, by the Frobenius norm."""
     difference = output.detach().float().flatten() - expected.detach().float().flatten()
     return (difference.norm() / expected.float().norm()).item()

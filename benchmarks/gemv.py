@@ -3,19 +3,18 @@
 import torch
 from linears import GEMMS, linear, quantized_weight
 from machine import pinned
-from report import Table, progress
+from report import SPEED, SPEED_BEST, Table, progress
 from timing import interleave
 
-# M, N and K, and how many weights take turns so that none is in a cache.
+# M, N = K, and how many weights are used in turn so that none of them is in a cache.
 SHAPES = ((1, 2048, 24), (4, 2048, 24), (8, 2048, 24), (16, 2048, 24), (1, 8192, 1), (4, 8192, 1))
 QUICK_SHAPES = ((1, 2048, 12), (4, 2048, 12))
-SPEED = "speed, torch fp32 = 1"
 AIMS = {("nvfp4", 1): 5.0, ("nvfp4", 4): 5.0, ("fp8", 1): 3.0, ("mxfp8", 1): 2.7}
 
 
 def measure(quick: bool = False) -> Table:
-    """A row a shape and recipe."""
-    columns = ["M x N x K", "weights", "recipe", "us a layer", "GB/s of weights", SPEED, "by best calls", "aim"]
+    """One row per shape and recipe."""
+    columns = ["M x N x K", "weights", "recipe", "us per layer", "GB/s of weights", SPEED, SPEED_BEST, "aim"]
     title = "Linear layer with few rows, weights from DRAM, 1 thread"
     table = Table(title, columns, labels=["M x N x K", "recipe"], ratio=SPEED)
     with pinned(1):
@@ -23,7 +22,10 @@ def measure(quick: bool = False) -> Table:
             progress(f"{M} x {side} x {side}")
             table.rows += _rows(M, side, count, repeats=5 if quick else 15)
     progress("")
-    table.notes.append("Ratios of medians of CPU time; above 1 is faster than torch's float32 product.")
+    table.notes.append(
+        "speed: CPU time of torch's float32 product / CPU time, by medians and by the best calls; above 1 is faster."
+    )
+    table.notes.append("weights: how many are used in turn, so that none of them is in a cache.")
     return table
 
 

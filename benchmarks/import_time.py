@@ -15,8 +15,8 @@ STATEMENTS = {
 
 
 def measure(quick: bool = False) -> Table:
-    """A row a statement; the time of starting Python is taken off."""
-    table = Table("Import time (s, start of Python taken off)", ["statement", "seconds", "aim"])
+    """One row per statement; the time of starting Python is subtracted."""
+    table = Table("Import time (s, without the start of Python)", ["statement", "seconds", "aim"])
     repeats = 3 if quick else 9
     base = 0.0
     for name, statement in STATEMENTS.items():

@@ -1,4 +1,4 @@
-"""Dense layers under jit beside jnp's float32 product, and what one native call costs beyond its kernel."""
+"""Dense layers under jit beside jnp's float32 product, and what a native call costs beyond its kernel."""
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,10 @@ QUICK_SHAPES = ((128, 512, 512),)
 
 
 def measure(quick: bool = False) -> Table:
-    """A row a shape and recipe: times relative to float32 on the same shape, above 1 is faster."""
-    columns = ["M x K x N", "recipe", "float32 fwd ms", "fwd speed-up", "fwd, weight quantized", "fwd + bwd speed-up"]
-    table = Table("JAX dense under jit (float32 time / time)", columns)
+    """One row per shape and recipe."""
+    speeds = ["speed, forward", "speed, forward, weight quantized before", "speed, forward and backward"]
+    columns = ["M x K x N", "recipe", "float32 forward ms", *speeds]
+    table = Table("JAX dense under jit", columns)
     repeats = 3 if quick else 9
     for M, K, N in QUICK_SHAPES if quick else SHAPES:
         rng = np.random.default_rng(0)
@@ -33,6 +34,7 @@ def measure(quick: bool = False) -> Table:
             row = [f"{M}x{K}x{N}", name, base * 1e3, base / forward, base / ready, base_step / step]
             table.rows.append(row)
     progress("")
+    table.notes.append("speed: time of jnp's float32 product / time, by medians; above 1 is faster.")
     table.notes.append(
         f"A native call on a 2x32 array under jit costs {_call_microseconds(repeats):.1f} us more than an addition."
     )
@@ -48,7 +50,7 @@ def _step(layer):
 
 
 def _with_quantized_weight(quantizers, x, kernel):
-    """A forward whose weight was quantized before, as in inference."""
+    """A forward whose weight was quantized earlier, as in inference."""
     weight = jax.jit(lambda w: quantizers.kernel.quantize(w, rowwise=False)[1])(kernel)
 
     @jax.jit
@@ -64,7 +66,7 @@ def _seconds(function, arguments, repeats: int) -> float:
 
 
 def _call_microseconds(repeats: int) -> float:
-    """The time of a chain of tiny native calls, over that of as many additions, a call."""
+    """How much longer a tiny native call takes than an addition, from a chain of each."""
     calls = 64
     x = jnp.ones((2, 32))
 

@@ -27,7 +27,7 @@ def quantized_weight(w: torch.Tensor, scheme: Scheme):
 
 
 def linear(x: torch.Tensor, scheme: Scheme, weight, out: torch.Tensor) -> Callable[[], None]:
-    """x w^T with the quantization of x, as programs run it: in memory that was planned before, and nothing checked."""
+    """x w^T with the quantization of x, as programs run it: in memory planned ahead, and without checks."""
     M, K = x.shape
     copy = empty_copy(scheme, (M, K), columnwise=False)
 

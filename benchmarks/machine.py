@@ -24,7 +24,7 @@ def describe() -> dict[str, str]:
 
 
 def load() -> str:
-    """How many processes wanted to run, over the last 1, 5 and 15 minutes."""
+    """How many processes wanted to run, on average over the last 1, 5 and 15 minutes."""
     return " ".join(f"{value:.1f}" for value in os.getloadavg())
 
 
@@ -34,7 +34,7 @@ def thread_counts() -> tuple[int, ...]:
 
 
 def limit(cores: int) -> None:
-    """Use only the first so many cores."""
+    """Use only the first cores, this many."""
     del _CORES[cores:]
 
 

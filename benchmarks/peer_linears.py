@@ -1,4 +1,4 @@
-"""Linears beside those of the peers, quantizing the activation included."""
+"""Linears beside those of the peers, quantization of the activation included."""
 
 from functools import partial
 
@@ -10,7 +10,7 @@ from report import Table
 
 
 def measure(quick: bool = False) -> Table:
-    """A row a contender, a number of rows and a number of threads."""
+    """One row per contender, number of rows and number of threads."""
     width, stack = (1024, 4) if quick else (2048, 16)
     table = contest_table(f"Linears of {width} x {width} beside peers", "torch fp32")
     for threads in (1,) if quick else thread_counts():
@@ -32,4 +32,4 @@ def _row(table: Table, threads: int, rows: int, count: int, width: int, seconds:
         **{f"torchao {kind}": partial(peers.torchao, model, inputs, kind) for kind in peers.TORCHAO},
         **{f"OpenVINO {mode} weights": partial(peers.openvino, model, inputs, mode) for mode in peers.OPENVINO},
     }
-    compete(table, f"M={rows}, {count} in a row", threads, makers, calls=25, seconds=seconds)
+    compete(table, f"M={rows}, {count} linear{'s' if count > 1 else ''}", threads, makers, calls=25, seconds=seconds)

@@ -1,4 +1,4 @@
-"""A model as this project and as its peers run it. What a peer needs is imported when it is made."""
+"""A model as Steelyard and its peers run it. What a peer needs is imported when the peer is made."""
 
 import contextlib
 import copy
@@ -20,7 +20,7 @@ OPENVINO = ("FP8_E4M3", "MXFP8_E4M3", "MXFP4", "NVFP4")
 
 
 def eager(model: nn.Module, inputs: Inputs) -> Contender:
-    """torch, as the model is."""
+    """The model in eager torch."""
     return Contender(lambda: model(*inputs), nbytes(model))
 
 
@@ -46,7 +46,7 @@ def ours(model: nn.Module, inputs: Inputs, recipe: str) -> Contender:
 
 
 def scaled_mm(model: nn.Module, inputs: Inputs) -> Contender:
-    """torch._scaled_mm: E4M3 with one scale a tensor."""
+    """torch._scaled_mm: E4M3 with one scale per tensor."""
     low = _replace_linears(copy.deepcopy(model), _ScaledMatmulLinear)
     return Contender(lambda: low(*inputs), nbytes(low))
 
@@ -143,5 +143,5 @@ def _quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def linears(count: int, width: int) -> nn.Module:
-    """A stack of linears: several, so that a cache does not keep what one call leaves to the next."""
+    """A stack of linears: several of them, so that no cache holds their weights from one call to the next."""
     return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(count))).eval()

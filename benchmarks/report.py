@@ -1,14 +1,23 @@
-"""Tables of measurements."""
+"""Tables of measurements.
+
+Every ratio is a speed: the time of the baseline divided by the time, so that above 1 is faster. The baseline is float32
+in the same framework, on the same threads, unless the name of the column names another.
+"""
 
 import sys
 from dataclasses import dataclass, field
+
+SPEED = "speed"
+"""Against float32, by the medians of the calls."""
+SPEED_BEST = "speed, best"
+"""Against float32, by the best calls."""
 
 
 @dataclass
 class Table:
     """Rows of cells under a title; a float prints with three significant digits.
 
-    `labels` are the columns that name a row and `ratio` the one that a chart draws, where there is something to draw.
+    `labels` are the columns that name a row. `ratio` is the column that a chart draws, or empty for no chart.
     """
 
     title: str
@@ -49,7 +58,7 @@ def cell_text(value: str | float) -> str:
 
 
 def progress(text: str) -> None:
-    """Say what is being measured: on a terminal on a line that the next one overwrites."""
+    """Say what is being measured; on a terminal, the next call overwrites the line."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
     elif text:

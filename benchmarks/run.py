@@ -1,6 +1,6 @@
 """Runs the benchmarks: `python benchmarks/run.py [GROUP ...]`.
 
-Prints a table a group; writes JSON and a chart of each into results/, or results/quick/.
+Prints one table per group, and writes each as JSON and as a chart into results/, or results/quick/.
 """
 
 import argparse
@@ -17,8 +17,8 @@ sys.path.insert(0, str(HERE))
 import machine  # noqa: E402
 from report import Table  # noqa: E402
 
-# Each is a module whose `measure(quick)` returns a table. A module is imported when its group runs: what one needs, the
-# others need not have.
+# Each is a module whose `measure(quick)` returns a table. It is imported when its group runs, so that a group needs only
+# what it imports itself.
 GROUPS = {
     "import": "import_time",
     "compiler": "compiler",
@@ -34,7 +34,7 @@ GROUPS = {
     "scaling": "scaling",
     "threads": "thread_scaling",
 }
-# What `--quick` runs where no group is named: two minutes hold no compilations by inductor.
+# What `--quick` runs if no group is named. It takes two minutes, too few for inductor to compile.
 QUICK_GROUPS = ("gemm", "gemv", "quantizers", "call", "models", "training", "peers", "scaling", "threads")
 
 
@@ -44,10 +44,12 @@ def main() -> int:
     everything = f"any of {', '.join(GROUPS)}; all by default, with --quick {', '.join(QUICK_GROUPS)}"
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=everything)
     parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer repeats")
-    parser.add_argument("--cores", type=int, help="use at most so many; all by default")
-    parser.add_argument("--only", default="", help="contenders whose names hold one of these words: steelyard,inductor")
+    parser.add_argument("--cores", type=int, help="use at most this many; all by default")
+    parser.add_argument(
+        "--only", default="", help="run only contenders whose names contain one of these words: steelyard,inductor"
+    )
     arguments = parser.parse_args()
-    # `make bench GROUPS=gemm,models` gives them in one word.
+    # `make bench GROUPS=gemm,models` passes them as one word.
     groups = [name for word in arguments.groups for name in word.split(",") if name]
     groups = groups or list(QUICK_GROUPS if arguments.quick else GROUPS)
     unknown = sorted(set(groups) - GROUPS.keys())
@@ -70,7 +72,7 @@ def main() -> int:
 
 
 def _run(name: str, arguments: argparse.Namespace) -> bool:
-    """Measure a group; one that fails leaves the others their turn."""
+    """Measure a group. If it fails, the others still run."""
     start, before = time.perf_counter(), machine.load()
     try:
         table: Table = importlib.import_module(GROUPS[name]).measure(quick=arguments.quick)

@@ -1,4 +1,4 @@
-"""What a second thread gives: quantize and GEMM on all threads beside one, with torch's own products for comparison."""
+"""What more threads give: quantize and GEMM on all threads beside one, and torch's own products for comparison."""
 
 import time
 from collections.abc import Callable
@@ -15,14 +15,16 @@ AIM = 1.8
 
 
 def measure(quick: bool = False) -> Table:
-    """A row a shape and a contender."""
+    """One row per shape and contender."""
     columns = ["M x N x K", "threads", "contender", "ms, 1 thread", "ms, threads", "speed, 1 thread = 1", "aim"]
-    table = Table("Threads", columns, labels=["M x N x K", "threads", "contender"], ratio="speed, 1 thread = 1")
+    table = Table(
+        "What more threads give", columns, labels=["M x N x K", "threads", "contender"], ratio="speed, 1 thread = 1"
+    )
     for threads in thread_counts()[1:]:
         for shape in SHAPES[:1] if quick else SHAPES:
             table.rows += _rows(shape, threads, calls=7 if quick else 25)
     progress("")
-    table.notes.append("By the best calls, on the wall: beside other processes only those have all cores.")
+    table.notes.append("By the best calls, in wall time: beside other processes, only those had all cores.")
     if not table.rows:
         table.notes.append("There is one core only.")
     return table

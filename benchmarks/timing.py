@@ -1,4 +1,4 @@
-"""Timing in turns: what disturbs one piece of work disturbs all."""
+"""Timing in turns, so that what disturbs one piece of work disturbs all."""
 
 import math
 import statistics
@@ -24,9 +24,9 @@ def interleave(
     seconds: float = math.inf,
     clock: Callable[[], float] = time.process_time,
 ) -> dict[Any, Times]:
-    """Each piece of work in turn, after a first round that is not counted.
+    """Time each piece of work in turn, after a first round that is not counted.
 
-    None is called more than `calls` times, or, after the first few, once it has taken `seconds`.
+    Each is called at most `calls` times. After the first few calls it stops once it has taken `seconds` in total.
     """
     taken: dict[Any, list[float]] = {name: [] for name in works}
     for work in works.values():
@@ -42,7 +42,7 @@ def interleave(
 
 
 def clock_of(threads: int) -> Callable[[], float]:
-    """For one thread the CPU time of the process, which others on the machine do not add to; for more the wall's."""
+    """CPU time of the process for one thread, to which other processes do not add; wall time for more threads."""
     return time.process_time if threads == 1 else time.perf_counter
 
 

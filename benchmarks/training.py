@@ -1,4 +1,4 @@
-"""A training step of a GPT by every recipe, beside eager fp32 and torchao's emulated FP8 and MXFP8; what is kept."""
+"""A training step of a GPT by every recipe, beside eager fp32 and torchao's emulated FP8 and MXFP8; bytes kept."""
 
 import copy
 from collections.abc import Callable
@@ -15,14 +15,14 @@ from torch.nn import functional
 import steelyard
 from steelyard import recipes
 
-# Time of eager fp32 over that of a step: at most 1.1 and 1.0 of its time.
+# Speeds against eager fp32.
 AIMS = {"steelyard mxfp8": 1 / 1.1, "steelyard nvfp4": 1.0}
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def measure(quick: bool = False) -> Table:
-    """A row a way to train: forward, backward and optimizer, and what is kept in between."""
-    held = "what autograd keeps from the forward to the backward, parameters apart"
+    """One row per way to train: forward, backward and optimizer, and the bytes kept in between."""
+    held = "what autograd keeps from the forward to the backward, without parameters"
     table = contest_table("A training step: forward, backward, AdamW", "eager fp32", held)
     layers, width, tokens = (2, 128, 128) if quick else (4, 512, 512)
     for threads in (1,) if quick else thread_counts():
@@ -33,7 +33,7 @@ def measure(quick: bool = False) -> Table:
         makers = {name: partial(_contender, make, model, batch) for name, make in _ways(quick).items()}
         work = f"GPT {layers} x {width}, {tokens} tokens"
         compete(table, work, threads, makers, calls=15, seconds=0.5 if quick else 8.0, aims=AIMS, gradients=True)
-    table.notes.append("error: of the loss of the first step.")
+    table.notes.append("The error is that of the loss of the first step.")
     if quick:
         table.notes.append("Quick: without inductor.")
     return table
@@ -70,7 +70,7 @@ def _torchao_mxfp8(model: nn.Module) -> nn.Module:
 
 
 def _contender(make: Callable[[nn.Module], nn.Module], model: nn.Module, batch: Batch) -> Contender:
-    """A copy of the model that is trained a step a call."""
+    """A copy of the model; each call trains it for one step."""
     net = make(copy.deepcopy(model))
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-5)
 
@@ -100,7 +100,7 @@ def _kept_bytes(net: nn.Module, batch: Batch) -> int:
             storages[storage._cdata] = storage.nbytes()
         return tensor
 
-    # What is compiled at the first call is not what a step keeps.
+    # The first call compiles, and may keep more than a step does.
     _loss(net, batch).backward()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         loss = _loss(net, batch)

@@ -1,4 +1,4 @@
-"""Whole models beside eager torch, inductor and the peers that run them: a forward of a GPT, a step of a decoder."""
+"""Whole models beside eager torch, inductor and the peers that run them: a GPT forward and a decoding step."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ from report import Table
 
 
 def measure(quick: bool = False) -> Table:
-    """A row a contender, a model and a number of threads."""
+    """One row per contender, model and number of threads."""
     table = contest_table("Whole models, inference", "eager fp32")
     if quick:
         table.notes.append("Quick: without inductor, bf16, torchao's NVFP4 and OpenVINO's MXFP4.")

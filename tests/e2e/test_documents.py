@@ -10,7 +10,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # Attributes through which a page loads something, and what style sheets load.
-_LOADED = re.compile(r"""<(?:script|img|iframe|source)\b[^>]*?\bsrc=["']?([^"'\s>]+)|<link\b[^>]*?\bhref=["']?([^"'\s>]+)""")
+_LOADED = re.compile(
+    r"""<(?:script|img|iframe|source)\b[^>]*?\bsrc=["']?([^"'\s>]+)|<link\b[^>]*?\bhref=["']?([^"'\s>]+)"""
+)
 _LOADED_BY_STYLE = re.compile(r"""url\(["']?([^"')]+)|@import\s+["']([^"']+)""")
 
 
@@ -78,7 +80,7 @@ def test_blocks_of_a_page_share_names_and_files(tmp_path):
     text = (
         '```text title="numbers.txt"\n1\n2\n```\n'
         "```python\nfrom pathlib import Path\nnumbers = Path('numbers.txt').read_text().split()\n```\n"
-        '```python\nprint(numbers)\n```\n```text title="Output"\n[\'1\', \'2\']\n```\n'
+        "```python\nprint(numbers)\n```\n```text title=\"Output\"\n['1', '2']\n```\n"
         "```console\n$ cat numbers.txt\n1\n2\n$ wc -l < numbers.txt\n3\n```\n"
     )
     (difference,) = run_pages.run_page(page_of(tmp_path, text))

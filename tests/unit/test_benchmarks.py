@@ -74,6 +74,39 @@ def test_a_contest_shows_ratios_and_what_cannot_run(harness):
     assert "long trace" not in notes
 
 
+def test_documents_are_stale_where_their_speeds_are_not_those_of_the_results(harness, tmp_path, monkeypatch, capsys):
+    page = harness("page")
+    summary = tmp_path / "summary.md"
+    summary.write_text(f"before\n{page.BEGIN}\n| | mxfp8 |\n{page.END}\nafter\n")
+    monkeypatch.setattr(page, "SUMMARIES", (summary,))
+    assert page.main(["--check"]) == 1
+    assert "summary.md is stale" in capsys.readouterr().err
+    assert page.main([]) == 0
+    text = summary.read_text()
+    results = json.loads((BENCHMARKS / "results" / "models.json").read_text())["rows"]
+    decode = {row["contender"]: row for row in results if row["work"].startswith("Llama") and row["threads"] == "1"}
+    ratio = decode["eager fp32"]["median ms"] / decode["steelyard nvfp4"]["median ms"]
+    (row,) = (line for line in text.splitlines() if "decoding step" in line)
+    assert float(row.split("|")[-2]) == pytest.approx(ratio, abs=0.005)
+    assert text.startswith(f"before\n{page.BEGIN}\n")
+    assert text.endswith(f"{page.END}\nafter\n")
+
+
+def test_every_ratio_is_a_speed_with_its_baseline_at_one(harness):
+    """Above 1 is faster: a row that takes less time than the baseline of its work has the larger number."""
+    for name in ("models", "training", "peers"):
+        rows = json.loads((BENCHMARKS / "results" / f"{name}.json").read_text())["rows"]
+        for row in rows:
+            if isinstance(row["best ms"], str):
+                continue
+            base = next(r for r in rows if (r["work"], r["threads"]) == (row["work"], row["threads"]))
+            assert row["speed"] == pytest.approx(base["median ms"] / row["median ms"]), row
+            assert row["speed, best"] == pytest.approx(base["best ms"] / row["best ms"]), row
+    for row in json.loads((BENCHMARKS / "results" / "threads.json").read_text())["rows"]:
+        assert row["speed, 1 thread = 1"] == pytest.approx(row["ms, 1 thread"] / row["ms, threads"]), row
+    assert harness("charts")._axis_label("speed") == "speed against float32; above 1 is faster"
+
+
 def test_every_group_can_be_named(harness):
     run = harness("run")
     for module in run.GROUPS.values():
@@ -93,7 +126,8 @@ def test_an_unknown_group_is_refused_with_those_that_there_are():
 def test_the_page_shows_the_results_that_are_kept(harness):
     page = harness("page")
     text = page.page()
-    assert page.PAGE.read_text() == text, "docs/performance.md is stale: run `python benchmarks/page.py`"
+    assert page.main(["--check"]) == 0, "documents are stale: run `python benchmarks/page.py`"
+    assert page.PAGE.read_text() == text
     for path in (BENCHMARKS / "results").glob("*.json"):
         data = json.loads(path.read_text())
         assert data["machine"]["CPU"], path.name
