@@ -17,8 +17,8 @@ sys.path.insert(0, str(HERE))
 import machine  # noqa: E402
 from report import Table  # noqa: E402
 
-# Each is a module whose `measure(quick)` returns a table. It is imported when its group runs: a group needs only what it
-# imports itself.
+# Each is a module whose `measure(quick)` returns a table. It is imported when its group runs, so a group only needs
+# what it imports itself.
 GROUPS = {
     "import": "import_time",
     "compiler": "compiler",

@@ -11,7 +11,7 @@ from steelyard.formats.activations import EPILOGUES
 
 
 class EpilogueOp(ScaledOp, name="epilogue", traits=[ext.Pure]):
-    """What a GEMM does to its product, on its own: epilogue(source + bias) + residual, or accumulator + source.
+    """An epilogue as an op of its own: epilogue(source + bias) + residual, or accumulator + source.
 
     Computed in f32 and rounded once. `preactivation` is source + bias, for a backward that reads it.
 

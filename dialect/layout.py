@@ -27,7 +27,7 @@ class PadOp(ScaledOp, name="pad", traits=[ext.Pure]):
 
     Constraints:
     - pad_c1: source and result are tensors of f32, bf16 or f16, or both !scaled.tensor with the same copies
-    - pad_c2: there is one multiple a dim, each at least 1
+    - pad_c2: there is one multiple per dim, each at least 1
     - pad_c3: each dim of the result is the source's, rounded up
     - pad_c4: copies are in the compact layout
     """
@@ -72,7 +72,7 @@ def padded_shape(shape: Shape, multiples: Sequence[int]) -> Shape:
 
 
 class UnpadOp(ScaledOp, name="unpad", traits=[ext.Pure]):
-    """Keep the first elements of each dim. `sizes` are those of the result's dims that are known only at run time.
+    """Keep the first elements of each dim. `sizes` are the sizes of the result's dims that are known only at run time.
 
     Constraints:
     - unpad_c1: source and result are tensors of f32, bf16 or f16, or both !scaled.tensor with the same copies
@@ -112,7 +112,7 @@ def unpad(
 
 
 class FlattenOp(ScaledOp, name="flatten", traits=[ext.Pure]):
-    """A quantized tensor as the matrix that it is stored as: the dims before the last are one.
+    """A quantized tensor as the matrix that it is stored as: the dims before the last become one.
 
     Constraints:
     - flatten_c1: source is a !scaled.tensor with at least one dim before the last
@@ -152,9 +152,9 @@ def flat_shape(shape: Shape) -> tuple[int | None, int | None]:
 
 
 class TurnOp(ScaledOp, name="turn", traits=[ext.Pure]):
-    """Turn the codes of a columnwise MX copy, which lie as in the matrix, to lie along the reduction.
+    """Turn the codes of a columnwise MX copy, which are stored as in the matrix, so that they lie along the reduction.
 
-    Scales stay as they are. Columnwise copies of other families are stored turned.
+    Scales stay as they are. Columnwise copies of other families are always stored turned.
 
     Constraints:
     - turn_c1: source is a matrix with one copy, a columnwise one with f8E8M0FNU scales in the compact layout
@@ -226,10 +226,10 @@ def swizzled(info: ScaledInfo) -> ScaledInfo:
 
 
 class PackOp(ScaledOp, name="pack", traits=[ext.Pure]):
-    """Bring the codes and scales of every copy of a weight into the order that GEMMs of the CPU read.
+    """Bring the codes and scales of every copy of a weight into the order that the CPU's GEMMs read.
 
     Constraints:
-    - pack_c1: source is a matrix of known size, and every copy is in f4E2M1FN in the compact layout
+    - pack_c1: source is a matrix of known size, and every copy is f4E2M1FN in the compact layout
     - pack_c2: result is the source with the packed layout in every copy
     """
 

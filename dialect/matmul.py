@@ -8,8 +8,8 @@ The three GEMMs of a linear layer differ in what they reduce over, and `kind` sa
 | dgrad | dx = dy w    | dy [..., N]  | w [N, K]     | rowwise, columnwise     | dx [..., K]   |
 | wgrad | dw = dy^T x  | dy [..., N]  | x [..., K]   | columnwise, columnwise  | dw [N, K]     |
 
-The dims before the last of an activation are one flattened dim. The first `batch_dims` dims of all operands and of the
-result are batch dims: one product for each.
+The dims before the last of an activation count as one flattened dim. The first `batch_dims` dims of all operands and of
+the result are batch dims: one product for each.
 """
 
 from typing import Any
@@ -39,11 +39,11 @@ class MatmulOp(ScaledOp, name="matmul", traits=[ext.Pure]):
 
     Constraints:
     - matmul_c1: kind is fprop, dgrad or wgrad
-    - matmul_c2: lhs, rhs and result are ranked tensors of f32, bf16 or f16, of one namespace
+    - matmul_c2: lhs, rhs and result are ranked tensors of f32, bf16 or f16, all builtin or all of torch
     - matmul_c3: lhs and rhs have one dtype
     - matmul_c4: 0 <= batch_dims, and each operand has the dims its kind needs beyond them
     - matmul_c5: batch dims agree
-    - matmul_c6: the dims reduced over agree
+    - matmul_c6: the reduced dims agree
     - matmul_c7: the result has the shape of the product
     - matmul_c8: bias needs kind fprop and has shape [N]
     """
@@ -101,14 +101,14 @@ class GemmOp(ScaledOp, name="gemm", traits=[ext.Pure]):
     Constraints:
     - gemm_c1: kind is fprop, dgrad or wgrad
     - gemm_c2: lhs and rhs are !scaled.tensor with the copy this kind reads
-    - gemm_c3: both copies are of one family; custom copies are of one custom quantizer
-    - gemm_c4: two copies in 128x128 tiles do not go together
-    - gemm_c5: the random Hadamard transform is on both copies or on none
+    - gemm_c3: both copies belong to one family; custom copies belong to one custom quantizer
+    - gemm_c4: two copies in 128x128 tiles cannot be multiplied
+    - gemm_c5: both copies have the random Hadamard transform, or neither
     - gemm_c6: a second level per row is on lhs only
     - gemm_c7: only a gradient (lhs of dgrad and wgrad) is rounded stochastically
     - gemm_c8: 0 <= batch_dims, and each operand has the dims its kind needs beyond them
     - gemm_c9: batch dims agree
-    - gemm_c10: the dims reduced over agree
+    - gemm_c10: the reduced dims agree
     - gemm_c11: the result is a tensor of f32, bf16 or f16 with the shape of the product
     - gemm_c12: bias needs kind fprop and has shape [N]
     - gemm_c13: epilogue is none, relu, gelu, gelu_tanh or silu
@@ -116,7 +116,7 @@ class GemmOp(ScaledOp, name="gemm", traits=[ext.Pure]):
     - gemm_c15: accumulating excludes bias, residual and an epilogue
     - gemm_c16: preactivation needs an epilogue other than none and has the result's shape
     - gemm_c17: only rhs is packed
-    - gemm_c18: both copies are in the gemm layout or none is, and none is in the turned one
+    - gemm_c18: both copies are in the gemm layout, or neither is; neither is in the turned layout
     """
 
     lhs: ext.Operand[Any]

@@ -10,7 +10,7 @@ from steelyard.dialect.types import TensorType, tensor_info
 
 
 class FreeOp(ScaledOp, name="free"):
-    """Let go of a value: nothing reads it from here on, and its memory may be used again.
+    """Free a value: nothing reads it from here on, and its memory may be used again.
 
     Constraints:
     - free_c1: value is a ranked tensor or a !scaled.tensor

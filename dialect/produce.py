@@ -30,18 +30,18 @@ NORMS = ("layer_norm", "rms_norm")
 
 
 class ProduceQuantizeOp(ScaledOp, name="produce_quantize", traits=[ext.Pure]):
-    """Compute a norm over the last dim or an activation in f32, round to the dtype, quantize: one pass over memory.
+    """Compute a norm over the last dim or an activation in f32, round to the dtype and quantize, in one pass.
 
     Constraints:
     - produce_quantize_c1: producer is relu, gelu, gelu_tanh, silu, silu_and_multiply, layer_norm or rms_norm
-    - produce_quantize_c2: it has the operands that its producer reads: other for silu_and_multiply, weight for norms,
-      bias for layer_norm, no more
+    - produce_quantize_c2: it has exactly the operands that its producer reads: other for silu_and_multiply, weight for
+      norms, bias for layer_norm
     - produce_quantize_c3: source is a ranked tensor of f32, bf16 or f16, other has its type, weight and bias the length
       of its last dim
     - produce_quantize_c4: result is a !scaled.tensor of the source's shape and dtype
     - produce_quantize_c5: epsilon is positive for norms and 0 for everything else
     - produce_quantize_c6: role is input, weight or grad_output
-    - produce_quantize_c7: rounding is to nearest, and a delayed scheme, nothing else, takes a scale, an f32 scalar
+    - produce_quantize_c7: rounding is to nearest, and only a delayed scheme takes a scale, an f32 scalar
     """
 
     source: ext.Operand[Any]

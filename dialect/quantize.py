@@ -23,21 +23,21 @@ from steelyard.formats.schemes import Scheme
 class QuantizeOp(ScaledOp, name="quantize", traits=[ext.Pure]):
     """Quantize a tensor into the copies that its result type names.
 
-    `scale` is a scale that is known before (the state of a delayed scheme, or the one `compute_scale` made), `amax` a
-    tensor amax that is known before (one reduced over ranks), `rng` the seed and offset of stochastic rounding. The
-    result `new_amax` is the amax of the source, for those who keep it. `layer` names the layer whose state it reads; it
-    is empty where there is no state, so that equal quantizations are equal ops.
+    `scale` is a scale known beforehand (the state of a delayed scheme, or the result of `compute_scale`), `amax` an
+    amax known beforehand (one reduced over ranks), and `rng` the seed and offset of stochastic rounding. The result
+    `new_amax` is the amax of the source, where it is kept. `layer` names the layer whose state the op reads. It is
+    empty where there is no state, so that equal quantizations are equal ops.
 
     Constraints:
     - quantize_c1: source is a ranked tensor of f32, bf16 or f16
     - quantize_c2: result is a !scaled.tensor of the source's shape and dtype
     - quantize_c3: role is input, weight or grad_output
-    - quantize_c4: a delayed scheme needs a scale, and only schemes with one scale a tensor take one
-    - quantize_c5: only current per-tensor schemes and f4E2M1FN without the transform take an amax, never beside a
-      scale
-    - quantize_c6: stochastic rounding needs rng, and nothing else takes it
+    - quantize_c4: a delayed scheme needs a scale, and only schemes with one scale per tensor take one
+    - quantize_c5: only current per-tensor schemes and f4E2M1FN without the transform take an amax, never together
+      with a scale
+    - quantize_c6: stochastic rounding needs rng, and only stochastic rounding takes it
     - quantize_c7: only role grad_output is rounded stochastically
-    - quantize_c8: only schemes with an amax a tensor or a row give a new_amax
+    - quantize_c8: only schemes with one amax per tensor or per row return a new_amax
     - quantize_c9: scale is an f32 scalar; amax and new_amax are f32 scalars, or f32 for each row where one copy has a
       second level per row; rng is two 64-bit integers
     """
@@ -136,7 +136,7 @@ def _takes_amax(scheme: Scheme) -> bool:
 
 
 class DequantizeOp(ScaledOp, name="dequantize", traits=[ext.Pure]):
-    """Decode one copy of a quantized tensor. Not the inverse of quantize, which loses precision.
+    """Decode one copy of a quantized tensor. This is not the inverse of quantize, which loses precision.
 
     Constraints:
     - dequantize_c1: usage is rowwise or columnwise, and the source has that copy
@@ -178,13 +178,14 @@ def dequantize(
 
 
 class TransposeOp(ScaledOp, name="transpose", traits=[ext.Pure]):
-    """The copy of the other usage, made from the codes of the one there is.
+    """The copy of the other usage, made from the codes of the existing one.
 
-    A rowwise copy becomes a columnwise one and back, with the same values; two in a row are the identity.
+    A rowwise copy becomes a columnwise one, or the other way round, with the same values. Two transposes are the
+    identity.
 
     Constraints:
     - transpose_c1: source has exactly one copy
-    - transpose_c2: its scales serve both usages: one a tensor, 128x128, 32x32 or 16x16
+    - transpose_c2: its scales serve both usages: one per tensor, or 128x128, 32x32 or 16x16 tiles
     - transpose_c3: its scales are in the compact layout
     - transpose_c4: result is the source with that scheme in the other usage
     """
@@ -218,7 +219,7 @@ def transposed(info: ScaledInfo) -> ScaledInfo:
 
 
 class NarrowOp(ScaledOp, name="narrow", traits=[ext.Pure]):
-    """A quantized tensor with one of its two copies, as it is kept for a GEMM that reads no other.
+    """A quantized tensor with only one of its two copies, to be kept for a GEMM that reads that one.
 
     Constraints:
     - narrow_c1: source has both copies

@@ -14,12 +14,12 @@ ALGORITHMS = ("max", "most_recent", "custom")
 
 
 class AmaxOp(ScaledOp, name="amax", traits=[ext.Pure]):
-    """The largest magnitude of a tensor, or of each of its rows; a NaN shows.
+    """The largest magnitude of a tensor, or of each of its rows. It is NaN if an element is.
 
     Constraints:
     - amax_c1: source is a ranked tensor of f32, bf16 or f16
     - amax_c2: per_row and rht, the amax after the random Hadamard transform of the columns, exclude each other
-    - amax_c3: result is an f32 scalar, or f32 with the source's shape less its last dim where per_row is true
+    - amax_c3: result is an f32 scalar or, where per_row is true, f32 with the source's shape without its last dim
     """
 
     source: ext.Operand[Any]
@@ -52,7 +52,7 @@ class ComputeScaleOp(ScaledOp, name="compute_scale", traits=[ext.Pure]):
     """The scale that follows from a tensor's amax.
 
     Constraints:
-    - compute_scale_c1: scheme has one current scale a tensor
+    - compute_scale_c1: scheme has one current scale per tensor
     - compute_scale_c2: amax and result are f32 scalars
     """
 
@@ -64,7 +64,7 @@ class ComputeScaleOp(ScaledOp, name="compute_scale", traits=[ext.Pure]):
         scheme = self.scheme.scheme
         fits = scheme.family == "tensor" and scheme.source == "current"
         found = f"{scheme.source} scales for block {scheme.block}"
-        require(fits, "compute_scale_c1", f"scheme must have one current scale a tensor, got {found}")
+        require(fits, "compute_scale_c1", f"scheme must have one current scale per tensor, got {found}")
         scalar = _scalar_beside(self.amax)
         require_tensor(self.amax, scalar, "compute_scale_c2", "amax")
         require_tensor(self.result, scalar, "compute_scale_c2", "result")
@@ -78,13 +78,13 @@ def compute_scale(
 
 
 class UpdateScaleOp(ScaledOp, name="update_scale", traits=[ext.Pure]):
-    """One step of delayed scaling: record an amax in the newest slot of the history, then scale and history anew.
+    """One step of delayed scaling: record an amax in the newest slot of the history, then update scale and history.
 
     Constraints:
     - update_scale_c1: scheme has a delayed scale
     - update_scale_c2: scale, amax and new_scale are f32 scalars
     - update_scale_c3: history and new_history are f32 of one length, at least 1
-    - update_scale_c4: algorithm is max, most_recent or custom, one of the user's own
+    - update_scale_c4: algorithm is max, most_recent or custom, which is a function of the user's
     """
 
     scale: ext.Operand[Any]

@@ -1,4 +1,4 @@
-"""A format of one's own (INT8, one scale a row) beside FP8 current scaling: the error of each on data with outliers.
+"""A custom format (INT8, one scale per row) beside FP8 current scaling: the error of each on data with outliers.
 
 The format is the one of docs/custom-quantizers.md.
 """
@@ -14,7 +14,7 @@ from steelyard.tensor.reference import current_scaling_ref_quantizer_factory
 
 @dataclass(eq=False)
 class Int8RowTensor(QuantizedTensorStorage):
-    """INT8 codes with one scale a row."""
+    """INT8 codes with one scale per row."""
 
     PARTS: ClassVar[tuple[str, ...]] = ("codes", "scale_inv")
 

@@ -2,8 +2,9 @@
 
     python examples/train_gpt.py --steps 600 --recipes fp32 mxfp8 nvfp4 --out out/train_gpt
 
-All runs start from the same weights and see the same batches in the same order. A run that was stopped goes on where it
-last saved; one that is done is not repeated. Leaves a table of final losses, a picture of the curves, and all figures.
+All runs start from the same weights and see the same batches in the same order. A run that was stopped continues from
+its last checkpoint, and one that is done is not repeated. Writes a table of final losses, a plot of the curves, and all
+numbers.
 """
 
 import argparse
@@ -42,7 +43,7 @@ class Settings:
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward layer, each behind a norm and beside a residual."""
+    """Attention and a feed-forward layer, each after a norm and with a residual."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -52,7 +53,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[batch, length, width] to the same."""
+        """Maps [batch, length, width] to the same shape."""
         batch, length, width = x.shape
         split = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(*split, is_causal=True)
@@ -61,7 +62,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Bytes in, logits of the next byte out."""
+    """Maps bytes to logits of the next byte."""
 
     def __init__(self, settings: Settings):
         super().__init__()
@@ -73,7 +74,7 @@ class GPT(nn.Module):
         self.apply(_initialize)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """[batch, length] to [batch, length, 256]."""
+        """Maps [batch, length] to [batch, length, 256]."""
         x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
@@ -88,7 +89,7 @@ def _initialize(module: nn.Module) -> None:
 
 
 def read_sources() -> tuple[torch.Tensor, torch.Tensor]:
-    """The standard library's modules as bytes: nine files of ten to train on, the tenth to validate."""
+    """The standard library's modules as bytes: nine of ten files to train on, the tenth to validate."""
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     texts = [torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8) for file in files if file.stat().st_size]
     validation = [text for i, text in enumerate(texts) if i % 10 == 9]
@@ -96,7 +97,7 @@ def read_sources() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def draw(text: torch.Tensor, settings: Settings, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The batch of a number, the same for every run: bytes, and the bytes after them."""
+    """The batch with a number, the same in every run: bytes, and the bytes after them."""
     generator = torch.Generator().manual_seed(number)
     starts = torch.randint(0, len(text) - settings.length - 1, (settings.batch,), generator=generator)
     rows = torch.stack([text[start : start + settings.length + 1] for start in starts]).long()
@@ -111,7 +112,7 @@ def loss_of(net: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.T
 
 @torch.no_grad()
 def validate(net: nn.Module, text: torch.Tensor, settings: Settings) -> float:
-    """The loss on text that no step saw."""
+    """The loss on text that no training step has seen."""
     losses = [loss_of(net, draw(text, settings, number)) for number in range(settings.validation_batches)]
     return torch.stack(losses).mean().item()
 
@@ -158,7 +159,7 @@ class Run:
         return loss.item()
 
     def _rate_factor(self) -> float:
-        """Up over the first twentieth, then down a cosine to a tenth."""
+        """Rises over the first twentieth of the steps, then falls along a cosine to a tenth."""
         warmup = max(1, self.settings.steps // 20)
         if self.step < warmup:
             return (self.step + 1) / warmup
@@ -176,7 +177,7 @@ class Run:
     def _load(self) -> None:
         state = torch.load(self.path)
         if state.pop("settings") != asdict(self.settings):
-            raise SystemExit(f"{self.path} has a run with other settings: choose another --out, or delete the file")
+            raise SystemExit(f"{self.path} holds a run with other settings: choose another --out, or delete the file")
         self.net.load_state_dict(state.pop("net"))
         self.optimizer.load_state_dict(state.pop("optimizer"))
         for name, value in state.items():
@@ -193,9 +194,9 @@ class Run:
 
 
 def make_table(runs: list[Run]) -> str:
-    """Final losses, beside fp32 where it is among the runs."""
+    """Final losses, relative to fp32 if it is among the runs."""
     exact = next((run.validation[-1][1] for run in runs if run.recipe == "fp32"), None)
-    lines = ["| recipe | training loss | validation loss | against fp32 | s/step |", "|---|---|---|---|---|"]
+    lines = ["| recipe | training loss | validation loss | loss against fp32 | s/step |", "|---|---|---|---|---|"]
     for run in runs:
         tail = run.train[-min(50, len(run.train)) :]
         final = run.validation[-1][1]
@@ -206,14 +207,14 @@ def make_table(runs: list[Run]) -> str:
 
 
 def draw_curves(runs: list[Run], path: Path) -> None:
-    """Validation losses over steps, as a picture."""
+    """Plot the validation losses over the steps."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        print("no picture: it needs matplotlib", file=sys.stderr)
+        print("no plot: it needs matplotlib", file=sys.stderr)
         return
     figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot(xlabel="step", ylabel="validation loss (nats a byte)")
+    axes = figure.add_subplot(xlabel="step", ylabel="validation loss (nats per byte)")
     for run in runs:
         axes.plot(*zip(*run.validation, strict=True), label=run.recipe, linewidth=2.5 if run.recipe == "fp32" else 1.2)
     axes.grid(alpha=0.3)
@@ -222,7 +223,7 @@ def draw_curves(runs: list[Run], path: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what was asked for, and write the table, the picture and the figures."""
+    """Run the chosen recipes, and write the table, the plot and the numbers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES), metavar="RECIPE")
     parser.add_argument("--out", type=Path, default=Path("out/train_gpt"), help="folder of checkpoints and results")

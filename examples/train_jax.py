@@ -18,7 +18,7 @@ RECIPES = (None, "fp8-delayed", "fp8-current", "fp8-block", "mxfp8", "nvfp4")
 
 
 class Network(linen.Module):
-    """Two hidden layers; `recipe=None` keeps them in float32. The first and last layer stay in float32."""
+    """Two hidden layers with a recipe; None keeps them in float32. The first and the last layer stay in float32."""
 
     recipe: str | None
     width: int = 128
@@ -33,7 +33,7 @@ class Network(linen.Module):
 
 
 def batch(key: jax.Array, size: int = 256) -> tuple[jax.Array, jax.Array]:
-    """Points of the plane and what is to be learned about them."""
+    """Points in the plane, and the values to learn."""
     x = jax.random.uniform(key, (size, 2), minval=-2.0, maxval=2.0)
     return x, jnp.sin(3 * x[:, :1]) * jnp.cos(2 * x[:, 1:])
 
@@ -49,7 +49,7 @@ def step(state: TrainState, key: jax.Array) -> tuple[TrainState, jax.Array]:
 
 
 def train(recipe: str | None, steps: int) -> list[float]:
-    """The losses of a training run, the same data for every recipe."""
+    """The losses of a training run, with the same data for every recipe."""
     network = Network(recipe)
     variables = network.init(jax.random.key(0), batch(jax.random.key(1))[0])
     schedule = optax.cosine_decay_schedule(3e-3, steps)

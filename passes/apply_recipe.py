@@ -33,12 +33,14 @@ def apply_recipe(
 ) -> None:
     """Decide how each GEMM is quantized, or why it is not.
 
-    Takes `scaled.matmul`. Leaves on each the schemes that its two operands are quantized by (`lhs_scheme`,
-    `rhs_scheme`), or the reason it stays in high precision (`scaled.high_precision`). `recipe` is a recipe's name.
-    `overrides` gives layers another recipe, or none: "lm_head=none layers.0.*=nvfp4". The first pattern that matches
-    a layer's name decides; one that matches no layer is an error unless `unmatched=allow`. A GEMM with no parameter
-    operand stays as it is unless `without-parameters` is set. So does a batched product, such as those of attention,
-    unless `attention` is set: then both its operands are quantized as inputs are, in the forward.
+    Takes `scaled.matmul`. Leaves on each one either the schemes of its two operands (`lhs_scheme`, `rhs_scheme`) or the
+    reason why it stays in high precision (`scaled.high_precision`).
+
+    `recipe` is the name of a recipe. `overrides` gives layers another recipe, or none: "lm_head=none
+    layers.0.*=nvfp4". The first pattern that matches a layer's name decides; one that matches no layer is an error
+    unless `unmatched=allow`. A GEMM without a parameter operand stays as it is unless `without-parameters` is set. A
+    batched product, such as those of attention, stays as it is unless `attention` is set; then both of its operands
+    are quantized like inputs, in the forward only.
     """
     if unmatched not in ("fail", "allow"):
         fail(module, f"unmatched must be fail or allow, got '{unmatched}'")

@@ -16,9 +16,9 @@ NO_MATCH = True
 def canonicalize(module: ir.Operation, *, max_rewrites: int = 1_000_000) -> None:
     """Simplify `scaled` ops to their canonical form.
 
-    Takes any IR. Leaves it without a transpose of a transpose, a pad that adds nothing, an unpad that removes
-    nothing, and an unpad of the pad it undoes. A dequantize of a quantize stays: it is lossy. Dead ops go.
-    `max-rewrites` bounds the work.
+    Takes any IR. Leaves it without transposes of transposes, pads that add nothing, unpads that remove nothing, unpads
+    of the pad they undo, and dead ops. A dequantize of a quantize stays, because it loses precision. `max-rewrites`
+    bounds the work.
     """
     patterns = RewritePatternSet()
     patterns.add(TransposeOp, fold_transpose_of_transpose)

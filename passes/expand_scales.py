@@ -10,10 +10,10 @@ from steelyard.passes.pipeline.registry import register_pass
 
 @register_pass
 def expand_scales(module: ir.Operation) -> None:
-    """Take the amax out of the quantizations that keep it.
+    """Compute the amaxes that are kept by ops of their own.
 
-    Takes `scaled.quantize` with the result `new_amax`, which somebody keeps or reduces over ranks. Leaves a
-    `scaled.amax` of its source and the quantize without that result. One that nobody reads just goes.
+    Takes `scaled.quantize` with the result `new_amax`, which is kept as state or reduced over ranks. Leaves a
+    `scaled.amax` of its source, and the quantize without that result. A `new_amax` that nothing reads is removed.
     """
     for op in walk_ops(module):
         if isinstance(op.opview, QuantizeOp) and op.opview.new_amax is not None:

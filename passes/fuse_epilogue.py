@@ -23,11 +23,13 @@ from steelyard.passes.pipeline.registry import register_pass
 def fuse_epilogue(module: ir.Operation) -> None:
     """Let GEMMs apply what follows them: an activation, then the addition of a residual.
 
-    Takes `scaled.gemm` whose result one torch op reads, directly or through views. Leaves the gemm with the epilogue
-    relu, gelu, gelu_tanh or silu, or with the residual that was added; views stay behind it. What an activation is
-    given is a second result, `preactivation`, where the backward reads it too, unless it reads the activation as well,
-    which it then computes from the other. A result that anything else reads, an addition with another factor or
-    another dtype, and a residual that would need broadcasting stay.
+    Takes `scaled.gemm` whose result is read by one torch op, directly or through views. Leaves the gemm with the
+    epilogue relu, gelu, gelu_tanh or silu, or with the residual that was added; the views follow it.
+
+    If the backward also reads the input of the activation, the gemm returns it as a second result, `preactivation`. If
+    the backward reads both the input and the result of the activation, it computes the result from the input again.
+    Nothing is fused where something else reads the result, where the addition has a factor or another dtype, or where
+    the residual would be broadcast.
     """
     for function in functions_of(module):
         gradients = find_gradients(function)

@@ -39,8 +39,9 @@ def fuse_producer(module: ir.Operation) -> None:
     """Quantize norms and activations as they are computed.
 
     Takes `scaled.quantize` of a layer norm with weight and bias, an RMS norm, a silu times another tensor, or a relu,
-    gelu or silu, directly or through views that flatten the dims before the last, where nothing else reads the value.
-    Leaves a `scaled.produce_quantize` of their inputs. A custom scheme, random bits and a kept amax stay.
+    gelu or silu, directly or through views that flatten the dims before the last. Leaves a `scaled.produce_quantize` of
+    their inputs. Nothing is fused where something else reads the value, or where the quantize has a custom scheme,
+    takes random bits or keeps its amax.
     """
     for op in walk_ops(module):
         if isinstance(op.opview, QuantizeOp):

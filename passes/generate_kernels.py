@@ -9,12 +9,13 @@ from steelyard.passes.pipeline.registry import fail, register_pass
 
 @register_pass
 def generate_kernels(module: ir.Operation, *, target: str) -> None:
-    """Write the code of the kernels that calls launch, for a target as `cuda:sm_90a`.
+    """Generate the code of the kernels that calls launch, for a target such as `cuda:sm_90a`.
 
-    Takes declarations of kernels of CUDA, as `scaled-plan-memory` leaves them. Leaves a `gpu.module` for each kernel
-    that is generated, with the function that runs on the GPU, and names them in the declarations that launch them
-    (`scaled.launches`): those that a run launches on contiguous tensors. Sizes known only at run time take the code for
-    any size; a run may find that its size fits better code. Native GEMMs are torch's own, so that there is no code.
+    Takes declarations of CUDA kernels, as `scaled-plan-memory` leaves them. Leaves one `gpu.module` per generated
+    kernel, with the function that runs on the GPU, and names it in each declaration that launches it
+    (`scaled.launches`). These are the kernels that a run launches on contiguous tensors. Sizes known only at run time
+    use the code for any size; a run may find that its size allows better code. Native GEMMs are torch's own and have no
+    code here.
     """
     # What generates code imports torch, which no other pass needs.
     from steelyard.codegen.kernel import append_gpu_module

@@ -13,11 +13,11 @@ from steelyard.passes.pipeline.registry import register_pass
 def hoist_weights(module: ir.Operation) -> None:
     """Move the quantization of parameters out of the step.
 
-    Takes `scaled.quantize` of a value that is a view, a transpose or a cast of a parameter. Leaves each in a function
-    of its own, `@weight_0` and so on, from the parameter (and the scale, where it is state) to the quantized tensor,
-    and an argument in its place that names that function (`scaled.weight`) and which arguments it takes
-    (`scaled.sources`). Whoever calls the program may keep the function's result until one of them changes.
-    An amax that the quantization gives is another argument. Quantizations that take random bits stay.
+    Takes `scaled.quantize` of a view, a transpose or a cast of a parameter. Leaves each in a function of its own,
+    `@weight_0` and so on, which takes the parameter (and the scale, where it is state) and returns the quantized
+    tensor. In its place the program has an argument that names the function (`scaled.weight`) and the arguments that
+    the function takes (`scaled.sources`). The caller may keep the result of the function until one of those changes.
+    An amax that the quantize returns becomes another argument. Quantizations that take random bits stay.
     """
     count = 0
     for op in walk_ops(module):

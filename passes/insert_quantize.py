@@ -22,12 +22,13 @@ from steelyard.passes.pipeline.registry import fail, register_pass
 def insert_quantize(module: ir.Operation) -> None:
     """Quantize the operands of the GEMMs that a recipe was applied to.
 
-    Takes `scaled.matmul` with the schemes of its operands. Leaves `scaled.gemm` on the copies that its kind reads,
-    each made by a `scaled.quantize` of its own, for `scaled-merge-quantize` to merge. A matmul without schemes stays;
-    one that a recipe gives decoded operands reads a `scaled.dequantize` of a rowwise copy. State becomes arguments of
-    the function: a delayed scale is `layer.role.scale`, random bits come from `rng`. A function with gradients updates
-    its state: amaxes go into `layer.role.amax_history`, which gives the next scale, and the results are new results of
-    the function under the same names.
+    Takes `scaled.matmul` with the schemes of its operands. Leaves `scaled.gemm` on the copies that its kind reads, each
+    made by a `scaled.quantize` of its own; `scaled-merge-quantize` merges those. A matmul without schemes stays. One
+    whose recipe asks for decoded operands reads a `scaled.dequantize` of a rowwise copy.
+
+    State becomes arguments of the function: a delayed scale is `layer.role.scale`, random bits come from `rng`. In a
+    function with gradients state is updated: amaxes go into `layer.role.amax_history`, the next scale follows from
+    that, and both are results of the function with the same names.
     """
     for function in functions_of(module):
         state = _State(function)

@@ -13,10 +13,10 @@ from steelyard.passes.pipeline.registry import register_pass
 def insert_transpose(module: ir.Operation) -> None:
     """Decide where each columnwise copy comes from: the codes of the rowwise one, or the source.
 
-    Takes `scaled.quantize` into two copies. Where one scheme serves both and its codes can be turned (one scale a
-    tensor, 128x128, 32x32 and 16x16 tiles), leaves a quantize into the rowwise copy and a `scaled.transpose` of it,
-    which the GEMMs that read columns take: one copy need be kept, the other can be made again. Copies of two schemes,
-    and of one whose blocks run along a dim, are both quantized from the source.
+    Takes `scaled.quantize` into two copies. Where both have the same scheme and its codes can be transposed (one scale
+    per tensor, or 128x128, 32x32 or 16x16 tiles), leaves a quantize into the rowwise copy and a `scaled.transpose` of
+    it for the GEMMs that read columns: one copy is kept, and the other can be made again. Copies with two schemes, or
+    with blocks along one dim, are both quantized from the source.
     """
     for op in walk_ops(module):
         if isinstance(op.opview, QuantizeOp) and _can_turn(op.opview):

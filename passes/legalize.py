@@ -18,14 +18,16 @@ from steelyard.targets.gemm_paths import CUSTOM, NATIVE
 
 @register_pass
 def legalize(module: ir.Operation, *, target: str) -> None:
-    """Give GEMMs the layout, padding and epilogues that a target takes.
+    """Give GEMMs the layout, padding and epilogues that a target's GEMMs take.
 
-    Takes `scaled.gemm` on quantized tensors. Those of the CPU take any shape, the compact scales and every epilogue,
-    so that nothing changes. On CUDA leaves each marked with its path, and why where it is emulated (`scaled.path`,
-    `scaled.reason`). A native one reads matrices of one copy that are padded, turned and swizzled (`scaled.flatten`,
-    `pad`, `turn`, `swizzle`), once for all GEMMs that read the same; padding leaves its result again (`unpad`). What a
-    GEMM does not do to its product itself follows as `scaled.epilogue`. Weights are converted by the functions that
-    make them, which then return each form that a GEMM reads.
+    Takes `scaled.gemm` on quantized tensors. The CPU's GEMMs take any shape, compact scales and every epilogue, so
+    nothing changes there. For CUDA, leaves each GEMM marked with its path (`scaled.path`) and, where it is emulated,
+    the reason (`scaled.reason`).
+
+    A native GEMM reads matrices with one copy that are padded, turned and swizzled (`scaled.flatten`, `pad`, `turn`,
+    `swizzle`), once for all GEMMs that read the same tensor; `unpad` removes the padding from its result. What a GEMM
+    cannot do to its product follows as `scaled.epilogue`. Weights are converted by the functions that make them, which
+    then return every form that a GEMM reads.
     """
     if target not in TARGETS:
         fail(module, f"target must be one of {', '.join(TARGETS)}, got '{target}'")

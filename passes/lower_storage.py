@@ -45,13 +45,13 @@ _PREFIXES = {"rowwise": "row.", "columnwise": "col."}
 
 @register_pass
 def lower_storage(module: ir.Operation) -> None:
-    """Split quantized tensors into the plain tensors that hold them, and make a kernel call of each op on them.
+    """Split quantized tensors into the plain tensors that hold them, and turn each op on them into a kernel call.
 
-    Takes `scaled` ops, after which none but `scaled.matmul` is left, and functions that take or return quantized
-    tensors. Each `!scaled.tensor` becomes, for each copy, its codes, its scales and, where the scheme has one, its
-    amax, or the one tensor that a packed copy is; an argument becomes several, marked with `scaled.part`. Each op
-    becomes a call of a declared kernel that takes the parts of the copies it reads. Sizes known only at run time
-    are operands of a GEMM. What a user's own quantizer makes stays one value, whose insides are its own business.
+    Takes `scaled` ops, and functions that take or return quantized tensors. Leaves no `scaled` op except
+    `scaled.matmul`. Each `!scaled.tensor` becomes, for each copy, its codes, its scales and, where the scheme has one,
+    its amax; a packed copy becomes one tensor. An argument becomes several, marked with `scaled.part`. Each op becomes
+    a call of a declared kernel that takes the parts of the copies it reads. Sizes known only at run time are operands
+    of a GEMM. What a user's own quantizer makes stays one opaque value.
     """
     lowering = _Lowering(module)
     for function in functions_of(module):

@@ -15,9 +15,9 @@ from steelyard.passes.pipeline.registry import register_pass
 def merge_quantize(module: ir.Operation) -> None:
     """Quantize each tensor once, however many GEMMs read it.
 
-    Takes `scaled.quantize`. Leaves one for all that quantize the same tensor in the same shape, with every copy that
-    any of them made, where the copies agree: no two different schemes for one usage. Views that only flatten the dims
-    before the last count as the same tensor.
+    Takes `scaled.quantize`. Leaves one in place of all that quantize the same tensor in the same shape, with every copy
+    that any of them made, unless two of them have different schemes for the same usage. Views that only flatten the
+    dims before the last count as the same tensor.
     """
     groups: dict[tuple, list[QuantizeOp]] = {}
     for op in walk_ops(module):

@@ -15,11 +15,12 @@ _RIGHT = 1
 
 @register_pass
 def pack_weights(module: ir.Operation, *, target: str) -> None:
-    """Pack weights once, in the order that a target's GEMMs read.
+    """Pack weights once, in the order that a target's GEMMs read them.
 
-    Takes functions of weights, as `scaled-hoist-weights` leaves them. On the CPU, an NVFP4 weight that nothing but
-    GEMMs read, on their right, is packed by its function (`scaled.pack`), and the arguments that stand for it have the
-    packed type: one copy serves any number of rows. Other formats are read as they are.
+    Takes the functions that make weights, as `scaled-hoist-weights` leaves them. On the CPU, an NVFP4 weight that is
+    only read by GEMMs, as their right operand, is packed by its function (`scaled.pack`), and the arguments that stand
+    for it have the packed type. One packed copy serves GEMMs with any number of rows. Other formats are read as they
+    are.
     """
     if target not in TARGETS:
         fail(module, f"target must be one of {', '.join(TARGETS)}, got '{target}'")

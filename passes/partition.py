@@ -18,15 +18,17 @@ Results = list[tuple[ir.Value, Attributes]]
 
 @register_pass
 def partition(module: ir.Operation, *, save: str = "") -> None:
-    """Split a function with gradients into `@forward` and `@backward`, and keep as few bytes between them as it can.
+    """Split a function with gradients into `@forward` and `@backward`, keeping as few bytes between them as possible.
 
     Takes one function whose gradients are marked (`scaled.tangent` arguments, `scaled.gradient` results). Leaves
     `@forward`, whose last results are what is kept (`scaled.saved`), and `@backward`, which takes those, the arguments
-    of the forward that it reads (`scaled.primal`), the tangents, state and weights. A quantized tensor is kept with the
-    copies that the backward reads, no more. Arguments, quantized weights and state cost nothing. Views, decoding, and
-    pointwise ops whose operands cost less than their result are computed again; so is what a checkpointed region says,
-    but for random numbers. Everything else that the backward reads is kept. With `save=compact`, quantizations of what
-    is kept anyway, or of its norm, are computed again, and the inputs of gelu and of attention are kept in bf16.
+    of the forward that it reads (`scaled.primal`), the tangents, state and weights.
+
+    A quantized tensor is kept with only the copies that the backward reads. Arguments, quantized weights and state cost
+    nothing. Views, decoded values, and pointwise ops whose operands cost less than their result are computed again. So
+    are ops of a checkpointed region, except random numbers. Everything else that the backward reads is kept. With
+    `save=compact`, quantizations of what is kept anyway, or of its norm, are also computed again, and the inputs of
+    gelu and attention are kept in bf16.
     """
     if save not in ("", COMPACT):
         fail(module, f"save must be '{COMPACT}' or empty, got '{save}'")

@@ -22,11 +22,12 @@ _ALIGNMENT = 64
 def plan_memory(module: ir.Operation) -> None:
     """Give the results of kernels their places in one block of memory, and free values after their last use.
 
-    Takes calls of kernels that write where they are told. A result of known size that only kernels read gets an offset
-    (`scaled.offsets` of the call) in memory that the function's calls share (`scaled.arena`, its bytes): places are
-    used again once their values are dead. Everything else has memory of its own, and so has all that a private
-    function makes: it makes a weight, once, and would keep its block for nothing. Leaves a `scaled.free` after the last
-    use of every tensor that is neither returned nor kept by others, as parameters are.
+    Takes calls of kernels that write their results into memory they are given. Leaves an offset (`scaled.offsets` of
+    the call) for each result of known size that only kernels read, in memory that the function's calls share
+    (`scaled.arena`, in bytes). Places are used again once their values are dead. Everything else has memory of its own.
+    So has everything in a private function: such a function makes a weight, once, and would keep its block for nothing.
+    Leaves a `scaled.free` after the last use of each tensor that is neither returned nor, like a parameter, kept by
+    others.
     """
     kernels = kernels_of(module)
     for function in functions_of(module):

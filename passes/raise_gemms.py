@@ -32,15 +32,17 @@ class NotRaisedError(Exception):
 
 @register_pass
 def raise_gemms(module: ir.Operation) -> None:
-    """Find the GEMMs, whatever their spelling.
+    """Find the GEMMs, however the model spells them.
 
-    Takes the `torch` dialect. Leaves each linear, addmm, mm, bmm and matmul as a `scaled.matmul` that reads its
-    second operand as [N, K], through the transpose that made it [K, N] if there is one; the layer's name comes from
-    the location. A bmm of one batch entry, as of an einsum with a parameter, has no batch dims, and a parameter on the
-    left becomes the second operand of the transposed product. What cannot be raised, and convolutions and fused
-    attention, which are not tried, get the attribute `scaled.high_precision` with the reason. In a function with
-    tangents (`scaled.tangent`), a product of a gradient and a parameter is a dgrad, one of a gradient and the input of
-    a product of its layer a wgrad. Nothing after this pass looks for torch's spellings.
+    Takes the `torch` dialect. Leaves each linear, addmm, mm, bmm and matmul as a `scaled.matmul` that reads its second
+    operand as [N, K], through the transpose that made it [K, N] if there is one. The layer's name comes from the
+    location. No later pass looks at torch's spellings.
+
+    A bmm with one batch entry, which is what an einsum with a parameter becomes, has no batch dims. A parameter on the
+    left becomes the second operand of the transposed product. In a function with tangents (`scaled.tangent`), the
+    product of a gradient and a parameter is a dgrad, and the product of a gradient and the input of its layer's GEMM is
+    a wgrad. What cannot be raised, and convolutions and fused attention, which are not tried, get the attribute
+    `scaled.high_precision` with the reason.
     """
     for op in walk_ops(module):
         name = op_name(op)

@@ -23,11 +23,11 @@ _DESTINATIONS = {
 
 @register_pass
 def select_kernels(module: ir.Operation, *, target: str) -> None:
-    """Choose the kernel of a target that runs each call.
+    """Choose the kernel of a target for each call.
 
-    Takes calls of declared kernels, named by what they do, and `scaled.matmul`. Leaves declarations that name a
-    kernel of the target by what it works on, as `cpu.gemm.mx`, `cpu.gemm.nvfp4.packed` or `cuda.swizzle.mx`, marked
-    `scaled.destinations` where it writes its results into memory that it is given. A user's own quantizer runs
+    Takes calls of declared kernels that are named by what they do, and `scaled.matmul`. Leaves declarations that name a
+    kernel of the target and what it works on, such as `cpu.gemm.mx`, `cpu.gemm.nvfp4.packed` or `cuda.swizzle.mx`. A
+    kernel that writes its results into memory it is given is marked `scaled.destinations`. A user's own quantizer runs
     `custom.quantize` and `custom.gemm`. A matmul, which stayed in high precision, becomes torch's own product.
     """
     if target not in TARGETS:

@@ -36,14 +36,14 @@ _PIPELINES = (
         "steelyard-raised",
         "scaled-raise-gemms,canonicalize,scaled-verify-stage{stage=raised}",
         {},
-        "Every GEMM is a `scaled.matmul`; nothing after this stage looks for torch's spellings.",
+        "Every GEMM is a `scaled.matmul`; no later stage looks at torch's spellings.",
     ),
     Pipeline(
         "steelyard-quantized",
         "scaled-apply-recipe{recipe=<recipe> overrides=<overrides> attention=<attention> unmatched=<unmatched>},"
         "scaled-insert-quantize,scaled-merge-quantize,cse,scaled-canonicalize,scaled-verify-stage{stage=quantized}",
         {"recipe": "mxfp8", "overrides": "", "attention": "false", "unmatched": "fail"},
-        "Operands of every GEMM that the recipe takes are quantized, each tensor once.",
+        "The operands of every GEMM that the recipe quantizes are quantized, each tensor once.",
     ),
     Pipeline(
         "steelyard-fused",
@@ -55,7 +55,7 @@ _PIPELINES = (
         "steelyard-partitioned",
         "scaled-hoist-weights,canonicalize,cse,scaled-partition{save=<save>},scaled-verify-stage{stage=partitioned}",
         {"save": ""},
-        "Weights are made outside of the step; a function with gradients is a forward and a backward.",
+        "Weights are quantized outside the step; a function with gradients is split into a forward and a backward.",
     ),
     Pipeline(
         "steelyard-lowered",
@@ -63,7 +63,7 @@ _PIPELINES = (
         "scaled-lower-storage,scaled-select-kernels{target=<target>},scaled-plan-memory,"
         "scaled-verify-stage{stage=lowered}",
         {"target": "cpu"},
-        "All that is left are calls of kernels and torch's ops on plain tensors.",
+        "Only calls of kernels, and torch's ops on plain tensors, are left.",
     ),
 )
 

@@ -1,9 +1,11 @@
-"""The errors users meet. Each class says whose fault it is; each message says what must hold, what was found,
-where, and what to do."""
+"""The errors that users meet.
+
+Each class says whose fault it is. Each message says what must hold, what was found, where, and what to do.
+"""
 
 
 class SteelyardError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error that Steelyard raises on purpose."""
 
 
 class UnsupportedModelError(SteelyardError):
@@ -19,7 +21,7 @@ class IRError(SteelyardError):
 
 
 class ConstraintError(IRError, ValueError):
-    """A named constraint of the dialect does not hold; `constraint` is its name, as in `gemm_c2`."""
+    """A named constraint of the dialect does not hold; `constraint` is its name, such as `gemm_c2`."""
 
     def __init__(self, constraint: str, message: str):
         super().__init__(f"{message} [{constraint}]")
@@ -35,8 +37,8 @@ class TargetError(SteelyardError):
 
 
 class NonFiniteError(SteelyardError, ArithmeticError):
-    """An operand of a GEMM holds an infinity or a NaN, and the user asked to be told."""
+    """An operand of a GEMM holds an infinity or a NaN, and `check_finite=True` asked to be told."""
 
 
 class InternalError(SteelyardError):
-    """Steelyard's own fault: worth a bug report."""
+    """Steelyard is wrong: please report it."""

@@ -38,7 +38,7 @@ EPSILON = "0 or a finite, positive number that float32 holds, from {:.3g} to {:.
 
 
 class Role(str):
-    """The name of an operand, with the layer it belongs to and that layer's kind, for a custom recipe to choose by."""
+    """The name of an operand, with the name and the kind of its layer, by which a custom recipe may choose."""
 
     __slots__ = ("kind", "layer")
 
@@ -51,12 +51,12 @@ class Role(str):
 
 @dataclass(frozen=True)
 class Recipe(ABC):
-    """Base of the recipes: validation, serialization, and how the backward is overridden."""
+    """Base of the recipes: validation, serialization, and the choice of the backward."""
 
     name: ClassVar[str] = ""
 
     backward: str = field(default="normal", kw_only=True)
-    """`normal`; `high_precision`: save the unquantized operands; `dequantized`: save rowwise codes, decode them."""
+    """`normal`; `high_precision`: keep the unquantized operands; `dequantized`: keep rowwise codes and decode them."""
 
     def __post_init__(self):
         for each in fields(self):
@@ -89,7 +89,7 @@ class Recipe(ABC):
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Recipe":
-        """The recipe of a `to_dict`; fields that are left out have their defaults."""
+        """The recipe that `to_dict` gave; missing fields have their defaults."""
         if not isinstance(values, Mapping):
             raise RecipeError(f"a recipe must be a dict of its fields, got {type(values).__name__} {values!r}")
         values = dict(values)
@@ -103,12 +103,12 @@ class Recipe(ABC):
         return recipe_class(**values)
 
     def to_toml(self) -> str:
-        """The fields as TOML, one a line."""
+        """The fields as TOML, one per line."""
         return "".join(f"{name} = {_toml_value(value)}\n" for name, value in self.to_dict().items())
 
     @classmethod
     def from_toml(cls, text: str) -> "Recipe":
-        """The recipe of a `to_toml`."""
+        """The recipe that `to_toml` gave."""
         if not isinstance(text, str):
             raise RecipeError(f"the recipe must be TOML in a str, got {type(text).__name__}; decode or read it first")
         try:
@@ -120,7 +120,7 @@ class Recipe(ABC):
 
 @dataclass(frozen=True)
 class DelayedScaling(Recipe):
-    """FP8 with one scale a tensor, from the amaxes of earlier steps."""
+    """FP8 with one scale per tensor, from the amaxes of earlier steps."""
 
     name: ClassVar[str] = "fp8-delayed"
 
@@ -129,8 +129,9 @@ class DelayedScaling(Recipe):
     fp8_format: str = "HYBRID"
     """`HYBRID`: E4M3 for inputs and weights, E5M2 for gradients; `E4M3`: for everything."""
     amax_history_len: int = 1024
+    """How many amaxes are kept."""
     amax_compute_algo: str | Callable = "max"
-    """`max` over the history, `most_recent`, or a callable from the history to an amax."""
+    """`max` of the history, `most_recent`, or a function from the history to an amax."""
     reduce_amax: bool = True
     """Amaxes are max-reduced over the process group before each update."""
 
@@ -141,15 +142,16 @@ class DelayedScaling(Recipe):
 
 @dataclass(frozen=True)
 class Float8CurrentScaling(Recipe):
-    """FP8 with one scale a tensor, from its own amax."""
+    """FP8 with one scale per tensor, from its own amax."""
 
     name: ClassVar[str] = "fp8-current"
 
     fp8_format: str = "HYBRID"
+    """`HYBRID`: E4M3 for inputs and weights, E5M2 for gradients; `E4M3`: for everything."""
     power_of_two: bool = False
     """Scales are rounded down to a power of two."""
     epsilon: float = 0.0
-    """Lower bound of the amax."""
+    """A lower bound of the amax."""
 
     def _schemes(self, role: str) -> Schemes:
         element = _fp8_element(self.fp8_format, role)
@@ -159,13 +161,16 @@ class Float8CurrentScaling(Recipe):
 
 @dataclass(frozen=True)
 class Float8BlockScaling(Recipe):
-    """FP8 with a scale for each 1x128 block of inputs and gradients and each 128x128 tile of weights."""
+    """FP8 with one scale per 1x128 block of inputs and gradients, and per 128x128 tile of weights."""
 
     name: ClassVar[str] = "fp8-block"
 
     fp8_format: str = "E4M3"
+    """`E4M3` for everything, or `HYBRID`: E5M2 for gradients."""
     power_of_two: bool = True
+    """Scales are rounded down to a power of two."""
     epsilon: float = 0.0
+    """A lower bound of the amax."""
     weight_tiles: bool = True
     """Weights in 128x128 tiles; otherwise in 1x128 blocks too."""
 
@@ -182,15 +187,16 @@ class Float8BlockScaling(Recipe):
 
 @dataclass(frozen=True)
 class MXFP8BlockScaling(Recipe):
-    """FP8 with a power-of-two scale byte for each 32 elements."""
+    """FP8 with one power-of-two scale per 32 elements, stored in a byte."""
 
     name: ClassVar[str] = "mxfp8"
 
     fp8_format: str = "E4M3"
+    """`E4M3` for everything, or `HYBRID`: E5M2 for gradients."""
     scale_rule: str = "rceil"
-    """How the scale byte follows from a block's amax: rceil, floor, ceil or even."""
+    """How the scale follows from a block's amax: rceil, floor, ceil or even."""
     weight_tiles: bool = False
-    """Weights in 32x32 tiles, so that both usages hold the same values."""
+    """Weights in 32x32 tiles, so that the rowwise and the columnwise copy hold the same values."""
 
     def _schemes(self, role: str) -> Schemes:
         element = _fp8_element(self.fp8_format, role)
@@ -202,22 +208,22 @@ class MXFP8BlockScaling(Recipe):
 
 @dataclass(frozen=True)
 class NVFP4BlockScaling(Recipe):
-    """FP4 with an E4M3 scale for each 16 elements under one f32 scale a tensor."""
+    """FP4 with one E4M3 scale per 16 elements, under one f32 scale per tensor."""
 
     name: ClassVar[str] = "nvfp4"
 
     weight_tiles: bool = True
     """Weights in 16x16 tiles; otherwise in 1x16 blocks."""
     rht: bool = True
-    """A random Hadamard transform on both operands of the weight gradient."""
+    """Apply a random Hadamard transform to both operands of the weight gradient."""
     stochastic_rounding: bool = True
     """Gradients are rounded stochastically."""
     row_scaled: bool = False
-    """Rowwise inputs have one f32 scale a row instead of one a tensor."""
+    """Rowwise inputs have one f32 scale per row instead of one per tensor."""
     four_over_six: str = "none"
-    """Where blocks also try the map to 4: none, weights, activations (the inputs) or all (both)."""
+    """Where each block also tries to map its amax to 4 instead of 6: none, weights, activations (inputs) or all."""
     four_over_six_error: str = "mae"
-    """The error that decides between the two maps: mae or mse."""
+    """The error that decides between 4 and 6: mae or mse."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -253,10 +259,10 @@ class CustomRecipe(Recipe):
     name: ClassVar[str] = "custom"
 
     factory: Callable[[str], Any]
-    """From a role to a quantizer, to a pair of schemes (rowwise, columnwise), or to None for high precision."""
+    """Maps a role to a quantizer, to a pair of schemes (rowwise, columnwise), or to None for high precision."""
 
     def quantizer(self, role: str) -> Any:
-        """What the factory says about a role."""
+        """What the factory returns for a role."""
         return self.factory(role)
 
     def _schemes(self, role: str) -> Schemes:
@@ -305,7 +311,7 @@ NAMES = tuple(recipe.name for recipe in _RECIPES)
 
 
 def get(recipe: str | Recipe) -> Recipe:
-    """The recipe of a name, with its defaults; a recipe is returned as it is."""
+    """The recipe with a name, with its defaults. A recipe object is returned as it is."""
     if isinstance(recipe, Recipe):
         return recipe
     return _class_of(recipe)()

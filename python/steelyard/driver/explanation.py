@@ -1,4 +1,4 @@
-"""`explain()`: one row a GEMM."""
+"""`explain()`: one row per GEMM."""
 
 import json
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ COLUMNS = ("layer", "kind", "M", "N", "K", "lhs", "rhs", "padding", "kernel", "p
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one GEMM, or of an op that holds some."""
+    """What became of one GEMM, or of an op that contains GEMMs."""
 
     layer: str
     kind: str
@@ -41,22 +41,22 @@ class Row:
     producer: str
     """What the quantize of lhs computes first."""
     epilogue: str
-    """What is done to the product before it is stored, by the kernel or, where it says so, by one of its own."""
+    """What is done to the product before it is stored, by the GEMM or, where it says so, by a kernel of its own."""
     reason: str
     """Why it stayed in high precision, or why CUDA emulates it; empty otherwise."""
     weight: str = ""
     """The parameter that rhs is quantized from."""
     stays: str = ""
-    """Why that parameter was not replaced by its codes, where a user asked for it."""
+    """With `weights="quantized"`, why that parameter was not replaced by its codes."""
 
     @property
     def is_quantized(self) -> bool:
-        """Whether its operands are quantized; emulated GEMMs have a reason all the same."""
+        """Whether its operands are quantized. Emulated GEMMs are, although they have a reason."""
         return not self.reason or self.kernel.startswith(_CUDA)
 
 
 class Explanation(str):
-    """The rows of every graph as a table, and notes on what else lost or kept bits; `rows` and `notes` are the data."""
+    """The rows of every graph as a table, followed by notes. `rows` and `notes` hold the same as data."""
 
     rows: list[Row]
     notes: list[str]

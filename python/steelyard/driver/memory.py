@@ -8,7 +8,7 @@ from steelyard.tensor.quantized_tensor import QuantizedTensor
 
 
 class Memory(dict[str, int]):
-    """Bytes by what they are for; prints as a table."""
+    """A dict of bytes by purpose, which prints as a table."""
 
     def __str__(self) -> str:
         width = max(map(len, self), default=0)
@@ -16,7 +16,7 @@ class Memory(dict[str, int]):
 
 
 def parameter_bytes(parameters: Iterable[torch.Tensor]) -> Mapping[str, int]:
-    """Bytes of the parameters, each counted once, and how many of them are of quantized ones."""
+    """Bytes of the parameters, each counted once, and how many of them belong to quantized ones."""
     distinct = {id(parameter): parameter for parameter in parameters}
     sizes = {key: _size(parameter) for key, parameter in distinct.items()}
     quantized = sum(sizes[key] for key, parameter in distinct.items() if isinstance(parameter, QuantizedTensor))

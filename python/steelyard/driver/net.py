@@ -39,24 +39,27 @@ def compile(
     check_finite: bool = False,
     weights: str = "cached",
 ) -> Any:
-    """A module like `model`, whose matrix multiplications run by a recipe.
+    """A module like `model` whose matrix multiplications run by a recipe.
 
-    It shares the model's parameters, buffers and submodules, and is an instance of the model's class: methods that
-    call the module, such as `generate`, run the compiled program. `overrides` maps patterns of layer names to another
-    recipe, or to None for high precision; the first that matches a layer decides. `attention` quantizes the
-    products of attention too, in the forward, both operands as inputs are. `save="compact"` keeps less between
-    forward and backward: the inputs of gelu and attention in bf16, and no codes that can be made again from what is
-    kept. `check_finite` raises `NonFiniteError` at the first operand of a GEMM that is not finite. Nothing is compiled
-    before the first call or `lower`.
+    It shares the model's parameters, buffers and submodules, and is an instance of the model's class. Methods that call
+    the module, such as `generate`, run the compiled program. Nothing is compiled before the first call or `lower`.
 
-    `target="cuda"` is the GPU that the model is on when it is first called. `target="cuda:sm_90a"` (or `sm_89`,
-    `sm_100a`, `sm_120a`) is an architecture, which needs no GPU to compile for: `lower` takes a model and arguments on
-    the CPU, and `ir("ptx")` shows the code of the kernels.
-
-    `weights="cached"` keeps quantized weights beside the parameters, until those are written. `weights="quantized"`,
-    for inference, keeps them in their place: after the first call, parameters that nothing but quantized GEMMs read
-    are quantized tensors in the layout that those read. They are the model's parameters too, for the model and the net
-    share them: nothing holds the high-precision ones any more. `explain()` names the weights that stay, and why.
+    Args:
+        model: The model. `net.model` gives it back.
+        recipe: The name of a recipe, or a recipe object.
+        target: `cpu`. Or `cuda`, the GPU that the model is on when it is first called. Or an architecture,
+            `cuda:sm_89`, `cuda:sm_90a`, `cuda:sm_100a` or `cuda:sm_120a`, which needs no GPU to compile for: `lower`
+            takes a model and arguments on the CPU, and `ir("ptx")` shows the code of the kernels.
+        overrides: Patterns of layer names, and for each another recipe, or None for high precision. The first pattern
+            that matches a layer decides.
+        attention: Quantize the products of attention, too, in the forward only, with both operands like inputs.
+        save: `"compact"` keeps less between forward and backward: the inputs of gelu and attention in bf16, and no
+            codes that can be computed again from what is kept.
+        check_finite: Raise `NonFiniteError` at the first operand of a GEMM that is not finite.
+        weights: `"cached"` keeps quantized weights beside the parameters, until those are written. `"quantized"`, for
+            inference, replaces the parameters: after the first call, each parameter that only quantized GEMMs read is a
+            quantized tensor. The model shares its parameters with the net, so nothing holds the high-precision weights
+            any more. `explain()` names the weights that stay, and why.
     """
     if not isinstance(model, torch.nn.Module):
         raise UnsupportedModelError(f"steelyard.compile takes an nn.Module, got {type(model).__name__}")
@@ -65,7 +68,7 @@ def compile(
     check_target(target)
     _check_tensors(model, target)
     if target != CPU and weights == "quantized":
-        raise TargetError(f'weights="quantized" is of target cpu only, got target {target}; compile with "cached"')
+        raise TargetError(f'weights="quantized" needs target cpu, got target {target}; compile with weights="cached"')
     settings = make_settings(
         recipe, overrides, attention=attention, save=save, check_finite=check_finite, weights=weights, target=target
     )
@@ -174,7 +177,7 @@ class _Forward:
 
 
 class CompiledModule(torch.nn.Module):
-    """The part of a compiled module that is not the model's own class."""
+    """What a compiled module has beyond the model's own class."""
 
     _steelyard: _State
 
@@ -224,7 +227,7 @@ class CompiledModule(torch.nn.Module):
         )
 
     def __reduce_ex__(self, protocol):
-        # A copy, or what is loaded from a file, compiles anew.
+        # A copy, or a net loaded from a file, compiles again.
         backend = self._steelyard.backend
         return _make_net, (self._steelyard.model, backend.settings, backend.state)
 
@@ -262,10 +265,10 @@ class CompiledModule(torch.nn.Module):
         self.requantize()
 
     def lower(self, *arguments, **keywords) -> "CompiledModule":
-        """Compile for arguments like these, now: for training if gradients are on.
+        """Compile now for arguments like these: for training if gradients are enabled.
 
-        The call that does so leaves buffers, state and random numbers as they were. For a CUDA target, a model and
-        arguments on the CPU do: nothing of the program runs then.
+        Buffers, state and random numbers stay as they were. For a CUDA target, the model and the arguments may be on
+        the CPU: no part of the program runs then.
         """
         backend = self._steelyard.backend
         before = [(buffer, buffer.clone()) for buffer in self.buffers()]
@@ -287,9 +290,10 @@ class CompiledModule(torch.nn.Module):
         return self
 
     def ir(self, stage: str) -> str:
-        """The IR of a stage, as traced, raised, quantized, fused or lowered; several graphs are modules in one.
+        """The IR of a stage: traced, raised, quantized, fused, partitioned or lowered.
 
-        A net for CUDA has the generated kernels too: gpu, nvvm, and ptx, one module a kernel.
+        Several graphs are nested modules in one. A net for CUDA also has the generated kernels: gpu, nvvm and ptx, one
+        module per kernel.
         """
         known = STAGES if self._steelyard.backend.settings.target == CPU else (*STAGES, *CUDA_STAGES)
         if stage not in known:
@@ -300,7 +304,7 @@ class CompiledModule(torch.nn.Module):
         return texts[0] if len(texts) == 1 else nest_modules({f"graph{i}": text for i, text in enumerate(texts)})
 
     def ir_dump(self, folder: str | Path) -> list[Path]:
-        """Write the IR after every pass, and the program, of every graph into numbered files."""
+        """Write the IR after every pass, and the program, of every graph into numbered files; returns their paths."""
         compilations = self._compilations()
         Path(folder).mkdir(parents=True, exist_ok=True)
         written = []
@@ -319,7 +323,7 @@ class CompiledModule(torch.nn.Module):
         return written
 
     def explain(self) -> Explanation:
-        """One row a GEMM: its formats and kernel, or why it stayed in high precision."""
+        """One row per GEMM: its formats and kernel, or why it stayed in high precision."""
         compilations, kept = self._compilations(), self._steelyard.backend.kept_weights
         rows = [row for compilation in compilations for row in compilation.rows]
         notes = [note for compilation in compilations for note in compilation.notes]
@@ -327,7 +331,7 @@ class CompiledModule(torch.nn.Module):
         return Explanation([replace(row, stays=kept.get(row.weight, "")) for row in rows] if kept else rows, notes)
 
     def memory(self) -> Memory:
-        """Bytes that the net holds: parameters, the quantized weights it keeps beside them, and what calls work in."""
+        """Bytes that the net holds: parameters, quantized weights, workspace, state, and what the backward needs."""
         backend = self._steelyard.backend
         programs = [compilation.program for compilation in backend.compilations]
         training = next((c for c in reversed(backend.compilations) if c.eager_kept), None)
@@ -343,7 +347,7 @@ class CompiledModule(torch.nn.Module):
         return Memory(report | kept)
 
     def requantize(self) -> None:
-        """Quantize every weight anew at the next call: for writes that nothing announces, as through `.data`."""
+        """Quantize every weight again at the next call, after writes that torch does not count, such as to `.data`."""
         self._steelyard.backend.weights.forget()
 
     def _compilations(self) -> list:
@@ -379,7 +383,7 @@ def _limit_error(error: FailOnRecompileLimitHit) -> UnsupportedModelError:
 
 
 class CompiledSequence(CompiledModule):
-    """A compiled ModuleList or Sequential: what is reached by index runs compiled too."""
+    """A compiled ModuleList or Sequential: modules reached by index run compiled, too."""
 
     def __getitem__(self, key: Any) -> Any:
         state = self._steelyard
@@ -398,7 +402,7 @@ class CompiledSequence(CompiledModule):
 
 
 class CompiledDict(CompiledModule):
-    """A compiled ModuleDict: what is reached by key runs compiled too."""
+    """A compiled ModuleDict: modules reached by key run compiled, too."""
 
     def __getitem__(self, key: str) -> Any:
         container: Any = self._steelyard.model

@@ -43,7 +43,7 @@ class Scheme:
     - scheme_c5: stochastic rounding needs f4E2M1FN
     - scheme_c6: the random Hadamard transform needs f4E2M1FN in 1x16 blocks
     - scheme_c7: a scale rule other than rceil needs f8E8M0FNU scales
-    - scheme_c8: f4E2M1FN has a second level, nothing else does
+    - scheme_c8: f4E2M1FN, and only f4E2M1FN, has a second level
     - scheme_c9: a second level per row excludes 16x16 tiles, the transform and stochastic rounding
     - scheme_c10: four-over-six needs f4E2M1FN, without the transform and stochastic rounding
     - scheme_c11: the `gemm` layout needs block scales, the `turned` one f8E8M0FNU scales, the `packed` one f4E2M1FN

@@ -1,4 +1,4 @@
-"""Steelyard for JAX: quantized tensors as pytrees, and the operations on them, over the same kernels as for torch."""
+"""Steelyard for JAX: quantized tensors as pytrees, and operations on them, with the same kernels as for torch."""
 
 try:
     import jax  # noqa: F401

@@ -15,10 +15,10 @@ from steelyard.jax.tensor import AbstractBaseTensor1x, NoScaleTensor, ScaledTens
 def dense(
     x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None, quantizer_set: QuantizerSet | None = None
 ) -> jax.Array:
-    """`x @ kernel + bias`, quantized as the set says, forward and backward; kernel is [K, N], x is [..., K].
+    """`x @ kernel + bias`, quantized by the set, forward and backward; kernel is [K, N], x is [..., K].
 
     The gradient with respect to `quantizer_set` is not a gradient but the set of the next step: its scales, amax
-    histories and random state, updated. Use one set a layer.
+    histories and random state, updated. Use one set per layer.
     """
     quantizer_set = QuantizerSet() if quantizer_set is None else quantizer_set
     _check(x, kernel, bias, quantizer_set)

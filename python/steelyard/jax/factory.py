@@ -18,7 +18,7 @@ from steelyard.jax.tensor import (
 
 
 class ScaledTensorFactory:
-    """Makes the tensor that parts belong to."""
+    """Makes tensors from their parts."""
 
     @staticmethod
     def create(
@@ -38,8 +38,10 @@ class ScaledTensorFactory:
         group_sizes: jax.Array | None = None,
         original_shape: tuple[int, int] | None = None,
     ) -> AbstractBaseTensor:
-        """A NoScaleTensor, a ScaledTensor1x, a ScaledTensor2x where columnwise data is given beside rowwise, or a
-        GroupedScaledTensor1x where group sizes are, with the shape of the matrix."""
+        """The tensor that has these parts.
+
+        A `ScaledTensor1x`; a `ScaledTensor2x` if both rowwise and columnwise data are given; a `GroupedScaledTensor1x`
+        if group sizes are given; or a `NoScaleTensor`."""
         if not isinstance(scaling_mode, ScalingMode):
             raise RecipeError(f"scaling_mode must be a ScalingMode, got {scaling_mode!r}")
         if data is None:

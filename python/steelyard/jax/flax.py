@@ -17,8 +17,8 @@ from steelyard.recipes import Recipe
 class Dense(linen.Module):
     """`linen.Dense` with a recipe.
 
-    State of the recipe (scales, amax histories, random state) is in the collection that flax overwrites with its
-    "gradient": `TrainState.apply_gradients` updates it when `state.params` are all the variables.
+    The state of the recipe (scales, amax histories, random state) is in the collection that flax overwrites with its
+    "gradient", so `TrainState.apply_gradients` updates it if `state.params` holds all variables.
     """
 
     features: int

@@ -29,9 +29,9 @@ def is_available() -> bool:
 
 @contextlib.contextmanager
 def use_path(path: str):
-    """Trace with `native` or `reference` everywhere, whatever the platform; `auto` is the default.
+    """Trace with `native` or `reference` on every platform; `auto`, the default, chooses by platform.
 
-    It decides what is traced: a function that jit has traced before keeps its path.
+    This decides what is traced: a function that jit has already traced keeps its path.
     """
     if path not in PATHS:
         raise TargetError(f"path must be one of {', '.join(PATHS)}, got {path!r}")

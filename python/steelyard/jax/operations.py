@@ -38,11 +38,11 @@ def quantize(
     group_sizes: jax.Array | None = None,
     **options,
 ) -> AbstractBaseTensor:
-    """Quantize an array, its dims before `flatten_axis` as rows.
+    """Quantize an array as a matrix whose rows are the dims before `flatten_axis`.
 
-    `scale`: of a delayed mode; `amax`: one already reduced; `key`: a PRNG key, for `rounding="stochastic"`;
-    `group_sizes`: int32, the rows of each group, which then have scales of their own; `options`: those of a scheme, as
-    `rule`, `epsilon`, `power_of_two`, `rht`, `rounding`, `four_over_six`.
+    `scale` is the scale of a delayed mode, `amax` an amax that is already reduced, and `key` a PRNG key for
+    `rounding="stochastic"`. With `group_sizes` (int32, the rows of each group), each group has scales of its own.
+    `options` are those of a scheme: `rule`, `epsilon`, `power_of_two`, `rht`, `rounding`, `four_over_six`.
     """
     if not isinstance(scaling_mode, ScalingMode):
         raise RecipeError(f"scaling_mode must be a ScalingMode, got {scaling_mode!r}")
@@ -169,9 +169,9 @@ def dequantize(tensor: AbstractBaseTensor) -> jax.Array:
 
 
 def dot(lhs: AbstractBaseTensor, rhs: AbstractBaseTensor, *, bias: jax.Array | None = None, out_dtype: Any = None):
-    """`lhs @ rhs (+ bias)`: the last dims of `lhs` with the first of `rhs`, from the copies that a GEMM reads.
+    """`lhs @ rhs (+ bias)`: contracts the last dims of `lhs` with the first of `rhs`, on the copies that a GEMM reads.
 
-    Operands that do not go together are multiplied in high precision.
+    Operands whose schemes no GEMM takes together are multiplied in high precision.
     """
     left, right = lhs.get_tensor(is_colwise=False), rhs.get_tensor(is_colwise=True)
     return product(left, right, bias=bias, out_dtype=out_dtype)

@@ -23,7 +23,7 @@ _OTHER_BLOCK = {"1x32": "32x1", "32x1": "1x32"}
 
 @register_pytree_node_class
 class Quantizer(_Node):
-    """Makes the copies that its schemes describe; a copy without a scheme stays in high precision."""
+    """Makes the copies that its schemes describe. A copy without a scheme stays in high precision."""
 
     static = ("row", "col")
 
@@ -38,7 +38,7 @@ class Quantizer(_Node):
     row: Scheme | None
     col: Scheme | None
     scale: jax.Array | None = None
-    """The scale that is state; None where it comes from the data."""
+    """The scale, where it is state; None where it comes from the data."""
 
     @property
     def is_stochastic(self) -> bool:
@@ -47,7 +47,7 @@ class Quantizer(_Node):
     def quantize(
         self, x: jax.Array, *, rowwise: bool = True, colwise: bool = True, rng=None, flatten_axis: int = -1
     ) -> tuple[AbstractBaseTensor1x, AbstractBaseTensor1x]:
-        """The rowwise and the columnwise copy; `x` itself where none is wanted or no scheme is there."""
+        """The rowwise and the columnwise copy; `x` itself where one is not wanted or has no scheme."""
         row, col = self.row if rowwise else None, self.col if colwise else None
         plain = NoScaleTensor(x)
         if row is None and col is None:
@@ -75,7 +75,7 @@ class Quantizer(_Node):
         return self
 
     def transposed(self) -> "Quantizer":
-        """The quantizer of a matrix's transpose: usages change places."""
+        """The quantizer of a matrix's transpose: rowwise and columnwise change places."""
         return self._with(row=_flip(self.col), col=_flip(self.row))
 
 
@@ -89,7 +89,7 @@ def _flip(scheme: Scheme | None) -> Scheme | None:
 
 @register_pytree_node_class
 class DelayedQuantizer(Quantizer):
-    """Per-tensor scaling by a scale that follows from the amaxes of earlier steps: state that the caller threads."""
+    """Scales per tensor by the amaxes of earlier steps. Its state is passed on by the caller."""
 
     leaves = ("scale", "amax_history")
     static = ("row", "col", "margin", "algorithm")
@@ -129,7 +129,7 @@ def _float_divide(a, b) -> jax.Array:
 
 
 def update_scale(scale, amax_history, scheme: Scheme, *, margin: int = 0, algorithm: str | Callable = "max"):
-    """The scale and history of the next step; nothing changes where the newest amax (slot 0) is 0."""
+    """The scale and history of the next step. Nothing changes if the newest amax (slot 0) is 0."""
     history = softfloat.bits_of(amax_history)
     if callable(algorithm):
         amax = softfloat.bits_of(jnp.asarray(algorithm(amax_history), jnp.float32))
@@ -199,7 +199,7 @@ class QuantizerSet(_Node):
         return cls(x, weight.transposed(), dgrad, key=key, backward=recipe.backward)
 
     def with_key(self, key: Any) -> "QuantizerSet":
-        """The same set with another seed of stochastic rounding; nothing changes where none is used."""
+        """The same set with another seed for stochastic rounding, where it is used."""
         state = random.pack_state(random.seed_words(key))
         return self if self.random_state is None else self._with(random_state=state)
 

@@ -16,7 +16,7 @@ _rules: contextvars.ContextVar[tuple[dict, Mesh | None] | None] = contextvars.Co
 
 @contextlib.contextmanager
 def logical_axis_rules(rules: Rules, mesh: Mesh | None = None):
-    """Map logical axes to mesh axes: pairs of a name and one axis, several, or None; the mesh in use by default."""
+    """Map logical axes to mesh axes, by pairs of a name and one axis, several axes or None, on the current mesh."""
     table = {}
     for rule in rules:
         if not (isinstance(rule, tuple) and len(rule) == 2 and isinstance(rule[0], str)):

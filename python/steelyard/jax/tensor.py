@@ -21,7 +21,7 @@ class AbstractBaseTensor(ABC):
     """What every tensor can do, quantized or not."""
 
     shape: Any
-    """The shape of the tensor that it stands for."""
+    """The shape of the tensor it stands for."""
 
     @abstractmethod
     def dequantize(self) -> jax.Array:
@@ -33,7 +33,7 @@ class AbstractBaseTensor(ABC):
 
     @abstractmethod
     def apply_sharding_constraint_by_logical_axes(self, axes: Sequence[str | None]) -> "AbstractBaseTensor":
-        """The tensor sharded by the logical axes of its dims; without rules, the tensor as it is."""
+        """The tensor sharded by the logical axes of its dims; unchanged if there are no rules."""
 
 
 class _Node:
@@ -113,7 +113,7 @@ class ScaledTensor(_Node, AbstractBaseTensor):
 class ScaledTensor1x(ScaledTensor, AbstractBaseTensor1x):
     """One quantized copy of a tensor, rowwise or columnwise.
 
-    `codes` is what is stored: FP8 data as it is, FP4 two codes a byte. `data` shows it in its real dtype.
+    `codes` is what is stored: FP8 data as it is, FP4 as two codes per byte. `data` shows it in its real dtype.
     """
 
     leaves = ("codes", "scale_inv", "amax")
@@ -234,7 +234,7 @@ class ScaledTensor1x(ScaledTensor, AbstractBaseTensor1x):
         return self.dequantizer(self)
 
     def decode(self) -> jax.Array:
-        """Codes times scales, in `dq_dtype`: what the dequantizers of the modes are made of."""
+        """Codes times scales, in `dq_dtype`. The dequantizers of the modes use it."""
         return primitives.dequantize(self.parts, self.spec, self.dq_dtype).reshape(self.shape)
 
     def get_tensor(self, is_colwise: bool = False) -> "ScaledTensor1x":
@@ -406,10 +406,10 @@ def _logical_shape(stored: tuple[int, ...], flatten_axis: int, layout: str) -> t
 
 
 def as_bytes_fp4(data: jax.Array) -> jax.Array:
-    """FP4 values as one code a byte."""
+    """FP4 values as one code per byte."""
     return jax.lax.bitcast_convert_type(data, jnp.uint4).astype(jnp.uint8)
 
 
 def from_bytes_fp4(codes: jax.Array) -> jax.Array:
-    """FP4 values of codes, one a byte."""
+    """FP4 values of codes, one per byte."""
     return jax.lax.bitcast_convert_type(codes.astype(jnp.uint4), jnp.float4_e2m1fn)

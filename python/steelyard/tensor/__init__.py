@@ -1,4 +1,4 @@
-"""Quantized tensors and what makes them, usable without compiling anything."""
+"""Quantized tensors and the quantizers that make them, usable without compiling anything."""
 
 import torch.serialization
 

@@ -1,4 +1,4 @@
-"""FP8 with one scale a tensor: delayed and current scaling."""
+"""FP8 with one scale per tensor: delayed and current scaling."""
 
 from dataclasses import dataclass, field
 from functools import cache
@@ -59,7 +59,7 @@ class Float8TensorStorage(SchemeStorage):
 class Float8Tensor(QuantizedTensor, Float8TensorStorage):  # pyright: ignore[reportIncompatibleVariableOverride, reportIncompatibleMethodOverride]
     """FP8 codes with one scale: `Float8Tensor(data=, fp8_dtype=, fp8_scale_inv=, dtype=)`.
 
-    Written to without a quantizer of its own, it takes its new scale from the new values.
+    If it has no quantizer of its own, a write takes the new scale from the new values.
     """
 
     STORAGE = Float8TensorStorage
@@ -67,14 +67,14 @@ class Float8Tensor(QuantizedTensor, Float8TensorStorage):  # pyright: ignore[rep
 
 @dataclass(eq=False)
 class Float8Quantizer(SchemeQuantizer):
-    """Quantizes with a scale that is given, and records the amax for the one who updates it (delayed scaling)."""
+    """Quantizes with a given scale, and records the amax from which the caller updates it (delayed scaling)."""
 
     STORAGE = Float8TensorStorage
     TENSOR = Float8Tensor
 
     scale: torch.Tensor
     amax: torch.Tensor
-    """Overwritten by each quantize with the largest magnitude."""
+    """The largest magnitude, written by each quantize."""
     fp8_dtype: torch.dtype
 
     def __post_init__(self):

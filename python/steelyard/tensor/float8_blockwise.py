@@ -70,7 +70,10 @@ class Float8BlockwiseQTensorStorage(SchemeStorage):
 
 
 class Float8BlockwiseQTensor(QuantizedTensor, Float8BlockwiseQTensorStorage):  # pyright: ignore[reportIncompatibleVariableOverride, reportIncompatibleMethodOverride]
-    """FP8 codes with a scale a block: `Float8BlockwiseQTensor(fp8_dtype=, rowwise_data=, rowwise_scale_inv=, ...)`."""
+    """FP8 codes with one scale per block.
+
+    `Float8BlockwiseQTensor(fp8_dtype=, rowwise_data=, rowwise_scale_inv=, ...)`
+    """
 
     STORAGE = Float8BlockwiseQTensorStorage
 

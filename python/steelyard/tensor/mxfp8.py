@@ -63,7 +63,7 @@ class MXFP8TensorStorage(SchemeStorage):
 
 
 class MXFP8Tensor(QuantizedTensor, MXFP8TensorStorage):  # pyright: ignore[reportIncompatibleVariableOverride, reportIncompatibleMethodOverride]
-    """FP8 codes with a scale byte a block: `MXFP8Tensor(fp8_dtype=, rowwise_data=, rowwise_scale_inv=, ...)`."""
+    """FP8 codes with one scale byte per block: `MXFP8Tensor(fp8_dtype=, rowwise_data=, rowwise_scale_inv=, ...)`."""
 
     STORAGE = MXFP8TensorStorage
 
@@ -78,7 +78,7 @@ class MXFP8Quantizer(SchemeQuantizer):
     fp8_dtype: torch.dtype = torch.float8_e4m3fn
     with_2d_quantization: bool = field(default=False, kw_only=True)
     scale_rule: str = field(default="rceil", kw_only=True)
-    """How the scale byte follows from a block's amax: rceil, floor, ceil or even."""
+    """How the scale follows from a block's amax: rceil, floor, ceil or even."""
 
     def __post_init__(self):
         self._check_flags()

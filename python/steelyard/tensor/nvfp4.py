@@ -92,7 +92,7 @@ class NVFP4Quantizer(SchemeQuantizer):
     """Quantizes in blocks of 16, or in 16x16 tiles.
 
     The random Hadamard transform is on the columnwise copy only. Stochastic rounding draws its seed from torch's
-    generator, so `torch.manual_seed` repeats it.
+    generator, so `torch.manual_seed` makes it repeatable.
     """
 
     STORAGE = NVFP4TensorStorage
@@ -102,9 +102,9 @@ class NVFP4Quantizer(SchemeQuantizer):
     with_2d_quantization: bool = field(default=False, kw_only=True)
     stochastic_rounding: bool = field(default=False, kw_only=True)
     row_scaled: bool = field(default=False, kw_only=True)
-    """The rowwise copy has one amax a row instead of one a tensor."""
+    """The rowwise copy has one amax per row instead of one per tensor."""
     four_over_six: str | None = field(default=None, kw_only=True)
-    """Each block also tries the map of its amax to 4 and keeps the smaller error, `mae` or `mse`."""
+    """Each block also tries to map its amax to 4 instead of 6, and keeps the smaller error: `mae` or `mse`."""
 
     def __post_init__(self):
         self._check_flags()

@@ -14,11 +14,11 @@ from steelyard.tensor.scheme_storage import SchemeStorage
 
 
 class QuantizedTensor(torch.Tensor, SchemeStorage):  # pyright: ignore[reportIncompatibleVariableOverride, reportIncompatibleMethodOverride]
-    """A storage that is a tensor too; what its constructor takes is what its storage's constructor takes.
+    """A storage that is also a `torch.Tensor`, with the constructor of its storage.
 
-    Views keep codes where the scheme allows; one that cuts through blocks is a decoded copy, and writing to it does not
-    write to the tensor. In-place operations decode, compute and quantize again; anything else decodes and runs in high
-    precision.
+    Views keep codes where the scheme allows. A view that cuts through blocks is a decoded copy, and writing to it does
+    not write to the tensor. In-place operations decode, compute and quantize again. All other operations decode and run
+    in high precision.
     """
 
     STORAGE: ClassVar[type[SchemeStorage]]
@@ -53,7 +53,7 @@ class QuantizedTensor(torch.Tensor, SchemeStorage):  # pyright: ignore[reportInc
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
 
     def dequantize(self, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The values in `dtype`, by default the one presented; from the rowwise copy if there is one."""
+        """The values in `dtype`, by default that of the tensor; from the rowwise copy if there is one."""
         dtype = dtype or self.dtype
         if self.requires_grad and torch.is_grad_enabled():
             return DequantizeFunction.apply(self, dtype)
@@ -160,7 +160,7 @@ class QuantizedTensor(torch.Tensor, SchemeStorage):  # pyright: ignore[reportInc
         return new
 
     def fsdp_pre_all_gather(self, mesh, outer_size, outer_stride, module, mp_policy):
-        """What `torch.distributed.fsdp.fully_shard` sends of a parameter that it sharded along the first dim."""
+        """What `torch.distributed.fsdp.fully_shard` sends of a parameter sharded along its first dim."""
         return fsdp.pre_all_gather(self, mesh, outer_size)
 
     def fsdp_post_all_gather(self, all_gather_outputs, metadata, param_dtype, *, out=None):

@@ -18,7 +18,7 @@ from steelyard.tensor.storage import QuantizedTensorStorage
 class Quantizer(ABC):
     """Makes quantized tensors of one format.
 
-    A format of your own implements `quantize_impl`, and `qgemm` where decoded operands are not what it multiplies.
+    A format of your own implements `quantize_impl`, and `qgemm` if it does not multiply decoded operands.
     """
 
     rowwise: bool = field(default=True, kw_only=True)
@@ -26,13 +26,13 @@ class Quantizer(ABC):
     columnwise: bool = field(default=True, kw_only=True)
     """Make the copy that is quantized along the first dim."""
     internal: bool = field(default=False, kw_only=True)
-    """Make storages instead of `torch.Tensor` subclasses: less work a call, no autograd."""
+    """Make storages instead of `torch.Tensor` subclasses: less work per call, no autograd."""
     optimize_for_gemm: bool = field(default=False, kw_only=True)
     """Store block scales in the order that GPU GEMMs read."""
 
     @abstractmethod
     def quantize_impl(self, tensor: torch.Tensor) -> QuantizedTensorStorage:
-        """Quantize a tensor that is quantizable, without autograd."""
+        """Quantize a tensor that `is_quantizable` accepts, without autograd."""
 
     @property
     def row_scheme(self) -> Scheme:
@@ -45,7 +45,7 @@ class Quantizer(ABC):
         return self.row_scheme
 
     def schemes(self) -> tuple[Scheme | None, Scheme | None]:
-        """The rowwise and the columnwise scheme, None for a copy that is not made: what a recipe asks."""
+        """The rowwise and the columnwise scheme, None for a copy that is not made. Recipes ask for these."""
         return self.row_scheme if self.rowwise else None, self.col_scheme if self.columnwise else None
 
     def scheme(self, usage: str) -> Scheme | None:
@@ -55,7 +55,7 @@ class Quantizer(ABC):
         return self.schemes()[usage == "columnwise"]
 
     def quantize(self, tensor: torch.Tensor, *, out=None, dtype: torch.dtype | None = None):
-        """A quantized tensor that presents `dtype` (by default the tensor's), or `out`, overwritten."""
+        """A quantized tensor with the dtype `dtype` (by default the tensor's own), or `out`, overwritten."""
         check_presented(dtype, out)
         if out is not None:
             return self.update_quantized(tensor, out)
@@ -92,7 +92,7 @@ class Quantizer(ABC):
         accumulate: torch.Tensor | None = None,
         out_dtype: torch.dtype = torch.float32,
     ) -> torch.Tensor:
-        """The product of two quantized matrices, by default of their decoded values.
+        """The product of two quantized matrices; by default that of their decoded values.
 
         `fprop` is x w^T of (x, w), `dgrad` is dy w of (dy, w), `wgrad` is dy^T x of (dy, x).
         """
@@ -105,11 +105,11 @@ class Quantizer(ABC):
         return product.to(out_dtype)
 
     def is_quantizable(self, tensor: torch.Tensor) -> bool:
-        """Whether `quantize` takes this tensor."""
+        """Whether `quantize` accepts this tensor."""
         return tensor.dtype in HIGH_PRECISION and tensor.dim() > 0
 
     def set_usage(self, *, rowwise: bool | None = None, columnwise: bool | None = None) -> None:
-        """Say which copies are made from now on; None leaves that as it is."""
+        """Choose which copies are made from now on; None leaves a choice as it is."""
         if rowwise is not None:
             self.rowwise = rowwise
         if columnwise is not None:
@@ -128,7 +128,7 @@ class Quantizer(ABC):
         return {"rowwise": self.rowwise, "columnwise": self.columnwise}
 
     def copy(self) -> Self:
-        """A quantizer whose options can change without changing this one; tensors of its state are shared."""
+        """A quantizer whose options can change without changing this one. They share the tensors of their state."""
         new = object.__new__(type(self))
         vars(new).update(vars(self))
         return new

@@ -55,7 +55,7 @@ class CurrentScalingTensorRef(QuantizedTensorStorage):
 
 @dataclass(eq=False)
 class CurrentScalingQuantizerRef(Quantizer):
-    """FP8 with a scale from the tensor's own amax."""
+    """FP8 with one scale per tensor, from its own amax."""
 
     fp8_dtype: torch.dtype = torch.float8_e4m3fn
     pow_2_scales: bool = field(default=False, kw_only=True)

@@ -124,7 +124,7 @@ class SchemeStorage(QuantizedTensorStorage):
                 self._drop(columnwise)
 
     def dequantize(self, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The values in `dtype`, by default the one presented; from the rowwise copy if there is one."""
+        """The values in `dtype`, by default that of the tensor; from the rowwise copy if there is one."""
         return self._decode(self._dtype if dtype is None else dtype)
 
     def quantize_(self, tensor: torch.Tensor, *, noop_flag: torch.Tensor | None = None) -> "SchemeStorage":

@@ -1,4 +1,4 @@
-"""What every quantized tensor has, whatever its format, and how it is saved for backward."""
+"""What quantized tensors of every format have, and how they are saved for backward."""
 
 import copy
 from typing import Any, ClassVar
@@ -23,11 +23,11 @@ class QuantizedTensorStorage:
         raise NotImplementedError(f"{type(self).__name__} must implement dequantize")
 
     def get_metadata(self) -> dict[str, Any]:
-        """The keyword arguments that make this object again."""
+        """The keyword arguments from which this object can be made again."""
         return dict(vars(self))
 
     def prepare_for_saving(self) -> tuple[list[torch.Tensor | None], "QuantizedTensorStorage"]:
-        """The tensors, for `save_for_backward`, and an object without them that `restore_from_saved` fills."""
+        """The tensors, for `save_for_backward`, and an object without them for `restore_from_saved` to fill."""
         skeleton = self._shallow_copy()
         skeleton.clear()
         return [getattr(self, name) for name in self.PARTS], skeleton
@@ -44,7 +44,7 @@ class QuantizedTensorStorage:
         return tensors[len(self.PARTS) :]
 
     def clear(self) -> None:
-        """Let go of every tensor."""
+        """Drop every tensor."""
         for name in self.PARTS:
             setattr(self, name, None)
 
@@ -53,7 +53,7 @@ class QuantizedTensorStorage:
         return {"rowwise": True, "columnwise": False}
 
     def update_usage(self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None) -> None:
-        """Drop copies that are not wanted, make those that are; None leaves a copy as it is."""
+        """Drop copies that are not wanted and make those that are; None leaves a copy as it is."""
         for name, wanted in (("rowwise", rowwise_usage), ("columnwise", columnwise_usage)):
             if wanted is not None and wanted != self.get_usages()[name]:
                 raise RecipeError(f"{type(self).__name__} must implement update_usage to change its {name} copy")
@@ -67,7 +67,7 @@ class SavedObjects(list):
 
 
 def prepare_for_saving(*tensors) -> tuple[list[torch.Tensor | None], SavedObjects]:
-    """Plain tensors for `save_for_backward`, and the objects that make quantized storages of them again."""
+    """Plain tensors for `save_for_backward`, and the objects that turn them into quantized storages again."""
     saved, objects = [], SavedObjects()
     for tensor in tensors:
         if tensor is None or isinstance(tensor, torch.Tensor):
@@ -83,7 +83,7 @@ def prepare_for_saving(*tensors) -> tuple[list[torch.Tensor | None], SavedObject
 
 
 def restore_from_saved(saved, objects) -> list:
-    """What `prepare_for_saving` was given, from the pair that it returned, in either order."""
+    """What `prepare_for_saving` was given, from the pair that it returned. The pair may be in either order."""
     if isinstance(saved, SavedObjects):
         saved, objects = objects, saved
     if not isinstance(objects, list | tuple) or not all(

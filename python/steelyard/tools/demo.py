@@ -72,21 +72,21 @@ def run(recipes: tuple[str, ...] = RECIPES) -> int:
 
 
 def _comparison(model: nn.Module, nets: dict, tokens: torch.Tensor, expected: torch.Tensor) -> str:
-    rows = [("", "output error", "linear weights", "time a call, of fp32")]
+    rows = [("", "output error", "linear weights", "speed, fp32 = 1")]
     fp32_bytes = sum(module.weight.numel() * 4 for module in model.modules() if isinstance(module, nn.Linear))
     times = _times({"fp32 eager": model, **nets}, tokens)
-    rows.append(("fp32 eager", "", f"{fp32_bytes / 1e6:.2f} MB", "1.00x"))
+    rows.append(("fp32 eager", "", f"{fp32_bytes / 1e6:.2f} MB", "1.00"))
     for recipe, net in nets.items():
         error = ((net(tokens) - expected).norm() / expected.norm()).item()
         weight_bytes = net.memory()["quantized_weights"]
-        size = f"{weight_bytes / 1e6:.2f} MB ({weight_bytes / fp32_bytes:.2f}x)"
-        rows.append((recipe, f"{error:.1%}", size, f"{times[recipe] / times['fp32 eager']:.2f}x"))
+        size = f"{weight_bytes / 1e6:.2f} MB ({weight_bytes / fp32_bytes:.0%})"
+        rows.append((recipe, f"{error:.1%}", size, f"{times['fp32 eager'] / times[recipe]:.2f}"))
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
 def _times(nets: dict[str, nn.Module], tokens: torch.Tensor) -> dict[str, float]:
-    """The median time of a call of each, taken in turns."""
+    """The median time per call of each, called in turns."""
     times: dict[str, list[float]] = {name: [] for name in nets}
     for _ in range(CALLS):
         for name, net in nets.items():

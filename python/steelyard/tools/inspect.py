@@ -45,13 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="STAGE",
         help="print the IR of a stage: traced, raised, quantized, ..., lowered; of CUDA also gpu, nvvm, ptx",
     )
-    add("--explain", action="store_true", help="print a row a GEMM (the default)")
+    add("--explain", action="store_true", help="print one row per GEMM (the default)")
     add("--json", action="store_true", help="print the rows as JSON")
     add("--dump-ir", metavar="DIR", help="write the IR into numbered files of this folder")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compile and show; 1 for an error that the user can mend."""
+    """Compile and show; returns 1 for an error that the user can fix."""
     try:
         net = _compile(arguments)
         _show(net, arguments)

@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def table(recipe: str | None = None, target: str | None = None) -> str:
-    """One row a recipe and kind of GEMM, one column a target, and the reasons below.
+    """One row per recipe and kind of GEMM, one column per target, and the reasons below.
 
     `pad N16 K32`: columns of the result and the reduction are padded to multiples of 16 and 32, where they are none.
     """

@@ -41,7 +41,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add("input", nargs="?", default="-", help="file to read; standard input by default")
     add("-o", dest="output", default="-", metavar="FILE", help="file to write; standard output by default")
     add("-p", "--pass-pipeline", default="", metavar="TEXT", help="passes to run: 'scaled-canonicalize,func.func(cse)'")
-    add("--list-passes", action=_ListAction, nargs=0, help="list the passes and pipelines, a line each")
+    add("--list-passes", action=_ListAction, nargs=0, help="list the passes and pipelines, one per line")
     add("--dump-pass-pipeline", action="store_true", help="print the pipeline that will run to standard error")
     add("--split-input-file", action="store_true", help="process the parts between '// -----' lines one by one")
     add("--verify-diagnostics", action="store_true", help="check that the 'expected-error @+1 {{...}}' comments hold")
