@@ -64,7 +64,7 @@ class ComputeScaleOp(ScaledOp, name="compute_scale", traits=[ext.Pure]):
         scheme = self.scheme.scheme
         fits = scheme.family == "tensor" and scheme.source == "current"
         found = f"{scheme.source} scales for block {scheme.block}"
-        require(fits, "compute_scale_c1", f"scheme must have one current scale per tensor, got {found}")
+        require(fits, "compute_scale_c1", f"scheme must have one current scale a tensor, got {found}")
         scalar = _scalar_beside(self.amax)
         require_tensor(self.amax, scalar, "compute_scale_c2", "amax")
         require_tensor(self.result, scalar, "compute_scale_c2", "result")
