@@ -43,7 +43,7 @@ $(STAMP)-lint: $(STAMP)-package
 demo: $(STAMP)-package ## Show the main job on a sample model.
 	@$(BIN)/steelyard demo
 
-test: $(STAMP)-package ## Run every test but the slow ones.
+test: $(STAMP)-package lint ## Check style and types, then run every test but the slow ones.
 	@echo "[test] lit"
 	@$(BIN)/lit -sv -j $(JOBS) tests
 	@echo "[test] pytest"
@@ -60,8 +60,8 @@ lint: $(STAMP)-lint ## Check style and types.
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/clang-format --dry-run --Werror $(filter %.cpp %.h,$(NATIVE))
-	@echo "pyright (against an installed copy: it cannot follow the folder mapping of an editable install)"
-	@rm -rf build/lint && $(PIP) --no-build-isolation --no-deps --target build/lint . && $(BIN)/pyright
+	@$(BIN)/python tests/installed_copy.py build/lint
+	$(BIN)/pyright
 
 format: $(STAMP)-lint ## Format every source file.
 	$(BIN)/ruff check --fix .
