@@ -1,10 +1,17 @@
-"""`steelyard inspect` as a user types it."""
+"""`steelyard inspect` as a user types it.
+
+Most runs are in this process, which has torch loaded already: loading it again costs seconds per run.
+"""
 
 import json
+import runpy
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+
+CLI = "steelyard.tools.cli"
 
 MODELS = """
 import torch
@@ -33,14 +40,27 @@ def folder(tmp_path_factory):
     return path
 
 
-def inspect(folder, *arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "steelyard.tools.cli", "inspect", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+@pytest.fixture
+def inspect(folder, monkeypatch, capfd):
+    """Runs the command as `python -m` does, and returns its exit code and what it printed."""
+
+    def run(*arguments: str) -> SimpleNamespace:
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        monkeypatch.setattr(sys, "argv", [CLI, "inspect", *arguments])
+        monkeypatch.delitem(sys.modules, CLI, raising=False)
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as exit_info:
+            runpy.run_module(CLI, run_name="__main__", alter_sys=True)
+        stdout, stderr = capfd.readouterr()
+        return SimpleNamespace(returncode=exit_info.value.code, stdout=stdout, stderr=stderr)
+
+    return run
 
 
-def test_rows_stages_and_files(folder):
+def test_rows_stages_and_files(inspect, folder):
     flags = ["--recipe", "nvfp4", "--input", "2x5:int64", "--override", "2=none", "--json", "--dump-ir", "out"]
-    run = inspect(folder, "models:make", *flags)
+    run = inspect("models:make", *flags)
     assert run.returncode == 0, run.stderr
     files, _, rows = run.stdout.partition("[")
     rows = json.loads("[" + rows)
@@ -54,10 +74,10 @@ def test_rows_stages_and_files(folder):
     assert "scaled.gemm" in (folder / "out" / inserted).read_text()
 
 
-def test_several_inputs_some_by_keyword(folder):
+def test_several_inputs_some_by_keyword(inspect):
     inputs = ["--input", "2x5:int64", "--input", "2x5x32:bfloat16"]
     mask = ["--input", "attention_mask=2x5:bool"]
-    run = inspect(folder, "models:Two", *inputs, *mask, "--explain", "--stage", "traced")
+    run = inspect("models:Two", *inputs, *mask, "--explain", "--stage", "traced")
     assert run.returncode == 0, run.stderr
     assert "aten.all" in run.stdout
     assert "[2,5,32],bf16" in run.stdout
@@ -66,14 +86,14 @@ def test_several_inputs_some_by_keyword(folder):
     assert table[-1] == "1 GEMMs quantized, 0 left in high precision"
 
 
-def test_training_has_the_products_of_the_backward(folder):
-    run = inspect(folder, "models:make", "--input", "2x5:int64", "--training", "--json")
+def test_training_has_the_products_of_the_backward(inspect):
+    run = inspect("models:make", "--input", "2x5:int64", "--training", "--json")
     assert run.returncode == 0, run.stderr
     assert {row["kind"] for row in json.loads(run.stdout)} == {"fprop", "dgrad", "wgrad"}
 
 
-def test_help_shows_examples(folder):
-    run = inspect(folder, "--help")
+def test_help_shows_examples(inspect):
+    run = inspect("--help")
     assert run.returncode == 0
     assert "--input attention_mask=2x16:int64" in run.stdout
     assert "--dump-ir DIR" in run.stdout
@@ -99,8 +119,18 @@ def test_help_shows_examples(folder):
         (["models:make", "--input", "2x5:int64", "--stage", "melted"], "traced, raised, quantized"),
     ],
 )
-def test_mistakes_get_one_line(folder, arguments, words):
-    run = inspect(folder, *arguments)
+def test_mistakes_get_one_line(inspect, arguments, words):
+    run = inspect(*arguments)
     assert run.returncode == 1
     assert words in run.stderr
     assert run.stderr.count("\n") == 1
+
+
+def test_a_process_of_its_own_prints_nothing_else(folder):
+    """Neither what is loaded nor a compilation adds a line."""
+    flags = ["models:make", "--input", "2x5:int64", "--override", "head=none"]
+    run = subprocess.run([sys.executable, "-m", CLI, "inspect", *flags], cwd=folder, capture_output=True, text=True)
+    assert run.returncode == 1
+    assert "'head' matches no layer" in run.stderr
+    assert run.stderr.count("\n") == 1
+    assert run.stdout == ""
