@@ -59,7 +59,7 @@ lint: $(STAMP)-lint ## Check style and types.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/clang-format --dry-run --Werror $(filter %.cpp %.h,$(NATIVE))
+	@echo clang-format; $(BIN)/clang-format --dry-run --Werror $(filter %.cpp %.h,$(NATIVE))
 	@$(BIN)/python tests/installed_copy.py build/lint
 	$(BIN)/pyright
 

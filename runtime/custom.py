@@ -1,12 +1,18 @@
 """Kernels of a user's own quantizer: its `quantize` and `qgemm`."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 
 from steelyard.ir.kernel_calls import Kernel
 from steelyard.runtime.dtypes import result_dtype
+
+
+class Quantizers(Protocol):
+    """The user's own quantizers by layer and role, and the algorithms that pick amaxes."""
+
+    def __getitem__(self, key: tuple[str, str], /) -> Any: ...
 
 
 class CustomValue:
@@ -26,7 +32,7 @@ class CustomValue:
         return [part for part in parts if part is not None]
 
 
-def _bind_quantize(kernel: Kernel, quantizers: Mapping[tuple[str, str], Any]) -> Callable[..., CustomValue]:
+def _bind_quantize(kernel: Kernel, quantizers: Quantizers) -> Callable[..., CustomValue]:
     quantizer = quantizers[str(kernel.config["layer"]), str(kernel.config["role"])]
 
     def quantize(source: torch.Tensor) -> CustomValue:
@@ -36,7 +42,7 @@ def _bind_quantize(kernel: Kernel, quantizers: Mapping[tuple[str, str], Any]) ->
     return quantize
 
 
-def _bind_gemm(kernel: Kernel, quantizers: Mapping[tuple[str, str], Any]) -> Callable[..., torch.Tensor]:
+def _bind_gemm(kernel: Kernel, quantizers: Quantizers) -> Callable[..., torch.Tensor]:
     kind, has_bias = kernel.config["kind"], "bias" in kernel.operands
     out_dtype = result_dtype(kernel.types[0])
 
@@ -48,7 +54,7 @@ def _bind_gemm(kernel: Kernel, quantizers: Mapping[tuple[str, str], Any]) -> Cal
     return gemm
 
 
-BINDINGS: dict[str, Callable[[Kernel, Mapping[tuple[str, str], Any]], Callable]] = {
+BINDINGS: dict[str, Callable[[Kernel, Quantizers], Callable]] = {
     "quantize": _bind_quantize,
     "gemm": _bind_gemm,
 }

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from steelyard.errors import UnsupportedModelError
 from steelyard.ir.kernel_calls import Kernel
@@ -11,12 +11,7 @@ from steelyard.runtime import custom
 from steelyard.runtime.cpu import bound
 from steelyard.runtime.cuda import bound as cuda_bound
 from steelyard.runtime.cuda.devices import kernels_on
-
-
-class Quantizers(Protocol):
-    """The user's own quantizers by layer and role, and the algorithms that pick amaxes."""
-
-    def __getitem__(self, key: tuple[str, str], /) -> Any: ...
+from steelyard.runtime.custom import Quantizers
 
 
 @dataclass(frozen=True)

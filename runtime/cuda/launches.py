@@ -105,7 +105,7 @@ def copy_spec(copy: QuantizedCopy, *, given_scale: bool = False) -> Copy:
 def empty_copy(scheme: Scheme, shape: tuple[int, int], *, columnwise: bool, device: torch.device) -> QuantizedCopy:
     """A copy with memory and no values yet."""
     parts = {
-        name: torch.empty(sizes, dtype=_PART_DTYPES[dtype], device=device)  # pyright: ignore[reportArgumentType]
+        name: torch.empty([size or 0 for size in sizes], dtype=_PART_DTYPES[dtype], device=device)
         for name, (sizes, dtype) in part_shapes(scheme, shape, columnwise).items()
     }
     return QuantizedCopy(parts["codes"], parts["scales"], parts.get("amax"), scheme, shape, columnwise)
