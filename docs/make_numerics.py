@@ -26,8 +26,8 @@ IMAGES = Path(__file__).parent / "images"
 PLAIN_FP4 = {"weight_tiles": False, "rht": False, "stochastic_rounding": False}
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#2a6f97", "#e07a1f", "#3a8a4d", "#b23a48", "#6a4c93", "#555555"
 SCHEMES = {
-    "E4M3, one scale a tensor": Float8CurrentScaling().schemes("input"),
-    "E5M2, one scale a tensor": Float8CurrentScaling().schemes("grad_output"),
+    "E4M3, one scale per tensor": Float8CurrentScaling().schemes("input"),
+    "E5M2, one scale per tensor": Float8CurrentScaling().schemes("grad_output"),
     "E4M3, scale fixed at 1 (first delayed step)": DelayedScaling().schemes("input"),
     "FP8 1x128": Float8BlockScaling().schemes("input"),
     "FP8 128x128": Float8BlockScaling().schemes("weight"),
@@ -106,8 +106,8 @@ def draw_error() -> None:
     magnitude = 2.0 ** -(torch.arange(128) / 4.0)
     x = torch.randn(128, 2048, generator=torch.Generator().manual_seed(1)) * magnitude[:, None]
     lines = {
-        "E5M2, one scale a tensor": (ORANGE, SCHEMES["E5M2, one scale a tensor"]),
-        "E4M3, one scale a tensor": (BLUE, SCHEMES["E4M3, one scale a tensor"]),
+        "E5M2, one scale per tensor": (ORANGE, SCHEMES["E5M2, one scale per tensor"]),
+        "E4M3, one scale per tensor": (BLUE, SCHEMES["E4M3, one scale per tensor"]),
         "MXFP8": (GREEN, SCHEMES["MXFP8, rule rceil"]),
         "FP8 1x128": (GREY, SCHEMES["FP8 1x128"]),
         "NVFP4": (RED, SCHEMES["NVFP4 1x16 (columnwise: RHT)"]),
