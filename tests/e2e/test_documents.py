@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from steelyard import errors, recipes
+
 ROOT = Path(__file__).parents[2]
 # Attributes through which a page loads something, and what style sheets load.
 _LOADED = re.compile(
@@ -121,6 +123,14 @@ def test_the_site_builds_without_warnings_and_loads_nothing_from_other_hosts(tmp
             target = match[1] or match[2]
             assert not re.match(r"(?:https?:)?//", target), f"{style.name} loads {target}"
     # The reference is made from docstrings: each public name is on its page.
-    reference = (tmp_path / "site" / "api" / "compile.html").read_text()
-    assert 'id="steelyard.compile"' in reference
-    assert "whose matrix multiplications run" in reference
+    names = {
+        "compile": ["steelyard.compile"],
+        "recipes": [f"steelyard.recipes.{type(recipes.get(name)).__name__}" for name in recipes.NAMES],
+        "tensor": [f"steelyard.tensor.{name}" for name in importlib.import_module("steelyard.tensor").__all__],
+        "jax": [f"steelyard.jax.{name}" for name in importlib.import_module("steelyard.jax").__all__],
+        "errors": [f"steelyard.errors.{name}" for name, value in vars(errors).items() if isinstance(value, type)],
+    }
+    for page, wanted in names.items():
+        reference = (tmp_path / "site" / "api" / f"{page}.html").read_text()
+        assert not [name for name in wanted if f'id="{name}"' not in reference], page
+    assert "whose matrix multiplications run" in (tmp_path / "site" / "api" / "compile.html").read_text()
