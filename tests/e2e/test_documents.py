@@ -130,7 +130,9 @@ def test_the_site_builds_without_warnings_and_loads_nothing_from_other_hosts(tmp
         "jax": [f"steelyard.jax.{name}" for name in importlib.import_module("steelyard.jax").__all__],
         "errors": [f"steelyard.errors.{name}" for name, value in vars(errors).items() if isinstance(value, type)],
     }
+    # A module and its function have the same name, and the module's hides the other.
+    hidden = {f"steelyard.jax.{name}": f"steelyard.jax.{name}.{name}" for name in ("dense", "grouped_dense")}
     for page, wanted in names.items():
         reference = (tmp_path / "site" / "api" / f"{page}.html").read_text()
-        assert not [name for name in wanted if f'id="{name}"' not in reference], page
+        assert not [name for name in wanted if f'id="{hidden.get(name, name)}"' not in reference], page
     assert "whose matrix multiplications run" in (tmp_path / "site" / "api" / "compile.html").read_text()
