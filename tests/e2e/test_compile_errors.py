@@ -178,3 +178,16 @@ def test_a_failing_pass_names_layer_and_line_and_changes_nothing(monkeypatch):
     with torch.no_grad():
         torch._dynamo.reset()
         assert (net(x) - model(x)).norm() <= 0.1 * model(x).norm()
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU])
+def test_a_recurrent_layer_on_its_own_is_refused(layer):
+    model = layer(8, 8)
+    x = torch.randn(1, 2, 8)
+    with torch.no_grad():
+        before = model(x)[0]
+        net = steelyard.compile(model, "mxfp8")
+        assert isinstance(net, layer)
+        with pytest.raises(UnsupportedModelError, match=r"none was found.*such as nn\.LSTM"):
+            net(x)
+        assert torch.equal(model(x)[0], before)

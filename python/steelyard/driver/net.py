@@ -92,8 +92,9 @@ def _make_part(module: torch.nn.Module, name: str, backend: Backend) -> "Compile
 
 def _share(model: torch.nn.Module) -> "CompiledModule":
     net = object.__new__(_compiled_class(type(model)))
-    # Every attribute is shared, not copied: what is set in one, as by `eval()`, is set in both.
-    net.__dict__ = model.__dict__
+    # Every attribute is shared, not copied: what is set in one, by `eval()` for instance, is set in both. Not by an
+    # assignment: the setter of a model's class, such as nn.LSTM, may read attributes that are not there yet.
+    object.__setattr__(net, "__dict__", model.__dict__)
     return net
 
 
@@ -362,7 +363,7 @@ class CompiledModule(torch.nn.Module):
         if not any(c.rows for c in compilations):
             raise UnsupportedModelError(
                 "the model must have a matrix multiplication, and none was found in what was compiled (torch runs some "
-                "layers, as nn.LSTM, where no compiler sees them); call the model itself, without steelyard.compile"
+                "layers, such as nn.LSTM, as one op); call the model itself, without steelyard.compile"
             )
         layers = {row.layer for c in compilations for row in c.rows}
         unmatched = self._steelyard.backend.settings.overrides.unmatched(layers)
