@@ -1,7 +1,16 @@
 """What every test shares."""
 
+import os
+
 from hypothesis import HealthCheck, settings
 
 # How long an example takes says how busy the machine is, not whether the code is right.
 settings.register_profile("steelyard", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("steelyard")
+
+# The workers of one run, and the processes they start, share the cores: threads of several workers would only wait for
+# each other. Tests that are about threads ask for them.
+_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _WORKERS)))
+# A collection of garbage after each compilation takes a tenth of the time of a small one.
+os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
