@@ -144,6 +144,11 @@ def scaled_info(value: ir.Value, constraint: str, name: str) -> ScaledInfo:
     return type_.info
 
 
+def scaled_info_of(value: ir.Value) -> ScaledInfo:
+    """What the type of a quantized tensor says, of a value that a verified op takes or makes."""
+    return scaled_info(value, "tensor_c1", "the value")
+
+
 def float_info(value: ir.Value, constraint: str, name: str) -> TensorInfo:
     """What the type of a high-precision tensor says, verified."""
     info = tensor_info(value.type)

@@ -3,9 +3,20 @@
 from torch_mlir import ir
 
 from steelyard.dialect.quantize import QuantizeOp
+from steelyard.dialect.types import scaled_info_of, tensor_info
 from steelyard.ir.attributes import PARAMETER, SOURCES, WEIGHT
 from steelyard.ir.functions import add_argument, make_private_function
-from steelyard.ir.torch_ops import defining_op, erase_unused_views, parameter_of, view_root, walk_ops
+from steelyard.ir.torch_ops import (
+    defining_op,
+    erase_unused_views,
+    op_name,
+    parameter_of,
+    transpose_source,
+    view_root,
+    walk_ops,
+)
+from steelyard.ir.view_ops import SAME_ELEMENTS
+from steelyard.ir.weights import WeightForm, describe_weight
 from steelyard.passes.pipeline.registry import register_pass
 
 
@@ -17,7 +28,9 @@ def hoist_weights(module: ir.Operation) -> None:
     `@weight_0` and so on, which takes the parameter (and the scale, where it is state) and returns the quantized
     tensor. In its place the program has an argument that names the function (`scaled.weight`) and the arguments that
     the function takes (`scaled.sources`). The caller may keep the result of the function until one of those changes.
-    An amax that the quantize returns becomes another argument. Quantizations that take random bits stay.
+    An amax that the quantize returns becomes another argument. Quantizations that take random bits stay. The function
+    says which weight it makes (`scaled.weight_key`, equal where functions of any program make equal weights) and, if
+    that is one rowwise copy of the whole parameter or of its transpose, what it is (`scaled.weight_form`).
     """
     count = 0
     for op in walk_ops(module):
@@ -43,7 +56,8 @@ def _hoist(module: ir.Operation, op: QuantizeOp, name: str) -> None:
         copies = dict(zip(arguments, block.arguments, strict=True))
         results = [_clone_slice(result, copies) for result in op.results]
         ir.Operation.create("func.return", operands=results, loc=op.location)
-    attributes = {
+    describe_weight(block.owner, _form(op))
+    attributes: dict[str, ir.Attribute] = {
         PARAMETER: ir.StringAttr.get(parameter),
         WEIGHT: ir.FlatSymbolRefAttr.get(name),
         SOURCES: ir.DenseI64ArrayAttr.get([argument.arg_number for argument in arguments]),
@@ -53,6 +67,32 @@ def _hoist(module: ir.Operation, op: QuantizeOp, name: str) -> None:
     viewed = op.source
     op.operation.erase()
     erase_unused_views(viewed)
+
+
+def _form(op: QuantizeOp) -> WeightForm | None:
+    """What a parameter that is quantized already must hold to be the result; None where no parameter can be."""
+    info = scaled_info_of(op.result)
+    is_transposed = _is_transposed(op.source)
+    if info.row is None or info.col is not None or info.row.custom or op.new_amax is not None or is_transposed is None:
+        return None
+    return WeightForm(info.row, is_transposed)
+
+
+def _is_transposed(value: ir.Value) -> bool | None:
+    """Whether a value is the transpose of an argument, or the argument itself; None if it is neither."""
+    transposed = False
+    while (op := defining_op(value)) is not None:
+        is_transpose = _is_matrix(value) and transpose_source(value) is not None
+        if not is_transpose and op_name(op) not in SAME_ELEMENTS:
+            return None
+        transposed ^= is_transpose
+        value = op.operands[0]
+    return transposed
+
+
+def _is_matrix(value: ir.Value) -> bool:
+    info = tensor_info(value.type)
+    return info is not None and len(info.shape) == 2
 
 
 def _clone_slice(value: ir.Value, copies: dict[ir.Value, ir.Value]) -> ir.Value:

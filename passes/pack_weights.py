@@ -1,12 +1,16 @@
 """`scaled-pack-weights`."""
 
+from dataclasses import replace
+
 from torch_mlir import ir
 
 from steelyard.dialect.layout import pack
 from steelyard.dialect.matmul import GemmOp
 from steelyard.dialect.types import TensorType
 from steelyard.ir.functions import functions_of, refresh_type, replace_results, terminator_of, weight_arguments
+from steelyard.ir.weights import describe_weight
 from steelyard.passes.pipeline.registry import fail, register_pass
+from steelyard.passes.support.declared import declared_form
 from steelyard.targets import CPU, TARGETS
 
 _RIGHT = 1
@@ -19,7 +23,8 @@ def pack_weights(module: ir.Operation, *, target: str) -> None:
 
     Takes the functions that make weights, as `scaled-hoist-weights` leaves them. On the CPU, an NVFP4 weight that is
     only read by GEMMs, as their right operand, is packed by its function (`scaled.pack`), and the arguments that stand
-    for it have the packed type. One packed copy serves GEMMs with any number of rows. Other formats are read as they
+    for it have the packed type. One packed copy serves GEMMs with any number of rows. The function says so
+    in `scaled.weight_form`. Other formats are read as they
     are.
     """
     if target not in TARGETS:
@@ -48,6 +53,8 @@ def _pack(function: ir.Operation, arguments: list[ir.BlockArgument]) -> None:
             return [("", pack(value).result)]
 
     replace_results(function, packed)
+    form = declared_form(function)
+    describe_weight(function, form and replace(form, is_packed=True))
     returned = [value.type for value in terminator_of(function).operands]
     (packed_type,) = (type_ for type_ in returned if isinstance(type_, TensorType))
     for argument in arguments:

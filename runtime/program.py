@@ -1,6 +1,5 @@
 """A lowered program: its forward, its backward where it has one, and the weights that are quantized outside of both."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,14 +8,13 @@ from torch_mlir import ir
 
 from steelyard.ir.attributes import PARAMETER, PRIMAL, SAVED, SOURCES, STATE, WEIGHT
 from steelyard.ir.functions import argument_attributes, argument_types, functions_of, result_attributes
-from steelyard.ir.kernel_calls import Kernel, kernels_of
 from steelyard.ir.torch_ops import op_name
+from steelyard.ir.weights import is_weight, weight_form, weight_key
 from steelyard.runtime.cuda.devices import Devices
 from steelyard.runtime.emitter import Emitted, Emitter
 from steelyard.runtime.finite import make_check
 from steelyard.runtime.kernels import Quantizers
 from steelyard.runtime.state import State
-from steelyard.runtime.weight_forms import WeightForm, read_form
 from steelyard.runtime.weights import WeightArgument, Weights
 
 
@@ -41,13 +39,11 @@ class Program:
         functions = {ir.StringAttr(f.attributes["sym_name"]).value: f for f in functions_of(module.operation)}
         check = make_check(state) if check_finite else None
         emitter = Emitter(module.operation, quantizers, check, takes_device=devices is not None)
-        kernels = kernels_of(module.operation)
-        meanings = {name: _meaning(functions[name], kernels) for name in functions if name.startswith("weight_")}
-        forms = {name: read_form(functions[name], kernels) for name in meanings}
+        makers = {name: function for name, function in functions.items() if is_weight(function)}
         made = {name: emitter.emit(function) for name, function in functions.items()}
         self.text = "\n\n".join(emitted.text for emitted in made.values())
         self._functions = {
-            name: _Function(functions[name], made, meanings, forms, state, weights, devices)
+            name: _Function(functions[name], made, makers, state, weights, devices)
             for name in ("forward", "backward")
             if name in functions
         }
@@ -99,8 +95,7 @@ class _Function:
         self,
         function: ir.Operation,
         made: Mapping[str, Emitted],
-        meanings: Mapping[str, str],
-        forms: Mapping[str, WeightForm | None],
+        makers: Mapping[str, ir.Operation],
         state: State,
         weights: Weights,
         devices: Devices | None,
@@ -128,9 +123,8 @@ class _Function:
                 parameter = ir.StringAttr(attributes[PARAMETER]).value
                 states = tuple(ir.StringAttr(known[i][STATE]).value for i in sources[1:] if STATE in known[i])
                 make = made[weight].run if devices is None else _on_own_device(made[weight].run)
-                argument = WeightArgument(
-                    meanings[weight], make, sources, parameter, states, forms[weight], is_trained="backward" in made
-                )
+                key, form = weight_key(makers[weight]), weight_form(makers[weight])
+                argument = WeightArgument(key, make, sources, parameter, states, form, is_trained="backward" in made)
                 self.weight_arguments.append(argument)
         self._moved = {i: ir.StringAttr(own[STATE]).value for i, own in enumerate(self.results) if STATE in own}
 
@@ -170,9 +164,3 @@ class _Function:
 def _on_own_device(run: Callable) -> Callable:
     """A weight is made where its parameter is."""
     return lambda parameter, *others: run(parameter.device, parameter, *others)
-
-
-def _meaning(function: ir.Operation, kernels: Mapping[str, Kernel]) -> str:
-    """What a function does, as text: the numbers of functions and kernels differ from program to program."""
-    text = re.sub(r"@weight_\d+\(", "@weight(", str(function))
-    return re.sub(r"call @(\w+)", lambda call: f"call {kernels[call[1]]}", text)

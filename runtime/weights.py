@@ -10,9 +10,9 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from steelyard.ir.weights import WeightForm
 from steelyard.runtime import _cpu
 from steelyard.runtime.cuda.streams import Moment
-from steelyard.runtime.weight_forms import WeightForm
 
 Make = Callable[..., tuple]
 """From a parameter, and its scale where that is state, to the parts of the quantized weight."""
@@ -35,8 +35,8 @@ register_optimizer_step_post_hook(_count_step)
 class WeightArgument:
     """Arguments of a program that are made from others and kept."""
 
-    function: str
-    """The IR of the function that makes them."""
+    key: str
+    """Equal for weights that are made alike, in whatever program."""
     make: Make
     sources: list[int]
     """Which arguments they are made from: the parameter, and its scale where that is state."""
@@ -86,7 +86,7 @@ class Weights:
     def get(self, weight: WeightArgument, sources: Sequence[Any]) -> tuple:
         """The parts of a weight, made anew if its parameter was written since."""
         parameter = sources[0]
-        key = weight.function, id(parameter)
+        key = weight.key, id(parameter)
         if type(parameter) not in _PLAIN:
             return self._get_held(key, weight, sources)
         if parameter.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -100,7 +100,7 @@ class Weights:
         """The parts for a CUDA graph, whose replays ask nobody: it quantizes what is trained itself."""
         if weight.is_trained:
             return weight.make(*sources)
-        kept = self._get_kept((weight.function, id(sources[0])), weight, sources)
+        kept = self._get_kept((weight.key, id(sources[0])), weight, sources)
         self._captured.append(kept.parts)
         return kept.parts
 

@@ -18,6 +18,8 @@ from steelyard.ir.functions import (
     weight_arguments,
 )
 from steelyard.ir.gemm_plans import Form, GemmPlan
+from steelyard.ir.weights import describe_weight
+from steelyard.passes.support.declared import declared_form
 from steelyard.targets.gemm_paths import NATIVE
 
 Plans = dict[ir.Value, GemmPlan]
@@ -79,9 +81,13 @@ def _return_forms(function: ir.Operation, forms: list[Form | None]) -> list[ir.T
         with ir.InsertionPoint(terminator_of(function)), value.location:
             made = [value if form is None else convert(value, form) for form in forms]
         types.extend(one.type for one in made)
+        is_as_it_was.append(made == [value])
         return [("", one) for one in made]
 
+    is_as_it_was: list[bool] = []
     replace_results(function, converted)
+    # A parameter that is quantized already is in no other form.
+    describe_weight(function, declared_form(function) if all(is_as_it_was) else None)
     return types
 
 

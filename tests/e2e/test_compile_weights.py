@@ -166,6 +166,16 @@ def test_programs_of_a_net_share_quantized_weights(quantized_shapes):
     assert held == sum(-(-unit * (8 * 8 + 8) // 64) * 64 + 4 for unit in units)
 
 
+def test_programs_that_make_a_weight_differently_do_not_share_it(quantized_shapes):
+    """Inference reads a rowwise copy of each weight; training reads columnwise copies too, but for the first layer."""
+    model, arguments = make_mlp()
+    net = steelyard.compile(model, "mxfp8")
+    with torch.no_grad():
+        expected = net(**arguments)
+    assert torch.equal(net(**arguments).detach(), expected)
+    assert [quantized_shapes.count(shape) for shape in WEIGHT_SHAPES] == [1, 2, 2]
+
+
 def test_quantized_weights_go_with_their_parameters(compiled):
     model, net, _ = compiled
     held = net.memory()["quantized_weights"]

@@ -37,6 +37,16 @@ STATE = _fact(
 )
 WEIGHT = _fact("scaled.weight", "argument", "symbol", _ALL[4:], "The function that makes it from a parameter.")
 SOURCES = _fact("scaled.sources", "argument", "integers", _ALL[4:], "Which arguments that function takes.")
+WEIGHT_KEY = _fact(
+    "scaled.weight_key", "function", "string", _ALL[4:], "Equal where functions, of any program, make equal weights."
+)
+WEIGHT_FORM = _fact(
+    "scaled.weight_form",
+    "function",
+    "dictionary",
+    _ALL[4:],
+    "What a parameter that is quantized already must hold to be this weight; absent where no parameter can be.",
+)
 PRIMAL = _fact("scaled.primal", "argument", "integer", _ALL[4:], "Of a backward: which argument of the forward it is.")
 SAVED = _fact("scaled.saved", "argument result", "unit", _ALL[4:], "What a forward leaves to its backward.")
 PART = _fact("scaled.part", "argument result", "string", _ALL[5:], "Which part of a quantized tensor it is.")

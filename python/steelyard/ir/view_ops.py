@@ -6,13 +6,14 @@ from enum import Flag, auto
 class View(Flag):
     """What is known about the result of a view-like op."""
 
-    PLAIN = 0
     SHARES = auto()
     """It lies in the operand's memory."""
     ORDERED = auto()
     """Its elements are in the operand's order, whatever dims it adds or drops."""
     RESHAPED = auto()
     """It has another shape, and nothing else changes."""
+    SAME = auto()
+    """It has the operand's shape and elements, in another layout or dtype perhaps."""
 
 
 _TABLE = {
@@ -27,13 +28,13 @@ _TABLE = {
     "aten.unsqueeze": View.SHARES | View.ORDERED,
     "aten.squeeze": View.SHARES | View.ORDERED,
     "aten.squeeze.dim": View.SHARES | View.ORDERED,
-    "aten.detach": View.SHARES | View.ORDERED,
-    "aten.alias": View.SHARES,
-    "aten.clone": View.ORDERED,
-    "aten.contiguous": View.PLAIN,
-    "aten._to_copy": View.PLAIN,
-    "aten.to.dtype": View.PLAIN,
-    "prims.convert_element_type": View.PLAIN,
+    "aten.detach": View.SHARES | View.ORDERED | View.SAME,
+    "aten.alias": View.SHARES | View.SAME,
+    "aten.clone": View.ORDERED | View.SAME,
+    "aten.contiguous": View.SAME,
+    "aten._to_copy": View.SAME,
+    "aten.to.dtype": View.SAME,
+    "prims.convert_element_type": View.SAME,
     # Parts of a tensor.
     "aten.slice.Tensor": View.SHARES,
     "aten.select.int": View.SHARES,
@@ -57,5 +58,6 @@ VIEW_LIKE = frozenset(f"torch.{name}" for name in _TABLE)
 SHARES_MEMORY = _with(View.SHARES) | {STATIC_CAST}
 KEEPS_ORDER = _with(View.ORDERED)
 RESHAPES = _with(View.RESHAPED)
+SAME_ELEMENTS = _with(View.SAME)
 HOLDS_OPERANDS = frozenset({"torch.prim.ListConstruct", "torch.prim.TupleConstruct", STATIC_CAST})
 """The result keeps its operands alive."""

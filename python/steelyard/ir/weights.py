@@ -1,0 +1,106 @@
+"""What a function that makes a weight says about the weight: its key and its form."""
+
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from torch_mlir import ir
+
+from steelyard.dialect.attributes import SchemeAttr
+from steelyard.errors import ConstraintError
+from steelyard.formats.schemes import Scheme
+from steelyard.ir.attributes import WEIGHT_FORM, WEIGHT_KEY
+
+_SCHEME, _TRANSPOSED, _PACKED = "scheme", "transposed", "packed"
+_ABOUT_ITSELF = ("sym_name", "sym_visibility", WEIGHT_KEY, WEIGHT_FORM)
+"""Attributes of a function that say nothing about what it makes."""
+
+
+@dataclass(frozen=True)
+class WeightForm:
+    """What a weight is: the rowwise copy of a parameter, or of its transpose.
+
+    Constraints:
+    - weight_form_c1: `scaled.weight_form` is a dictionary of `scheme`, a #scaled.scheme in the compact layout, and the
+      flags `transposed` and `packed`
+    """
+
+    scheme: Scheme
+    """In the compact layout."""
+    is_transposed: bool = False
+    """The weight is the transpose of the parameter."""
+    is_packed: bool = False
+
+    def to_attribute(self) -> ir.DictAttr:
+        """The form as an attribute, in the current context."""
+        flags = ((_TRANSPOSED, self.is_transposed), (_PACKED, self.is_packed))
+        given: dict[str, ir.Attribute] = {name: ir.UnitAttr.get() for name, is_set in flags if is_set}
+        return ir.DictAttr.get({_SCHEME: SchemeAttr.from_scheme(self.scheme), **given})
+
+    @classmethod
+    def from_attribute(cls, attribute: ir.Attribute) -> "WeightForm":
+        """The form that an attribute spells; raises `ConstraintError`."""
+        entries = {entry.name: entry.attr for entry in attribute} if isinstance(attribute, ir.DictAttr) else {}
+        scheme = entries.get(_SCHEME)
+        known = entries.keys() <= {_SCHEME, _TRANSPOSED, _PACKED}
+        if not known or not isinstance(scheme, SchemeAttr) or scheme.scheme.layout != "compact":
+            wanted = "a dictionary of scheme, a compact #scaled.scheme, and the flags transposed and packed"
+            raise ConstraintError("weight_form_c1", f"{WEIGHT_FORM} must be {wanted}, got {attribute}")
+        return cls(scheme.scheme, _TRANSPOSED in entries, _PACKED in entries)
+
+
+def describe_weight(function: ir.Operation, form: WeightForm | None) -> None:
+    """Say of a function which weight it makes; whoever changes the function does so again.
+
+    The key is the same for functions that take equal arguments and do the same to them, in whatever program: passes
+    that later lower both do the same to both. `form` is None where no quantized parameter can be the weight.
+    """
+    attributes = function.attributes
+    attributes[WEIGHT_KEY] = ir.StringAttr.get(_digest(function))
+    if form is not None:
+        attributes[WEIGHT_FORM] = form.to_attribute()
+    elif WEIGHT_FORM in attributes:
+        del attributes[WEIGHT_FORM]
+
+
+def is_weight(function: ir.Operation) -> bool:
+    """Whether a function makes a weight."""
+    return WEIGHT_KEY in function.attributes
+
+
+def weight_key(function: ir.Operation) -> str:
+    """The key of the weight that a function makes."""
+    return ir.StringAttr(function.attributes[WEIGHT_KEY]).value
+
+
+def weight_form(function: ir.Operation) -> WeightForm | None:
+    """The form of the weight that a function makes; raises `ConstraintError`."""
+    attributes = function.attributes
+    return WeightForm.from_attribute(attributes[WEIGHT_FORM]) if WEIGHT_FORM in attributes else None
+
+
+def _digest(function: ir.Operation) -> str:
+    """A number for what a function does: its arguments, and its ops in their order."""
+    about = _attributes(function, _ABOUT_ITSELF)
+    made = repr((about, [_block(block, {}) for block in function.regions[0].blocks]))
+    return blake2b(made.encode(), digest_size=16).hexdigest()
+
+
+def _block(block: ir.Block, numbers: dict[ir.Value, int]) -> list[object]:
+    """The ops of a block, their operands by the order in which values are made."""
+    for argument in block.arguments:
+        numbers[argument] = len(numbers)
+    ops: list[object] = [[str(argument.type) for argument in block.arguments]]
+    for view in block.operations:
+        op = view.operation
+        operands = [numbers[operand] for operand in op.operands]
+        regions = [[_block(inner, numbers) for inner in region.blocks] for region in op.regions]
+        ops.append((op.name, operands, _attributes(op), [str(result.type) for result in op.results], regions))
+        for result in op.results:
+            numbers[result] = len(numbers)
+    return ops
+
+
+def _attributes(op: ir.Operation, without: tuple[str, ...] = ()) -> list[tuple[str, str]]:
+    attributes = op.attributes
+    names = sorted(name for name in attributes if name not in without)
+    return [(name, str(attributes[name])) for name in names]
