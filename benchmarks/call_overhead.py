@@ -68,22 +68,19 @@ def _replay(calls: list[tuple[Callable, tuple]]) -> None:
 def _recorded() -> Iterator[list[tuple[Callable, tuple]]]:
     """The kernels that programs call, with their arguments."""
     calls: list[tuple[Callable, tuple]] = []
-    originals = dict(bound.BINDINGS)
+    original = bound.bind
 
-    def recording(bind: Callable) -> Callable:
-        def bind_recorded(kernel):
-            run, allocate = bind(kernel)
+    def bind_recorded(call, quantizers):
+        run, allocate = original(call, quantizers)
 
-            def recorded(*values):
-                calls.append((run, values))
-                return run(*values)
+        def recorded(*values):
+            calls.append((run, values))
+            return run(*values)
 
-            return recorded, allocate
+        return recorded, allocate
 
-        return bind_recorded
-
-    bound.BINDINGS.update({name: recording(bind) for name, bind in originals.items()})
+    bound.bind = bind_recorded
     try:
         yield calls
     finally:
-        bound.BINDINGS.update(originals)
+        bound.bind = original

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import ext
 
 from steelyard.errors import ConstraintError
+
+_Choice = TypeVar("_Choice", bound=str)
 
 
 class Scaled(ext.Dialect, name="scaled"):
@@ -140,12 +142,19 @@ def _segment_sizes(groups: Sequence[object]) -> ir.Attribute:
     return ir.DenseI32ArrayAttr.get([len(_group(group)) for group in groups])
 
 
-def string_attribute(op: ScaledOp, name: str, choices: Sequence[str], constraint: str) -> str:
+def string_attribute(op: ScaledOp, name: str, choices: Sequence[_Choice], constraint: str) -> _Choice:
     """The value of a string attribute that has one of a few values."""
     attribute = op.attributes[name]
     value = attribute.value if isinstance(attribute, ir.StringAttr) else str(attribute)
-    require(value in choices, constraint, f"{name} must be one of {', '.join(choices)}, got {value}")
-    return value
+    return one_of(value, choices, constraint, name)
+
+
+def one_of(value: str, choices: Sequence[_Choice], constraint: str, name: str) -> _Choice:
+    """The choice that a string spells."""
+    for choice in choices:
+        if choice == value:
+            return choice
+    raise ConstraintError(constraint, f"{name} must be one of {', '.join(choices)}, got {value}")
 
 
 def attribute_of(op: ScaledOp, name: str, kind: type[ir.Attribute]) -> Any:

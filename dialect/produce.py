@@ -1,6 +1,6 @@
 """`produce_quantize`: a norm or an activation that is quantized as it is computed."""
 
-from typing import Any
+from typing import Any, Literal
 
 from torch_mlir import ir
 from torch_mlir.dialects import ext
@@ -15,18 +15,19 @@ from steelyard.dialect.types import (
     scaled_info,
     shapes_agree,
 )
-from steelyard.formats.activations import ACTIVATIONS
+from steelyard.formats.activations import ACTIVATIONS, Activation
 from steelyard.formats.gemms import ROLES
 from steelyard.formats.schemes import Scheme
 
-PRODUCERS: dict[str, tuple[str, ...]] = {
+Producer = Literal[Activation, "silu_and_multiply", "layer_norm", "rms_norm"]
+PRODUCERS: dict[Producer, tuple[str, ...]] = {
     **dict.fromkeys(ACTIVATIONS, ()),
     "silu_and_multiply": ("other",),
     "layer_norm": ("weight", "bias"),
     "rms_norm": ("weight",),
 }
 """Producer -> the operands it reads beside the source."""
-NORMS = ("layer_norm", "rms_norm")
+NORMS: tuple[Producer, ...] = ("layer_norm", "rms_norm")
 
 
 class ProduceQuantizeOp(ScaledOp, name="produce_quantize", traits=[ext.Pure]):

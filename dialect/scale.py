@@ -1,6 +1,6 @@
 """Scales and the state they and the random bits come from: `amax`, `compute_scale`, `update_scale`, `advance_rng`."""
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 from torch_mlir import ir
 from torch_mlir.dialects import ext
@@ -10,7 +10,8 @@ from steelyard.dialect.base import ScaledOp, attribute_of, build, require, strin
 from steelyard.dialect.types import TensorInfo, float_info, require_tensor, tensor_info
 from steelyard.formats.schemes import Scheme
 
-ALGORITHMS = ("max", "most_recent", "custom")
+Algorithm = Literal["max", "most_recent", "custom"]
+ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 
 
 class AmaxOp(ScaledOp, name="amax", traits=[ext.Pure]):

@@ -4,7 +4,9 @@ from torch_mlir import ir
 
 from steelyard.errors import TargetError
 from steelyard.ir.attributes import LAUNCHES
+from steelyard.ir.kernel_calls import declarations_of
 from steelyard.passes.pipeline.registry import fail, register_pass
+from steelyard.passes.support.declared import declared_calls
 
 
 @register_pass
@@ -27,12 +29,13 @@ def generate_kernels(module: ir.Operation, *, target: str) -> None:
     except TargetError as error:
         fail(module, str(error))
     block = module.regions[0].blocks[0]
-    declarations = {ir.StringAttr(op.attributes["sym_name"]).value: op for op in block.operations}
+    declarations = declarations_of(module)
+    taken = {ir.StringAttr(op.attributes["sym_name"]).value for op in block.operations if "sym_name" in op.attributes}
     symbols: dict = {}
-    for symbol, kernels in launched_kernels(module, chosen).items():
+    for symbol, kernels in launched_kernels(declared_calls(module), chosen).items():
         for kernel in kernels:
             if kernel not in symbols:
-                symbols[kernel] = _free_symbol(kernel.name, {*symbols.values(), *declarations})
+                symbols[kernel] = _free_symbol(kernel.name, {*symbols.values(), *taken})
                 with ir.InsertionPoint(block), ir.Location.unknown():
                     append_gpu_module(kernel, chosen, symbols[kernel])
         launches = [ir.SymbolRefAttr.get([symbols[kernel], kernel.name]) for kernel in kernels]

@@ -1,28 +1,55 @@
 """`scaled-lower-storage`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch_mlir import ir
 
+from steelyard.dialect.base import one_of
 from steelyard.dialect.epilogue import EpilogueOp
 from steelyard.dialect.layout import FlattenOp, PackOp, PadOp, SwizzleOp, TurnOp, UnpadOp, flat_shape
 from steelyard.dialect.matmul import GemmOp
-from steelyard.dialect.produce import ProduceQuantizeOp
+from steelyard.dialect.produce import PRODUCERS, ProduceQuantizeOp
 from steelyard.dialect.quantize import DequantizeOp, NarrowOp, QuantizeOp, TransposeOp
-from steelyard.dialect.scale import AdvanceRngOp, AmaxOp, ComputeScaleOp, UpdateScaleOp
-from steelyard.dialect.types import ScaledInfo, TensorInfo, TensorType, tensor_info
-from steelyard.formats.gemms import OPERAND_USAGES
+from steelyard.dialect.scale import ALGORITHMS, AdvanceRngOp, AmaxOp, ComputeScaleOp, UpdateScaleOp
+from steelyard.dialect.types import ScaledInfo, TensorInfo, TensorType, scaled_info_of, tensor_info
+from steelyard.errors import ConstraintError
+from steelyard.formats.activations import EPILOGUES
+from steelyard.formats.gemms import COLUMNWISE, KINDS, OPERAND_USAGES, ROLES, ROWWISE, USAGES, Usage
 from steelyard.formats.parts import part_shapes
 from steelyard.formats.schemes import Scheme
 from steelyard.ir.attributes import LAYER, PART, PATH, REDUCE
 from steelyard.ir.functions import erase_arguments, functions_of, replace_arguments, replace_results
-from steelyard.ir.kernel_calls import Kernels, Setting
+from steelyard.ir.kernel_calls import (
+    SIZE,
+    AdvanceRngCall,
+    AmaxCall,
+    ComputeScaleCall,
+    Declarations,
+    DequantizeCall,
+    EpilogueCall,
+    GemmCall,
+    KernelCall,
+    PackCall,
+    PadCall,
+    ProduceQuantizeCall,
+    QuantizeCall,
+    Slot,
+    SwizzleCall,
+    TransposeCall,
+    TurnCall,
+    UnpadCall,
+    UpdateScaleCall,
+)
+from steelyard.ir.kernel_calls.gemm import PATHS, Path
 from steelyard.ir.torch_ops import size_of, walk_ops
 from steelyard.passes.pipeline.registry import fail, register_pass
 from steelyard.targets.gemm_paths import NATIVE
 
 Parts = dict[str, ir.Value]
+Named = list[tuple[str, ir.Value]]
+"""Operands of a call, each with what it is to the kernel."""
 
 
 @dataclass
@@ -34,13 +61,17 @@ class _Stored:
     sizes: list[ir.Value]
     """Sizes of its leading dims that are known only at run time, where somebody may ask for them."""
 
-    def copy(self, usage: str) -> list[tuple[str, ir.Value]]:
-        """Parts of one copy."""
-        prefix = _PREFIXES[usage]
-        return [(name.removeprefix(prefix), value) for name, value in self.parts.items() if name.startswith(prefix)]
+    def named_parts(self, usage: Usage | None = None) -> Named:
+        """The parts, of one copy or of all, by their names in the tensor: `row.codes`."""
+        prefix = "" if usage is None else _PREFIXES[usage]
+        return [(name, value) for name, value in self.parts.items() if name.startswith(prefix)]
+
+    def copy(self, usage: Usage) -> Named:
+        """The parts of one copy by their names in the copy: `codes`."""
+        return [(name.removeprefix(_PREFIXES[usage]), value) for name, value in self.named_parts(usage)]
 
 
-_PREFIXES = {"rowwise": "row.", "columnwise": "col."}
+_PREFIXES: dict[Usage, str] = {"rowwise": "row.", "columnwise": "col."}
 
 
 @register_pass
@@ -60,7 +91,7 @@ def lower_storage(module: ir.Operation) -> None:
 
 class _Lowering:
     def __init__(self, module: ir.Operation):
-        self._kernels = Kernels(module)
+        self._declarations = Declarations(module)
         self._stored: dict[ir.Value, _Stored] = {}
         self._namespace = "torch"
 
@@ -69,13 +100,16 @@ class _Lowering:
         self._stored.clear()
         self._namespace = _namespace_of(function)
         count = self._split_arguments(function)
-        dead = []
+        dead: list[ir.Operation] = []
         for op in walk_ops(function):
             lower = _LOWERINGS.get(type(op.opview))
             if lower is None:
                 continue
             with ir.InsertionPoint(op), op.location:
-                lower(self, op.opview)
+                try:
+                    lower(self, op.opview)
+                except ConstraintError as error:
+                    fail(op, str(error))
             dead.append(op)
         self._split_results(function)
         for op in reversed(dead):
@@ -92,7 +126,7 @@ class _Lowering:
 
         replaced = replace_arguments(function, split, PART)
         for old, new in replaced:
-            info = old.type.info
+            info = scaled_info_of(old)
             names = [name for name, _ in self._part_infos(info)]
             self._stored[old] = _Stored(info, dict(zip(names, new, strict=True)), [])
         return count
@@ -117,23 +151,24 @@ class _Lowering:
         unsigned = info.namespace == "torch" and info.dtype == "i8"
         return info.with_(info.shape, "ui8") if unsigned else info
 
-    def make(self, op: ir.OpView, name: str, config: dict[str, Setting], operands: list[tuple[str, ir.Value]]) -> None:
+    def make(self, op: ir.OpView, call: KernelCall, operands: Named) -> None:
         """Call a kernel that makes the quantized result of an op."""
-        info = op.result.type.info
-        custom = _splittable(op.result) is None
-        if custom:
-            results = [("storage", op.result.type)]
-        else:
-            results = [(part, part_info.type()) for part, part_info in self._part_infos(info)]
-        extra = [("new_amax", op.new_amax.type)] if getattr(op, "new_amax", None) is not None else []
-        values = self._kernels.call(name, config, operands, results + extra)
-        if extra:
-            op.new_amax.replace_all_uses_with(values.pop())
-        if custom:
-            op.result.replace_all_uses_with(values[0])
+        values = self._declarations.call(call, [value for _, value in operands])
+        made = dict(zip([slot.name for slot in call.results], values, strict=True))
+        if "new_amax" in made:
+            op.new_amax.replace_all_uses_with(made.pop("new_amax"))
+        if call.is_custom:
+            op.result.replace_all_uses_with(made["storage"])
             return
-        names = [part for part, _ in results]
-        self._stored[op.result] = _Stored(info, dict(zip(names, values, strict=True)), self._sizes(op, info))
+        info = scaled_info_of(op.result)
+        self._stored[op.result] = _Stored(info, made, self._sizes(op, info))
+
+    def _made_slots(self, op: QuantizeOp | ProduceQuantizeOp | TransposeOp | PackOp) -> tuple[Slot, ...]:
+        """The parts of an op's quantized result; what a user's quantizer makes is one value."""
+        if _splittable(op.result) is None:
+            return (Slot("storage", op.result.type),)
+        parts = self._part_infos(scaled_info_of(op.result))
+        return tuple(Slot(name, info.type()) for name, info in parts)
 
     def _sizes(self, op: ir.OpView, info: ScaledInfo) -> list[ir.Value]:
         unknown = [dim for dim, size in enumerate(info.shape[:-1]) if size is None]
@@ -143,141 +178,235 @@ class _Lowering:
         return [size_of(source, dim) for dim in unknown]
 
     def quantize(self, op: QuantizeOp) -> None:
-        config = _copies(op.result.type.info) | {"role": op.role.value}
-        if _splittable(op.result) is None:
-            config |= {"layer": op.layer.value}
-        self.make(op, "quantize", config, _present(op, "source", "scale", "amax", "rng"))
+        info = scaled_info_of(op.result)
+        operands = _present(source=op.source, scale=op.scale, amax=op.amax, rng=op.rng)
+        results = self._made_slots(op)
+        if op.new_amax is not None:
+            results += (Slot("new_amax", op.new_amax.type),)
+        # Equal quantizations share a kernel, whatever their layers; a user's own is found by its layer.
+        is_own = _splittable(op.result) is None
+        call = QuantizeCall(
+            operands=_slots(operands),
+            results=results,
+            row=info.row,
+            col=info.col,
+            role=one_of(op.role.value, ROLES, "quantize_c3", "role"),
+            layer=op.layer.value if is_own else "",
+        )
+        self.make(op, call, operands)
 
     def produce_quantize(self, op: ProduceQuantizeOp) -> None:
-        config = _copies(op.result.type.info)
-        config |= {"producer": op.producer.value, "epsilon": op.epsilon.value, "role": op.role.value}
-        self.make(op, "produce_quantize", config, _present(op, "source", "other", "weight", "bias", "scale"))
+        info = scaled_info_of(op.result)
+        operands = _present(source=op.source, other=op.other, weight=op.weight, bias=op.bias, scale=op.scale)
+        call = ProduceQuantizeCall(
+            operands=_slots(operands),
+            results=self._made_slots(op),
+            row=info.row,
+            col=info.col,
+            role=one_of(op.role.value, ROLES, "produce_quantize_c6", "role"),
+            producer=one_of(op.producer.value, tuple(PRODUCERS), "produce_quantize_c1", "producer"),
+            epsilon=op.epsilon.value,
+        )
+        self.make(op, call, operands)
 
-    def remake(self, op: TransposeOp | PackOp) -> None:
-        """An op that makes every part of one quantized tensor from another."""
-        name = op.OPERATION_NAME.removeprefix("scaled.")
+    def transpose(self, op: TransposeOp) -> None:
         source = self._get(op, op.source)
-        config = {f"from_{copy}": scheme for copy, scheme in _copies(source.info).items()}
-        config |= _copies(op.result.type.info)
-        operands = list(source.parts.items()) + [("size", size) for size in _lead_sizes(source)]
-        self.make(op, name, config | {"shape": source.info.shape}, operands)
+        scheme, usage = _only_copy(op, source.info)
+        operands = source.named_parts() + _lead_sizes(source)
+        call = TransposeCall(
+            operands=_slots(operands), results=self._made_slots(op), scheme=scheme, usage=usage, shape=source.info.shape
+        )
+        self.make(op, call, operands)
 
-    def rearrange(self, op: PadOp | TurnOp | SwizzleOp) -> None:
-        """An op that changes some parts of a quantized tensor and keeps the others."""
-        if isinstance(op, PadOp) and not isinstance(op.source.type, TensorType):
-            return self.plain(op)
-        source, info = self._get(op, op.source), op.result.type.info
-        types = {name: part.type() for name, part in self._part_infos(info)}
-        changed = [name for name in types if _changes(op, name, source.parts[name], types[name])]
-        config: dict[str, Setting] = {f"from_{copy}": scheme for copy, scheme in _copies(source.info).items()}
-        config |= _copies(info) | {"shape": source.info.shape}
-        if isinstance(op, PadOp):
-            config["multiples"] = tuple(op.multiples)
-        operands = [(name, source.parts[name]) for name in changed]
-        name = op.OPERATION_NAME.removeprefix("scaled.")
+    def pack(self, op: PackOp) -> None:
+        source = self._get(op, op.source)
+        info = source.info
+        operands = source.named_parts()
+        call = PackCall(
+            operands=_slots(operands), results=self._made_slots(op), row=info.row, col=info.col, shape=info.shape
+        )
+        self.make(op, call, operands)
+
+    def pad(self, op: PadOp) -> None:
+        multiples = tuple(ir.DenseI64ArrayAttr(op.multiples))
+        if not isinstance(op.source.type, TensorType):
+            operands = [("source", op.source)]
+            call = PadCall(operands=_slots(operands), results=_result_slots(op, "result"), multiples=multiples)
+            self._replace(op, call, operands)
+            return
+        source, types = self._get(op, op.source), self._part_types(op.result)
+        changed = [name for name, type_ in types.items() if _is_padded(source.parts[name], type_)]
         # What the transform filled up may hold as much as padding would.
-        values = self._kernels.call(name, config, operands, [(p, types[p]) for p in changed]) if changed else []
-        self._stored[op.result] = _Stored(info, source.parts | dict(zip(changed, values, strict=True)), [])
-        return None
+        if not changed:
+            self._rearrange(op, source, None, changed)
+            return
+        scheme, usage = _only_copy(op, source.info)
+        operands, results = _rearranged(source, types, changed)
+        shape = source.info.shape
+        call = PadCall(operands=operands, results=results, multiples=multiples, scheme=scheme, usage=usage, shape=shape)
+        self._rearrange(op, source, call, changed)
+
+    def turn(self, op: TurnOp) -> None:
+        self._rearrange_part(op, TurnCall, "codes")
+
+    def swizzle(self, op: SwizzleOp) -> None:
+        self._rearrange_part(op, SwizzleCall, "scales")
+
+    def _rearrange_part(self, op: TurnOp | SwizzleOp, kind: type[TurnCall | SwizzleCall], part: str) -> None:
+        """An op that changes one part of a copy."""
+        source = self._get(op, op.source)
+        scheme, usage = _only_copy(op, source.info)
+        changed = [_PREFIXES[usage] + part]
+        operands, results = _rearranged(source, self._part_types(op.result), changed)
+        call = kind(operands=operands, results=results, scheme=scheme, usage=usage, shape=source.info.shape)
+        self._rearrange(op, source, call, changed)
+
+    def _rearrange(
+        self, op: PadOp | TurnOp | SwizzleOp, source: _Stored, call: KernelCall | None, changed: list[str]
+    ) -> None:
+        """Change some parts of a quantized tensor and keep the others."""
+        operands = [source.parts[name] for name in changed]
+        values = [] if call is None else self._declarations.call(call, operands)
+        parts = source.parts | dict(zip(changed, values, strict=True))
+        self._stored[op.result] = _Stored(scaled_info_of(op.result), parts, [])
+
+    def _part_types(self, value: ir.Value) -> dict[str, ir.Type]:
+        return {name: part.type() for name, part in self._part_infos(scaled_info_of(value))}
 
     def flatten(self, op: FlattenOp) -> None:
         """The same parts; no kernel runs."""
-        self._stored[op.result] = _Stored(op.result.type.info, self._get(op, op.source).parts, [])
+        self._stored[op.result] = _Stored(scaled_info_of(op.result), self._get(op, op.source).parts, [])
 
     def narrow(self, op: NarrowOp) -> None:
         """Fewer parts; no kernel runs."""
-        source, info = self._get(op, op.source), op.result.type.info
+        source, info = self._get(op, op.source), scaled_info_of(op.result)
         prefix = _PREFIXES["rowwise" if info.row is not None else "columnwise"]
         parts = {name: value for name, value in source.parts.items() if name.startswith(prefix)}
         self._stored[op.result] = _Stored(info, parts, source.sizes)
 
     def dequantize(self, op: DequantizeOp) -> None:
         source = self._get(op, op.source)
-        usage = op.usage.value
-        config: dict[str, Setting] = {"scheme": source.info.copy_of(usage), "usage": usage, "shape": source.info.shape}
-        operands = source.copy(usage) + [("size", size) for size in _lead_sizes(source)]
-        self._replace(op, "dequantize", config, operands)
+        usage = one_of(op.usage.value, USAGES, "dequantize_c1", "usage")
+        scheme = source.info.copy_of(usage)
+        assert scheme is not None, "dequantize_c1"
+        operands = source.named_parts(usage) + _lead_sizes(source)
+        call = DequantizeCall(
+            operands=_slots(operands),
+            results=_result_slots(op, "result"),
+            scheme=scheme,
+            usage=usage,
+            shape=source.info.shape,
+        )
+        self._replace(op, call, operands)
 
     def gemm(self, op: GemmOp) -> None:
-        kind = op.kind.value
-        config: dict[str, Setting] = {"kind": kind, "epilogue": op.epilogue.value}
-        if op.batch_dims.value:
-            config["batch_dims"] = op.batch_dims.value
-        if PATH in op.attributes:
-            config["path"] = _value(op.attributes[PATH])
-        operands: list[tuple[str, ir.Value]] = []
+        kind = one_of(op.kind.value, KINDS, "gemm_c1", "kind")
+        path = _path(op)
+        schemes: list[Scheme] = []
+        operands: Named = []
         for name, value, usage in zip(("lhs", "rhs"), (op.lhs, op.rhs), OPERAND_USAGES[kind], strict=True):
+            scheme = scaled_info_of(value).copy_of(usage)
+            assert scheme is not None, "gemm_c2"
+            schemes.append(scheme)
             if _splittable(value) is None:
-                config |= {name: value.type.info.copy_of(usage), f"{name}_shape": value.type.info.shape}
                 operands.append((name, value))
-                continue
-            stored = self._get(op, value)
-            config |= {name: stored.info.copy_of(usage), f"{name}_shape": stored.info.shape}
-            operands += [(f"{name}.{part}", tensor) for part, tensor in stored.copy(usage)]
-        operands += _present(op, "bias", "residual", "accumulator")
+            else:
+                operands += [(f"{name}.{part}", tensor) for part, tensor in self._get(op, value).copy(usage)]
+        operands += _present(bias=op.bias, residual=op.residual, accumulator=op.accumulator)
         # A native GEMM of CUDA multiplies matrices, whose sizes are those of their codes.
-        if op.lhs in self._stored and config.get("path") != NATIVE:
-            operands += [("size", size) for size in _lead_sizes(self._stored[op.lhs])]
-        self._replace(op, "gemm", config, operands)
+        if op.lhs in self._stored and path != NATIVE:
+            operands += _lead_sizes(self._stored[op.lhs])
+        call = GemmCall(
+            operands=_slots(operands),
+            results=_result_slots(op, "result", "preactivation"),
+            kind=kind,
+            lhs=schemes[0],
+            lhs_shape=scaled_info_of(op.lhs).shape,
+            rhs=schemes[1],
+            rhs_shape=scaled_info_of(op.rhs).shape,
+            epilogue=one_of(op.epilogue.value, EPILOGUES, "gemm_c13", "epilogue"),
+            batch_dims=op.batch_dims.value,
+            path=path,
+        )
+        self._replace(op, call, operands)
 
     def epilogue(self, op: EpilogueOp) -> None:
-        config: dict[str, Setting] = {"epilogue": op.epilogue.value}
-        self._replace(op, "epilogue", config, _present(op, "source", "bias", "residual", "accumulator"))
+        operands = _present(source=op.source, bias=op.bias, residual=op.residual, accumulator=op.accumulator)
+        call = EpilogueCall(
+            operands=_slots(operands),
+            results=_result_slots(op, "result", "preactivation"),
+            epilogue=one_of(op.epilogue.value, EPILOGUES, "epilogue_c3", "epilogue"),
+        )
+        self._replace(op, call, operands)
 
-    def plain(self, op: ir.OpView) -> None:
-        """An op on plain tensors."""
-        if any(isinstance(value.type, TensorType) for value in (*op.operands, *op.results)):
+    def unpad(self, op: UnpadOp) -> None:
+        if isinstance(op.source.type, TensorType):
             fail(op, "has no kernel for quantized tensors; run scaled-legalize before the tensors are quantized")
-        name = op.OPERATION_NAME.removeprefix("scaled.")
-        found = {key: _value(op.attributes[key]) for key in _ATTRIBUTES[type(op)]}
-        config: dict[str, Setting] = {key: value for key, value in found.items() if value is not None}
-        if REDUCE in op.attributes:
-            config["reduce"] = True
-        if LAYER in op.attributes:
-            config["layer"] = _value(op.attributes[LAYER])
-        operands = [(f"operand{i}", value) for i, value in enumerate(op.operands)]
-        self._replace(op, name, config, operands)
+        operands: Named = [("source", op.source), *((SIZE, size) for size in op.sizes)]
+        self._replace(op, UnpadCall(operands=_slots(operands), results=_result_slots(op, "result")), operands)
+
+    def amax(self, op: AmaxOp) -> None:
+        operands: Named = [("source", op.source)]
+        per_row, rht = (ir.BoolAttr(attribute).value for attribute in (op.per_row, op.rht))
+        call = AmaxCall(operands=_slots(operands), results=_result_slots(op, "result"), per_row=per_row, rht=rht)
+        self._replace(op, call, operands)
+
+    def compute_scale(self, op: ComputeScaleOp) -> None:
+        operands: Named = [("amax", op.amax)]
+        scheme = op.scheme.scheme
+        self._replace(
+            op,
+            ComputeScaleCall(operands=_slots(operands), results=_result_slots(op, "result"), scheme=scheme),
+            operands,
+        )
+
+    def update_scale(self, op: UpdateScaleOp) -> None:
+        operands: Named = [("scale", op.scale), ("history", op.history), ("amax", op.amax)]
+        call = UpdateScaleCall(
+            operands=_slots(operands),
+            results=_result_slots(op, "new_scale", "new_history"),
+            scheme=op.scheme.scheme,
+            margin=op.margin.value,
+            algorithm=one_of(op.algorithm.value, ALGORITHMS, "update_scale_c4", "algorithm"),
+            reduce=REDUCE in op.attributes,
+            layer=ir.StringAttr(op.attributes[LAYER]).value if LAYER in op.attributes else "",
+        )
+        self._replace(op, call, operands)
+
+    def advance_rng(self, op: AdvanceRngOp) -> None:
+        operands: Named = [("rng", op.rng)]
+        self._replace(op, AdvanceRngCall(operands=_slots(operands), results=_result_slots(op, "result")), operands)
 
     def _get(self, op: ir.OpView, value: ir.Value) -> _Stored:
         if value not in self._stored:
             fail(op, f"reads a quantized tensor that no op of the dialect makes: {value.type}")
         return self._stored[value]
 
-    def _replace(self, op: ir.OpView, name: str, config: dict[str, Setting], operands: list) -> None:
-        fields = [("result", op.result)] if len(op.results) == 1 else []
-        names = ("result", "preactivation") if isinstance(op, GemmOp | EpilogueOp) else ("new_scale", "new_history")
-        fields = fields or list(zip(names, op.results, strict=True))
-        values = self._kernels.call(name, config, operands, [(field, value.type) for field, value in fields])
-        for (_, old), new in zip(fields, values, strict=True):
+    def _replace(self, op: ir.OpView, call: KernelCall, operands: Named) -> None:
+        """Call a kernel in the place of an op whose results are plain tensors."""
+        values = self._declarations.call(call, [value for _, value in operands])
+        for old, new in zip(op.results, values, strict=True):
             old.replace_all_uses_with(new)
 
 
-_LOWERINGS: dict[type, Callable[[_Lowering, ir.OpView], None]] = {
+_LOWERINGS: dict[type, Callable[[_Lowering, Any], None]] = {
     QuantizeOp: _Lowering.quantize,
     ProduceQuantizeOp: _Lowering.produce_quantize,
-    TransposeOp: _Lowering.remake,
-    PackOp: _Lowering.remake,
-    PadOp: _Lowering.rearrange,
-    TurnOp: _Lowering.rearrange,
-    SwizzleOp: _Lowering.rearrange,
+    TransposeOp: _Lowering.transpose,
+    PackOp: _Lowering.pack,
+    PadOp: _Lowering.pad,
+    TurnOp: _Lowering.turn,
+    SwizzleOp: _Lowering.swizzle,
     FlattenOp: _Lowering.flatten,
     NarrowOp: _Lowering.narrow,
     DequantizeOp: _Lowering.dequantize,
     GemmOp: _Lowering.gemm,
     EpilogueOp: _Lowering.epilogue,
-    UnpadOp: _Lowering.plain,
-    AmaxOp: _Lowering.plain,
-    ComputeScaleOp: _Lowering.plain,
-    UpdateScaleOp: _Lowering.plain,
-    AdvanceRngOp: _Lowering.plain,
-}
-_ATTRIBUTES = {
-    PadOp: ("multiples",),
-    UnpadOp: (),
-    AmaxOp: ("per_row", "rht"),
-    ComputeScaleOp: ("scheme",),
-    UpdateScaleOp: ("scheme", "margin", "algorithm"),
-    AdvanceRngOp: (),
+    UnpadOp: _Lowering.unpad,
+    AmaxOp: _Lowering.amax,
+    ComputeScaleOp: _Lowering.compute_scale,
+    UpdateScaleOp: _Lowering.update_scale,
+    AdvanceRngOp: _Lowering.advance_rng,
 }
 
 
@@ -288,41 +417,59 @@ def _splittable(value: ir.Value) -> ScaledInfo | None:
     return value.type.info
 
 
-def _lead_sizes(stored: _Stored) -> list[ir.Value]:
+def _lead_sizes(stored: _Stored) -> Named:
     """The sizes of leading dims that are known only at run time; those of a saved matrix are read off its codes."""
     shape = stored.info.shape
     if stored.sizes or len(shape) != 2 or shape[0] is not None:
-        return stored.sizes
+        return [(SIZE, size) for size in stored.sizes]
     if "row.codes" in stored.parts:
-        return [size_of(stored.parts["row.codes"], 0)]
+        return [(SIZE, size_of(stored.parts["row.codes"], 0))]
     col = stored.info.col
-    # Two codes a byte do not tell an odd size.
+    # Two codes in one byte do not tell an odd size.
     if col is None or col.element == "f4E2M1FN":
         return []
-    return [size_of(stored.parts["col.codes"], 0 if col.family == "mx" else 1)]
+    return [(SIZE, size_of(stored.parts["col.codes"], 0 if col.family == "mx" else 1))]
 
 
-def _changes(op: PadOp | TurnOp | SwizzleOp, name: str, part: ir.Value, type_: ir.Type) -> bool:
-    """Whether an op changes a part of a quantized tensor."""
-    if not isinstance(op, PadOp):
-        return name.endswith("codes" if isinstance(op, TurnOp) else "scales")
+def _only_copy(op: ir.OpView, info: ScaledInfo) -> tuple[Scheme, Usage]:
+    """The one copy of a quantized tensor that an op reads."""
+    if info.row is not None and info.col is not None:
+        fail(op, "has a kernel for one copy only; narrow the source to the copy that is read")
+    return (info.row, ROWWISE) if info.row is not None else (info.schemes[0], COLUMNWISE)
+
+
+def _is_padded(part: ir.Value, type_: ir.Type) -> bool:
+    """Whether a part changes, or may at run time."""
     info = tensor_info(type_)
     return part.type != type_ or (info is not None and None in info.shape)
 
 
-def _copies(info: ScaledInfo) -> dict[str, Setting]:
-    return {name: scheme for name, scheme in (("row", info.row), ("col", info.col)) if scheme is not None}
+def _rearranged(
+    source: _Stored, types: Mapping[str, ir.Type], changed: Sequence[str]
+) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
+    """The operands and results of a call that changes some parts."""
+    operands = _slots([(name, source.parts[name]) for name in changed])
+    return operands, tuple(Slot(name, types[name]) for name in changed)
 
 
-def _present(op: ir.OpView, *names: str) -> list[tuple[str, ir.Value]]:
-    return [(name, value) for name in names if (value := getattr(op, name)) is not None]
+def _path(op: GemmOp) -> Path | None:
+    if PATH not in op.attributes:
+        return None
+    return one_of(ir.StringAttr(op.attributes[PATH]).value, PATHS, "call_c2", PATH)
 
 
-def _value(attribute: ir.Attribute) -> Setting:
-    scheme: Scheme | None = getattr(attribute, "scheme", None)
-    if scheme is not None:
-        return scheme
-    return tuple(attribute) if isinstance(attribute, ir.DenseI64ArrayAttr) else attribute.value  # pyright: ignore
+def _present(**values: ir.Value | None) -> Named:
+    """The operands that an op has."""
+    return [(name, value) for name, value in values.items() if value is not None]
+
+
+def _slots(operands: Named) -> tuple[Slot, ...]:
+    return tuple(Slot(name, value.type) for name, value in operands)
+
+
+def _result_slots(op: ir.OpView, *names: str) -> tuple[Slot, ...]:
+    """The results that an op has, in their order."""
+    return tuple(Slot(name, value.type) for name, value in zip(names, op.results, strict=False))
 
 
 def _namespace_of(function: ir.Operation) -> str:

@@ -23,9 +23,8 @@ def pack_weights(module: ir.Operation, *, target: str) -> None:
 
     Takes the functions that make weights, as `scaled-hoist-weights` leaves them. On the CPU, an NVFP4 weight that is
     only read by GEMMs, as their right operand, is packed by its function (`scaled.pack`), and the arguments that stand
-    for it have the packed type. One packed copy serves GEMMs with any number of rows. The function says so
-    in `scaled.weight_form`. Other formats are read as they
-    are.
+    for it have the packed type. One packed copy serves GEMMs with any number of rows. The function says so in
+    `scaled.weight_form`. Other formats are read as they are.
     """
     if target not in TARGETS:
         fail(module, f"target must be one of {', '.join(TARGETS)}, got '{target}'")

@@ -9,9 +9,9 @@ from torch_mlir import ir
 from steelyard.dialect.memory import free
 from steelyard.dialect.types import TensorType, tensor_info
 from steelyard.formats.dtypes import ITEM_SIZES
-from steelyard.ir.attributes import ARENA, ELSEWHERE, OFFSETS, PARAMETER, STATE
+from steelyard.ir.attributes import ARENA, DESTINATIONS, ELSEWHERE, OFFSETS, PARAMETER, STATE
 from steelyard.ir.functions import argument_attributes, functions_of
-from steelyard.ir.kernel_calls import Kernel, callee_of, kernels_of
+from steelyard.ir.kernel_calls import callee_of, declarations_of
 from steelyard.ir.view_ops import HOLDS_OPERANDS
 from steelyard.passes.pipeline.registry import register_pass
 
@@ -29,12 +29,14 @@ def plan_memory(module: ir.Operation) -> None:
     Leaves a `scaled.free` after the last use of each tensor that is neither returned nor, like a parameter, kept by
     others.
     """
-    kernels = kernels_of(module)
+    declarations = declarations_of(module)
+    writers = {symbol for symbol, declaration in declarations.items() if DESTINATIONS in declaration.attributes}
     for function in functions_of(module):
-        _plan(function, kernels)
+        _plan(function, writers)
 
 
-def _plan(function: ir.Operation, kernels: dict[str, Kernel]) -> None:
+def _plan(function: ir.Operation, writers: set[str]) -> None:
+    """Plan one function; `writers` are the kernels that write where they are told."""
     block = function.regions[0].blocks[0]
     operations = [op.operation for op in block.operations]
     dying = _last_uses(block, operations)
@@ -43,7 +45,7 @@ def _plan(function: ir.Operation, kernels: dict[str, Kernel]) -> None:
     shares = "sym_visibility" not in function.attributes
     for position, op in enumerate(operations):
         if shares:
-            _place_results(op, kernels, arena)
+            _place_results(op, writers, arena)
         if op.name == "func.return":
             break
         dead = [value for value in dying.get(position, ()) if _is_tensor(value) and value not in kept]
@@ -60,23 +62,23 @@ def _kept_arguments(function: ir.Operation) -> set[ir.Value]:
     return {argument for argument, attributes in pairs if PARAMETER in attributes or STATE in attributes}
 
 
-def _place_results(op: ir.Operation, kernels: dict[str, Kernel], arena: "_Arena") -> None:
-    kernel = kernels.get(callee_of(op) or "")
-    if kernel is None or not kernel.has_destinations:
+def _place_results(op: ir.Operation, writers: set[str], arena: "_Arena") -> None:
+    if callee_of(op) not in writers:
         return
-    offsets = []
+    offsets: list[int] = []
     for value in op.results:
         size = _byte_size(value)
-        if size is None or not _is_read_by_kernels(value, kernels):
+        if size is None or not _is_read_by(value, writers):
             offsets.append(ELSEWHERE)
         else:
             offsets.append(arena.place(value, size))
     op.attributes[OFFSETS] = ir.DenseI64ArrayAttr.get(offsets)
 
 
-def _is_read_by_kernels(value: ir.Value, kernels: dict[str, Kernel]) -> bool:
-    users = [kernels.get(callee_of(use.owner.operation) or "") for use in value.uses]
-    return bool(users) and all(user is not None and user.has_destinations for user in users)
+def _is_read_by(value: ir.Value, writers: set[str]) -> bool:
+    """Whether these kernels, and nothing else, read a value."""
+    users = [callee_of(use.owner.operation) for use in value.uses]
+    return bool(users) and all(user in writers for user in users)
 
 
 def _free_after(next_op: ir.Operation, dead: Iterable[ir.Value]) -> None:
@@ -152,7 +154,7 @@ class _Arena:
 
 def _byte_size(value: ir.Value) -> int | None:
     info = tensor_info(value.type)
-    if info is None or None in info.shape:
+    if info is None or None in info.shape or info.dtype not in ITEM_SIZES:
         return None
     return prod(size for size in info.shape if size is not None) * ITEM_SIZES[info.dtype]
 

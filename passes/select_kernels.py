@@ -1,63 +1,65 @@
 """`scaled-select-kernels`."""
 
-from collections.abc import Mapping
-
 from torch_mlir import ir
 
 from steelyard.dialect.matmul import MatmulOp
 from steelyard.dialect.types import tensor_info
-from steelyard.formats.schemes import Scheme
-from steelyard.ir.attributes import DESTINATIONS, KERNEL
-from steelyard.ir.kernel_calls import Kernel, Setting, kernels_of
+from steelyard.ir.attributes import DESTINATIONS, DEVICE
+from steelyard.ir.kernel_calls import (
+    DequantizeCall,
+    Device,
+    EpilogueCall,
+    GemmCall,
+    KernelCall,
+    PackCall,
+    QuantizingCall,
+    declarations_of,
+)
 from steelyard.ir.torch_ops import none_constant, reshaped_as, transpose_last, walk_ops
 from steelyard.passes.pipeline.registry import fail, register_pass
-from steelyard.targets import TARGETS
+from steelyard.passes.support.declared import read_declared
+from steelyard.targets import CPU, TARGETS
 from steelyard.targets.gemm_paths import NATIVE
 
-_DESTINATIONS = {
-    "cpu": ("quantize", "produce_quantize", "gemm", "pack"),
-    "cuda": ("quantize", "produce_quantize", "gemm", "dequantize", "epilogue"),
+_DESTINATIONS: dict[Device, tuple[type[KernelCall], ...]] = {
+    "cpu": (QuantizingCall, GemmCall, PackCall),
+    "cuda": (QuantizingCall, GemmCall, DequantizeCall, EpilogueCall),
 }
-"""Kernels of each kind of device that write where they are told."""
+"""Operations whose kernels, on each kind of device, write their results where they are told."""
 
 
 @register_pass
 def select_kernels(module: ir.Operation, *, target: str) -> None:
     """Choose the kernel of a target for each call.
 
-    Takes calls of declared kernels that are named by what they do, and `scaled.matmul`. Leaves declarations that name a
-    kernel of the target and what it works on, such as `cpu.gemm.mx`, `cpu.gemm.nvfp4.packed` or `cuda.swizzle.mx`. A
-    kernel that writes its results into memory it is given is marked `scaled.destinations`. A user's own quantizer runs
-    `custom.quantize` and `custom.gemm`. A matmul, which stayed in high precision, becomes torch's own product.
+    Takes calls of declared kernels and `scaled.matmul`. Leaves declarations that say whose kernel runs them
+    (`scaled.device`): the target's, `cpu` or `cuda`, or a user's own quantizer's, `custom`. They are marked
+    `scaled.destinations` where the kernel writes its results into memory that it is given. A matmul, which stayed in
+    high precision, becomes torch's own product.
     """
     if target not in TARGETS:
         fail(module, f"target must be one of {', '.join(TARGETS)}, got '{target}'")
     for op in walk_ops(module):
         if isinstance(op.opview, MatmulOp):
             _use_torch(op.opview)
-    symbols = kernels_of(module)
-    for op in module.regions[0].blocks[0].operations:
-        if KERNEL in op.attributes:
-            _select(op.operation, symbols[ir.StringAttr(op.attributes["sym_name"]).value], target.partition(":")[0])
+    device: Device = "cpu" if target == CPU else "cuda"
+    for declaration in declarations_of(module).values():
+        _select(declaration, read_declared(declaration), device)
 
 
-def kernel_name(device: str, operation: str, config: Mapping[str, Setting]) -> str:
-    """The kernel of a kind of device that runs an operation."""
-    schemes = [value for value in config.values() if isinstance(value, Scheme)]
-    if any(scheme.custom for scheme in schemes):
-        return f"custom.{operation}"
-    is_packed = operation == "gemm" and any(scheme.layout == "packed" for scheme in schemes)
-    return ".".join([device, operation, *sorted({scheme.family for scheme in schemes}), *["packed"] * is_packed])
-
-
-def _select(declaration: ir.Operation, kernel: Kernel, device: str) -> None:
-    operation = f"batched_{kernel.name}" if "batch_dims" in kernel.config else kernel.name
-    name = kernel_name(device, operation, kernel.config)
-    declaration.attributes[KERNEL] = ir.StringAttr.get(name)
-    # torch's own GEMMs, which native ones are, make their results themselves.
-    allocates = name.startswith("custom.") or kernel.config.get("path") == NATIVE or "new_amax" in kernel.results
-    if operation in _DESTINATIONS[device] and not allocates:
+def _select(declaration: ir.Operation, call: KernelCall, device: Device) -> None:
+    declaration.attributes[DEVICE] = ir.StringAttr.get("custom" if call.is_custom else device)
+    if _writes_where_told(call, device):
         declaration.attributes[DESTINATIONS] = ir.UnitAttr.get()
+
+
+def _writes_where_told(call: KernelCall, device: Device) -> bool:
+    if call.is_custom or not isinstance(call, _DESTINATIONS[device]):
+        return False
+    # torch's own GEMMs, which native ones are, make their results themselves, and so do those of batches.
+    if isinstance(call, GemmCall):
+        return call.path != NATIVE and not call.batch_dims
+    return call.result("new_amax") is None
 
 
 def _use_torch(op: MatmulOp) -> None:

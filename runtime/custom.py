@@ -1,18 +1,15 @@
 """Kernels of a user's own quantizer: its `quantize` and `qgemm`."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from functools import singledispatch
+from typing import Any
 
 import torch
 
-from steelyard.ir.kernel_calls import Kernel
+from steelyard.errors import UnsupportedModelError
+from steelyard.ir.kernel_calls import GemmCall, KernelCall, QuantizeCall
 from steelyard.runtime.dtypes import result_dtype
-
-
-class Quantizers(Protocol):
-    """The user's own quantizers by layer and role, and the algorithms that pick amaxes."""
-
-    def __getitem__(self, key: tuple[str, str], /) -> Any: ...
+from steelyard.runtime.quantizers import Quantizers
 
 
 class CustomValue:
@@ -32,8 +29,15 @@ class CustomValue:
         return [part for part in parts if part is not None]
 
 
-def _bind_quantize(kernel: Kernel, quantizers: Quantizers) -> Callable[..., CustomValue]:
-    quantizer = quantizers[str(kernel.config["layer"]), str(kernel.config["role"])]
+@singledispatch
+def bind(call: KernelCall, quantizers: Quantizers) -> Callable[..., Any]:
+    """The function of a call that a user's own quantizer runs, which returns its one result."""
+    raise UnsupportedModelError(f"a user's own quantizer does not run '{call.OPERATION}'")
+
+
+@bind.register
+def _bind_quantize(call: QuantizeCall, quantizers: Quantizers) -> Callable[..., CustomValue]:
+    quantizer = quantizers[call.layer, call.role]
 
     def quantize(source: torch.Tensor) -> CustomValue:
         storage = quantizer.quantize(source.detach().reshape(-1, source.shape[-1]))
@@ -42,9 +46,10 @@ def _bind_quantize(kernel: Kernel, quantizers: Quantizers) -> Callable[..., Cust
     return quantize
 
 
-def _bind_gemm(kernel: Kernel, quantizers: Quantizers) -> Callable[..., torch.Tensor]:
-    kind, has_bias = kernel.config["kind"], "bias" in kernel.operands
-    out_dtype = result_dtype(kernel.types[0])
+@bind.register
+def _bind_gemm(call: GemmCall, _: Quantizers) -> Callable[..., torch.Tensor]:
+    kind, has_bias = call.kind, call.bias is not None
+    out_dtype = result_dtype(call.results[0].type)
 
     def gemm(lhs: CustomValue, rhs: CustomValue, bias: torch.Tensor | None = None) -> torch.Tensor:
         bias = bias.detach() if bias is not None and has_bias else None
@@ -52,9 +57,3 @@ def _bind_gemm(kernel: Kernel, quantizers: Quantizers) -> Callable[..., torch.Te
         return product if kind == "wgrad" else product.view(*lhs.lead, product.shape[-1])
 
     return gemm
-
-
-BINDINGS: dict[str, Callable[[Kernel, Quantizers], Callable]] = {
-    "quantize": _bind_quantize,
-    "gemm": _bind_gemm,
-}

@@ -16,12 +16,13 @@ from torch_mlir.extras import fx_importer
 from steelyard.dialect.memory import FreeOp
 from steelyard.errors import UnsupportedModelError
 from steelyard.ir.attributes import ARENA, ELSEWHERE, OFFSETS
-from steelyard.ir.kernel_calls import Kernel, callee_of, kernels_of
+from steelyard.ir.kernel_calls import KernelCall, QuantizingCall, callee_of, calls_of
 from steelyard.ir.locations import layer_of
 from steelyard.ir.torch_ops import constant_int
 from steelyard.runtime.arena import Arenas, Place
 from steelyard.runtime.dtypes import result_dtype, shape_of
-from steelyard.runtime.kernels import BoundKernel, Quantizers, bind
+from steelyard.runtime.kernels import BoundKernel, bind
+from steelyard.runtime.quantizers import Quantizers
 
 _CONSTANTS = {"torch.constant.int", "torch.constant.float", "torch.constant.bool", "torch.constant.str"}
 _ENUMERATIONS = {
@@ -29,7 +30,6 @@ _ENUMERATIONS = {
     "MemoryFormat": {number: layout for layout, number in fx_importer.TORCH_MEMORY_FORMAT_TO_INT.items()},
     "Layout": {number: layout for layout, number in fx_importer.TORCH_LAYOUT_TO_INT.items()},
 }
-_PARTS = ("codes", "scales", "amax", "packed")
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,17 @@ class Emitter:
         *,
         takes_device: bool = False,
     ):
-        self._kernels = kernels_of(module)
+        self._calls = calls_of(module)
         self._check_finite = check_finite
         self._takes_device = takes_device
-        self._bound = {symbol: bind(kernel, quantizers) for symbol, kernel in self._kernels.items()}
+        self._bound = {symbol: bind(call, quantizers) for symbol, call in self._calls.items()}
 
     def emit(self, function: ir.Operation) -> Emitted:
         """The Python function of an IR function: it takes the arguments and returns a tuple of results.
 
         Functions that run elsewhere than on the CPU take the device, which their memory is on, before their arguments.
         """
-        body = _Body(function, self._kernels, self._bound, self._check_finite, self._takes_device)
+        body = _Body(function, self._calls, self._bound, self._check_finite, self._takes_device)
         text = body.text()
         namespace = dict(body.namespace)
         exec(compile(text, f"<steelyard {body.name}>", "exec"), namespace)
@@ -88,12 +88,12 @@ class _Body:
     def __init__(
         self,
         function: ir.Operation,
-        kernels: Mapping[str, Kernel],
+        calls: Mapping[str, KernelCall],
         bound: Mapping[str, BoundKernel],
         check_finite: Callable | None,
         takes_device: bool,
     ):
-        self._kernels = kernels
+        self._calls = calls
         self._takes_device = takes_device
         self._check_finite = check_finite
         self._bound_kernels = bound
@@ -159,31 +159,28 @@ class _Body:
 
     def _emit_kernel(self, op: ir.Operation) -> list[str]:
         symbol = callee_of(op) or ""
-        if symbol not in self._kernels:
+        if symbol not in self._calls:
             raise UnsupportedModelError(f"{op.location}: '{symbol}' is no kernel that the program declares")
-        kernel, bound = self._kernels[symbol], self._bound_kernels[symbol]
+        call, bound = self._calls[symbol], self._bound_kernels[symbol]
         run = self._bind(symbol, bound.run)
-        lines = self._emit_check(op, kernel)
+        lines = self._emit_check(op, call)
         if bound.allocate is None:
-            call = f"{run}({', '.join(self._operands(op))})"
-            if kernel.name.startswith("custom."):
-                return [*lines, f"{self._results(op)} = {call}"]
-            return [*lines, f"{self._results(op)}, = {call}"]
+            made = f"{run}({', '.join(self._operands(op))})"
+            # A user's own quantizer makes one value, every other kernel a tuple.
+            return [*lines, f"{self._results(op)}{'' if call.is_custom else ','} = {made}"]
         lines += self._emit_allocation(op, symbol, bound)
-        named = [*zip(op.operands, kernel.operands, strict=True), *zip(op.results, kernel.results, strict=True)]
-        if bound.takes_addresses:
-            words = [self._argument(value, name) for value, name in named]
-        else:
-            words = [self._names[value] for value, _ in named]
+        parts = call.part_positions if bound.takes_addresses else frozenset()
+        values = enumerate((*op.operands, *op.results))
+        words = [self._address(value) if position in parts else self._names[value] for position, value in values]
         return [*lines, f"{run}({', '.join(words)})"]
 
-    def _emit_check(self, op: ir.Operation, kernel: Kernel) -> list[str]:
+    def _emit_check(self, op: ir.Operation, call: KernelCall) -> list[str]:
         """A look at what a call quantizes, where the user asked for it."""
-        if self._check_finite is None or "role" not in kernel.config:
+        if self._check_finite is None or not isinstance(call, QuantizingCall):
             return []
         check = self._bind("check_finite", self._check_finite)
-        sources = [v for v, name in zip(op.operands, kernel.operands, strict=True) if name in ("source", "other")]
-        layer, role = layer_of(op.location), kernel.config["role"]
+        layer, role = layer_of(op.location), call.role
+        sources = [op.operands[position] for position in call.checked_operands]
         return [f"{check}({self._names[value]}, {layer!r}, {role!r})" for value in sources]
 
     def _emit_allocation(self, op: ir.Operation, symbol: str, bound: BoundKernel) -> list[str]:
@@ -206,10 +203,8 @@ class _Body:
             lines.append(f"{self._new_variable(value)} = {empty}({'device=device' if self._takes_device else ''})")
         return lines
 
-    def _argument(self, value: ir.Value, name: str) -> str:
-        """An operand or a result of a kernel: parts of quantized tensors as addresses, the rest as tensors."""
-        if name.rpartition(".")[2] not in _PARTS or "." not in name:
-            return self._names[value]
+    def _address(self, value: ir.Value) -> str:
+        """The address of a part of a quantized tensor."""
         if value in self._placed:
             return f"addresses[{self._placed[value]}]"
         return f"{self._names[value]}.data_ptr()"

@@ -1,17 +1,16 @@
 """From a kernel that a program declares to the function that runs it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from steelyard.errors import UnsupportedModelError
-from steelyard.ir.kernel_calls import Kernel
-from steelyard.recipes import AMAX_ALGORITHM
+from steelyard.ir.kernel_calls import KernelCall
 from steelyard.runtime import custom
 from steelyard.runtime.cpu import bound
 from steelyard.runtime.cuda import bound as cuda_bound
 from steelyard.runtime.cuda.devices import kernels_on
-from steelyard.runtime.custom import Quantizers
+from steelyard.runtime.quantizers import Quantizers
 
 
 @dataclass(frozen=True)
@@ -28,25 +27,21 @@ class BoundKernel:
     takes_addresses: bool = True
 
 
-def bind(kernel: Kernel, quantizers: Quantizers) -> BoundKernel:
-    """The function of a kernel."""
-    target, _, operation = kernel.name.partition(".")
-    operation = operation.partition(".")[0]
-    if target == "custom":
-        return BoundKernel(custom.BINDINGS[operation](kernel, quantizers))
-    bindings = {"cpu": bound.BINDINGS, "cuda": cuda_bound.BINDINGS}.get(target, {})
-    if operation not in bindings:
-        raise UnsupportedModelError(f"there is no kernel '{kernel.name}' here; run scaled-select-kernels first")
-    if operation == "update_scale" and kernel.config["algorithm"] == "custom":
-        own = quantizers[str(kernel.config["layer"]), AMAX_ALGORITHM]
-        kernel = replace(kernel, config={**kernel.config, "algorithm": own})  # pyright: ignore[reportArgumentType]
-    if target == "cpu":
-        run, allocate = bound.BINDINGS[operation](kernel)
-        return BoundKernel(run, allocate if kernel.has_destinations else None)
-    run, allocate = cuda_bound.BINDINGS[operation](kernel, kernels_on)
-    if allocate is not None and not kernel.has_destinations:
-        return BoundKernel(_allocating(run, allocate), takes_addresses=False)
-    return BoundKernel(run, allocate, takes_addresses=False)
+def bind(call: KernelCall, quantizers: Quantizers) -> BoundKernel:
+    """The function of a call."""
+    match call.device:
+        case "custom":
+            return BoundKernel(custom.bind(call, quantizers))
+        case "cpu":
+            run, allocate = bound.bind(call, quantizers)
+            return BoundKernel(run, allocate if call.has_destinations else None)
+        case "cuda":
+            run, allocate = cuda_bound.bind(call, quantizers, kernels_on)
+            if allocate is not None and not call.has_destinations:
+                return BoundKernel(_allocating(run, allocate), takes_addresses=False)
+            return BoundKernel(run, allocate, takes_addresses=False)
+        case None:
+            raise UnsupportedModelError(f"no device runs '{call.OPERATION}' yet; run scaled-select-kernels first")
 
 
 def _allocating(run: Callable, allocate: Callable) -> Callable:

@@ -13,7 +13,7 @@ from steelyard.ir.weights import is_weight, weight_form, weight_key
 from steelyard.runtime.cuda.devices import Devices
 from steelyard.runtime.emitter import Emitted, Emitter
 from steelyard.runtime.finite import make_check
-from steelyard.runtime.kernels import Quantizers
+from steelyard.runtime.quantizers import Quantizers
 from steelyard.runtime.state import State
 from steelyard.runtime.weights import WeightArgument, Weights
 

@@ -8,40 +8,58 @@ returns the results.
 import ctypes
 from collections.abc import Callable
 from dataclasses import replace
+from functools import singledispatch
 from math import prod
 from typing import Any
 
 import torch
 
+from steelyard.errors import UnsupportedModelError
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.parts import part_shapes, stored_shape
-from steelyard.formats.schemes import Scheme
-from steelyard.ir.kernel_calls import Kernel
+from steelyard.ir.kernel_calls import (
+    AdvanceRngCall,
+    AmaxCall,
+    CopyCall,
+    CopySlots,
+    DequantizeCall,
+    GemmCall,
+    GemmOperand,
+    KernelCall,
+    PackCall,
+    ProduceQuantizeCall,
+    QuantizeCall,
+    QuantizingCall,
+    TransposeCall,
+    UpdateScaleCall,
+    matrix_shape,
+)
 from steelyard.reference.gemm import EPILOGUES
 from steelyard.runtime import _cpu, dtypes
 from steelyard.runtime.cpu import decoding, delayed, producers, quantization
 from steelyard.runtime.cpu.arguments import DTYPES, flat, plain_matrix, scheme_bits
 from steelyard.runtime.cpu.gemm import PACKED
+from steelyard.runtime.quantizers import Quantizers, own_algorithm
 from steelyard.runtime.ranks import largest_of_ranks
 
 _NO_MATRIX = (0, 0, 0, 0, 0, 0)
 _WORD = 0xFFFFFFFFFFFFFFFF
-_COPIES = (("row", False), ("col", True))
 
 Bound = tuple[Callable, Callable | None]
 
 
-class _Destination:
-    """Where the parts of one copy are among the values of a call."""
+@singledispatch
+def bind(call: KernelCall, quantizers: Quantizers) -> Bound:
+    """The functions of a call; each operation that the CPU has kernels for registers its own."""
+    raise UnsupportedModelError(f"the CPU has no kernel for '{call.OPERATION}'")
 
-    def __init__(self, kernel: Kernel, copy: str, has_amax: bool):
-        self._scheme = kernel.config[copy]
-        assert isinstance(self._scheme, Scheme)
-        first = len(kernel.operands)
-        names = {name: first + i for i, name in enumerate(kernel.results)}
-        self._bits, self._epsilon = scheme_bits(self._scheme), self._scheme.epsilon
-        self._codes, self._scales = names[f"{copy}.codes"], names[f"{copy}.scales"]
-        self._amax = names.get(f"{copy}.amax")
+
+class _Destination:
+    """A copy that a kernel makes, in the memory that it is given."""
+
+    def __init__(self, copy: CopySlots, *, has_amax: bool):
+        self._bits, self._epsilon = scheme_bits(copy.scheme), copy.scheme.epsilon
+        self._codes, self._scales, self._amax = copy.codes, copy.scales, copy.amax
         self._has_amax = has_amax and self._amax is not None
 
     def arguments(self, values: tuple) -> tuple:
@@ -55,13 +73,10 @@ class _Destination:
             ctypes.memmove(values[self._amax], amax.contiguous().data_ptr(), amax.numel() * 4)
 
 
-def _destinations(kernel: Kernel, *, has_amax: bool) -> list[_Destination | None]:
-    return [_Destination(kernel, copy, has_amax) if copy in kernel.config else None for copy, _ in _COPIES]
-
-
-def _bind_quantize(kernel: Kernel) -> Bound:
-    scale, amax, rng = (kernel.operands.index(n) if n in kernel.operands else None for n in ("scale", "amax", "rng"))
-    row, col = _destinations(kernel, has_amax=amax is not None)
+@bind.register
+def _bind_quantize(call: QuantizeCall, _: Quantizers) -> Bound:
+    scale, amax, rng = call.scale, call.amax, call.rng
+    row, col = (None if copy is None else _Destination(copy, has_amax=amax is not None) for copy in call.copies)
     native, threads = _cpu.quantize, torch.get_num_threads
 
     def quantize(*values: Any) -> None:
@@ -82,21 +97,18 @@ def _bind_quantize(kernel: Kernel) -> Bound:
             None,
         )
 
-    return quantize, _allocate_copies(kernel)
+    return quantize, _allocate_copies(call)
 
 
-def _bind_produce_quantize(kernel: Kernel) -> Bound:
-    count = len([name for name in kernel.operands if name != "scale"])
-    scale = kernel.operands.index("scale") if "scale" in kernel.operands else None
-    producer, epsilon = str(kernel.config["producer"]), kernel.config["epsilon"]
-    assert isinstance(epsilon, float)
-    make_source = producers.bind_source(producer, epsilon)
-    schemes = [scheme for scheme in (kernel.config.get("row"), kernel.config.get("col")) if isinstance(scheme, Scheme)]
-    two_passes = any(producers.finds_amax(scheme, scale, None) for scheme in schemes)
-    plain = _destinations(kernel, has_amax=False)
+@bind.register
+def _bind_produce_quantize(call: ProduceQuantizeCall, _: Quantizers) -> Bound:
+    read, scale, producer = call.inputs, call.scale, call.producer
+    make_source = producers.bind_source(producer, call.epsilon)
+    two_passes = any(producers.finds_amax(scheme, scale, None) for scheme in call.schemes)
+    plain = [None if copy is None else _Destination(copy, has_amax=False) for copy in call.copies]
     known = [
-        _Destination(kernel, copy, producers.has_plain_amax(kernel.config[copy])) if copy in kernel.config else None  # pyright: ignore[reportArgumentType]
-        for copy, _ in _COPIES
+        None if copy is None else _Destination(copy, has_amax=producers.has_plain_amax(copy.scheme))
+        for copy in call.copies
     ]
 
     def run(values: tuple, copies: list[_Destination | None], matrix: tuple, arguments: tuple | None) -> None:
@@ -105,7 +117,7 @@ def _bind_produce_quantize(kernel: Kernel) -> Bound:
         _cpu.quantize(matrix, row, col, pointer, 0, 0, torch.get_num_threads(), arguments)
 
     def produce_quantize(*values: Any) -> None:
-        inputs = values[:count]
+        inputs = values[read]
         dtype = inputs[0].dtype
         source = make_source(inputs)
         if not (two_passes and producers.is_kept(producer, source, dtype)):
@@ -118,39 +130,37 @@ def _bind_produce_quantize(kernel: Kernel) -> Bound:
                 copy.put_amax(found, values)
         run(values, known, plain_matrix(produced), None)
 
-    return produce_quantize, _allocate_copies(kernel)
+    return produce_quantize, _allocate_copies(call)
 
 
-def _allocate_copies(kernel: Kernel) -> Callable:
-    copies = [(kernel.config[copy], columnwise) for copy, columnwise in _COPIES if copy in kernel.config]
+def _allocate_copies(call: QuantizingCall) -> Callable:
+    copies = call.made_copies
 
     def allocate(source: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
         shape = source.shape[:-1].numel(), source.shape[-1]
         return tuple(
             torch.empty([size or 0 for size in sizes], dtype=dtypes.DTYPES[dtype])
-            for scheme, columnwise in copies
-            for sizes, dtype in part_shapes(scheme, shape, columnwise).values()  # pyright: ignore[reportArgumentType]
+            for copy in copies
+            for sizes, dtype in part_shapes(copy.scheme, shape, copy.columnwise).values()
         )
 
     return allocate
 
 
 class _Operand:
-    """Where an operand of a GEMM is among the values of a call."""
+    """An operand of a GEMM among the values of a call."""
 
-    def __init__(self, kernel: Kernel, name: str, columnwise: bool):
-        scheme, shape = kernel.config[name], kernel.config[f"{name}_shape"]
-        assert isinstance(scheme, Scheme)
-        assert isinstance(shape, tuple)
-        names = {operand: i for i, operand in enumerate(kernel.operands)}
-        self._is_packed = scheme.layout == "packed"
-        bits = scheme_bits(replace(scheme, layout="compact")) | (PACKED if self._is_packed else 0)
-        self._head = bits, columnwise
-        self._codes = names[f"{name}.packed" if self._is_packed else f"{name}.codes"]
-        self._scales, self._amax = names.get(f"{name}.scales", -1), names.get(f"{name}.amax")
-        self._known = prod(size for size in shape[:-1] if size is not None)
-        self._is_static = None not in shape[:-1]
-        self._columns = shape[-1]
+    def __init__(self, operand: GemmOperand):
+        copy, lead = operand.copy, operand.shape[:-1]
+        self._is_packed = copy.is_packed
+        bits = scheme_bits(replace(copy.scheme, layout="compact")) | (PACKED if copy.is_packed else 0)
+        self._head = bits, copy.columnwise
+        self._codes = copy.codes
+        self._scales = -1 if copy.is_packed else copy.scales
+        self._amax = copy.amax
+        self._known = prod(size for size in lead if size is not None)
+        self._is_static = None not in lead
+        self._columns = operand.shape[-1]
 
     def rows(self, sizes: tuple) -> int:
         """Rows of the matrix: tokens, or a weight's."""
@@ -164,24 +174,22 @@ class _Operand:
         return *self._head, values[self._codes], values[self._scales], amax, rows, self._columns
 
 
-def _bind_gemm(kernel: Kernel) -> Bound:
-    kind = str(kernel.config["kind"])
-    lhs = _Operand(kernel, "lhs", kind == "wgrad")
-    rhs = _Operand(kernel, "rhs", kind != "fprop")
-    bias, residual, accumulator = (
-        kernel.operands.index(name) if name in kernel.operands else None for name in ("bias", "residual", "accumulator")
-    )
-    sizes_begin, sizes_end = len(kernel.operands) - kernel.operands.count("size"), len(kernel.operands)
-    activation = list(EPILOGUES).index(str(kernel.config["epilogue"]))
-    keeps, preactivation = "preactivation" in kernel.results, sizes_end + 1
-    has_epilogue = activation > 0 or keeps
+@bind.register
+def _bind_gemm(call: GemmCall, _: Quantizers) -> Bound:
+    if call.batch_dims:
+        return _bind_batched_gemm(call)
+    lhs, rhs = _Operand(call.left), _Operand(call.right)
+    bias, residual, accumulator = call.bias, call.residual, call.accumulator
+    result, preactivation, runtime_sizes = call.out, call.preactivation, call.sizes
+    activation = list(EPILOGUES).index(call.epilogue)
+    has_epilogue = activation > 0 or preactivation is not None
     native, threads = _cpu.qgemm, torch.get_num_threads
 
     def gemm(*values: Any) -> None:
-        out = values[sizes_end]
+        out = values[result]
         if out.numel() == 0:
             return
-        sizes = values[sizes_begin:sizes_end]
+        sizes = values[runtime_sizes]
         target = plain_matrix(out)
         kept = [] if residual is None else [flat(values[residual])]
         addend = plain_matrix(kept[0]) if kept else _NO_MATRIX
@@ -195,28 +203,24 @@ def _bind_gemm(kernel: Kernel) -> Bound:
             added if has_epilogue or residual is None else addend,
             target,
             threads(),
-            (activation, addend, plain_matrix(values[preactivation]) if keeps else _NO_MATRIX)
+            (activation, addend, _NO_MATRIX if preactivation is None else plain_matrix(values[preactivation]))
             if has_epilogue
             else None,
         )
 
-    return gemm, _allocate_products(kernel, sizes_begin, sizes_end)
+    return gemm, _allocate_products(call)
 
 
-def _bind_batched_gemm(kernel: Kernel) -> Bound:
+def _bind_batched_gemm(call: GemmCall) -> Bound:
     """One product for each entry of the batch dims; blocks of scales run along rows, so that each has its own."""
-    batch_dims, shape = kernel.config["batch_dims"], kernel.config["lhs_shape"]
-    scheme = kernel.config["lhs"]
-    assert isinstance(batch_dims, int)
-    assert isinstance(shape, tuple)
-    assert isinstance(scheme, Scheme)
-    bits, columns = scheme_bits(scheme), shape[-1]
-    dtype = dtypes.result_dtype(kernel.types[0])
-    names = {name: i for i, name in enumerate(kernel.operands)}
-    parts = [[names.get(f"{side}.{part}") for part in ("codes", "scales", "amax")] for side in ("lhs", "rhs")]
+    batch_dims, shape = call.batch_dims, call.lhs_shape
+    bits, columns = scheme_bits(call.lhs), shape[-1]
+    (dtype,) = _result_dtypes(call)
+    copies, runtime_sizes = [call.left.copy, call.right.copy], call.sizes
+    parts = [(copy.codes, copy.scales, copy.amax) for copy in copies]
 
     def batched_gemm(*values: Any) -> tuple[torch.Tensor]:
-        sizes = iter(values[len(values) - kernel.operands.count("size") :])
+        sizes = iter(values[runtime_sizes])
         lead = [next(sizes) if size is None else size for size in shape[:-1]]
         count, tokens = prod(lead[:batch_dims]), prod(lead[batch_dims:])
         tensors: list[list[Any]] = [[None if i is None else values[i] for i in part] for part in parts]
@@ -249,74 +253,84 @@ def _row(bias: torch.Tensor, target: tuple) -> tuple:
     return bias.data_ptr(), DTYPES[bias.dtype], target[2], target[3], 0, bias.stride(0)
 
 
-def _allocate_products(kernel: Kernel, sizes_begin: int, sizes_end: int) -> Callable:
-    shapes = [dtypes.shape_of(type_) for type_ in kernel.types]
-    types = [dtypes.result_dtype(type_) for type_ in kernel.types]
+def _result_dtypes(call: KernelCall) -> list[torch.dtype]:
+    return [dtypes.result_dtype(slot.type) for slot in call.results]
+
+
+def _allocate_products(call: KernelCall) -> Callable:
+    """Memory for results whose unknown sizes are the call's own sizes."""
+    shapes, types = [dtypes.shape_of(slot.type) for slot in call.results], _result_dtypes(call)
+    runtime_sizes = call.sizes
 
     def allocate(*operands: Any) -> tuple[torch.Tensor, ...]:
         made = []
         for shape, dtype in zip(shapes, types, strict=True):
-            sizes = iter(operands[sizes_begin:sizes_end])
+            sizes = iter(operands[runtime_sizes])
             made.append(torch.empty([next(sizes) if size is None else size for size in shape], dtype=dtype))
         return tuple(made)
 
     return allocate
 
 
-def _bind_transpose(kernel: Kernel) -> Bound:
-    source, columnwise = ("row", False) if "from_row" in kernel.config else ("col", True)
-    scheme = kernel.config[f"from_{source}"]
+@bind.register
+def _bind_transpose(call: TransposeCall, _: Quantizers) -> Bound:
+    read = _bind_copy(call)
 
-    def transpose(codes: torch.Tensor, scales: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
-        amax, sizes = (rest[0], rest[1:]) if f"{source}.amax" in kernel.operands else (None, rest)
-        turned = decoding.transpose(QuantizedCopy(codes, scales, amax, scheme, _shape(kernel, sizes), columnwise))  # pyright: ignore[reportArgumentType]
+    def transpose(*values: Any) -> tuple[torch.Tensor, ...]:
+        turned = decoding.transpose(read(values))
         parts = (turned.codes, turned.scales, turned.amax)
         return tuple(part for part in parts if part is not None)
 
     return transpose, None
 
 
-def _bind_pack(kernel: Kernel) -> Bound:
-    names = {name: i for i, name in enumerate((*kernel.operands, *kernel.results))}
+@bind.register
+def _bind_pack(call: PackCall, _: Quantizers) -> Bound:
+    rows, columns = (size or 0 for size in matrix_shape(call.shape, "shape"))
     copies = []
-    for copy, columnwise in _COPIES:
-        scheme = kernel.config.get(f"from_{copy}")
-        if isinstance(scheme, Scheme):
-            parts = [names[f"{copy}.{part}"] for part in ("codes", "scales", "amax")]
-            stored = stored_shape(scheme, _shape(kernel, ()), columnwise)
-            copies.append((parts, (*stored, scheme.second_level == "row"), names[f"{copy}.packed"]))
+    for read, made in call.pairs:
+        parts = (read.codes, read.scales, read.places["amax"])
+        stored = stored_shape(read.scheme, (rows, columns), read.columnwise)
+        copies.append((parts, (*stored, read.scheme.second_level == "row"), made.codes))
 
     def pack(*values: Any) -> None:
         for parts, described, packed in copies:
             _cpu.pack_weight((*(values[part] for part in parts), *described), values[packed])
 
-    return pack, _allocate_products(kernel, 0, 0)
+    return pack, _allocate_products(call)
 
 
-def _bind_dequantize(kernel: Kernel) -> Bound:
-    scheme, columnwise = kernel.config["scheme"], kernel.config["usage"] == "columnwise"
-    dtype = dtypes.result_dtype(kernel.types[0])
-    shape = kernel.config["shape"]
-    assert isinstance(shape, tuple)
+@bind.register
+def _bind_dequantize(call: DequantizeCall, _: Quantizers) -> Bound:
+    read, shape, runtime_sizes = _bind_copy(call), call.shape, call.sizes
+    (dtype,) = _result_dtypes(call)
 
-    def dequantize(codes: torch.Tensor, scales: torch.Tensor, *rest: Any) -> tuple[torch.Tensor]:
-        amax, sizes = (rest[0], rest[1:]) if "amax" in kernel.operands else (None, rest)
-        copy = QuantizedCopy(codes, scales, amax, scheme, _shape(kernel, sizes), columnwise)  # pyright: ignore[reportArgumentType]
-        lead = iter(sizes)
-        return (decoding.dequantize(copy, dtype).view([next(lead) if size is None else size for size in shape]),)
+    def dequantize(*values: Any) -> tuple[torch.Tensor]:
+        lead = iter(values[runtime_sizes])
+        made = decoding.dequantize(read(values), dtype)
+        return (made.view([next(lead) if size is None else size for size in shape]),)
 
     return dequantize, None
 
 
-def _shape(kernel: Kernel, sizes: tuple) -> tuple[int, int]:
-    shape = kernel.config["shape"]
-    assert isinstance(shape, tuple)
-    assert shape[-1] is not None
-    return prod(size for size in shape[:-1] if size is not None) * prod(sizes), shape[-1]
+def _bind_copy(call: CopyCall) -> Callable[[tuple], QuantizedCopy]:
+    """The copy that a call reads, from its values."""
+    copy, runtime_sizes = call.copy, call.sizes
+    codes, scales, amax = copy.codes, copy.scales, copy.amax
+    known = prod(size for size in call.shape[:-1] if size is not None)
+    columns = call.shape[-1] or 0
+
+    def read(values: tuple) -> QuantizedCopy:
+        shape = known * prod(values[runtime_sizes]), columns
+        own = None if amax is None else values[amax]
+        return QuantizedCopy(values[codes], values[scales], own, copy.scheme, shape, copy.columnwise)
+
+    return read
 
 
-def _bind_amax(kernel: Kernel) -> Bound:
-    per_row, rht = bool(kernel.config["per_row"]), bool(kernel.config["rht"])
+@bind.register
+def _bind_amax(call: AmaxCall, _: Quantizers) -> Bound:
+    per_row, rht = call.per_row, call.rht
 
     def amax(source: torch.Tensor) -> tuple[torch.Tensor]:
         return (
@@ -326,34 +340,21 @@ def _bind_amax(kernel: Kernel) -> Bound:
     return amax, None
 
 
-def _bind_update_scale(kernel: Kernel) -> Bound:
-    scheme, margin, algorithm = (kernel.config[name] for name in ("scheme", "margin", "algorithm"))
-    reduce = bool(kernel.config.get("reduce"))
+@bind.register
+def _bind_update_scale(call: UpdateScaleCall, quantizers: Quantizers) -> Bound:
+    algorithm = own_algorithm(call, quantizers) or call.algorithm
 
     def update_scale(scale: torch.Tensor, history: torch.Tensor, amax: torch.Tensor) -> tuple:
         history = history.clone()
-        history[0] = largest_of_ranks(amax) if reduce else amax
-        return delayed.update_scale(scale, history, scheme, margin=margin, algorithm=algorithm)  # pyright: ignore[reportArgumentType]
+        history[0] = largest_of_ranks(amax) if call.reduce else amax
+        return delayed.update_scale(scale, history, call.scheme, margin=call.margin, algorithm=algorithm)
 
     return update_scale, None
 
 
-def _bind_advance_rng(kernel: Kernel) -> Bound:
+@bind.register
+def _bind_advance_rng(_call: AdvanceRngCall, _: Quantizers) -> Bound:
     def advance_rng(state: torch.Tensor) -> tuple[torch.Tensor]:
         return (state + torch.tensor([0, 1]),)
 
     return advance_rng, None
-
-
-BINDINGS: dict[str, Callable[[Kernel], Bound]] = {
-    "quantize": _bind_quantize,
-    "produce_quantize": _bind_produce_quantize,
-    "gemm": _bind_gemm,
-    "batched_gemm": _bind_batched_gemm,
-    "transpose": _bind_transpose,
-    "pack": _bind_pack,
-    "dequantize": _bind_dequantize,
-    "amax": _bind_amax,
-    "update_scale": _bind_update_scale,
-    "advance_rng": _bind_advance_rng,
-}

@@ -7,58 +7,68 @@ binds the same functions to a recorder.
 """
 
 from collections.abc import Callable, Iterable
+from functools import singledispatch
 from math import prod
 from typing import Any
 
 import torch
 
+from steelyard.dialect.produce import NORMS
+from steelyard.errors import UnsupportedModelError
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.parts import is_stored_transposed, part_shapes, round_up
-from steelyard.formats.schemes import Scheme
-from steelyard.ir.kernel_calls import Kernel
+from steelyard.ir.kernel_calls import (
+    AdvanceRngCall,
+    AmaxCall,
+    ComputeScaleCall,
+    CopyCall,
+    CopySlots,
+    DequantizeCall,
+    EpilogueCall,
+    GemmCall,
+    GemmOperand,
+    KernelCall,
+    PadCall,
+    ProduceQuantizeCall,
+    QuantizeCall,
+    SwizzleCall,
+    TransposeCall,
+    TurnCall,
+    UnpadCall,
+    UpdateScaleCall,
+)
 from steelyard.runtime import dtypes
 from steelyard.runtime.cuda import gemm
 from steelyard.runtime.cuda.kernels import Kernels
+from steelyard.runtime.quantizers import Quantizers, own_algorithm
 from steelyard.runtime.ranks import largest_of_ranks
+from steelyard.targets.gemm_paths import NATIVE
 
 Bound = tuple[Callable, Callable | None]
 KernelsOn = Callable[[torch.device], Kernels]
-_COPIES = (("row", False), ("col", True))
+
+
+@singledispatch
+def bind(call: KernelCall, quantizers: Quantizers, kernels_on: KernelsOn) -> Bound:
+    """The functions of a call; each operation that CUDA has kernels for registers its own."""
+    raise UnsupportedModelError(f"CUDA has no kernel for '{call.OPERATION}'")
 
 
 class _Copy:
-    """Where the parts of one copy are among the values of a call."""
+    """One copy of a quantized tensor, read from the values of a call."""
 
-    def __init__(self, scheme: Any, names: Iterable[str], prefix: str, columnwise: bool):
-        assert isinstance(scheme, Scheme)
-        places = {name: index for index, name in enumerate(names)}
-        self.scheme, self.columnwise = scheme, columnwise
-        self._codes, self._scales, self._amax = (places.get(f"{prefix}.{part}") for part in ("codes", "scales", "amax"))
+    def __init__(self, slots: CopySlots):
+        self.scheme, self.columnwise = slots.scheme, slots.columnwise
+        self._codes, self._scales, self._amax = slots.codes, slots.scales, slots.amax
 
     def read(self, values: tuple, shape: tuple[int, int]) -> QuantizedCopy:
         """The copy of a matrix of this shape."""
-        codes, scales, amax = (None if i is None else values[i] for i in (self._codes, self._scales, self._amax))
-        return QuantizedCopy(codes, scales, amax, self.scheme, shape, self.columnwise)  # pyright: ignore[reportArgumentType]
+        amax = _at(values, self._amax)
+        return QuantizedCopy(values[self._codes], values[self._scales], amax, self.scheme, shape, self.columnwise)
 
     def operand(self, values: tuple) -> gemm.GemmOperand:
         """The copy as a native GEMM reads it."""
-        codes, scales, amax = (None if i is None else values[i] for i in (self._codes, self._scales, self._amax))
-        return gemm.GemmOperand(codes, scales, amax, self.scheme)  # pyright: ignore[reportArgumentType]
-
-
-def _made_copies(kernel: Kernel) -> list[_Copy]:
-    """The copies among a call's results."""
-    names = (*kernel.operands, *kernel.results)
-    results = [None if name in kernel.operands else name for name in names]
-    return [
-        _Copy(kernel.config[name], [result or "" for result in results], name, columnwise)
-        for name, columnwise in _COPIES
-        if name in kernel.config
-    ]
-
-
-def _index(kernel: Kernel, name: str) -> int | None:
-    return kernel.operands.index(name) if name in kernel.operands else None
+        return gemm.GemmOperand(values[self._codes], values[self._scales], _at(values, self._amax), self.scheme)
 
 
 def _at(values: tuple, index: int | None) -> Any:
@@ -69,9 +79,10 @@ def _matrix_shape(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.shape[:-1].numel(), tensor.shape[-1]
 
 
-def _bind_quantize(kernel: Kernel, kernels_on: KernelsOn) -> Bound:
-    copies = _made_copies(kernel)
-    scale, amax, rng = (_index(kernel, name) for name in ("scale", "amax", "rng"))
+@bind.register
+def _bind_quantize(call: QuantizeCall, _: Quantizers, kernels_on: KernelsOn) -> Bound:
+    copies = [_Copy(slots) for slots in call.made_copies]
+    scale, amax, rng = call.scale, call.amax, call.rng
 
     def quantize(*values: Any) -> None:
         source = values[0]
@@ -83,18 +94,14 @@ def _bind_quantize(kernel: Kernel, kernels_on: KernelsOn) -> Bound:
     return quantize, _allocate_copies(copies)
 
 
-def _bind_produce_quantize(kernel: Kernel, kernels_on: KernelsOn) -> Bound:
-    copies = _made_copies(kernel)
-    producer, epsilon = str(kernel.config["producer"]), kernel.config["epsilon"]
-    scale = _index(kernel, "scale")
-    taken = {"layer_norm": ("source", "weight", "bias"), "rms_norm": ("source", "weight")}.get(
-        producer, ("source", "other") if "other" in kernel.operands else ("source",)
-    )
-    inputs = [_index(kernel, name) for name in taken]
-    is_norm = producer.endswith("_norm")
+@bind.register
+def _bind_produce_quantize(call: ProduceQuantizeCall, _: Quantizers, kernels_on: KernelsOn) -> Bound:
+    copies = [_Copy(slots) for slots in call.made_copies]
+    producer, epsilon, scale, inputs = call.producer, call.epsilon, call.scale, call.inputs
+    is_norm = producer in NORMS
 
     def produce_quantize(*values: Any) -> None:
-        given = tuple(_at(values, index) for index in inputs)
+        given = values[inputs]
         source = producer, (*given, epsilon) if is_norm else given
         made = [copy.read(values, _matrix_shape(values[0])) for copy in copies]
         kernels_on(values[0].device).quantize_into(source, made, scale=_at(values, scale))
@@ -105,49 +112,36 @@ def _bind_produce_quantize(kernel: Kernel, kernels_on: KernelsOn) -> Bound:
 def _allocate_copies(copies: list[_Copy]) -> Callable:
     def allocate(source: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
         return tuple(
-            torch.empty(sizes, dtype=dtype, device=source.device)  # pyright: ignore[reportArgumentType]
+            torch.empty([size or 0 for size in sizes], dtype=dtypes.DTYPES[dtype], device=source.device)
             for copy in copies
-            for sizes, dtype in _parts(copy.scheme, _matrix_shape(source), copy.columnwise).values()
+            for sizes, dtype in part_shapes(copy.scheme, _matrix_shape(source), copy.columnwise).values()
         )
 
     return allocate
 
 
-def _parts(scheme: Scheme, shape: tuple[int, int], columnwise: bool) -> dict[str, tuple[tuple, torch.dtype]]:
-    found = part_shapes(scheme, shape, columnwise)
-    return {name: (sizes, dtypes.DTYPES[dtype]) for name, (sizes, dtype) in found.items()}
-
-
 class _Operand(_Copy):
     """An operand of a GEMM: a copy of a matrix whose sizes may be known only at run time."""
 
-    def __init__(self, kernel: Kernel, name: str, columnwise: bool):
-        super().__init__(kernel.config[name], kernel.operands, name, columnwise)
-        shape = kernel.config[f"{name}_shape"]
-        assert isinstance(shape, tuple)
-        self._known = prod(size for size in shape[:-1] if size is not None)
-        self._is_static, self._columns = None not in shape[:-1], shape[-1]
+    def __init__(self, operand: GemmOperand):
+        super().__init__(operand.copy)
+        lead = operand.shape[:-1]
+        self._known = prod(size for size in lead if size is not None)
+        self._is_static, self.columns = None not in lead, operand.shape[-1] or 0
 
     def decode(self, values: tuple, sizes: tuple, kernels: Kernels) -> torch.Tensor:
         """The matrix, its rows along the reduction."""
         rows = self._known if self._is_static else self._known * prod(sizes)
-        return gemm.decode(kernels, self.read(values, (rows, self._columns)))  # pyright: ignore[reportArgumentType]
+        return gemm.decode(kernels, self.read(values, (rows, self.columns)))
 
 
-def _gemm_operands(kernel: Kernel) -> tuple[_Operand, _Operand]:
-    kind = str(kernel.config["kind"])
-    return _Operand(kernel, "lhs", kind == "wgrad"), _Operand(kernel, "rhs", kind != "fprop")
-
-
-def _sizes_of(kernel: Kernel) -> slice:
-    count = len(kernel.operands)
-    return slice(count - kernel.operands.count("size"), count)
-
-
-def _bind_gemm(kernel: Kernel, kernels_on: KernelsOn) -> Bound:
-    lhs, rhs = _gemm_operands(kernel)
-    bias, sizes, result = _index(kernel, "bias"), _sizes_of(kernel), len(kernel.operands)
-    dtype = dtypes.result_dtype(kernel.types[0])
+@bind.register
+def _bind_gemm(call: GemmCall, _: Quantizers, kernels_on: KernelsOn) -> Bound:
+    if call.batch_dims:
+        return _bind_batched_gemm(call, kernels_on)
+    lhs, rhs = _Operand(call.left), _Operand(call.right)
+    bias, sizes, result = call.bias, call.sizes, call.out
+    dtype = dtypes.result_dtype(call.results[0].type)
 
     def native(*values: Any) -> tuple[torch.Tensor]:
         left, right, own_bias = lhs.operand(values), rhs.operand(values), _at(values, bias)
@@ -164,16 +158,14 @@ def _bind_gemm(kernel: Kernel, kernels_on: KernelsOn) -> Bound:
         gemm.multiply_decoded(left, right.t(), out.view(-1, out.shape[-1]))
 
     # torch's scaled_mm makes its result itself.
-    return (native, None) if kernel.config["path"] == "native" else (emulated, _allocate_results(kernel))
+    return (native, None) if call.path == NATIVE else (emulated, _allocate_results(call))
 
 
-def _bind_batched_gemm(kernel: Kernel, kernels_on: KernelsOn) -> Bound:
+def _bind_batched_gemm(call: GemmCall, kernels_on: KernelsOn) -> Bound:
     """One product for each entry of the batch dims."""
-    lhs, rhs = _gemm_operands(kernel)
-    batch_dims, shape, sizes = kernel.config["batch_dims"], kernel.config["lhs_shape"], _sizes_of(kernel)
-    assert isinstance(shape, tuple)
-    assert isinstance(batch_dims, int)
-    dtype, rhs_shape = dtypes.result_dtype(kernel.types[0]), kernel.config["rhs_shape"]
+    lhs, rhs = _Operand(call.left), _Operand(call.right)
+    batch_dims, shape, sizes = call.batch_dims, call.lhs_shape, call.sizes
+    dtype, right_codes = dtypes.result_dtype(call.results[0].type), call.right.copy.codes
 
     def batched_gemm(*values: Any) -> tuple[torch.Tensor]:
         given = iter(values[sizes])
@@ -182,8 +174,8 @@ def _bind_batched_gemm(kernel: Kernel, kernels_on: KernelsOn) -> Bound:
         kernels = kernels_on(values[0].device)
         left = lhs.decode(values, values[sizes], kernels)
         # The batch dims of both are the same; only the rows of the right may be its own.
-        rows = values[kernel.operands.index("rhs.codes")].shape[0]
-        right = gemm.decode(kernels, rhs.read(values, (rows, rhs_shape[-1])))  # pyright: ignore
+        rows = values[right_codes].shape[0]
+        right = gemm.decode(kernels, rhs.read(values, (rows, rhs.columns)))
         out = torch.empty((*lead, rows // count if count else 0), dtype=dtype, device=left.device)
         if out.numel():
             left, right = (matrix.view(count, -1, matrix.shape[-1]) for matrix in (left, right))
@@ -193,11 +185,11 @@ def _bind_batched_gemm(kernel: Kernel, kernels_on: KernelsOn) -> Bound:
     return batched_gemm, None
 
 
-def _allocate_results(kernel: Kernel) -> Callable:
-    """Results whose unknown sizes are the call's last operands."""
-    shapes = [dtypes.shape_of(type_) for type_ in kernel.types]
-    types = [dtypes.result_dtype(type_) for type_ in kernel.types]
-    sizes = _sizes_of(kernel)
+def _allocate_results(call: KernelCall) -> Callable:
+    """Results whose unknown sizes are the call's own sizes."""
+    shapes = [dtypes.shape_of(slot.type) for slot in call.results]
+    types = [dtypes.result_dtype(slot.type) for slot in call.results]
+    sizes = call.sizes
 
     def allocate(*operands: Any) -> tuple[torch.Tensor, ...]:
         made = []
@@ -210,17 +202,21 @@ def _allocate_results(kernel: Kernel) -> Callable:
     return allocate
 
 
-def _bind_epilogue(kernel: Kernel, kernels_on: KernelsOn) -> Bound:
-    activation, count = str(kernel.config["epilogue"]), len(kernel.operands)
-    addends = {name: index for name in ("bias", "residual", "accumulator") if (index := _index(kernel, name))}
-    keeps = "preactivation" in kernel.results
-    types = [dtypes.result_dtype(type_) for type_ in kernel.types]
+@bind.register
+def _bind_epilogue(call: EpilogueCall, _: Quantizers, kernels_on: KernelsOn) -> Bound:
+    activation, result = call.epilogue, call.out
+    places = {
+        "bias": call.bias,
+        "residual": call.residual,
+        "accumulator": call.accumulator,
+        "preactivation": call.preactivation,
+    }
+    taken = {name: place for name, place in places.items() if place is not None}
+    types = [dtypes.result_dtype(slot.type) for slot in call.results]
 
     def epilogue(*values: Any) -> None:
-        given = {name: values[index] for name, index in addends.items()}
-        if keeps:
-            given["preactivation"] = values[count + 1]
-        kernels_on(values[0].device).epilogue(values[0], values[count], activation=activation, **given)
+        given = {name: values[place] for name, place in taken.items()}
+        kernels_on(values[0].device).epilogue(values[0], values[result], activation=activation, **given)
 
     def allocate(source: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
         return tuple(torch.empty(source.shape, dtype=dtype, device=source.device) for dtype in types)
@@ -228,69 +224,60 @@ def _bind_epilogue(kernel: Kernel, kernels_on: KernelsOn) -> Bound:
     return epilogue, allocate
 
 
-def _logical_shape(kernel: Kernel, sizes: Iterable[int]) -> tuple[int, int]:
-    """The matrix of a config's `shape`, its leading dims as one."""
-    shape = kernel.config["shape"]
-    assert isinstance(shape, tuple)
-    assert shape[-1] is not None
-    return prod(size for size in shape[:-1] if size is not None) * prod(sizes), shape[-1]
+def _bind_copy(call: CopyCall) -> Callable[[tuple], QuantizedCopy]:
+    """The copy that a call reads whole, from its values."""
+    copy, sizes = _Copy(call.copy), call.sizes
+    known, columns = prod(size for size in call.shape[:-1] if size is not None), call.shape[-1] or 0
+    return lambda values: copy.read(values, (known * prod(values[sizes]), columns))
 
 
-def _bind_dequantize(kernel: Kernel, kernels_on: KernelsOn) -> Bound:
-    names = [f"source.{name}" for name in kernel.operands]
-    copy = _Copy(kernel.config["scheme"], names, "source", kernel.config["usage"] == "columnwise")
-    sizes, result = _sizes_of(kernel), len(kernel.operands)
+@bind.register
+def _bind_dequantize(call: DequantizeCall, _: Quantizers, kernels_on: KernelsOn) -> Bound:
+    read, result = _bind_copy(call), len(call.operands)
 
     def dequantize(*values: Any) -> None:
-        out = values[result]
-        source = copy.read(values, _logical_shape(kernel, values[sizes]))
+        out, source = values[result], read(values)
         kernels_on(out.device).dequantize(source, out=out.view(source.shape))
 
-    return dequantize, _allocate_results(kernel)
+    return dequantize, _allocate_results(call)
 
 
-def _source_copy(kernel: Kernel) -> _Copy:
-    """The one copy that an op reads from one quantized tensor to another."""
-    name, columnwise = next((name, columnwise) for name, columnwise in _COPIES if f"from_{name}" in kernel.config)
-    return _Copy(kernel.config[f"from_{name}"], kernel.operands, name, columnwise)
-
-
-def _bind_transpose(kernel: Kernel, kernels_on: KernelsOn) -> Bound:
-    source, sizes = _source_copy(kernel), _sizes_of(kernel)
+@bind.register
+def _bind_transpose(call: TransposeCall, _: Quantizers, kernels_on: KernelsOn) -> Bound:
+    read = _bind_copy(call)
 
     def transpose(*values: Any) -> tuple[torch.Tensor, ...]:
-        copy = source.read(values, _logical_shape(kernel, values[sizes]))
-        turned = kernels_on(values[0].device).transpose(copy)
+        turned = kernels_on(values[0].device).transpose(read(values))
         return tuple(part for part in (turned.codes, turned.scales, turned.amax) if part is not None)
 
     return transpose, None
 
 
-def _bind_turn(_kernel: Kernel, kernels_on: KernelsOn) -> Bound:
+@bind.register
+def _bind_turn(_call: TurnCall, _: Quantizers, kernels_on: KernelsOn) -> Bound:
     def turn(codes: torch.Tensor, *_: Any) -> tuple[torch.Tensor]:
         return (kernels_on(codes.device).transpose_codes(codes),)
 
     return turn, None
 
 
-def _bind_swizzle(kernel: Kernel, kernels_on: KernelsOn) -> Bound:
-    source = _source_copy(kernel)
+@bind.register
+def _bind_swizzle(call: SwizzleCall, _: Quantizers, kernels_on: KernelsOn) -> Bound:
+    scheme, columnwise = call.scheme, call.columnwise
 
     def swizzle(scales: torch.Tensor, *_: Any) -> tuple[torch.Tensor]:
-        return (kernels_on(scales.device).swizzle_scales(scales, source.scheme, columnwise=source.columnwise),)
+        return (kernels_on(scales.device).swizzle_scales(scales, scheme, columnwise=columnwise),)
 
     return swizzle, None
 
 
-def _bind_pad(kernel: Kernel, _: KernelsOn) -> Bound:
+@bind.register
+def _bind_pad(call: PadCall, _: Quantizers, _kernels_on: KernelsOn) -> Bound:
     """Parts of a quantized tensor with zeros behind them, or a plain tensor."""
-    multiples = kernel.config["multiples"]
-    assert isinstance(multiples, tuple)
-    if kernel.operands[0] == "operand0":
+    multiples, copy, parts = call.multiples, call.copy, call.parts
+    if copy is None:
         return (lambda source, *_: (_padded(source, _rounded(source.shape, multiples)),)), None
-    source = _source_copy(kernel)
-    scheme, columnwise = source.scheme, source.columnwise
-    parts = [name.rpartition(".")[2] for name in kernel.results]
+    scheme, columnwise = copy.scheme, copy.columnwise
     is_turned = is_stored_transposed(scheme, columnwise)
 
     def pad(codes: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -313,8 +300,9 @@ def _padded(part: torch.Tensor, shape: Iterable[Any]) -> torch.Tensor:
     return torch.nn.functional.pad(part, [side for size in reversed(missing) for side in (0, size)])
 
 
-def _bind_unpad(kernel: Kernel, _: KernelsOn) -> Bound:
-    shape = dtypes.shape_of(kernel.types[0])
+@bind.register
+def _bind_unpad(call: UnpadCall, _: Quantizers, _kernels_on: KernelsOn) -> Bound:
+    shape = dtypes.shape_of(call.results[0].type)
 
     def unpad(source: torch.Tensor, *sizes: int) -> tuple[torch.Tensor]:
         given = iter(sizes)
@@ -325,8 +313,9 @@ def _bind_unpad(kernel: Kernel, _: KernelsOn) -> Bound:
     return unpad, None
 
 
-def _bind_amax(kernel: Kernel, kernels_on: KernelsOn) -> Bound:
-    per_row, rht = bool(kernel.config["per_row"]), bool(kernel.config["rht"])
+@bind.register
+def _bind_amax(call: AmaxCall, _: Quantizers, kernels_on: KernelsOn) -> Bound:
+    per_row, rht = call.per_row, call.rht
 
     def amax(source: torch.Tensor) -> tuple[torch.Tensor]:
         found = kernels_on(source.device).amax(source, rht=rht, per_row=per_row)
@@ -335,57 +324,36 @@ def _bind_amax(kernel: Kernel, kernels_on: KernelsOn) -> Bound:
     return amax, None
 
 
-def _bind_compute_scale(kernel: Kernel, kernels_on: KernelsOn) -> Bound:
-    scheme = kernel.config["scheme"]
-    assert isinstance(scheme, Scheme)
-    return (lambda amax: (kernels_on(amax.device).compute_scale(amax, scheme),)), None
+@bind.register
+def _bind_compute_scale(call: ComputeScaleCall, _: Quantizers, kernels_on: KernelsOn) -> Bound:
+    return (lambda amax: (kernels_on(amax.device).compute_scale(amax, call.scheme),)), None
 
 
-def _bind_update_scale(kernel: Kernel, kernels_on: KernelsOn) -> Bound:
-    scheme, margin, algorithm = (kernel.config[name] for name in ("scheme", "margin", "algorithm"))
-    assert isinstance(scheme, Scheme)
-    assert isinstance(margin, int)
-    reduce = bool(kernel.config.get("reduce"))
+@bind.register
+def _bind_update_scale(call: UpdateScaleCall, quantizers: Quantizers, kernels_on: KernelsOn) -> Bound:
+    scheme, margin, own = call.scheme, call.margin, own_algorithm(call, quantizers)
 
     def update_scale(scale: torch.Tensor, history: torch.Tensor, amax: torch.Tensor) -> tuple:
-        amax = largest_of_ranks(amax) if reduce else amax
+        amax = largest_of_ranks(amax) if call.reduce else amax
         kernels = kernels_on(amax.device)
-        if not callable(algorithm):
-            return kernels.update_scale(scale, history, amax, scheme, margin=margin, algorithm=str(algorithm))
+        if own is None:
+            return kernels.update_scale(scale, history, amax, scheme, margin=margin, algorithm=call.algorithm)
         with_newest = history.clone()
         with_newest[0] = amax
-        picked = torch.as_tensor(algorithm(with_newest), dtype=torch.float32, device=amax.device)
-        options = {"margin": margin, "algorithm": "most_recent"}
-        new_scale, _ = kernels.update_scale(scale, history, picked.reshape(()), scheme, **options)
-        _, new_history = kernels.update_scale(scale, history, amax, scheme, **options)
+        picked = torch.as_tensor(own(with_newest), dtype=torch.float32, device=amax.device).reshape(())
+        recent = "most_recent"
+        new_scale, _ = kernels.update_scale(scale, history, picked, scheme, margin=margin, algorithm=recent)
+        _, new_history = kernels.update_scale(scale, history, amax, scheme, margin=margin, algorithm=recent)
         return torch.where(amax == 0, scale, new_scale), new_history
 
     return update_scale, None
 
 
-def _bind_advance_rng(_kernel: Kernel, _: KernelsOn) -> Bound:
+@bind.register
+def _bind_advance_rng(_call: AdvanceRngCall, _: Quantizers, _kernels_on: KernelsOn) -> Bound:
     def advance_rng(state: torch.Tensor) -> tuple[torch.Tensor]:
         moved = state.clone()
         moved[1:].add_(1)
         return (moved,)
 
     return advance_rng, None
-
-
-BINDINGS: dict[str, Callable[[Kernel, KernelsOn], Bound]] = {
-    "quantize": _bind_quantize,
-    "produce_quantize": _bind_produce_quantize,
-    "gemm": _bind_gemm,
-    "batched_gemm": _bind_batched_gemm,
-    "epilogue": _bind_epilogue,
-    "transpose": _bind_transpose,
-    "turn": _bind_turn,
-    "swizzle": _bind_swizzle,
-    "pad": _bind_pad,
-    "unpad": _bind_unpad,
-    "dequantize": _bind_dequantize,
-    "amax": _bind_amax,
-    "compute_scale": _bind_compute_scale,
-    "update_scale": _bind_update_scale,
-    "advance_rng": _bind_advance_rng,
-}

@@ -16,33 +16,39 @@ torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
 @pytest.fixture
 def gemm_calls(monkeypatch):
     """Every quantized GEMM that a compiled program runs: its operands, options and result."""
+    from steelyard.ir.kernel_calls import GemmCall
     from steelyard.runtime.cpu import bound
 
     calls = []
 
-    def recording(kernel):
-        run, allocate = original(kernel)
+    def recording(call, quantizers):
+        run, allocate = original(call, quantizers)
+        if not isinstance(call, GemmCall) or call.batch_dims:
+            return run, allocate
 
         def recorded(*values):
             run(*values)
-            calls.append(read_call(kernel, values))
+            calls.append(read_call(call, values))
 
         return recorded, allocate
 
-    original = bound.BINDINGS["gemm"]
-    monkeypatch.setitem(bound.BINDINGS, "gemm", recording)
+    original = bound.bind
+    monkeypatch.setattr(bound, "bind", recording)
     return calls
 
 
 @pytest.fixture
 def quantized_shapes(monkeypatch):
     """The shape of every tensor that a compiled program quantizes, weights included."""
+    from steelyard.ir.kernel_calls import QuantizeCall
     from steelyard.runtime.cpu import bound
 
     shapes = []
 
-    def recording(kernel):
-        run, allocate = original(kernel)
+    def recording(call, quantizers):
+        run, allocate = original(call, quantizers)
+        if not isinstance(call, QuantizeCall):
+            return run, allocate
 
         def recorded(*values):
             shapes.append(tuple(values[0].shape))
@@ -50,8 +56,8 @@ def quantized_shapes(monkeypatch):
 
         return recorded, allocate
 
-    original = bound.BINDINGS["quantize"]
-    monkeypatch.setitem(bound.BINDINGS, "quantize", recording)
+    original = bound.bind
+    monkeypatch.setattr(bound, "bind", recording)
     return shapes
 
 

@@ -12,24 +12,22 @@ from steelyard.runtime import _cpu, cpu
 from steelyard.runtime.dtypes import DTYPES
 
 
-def read_call(kernel, values):
+def read_call(call, values):
     """A GEMM call as (a, b, options, result), copied from the addresses and tensors it was given."""
-    given = list(zip(kernel.operands, values, strict=False))
+    given = list(zip([slot.name for slot in call.operands], values, strict=False))
     sizes = [value for name, value in given if name == "size"]
     named = dict(given)
-    kind = kernel.config["kind"]
-    a = read_copy(kernel, named, sizes, "lhs", kind == "wgrad")
-    b = read_copy(kernel, named, sizes, "rhs", kind != "fprop")
+    a = read_copy(call.lhs, call.lhs_shape, named, sizes, "lhs", call.kind == "wgrad")
+    b = read_copy(call.rhs, call.rhs_shape, named, sizes, "rhs", call.kind != "fprop")
     options = {name: named[name].detach().clone() for name in ("bias", "residual", "accumulator") if name in named}
     if "residual" in options:
         options["residual"] = options["residual"].reshape(-1, options["residual"].shape[-1])
-    options["epilogue"] = kernel.config["epilogue"]
-    result = values[len(kernel.operands)]
+    options["epilogue"] = call.epilogue
+    result = values[len(call.operands)]
     return a, b, options, result.detach().clone().reshape(-1, result.shape[-1])
 
 
-def read_copy(kernel, named, sizes, operand, columnwise):
-    scheme, shape = kernel.config[operand], kernel.config[f"{operand}_shape"]
+def read_copy(scheme, shape, named, sizes, operand, columnwise):
     if scheme.layout == "packed":
         return read_packed(named[f"{operand}.packed"], replace(scheme, layout="compact"), shape, columnwise)
     unknown = math.prod(sizes) if None in shape[:-1] else 1

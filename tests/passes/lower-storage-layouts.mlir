@@ -9,7 +9,7 @@
 #mxt = #scaled.scheme<f8E4M3FN, "32x1", f8E8M0FNU, {layout = "turned"}>
 #mxg = #scaled.scheme<f8E4M3FN, "32x1", f8E8M0FNU, {layout = "gemm"}>
 // CHECK: func.func private @pad_0
-// CHECK-SAME: scaled.config = {col = #mxfp8_32x1, from_col = #mxfp8_32x1, multiples = array<i64: 32, 16>, shape = array<i64: 33, 40>}, scaled.kernel = "pad", scaled.operands = ["col.codes", "col.scales"], scaled.results = ["col.codes", "col.scales"]
+// CHECK-SAME: scaled.config = {multiples = array<i64: 32, 16>, scheme = #mxfp8_32x1, shape = array<i64: 33, 40>, usage = "columnwise"}, scaled.kernel = "pad", scaled.operands = ["col.codes", "col.scales"], scaled.results = ["col.codes", "col.scales"]
 // CHECK: func.func private @turn_0
 // CHECK-SAME: scaled.operands = ["col.codes"], scaled.results = ["col.codes"]
 // CHECK: func.func private @swizzle_0

@@ -9,11 +9,11 @@
 #mx = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
 
 // LOWERED: func.func private @gemm_0
-// LOWERED-SAME: scaled.kernel = "cpu.gemm.nvfp4.packed", scaled.operands = ["lhs.codes", "lhs.scales", "lhs.amax", "rhs.packed"]
+// LOWERED-SAME: scaled.device = "cpu", scaled.kernel = "gemm", scaled.operands = ["lhs.codes", "lhs.scales", "lhs.amax", "rhs.packed"]
 
 // Two units of 8 rows by 3 of 16 columns: 6 * 72 bytes, rounded up to 64, and an amax.
 // LOWERED: func.func private @pack_0(!torch.vtensor<[10,17],ui8>, !torch.vtensor<[10,3],ui8>, !torch.vtensor<[],f32>) -> !torch.vtensor<[452],ui8>
-// LOWERED-SAME: scaled.destinations, scaled.kernel = "cpu.pack.nvfp4", scaled.operands = ["row.codes", "row.scales", "row.amax"], scaled.results = ["row.packed"]
+// LOWERED-SAME: scaled.destinations, scaled.device = "cpu", scaled.kernel = "pack", scaled.operands = ["row.codes", "row.scales", "row.amax"], scaled.results = ["row.packed"]
 
 // CHECK-LABEL: func.func @step
 // CHECK-SAME: %arg2: !scaled.tensor<tensor<10x33xf32>, #[[PACKED:nvfp4_16x16_packed]], none> {scaled.parameter = "up.weight"

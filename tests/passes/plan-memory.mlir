@@ -1,8 +1,8 @@
 // RUN: steelyard-opt %s -p scaled-plan-memory | FileCheck %s
 
-func.func private @step_0(!torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32> attributes {scaled.config = {}, scaled.destinations, scaled.kernel = "cpu.step", scaled.operands = ["source"], scaled.results = ["result"]}
-func.func private @step_1(!torch.vtensor<[?,64],f32>) -> !torch.vtensor<[?,64],f32> attributes {scaled.config = {}, scaled.destinations, scaled.kernel = "cpu.step", scaled.operands = ["source"], scaled.results = ["result"]}
-func.func private @step_2(!torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32> attributes {scaled.config = {}, scaled.kernel = "cpu.other", scaled.operands = ["source"], scaled.results = ["result"]}
+func.func private @step_0(!torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32> attributes {scaled.config = {}, scaled.destinations, scaled.device = "cpu", scaled.kernel = "step", scaled.operands = ["source"], scaled.results = ["result"]}
+func.func private @step_1(!torch.vtensor<[?,64],f32>) -> !torch.vtensor<[?,64],f32> attributes {scaled.config = {}, scaled.destinations, scaled.device = "cpu", scaled.kernel = "step", scaled.operands = ["source"], scaled.results = ["result"]}
+func.func private @step_2(!torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32> attributes {scaled.config = {}, scaled.device = "cpu", scaled.kernel = "other", scaled.operands = ["source"], scaled.results = ["result"]}
 
 // A place is used again when its value is dead: two of 4096 bytes do for three values. The last has its own memory.
 // CHECK-LABEL: func.func @chain

@@ -9,39 +9,40 @@
 #own = #scaled.scheme<i8, "tensor", f32, {custom = "Mine"}>
 
 // CHECK: @quantize_0
-// CHECK-SAME: scaled.destinations, scaled.kernel = "cpu.quantize.mx"
-func.func private @quantize_0(!torch.vtensor<[8,64],f32>) -> (!torch.vtensor<[8,64],ui8>, !torch.vtensor<[8,2],ui8>) attributes {scaled.config = {row = #mx}, scaled.kernel = "quantize", scaled.operands = ["source"], scaled.results = ["row.codes", "row.scales"]}
+// CHECK-SAME: scaled.destinations, scaled.device = "cpu", scaled.kernel = "quantize"
+func.func private @quantize_0(!torch.vtensor<[8,64],f32>) -> (!torch.vtensor<[8,64],ui8>, !torch.vtensor<[8,2],ui8>) attributes {scaled.config = {role = "input", row = #mx}, scaled.kernel = "quantize", scaled.operands = ["source"], scaled.results = ["row.codes", "row.scales"]}
 
 // CUDA: @quantize_0
-// CUDA-SAME: scaled.destinations, scaled.kernel = "cuda.quantize.mx"
+// CUDA-SAME: scaled.destinations, scaled.device = "cuda", scaled.kernel = "quantize"
 
 // A user's quantizer allocates what it makes.
 // CHECK: @quantize_1
 // CHECK-NOT: scaled.destinations
-// CHECK-SAME: scaled.kernel = "custom.quantize"
+// CHECK-SAME: scaled.device = "custom", scaled.kernel = "quantize"
 func.func private @quantize_1(!torch.vtensor<[8,64],f32>) -> !scaled.tensor<tensor<8x64xf32>, #own, none> attributes {scaled.config = {layer = "up", role = "input", row = #own}, scaled.kernel = "quantize", scaled.operands = ["source"], scaled.results = ["storage"]}
 
 // CUDA: @quantize_1
 // CUDA-NOT: scaled.destinations
-// CUDA-SAME: scaled.kernel = "custom.quantize"
+// CUDA-SAME: scaled.device = "custom", scaled.kernel = "quantize"
 
 // CUDA: @swizzle_0
 // CUDA-NOT: scaled.destinations
-// CUDA-SAME: scaled.kernel = "cuda.swizzle.mx"
-func.func private @swizzle_0(!torch.vtensor<[8,2],ui8>) -> !torch.vtensor<[128,4],ui8> attributes {scaled.config = {from_row = #mx, row = #mx_gemm, shape = array<i64: 8, 64>}, scaled.kernel = "swizzle", scaled.operands = ["row.scales"], scaled.results = ["row.scales"]}
+// CUDA-SAME: scaled.device = "cuda", scaled.kernel = "swizzle"
+func.func private @swizzle_0(!torch.vtensor<[8,2],ui8>) -> !torch.vtensor<[128,4],ui8> attributes {scaled.config = {scheme = #mx, shape = array<i64: 8, 64>, usage = "rowwise"}, scaled.kernel = "swizzle", scaled.operands = ["row.scales"], scaled.results = ["row.scales"]}
 
 // CUDA: @gemm_0
 // CUDA-SAME: path = "native"
 // CUDA-NOT: scaled.destinations
-// CUDA-SAME: scaled.kernel = "cuda.gemm.mx"
+// CUDA-SAME: scaled.device = "cuda", scaled.kernel = "gemm"
 func.func private @gemm_0(!torch.vtensor<[8,64],ui8>, !torch.vtensor<[128,4],ui8>, !torch.vtensor<[16,64],ui8>, !torch.vtensor<[128,4],ui8>) -> !torch.vtensor<[8,16],f32> attributes {scaled.config = {epilogue = "none", kind = "fprop", lhs = #mx_gemm, lhs_shape = array<i64: 8, 64>, path = "native", rhs = #mx_gemm, rhs_shape = array<i64: 16, 64>}, scaled.kernel = "gemm", scaled.operands = ["lhs.codes", "lhs.scales", "rhs.codes", "rhs.scales"], scaled.results = ["result"]}
 
 // CUDA: @gemm_1
-// CUDA-SAME: scaled.kernel = "cuda.batched_gemm.mx"
+// CUDA-NOT: scaled.destinations
+// CUDA-SAME: scaled.device = "cuda", scaled.kernel = "gemm"
 func.func private @gemm_1(!torch.vtensor<[24,32],ui8>, !torch.vtensor<[24,1],ui8>, !torch.vtensor<[24,32],ui8>, !torch.vtensor<[24,1],ui8>) -> !torch.vtensor<[3,8,8],f32> attributes {scaled.config = {batch_dims = 1 : i64, epilogue = "none", kind = "fprop", lhs = #mx, lhs_shape = array<i64: 3, 8, 32>, path = "emulated", rhs = #mx, rhs_shape = array<i64: 3, 8, 32>}, scaled.kernel = "gemm", scaled.operands = ["lhs.codes", "lhs.scales", "rhs.codes", "rhs.scales"], scaled.results = ["result"]}
 
 // CUDA: @epilogue_0
-// CUDA-SAME: scaled.destinations, scaled.kernel = "cuda.epilogue"
+// CUDA-SAME: scaled.destinations, scaled.device = "cuda", scaled.kernel = "epilogue"
 func.func private @epilogue_0(!torch.vtensor<[8,16],f32>, !torch.vtensor<[16],f32>) -> !torch.vtensor<[8,16],bf16> attributes {scaled.config = {epilogue = "gelu"}, scaled.kernel = "epilogue", scaled.operands = ["source", "bias"], scaled.results = ["result"]}
 
 // CUDA-LABEL: func.func @high_precision

@@ -7,15 +7,15 @@ from steelyard.codegen.ptx import lower_to_nvvm
 from steelyard.dialect.printing import print_module
 from steelyard.driver.settings import Settings
 from steelyard.errors import IRError
-from steelyard.ir.kernel_calls import kernels_of
+from steelyard.ir.kernel_calls import calls_of
 from steelyard.passes import build_pass_manager
 from steelyard.passes.generate_kernels import generate_kernels
 from steelyard.passes.pipeline.named import STAGES
 from steelyard.passes.pipeline.text import Element, named_pipeline
 from steelyard.runtime.cuda.devices import Devices
 from steelyard.runtime.cuda.generation import launched_kernels
-from steelyard.runtime.kernels import Quantizers
 from steelyard.runtime.program import Program
+from steelyard.runtime.quantizers import Quantizers
 from steelyard.runtime.state import State
 from steelyard.runtime.weights import Weights
 from steelyard.targets import cuda_target
@@ -58,7 +58,7 @@ def make_program(
     """A lowered module -> Python functions that call kernels."""
     target = cuda_target(settings.target)
     # A part of a net that quantizes nothing runs wherever its tensors are.
-    runs_kernels = any(kernel.name.startswith("cuda.") for kernel in kernels_of(module.operation).values())
+    runs_kernels = any(call.device == "cuda" for call in calls_of(module.operation).values())
     devices = Devices(target) if target is not None and runs_kernels else None
     return Program(module, state, quantizers, weights, settings.check_finite, devices)
 
@@ -67,7 +67,7 @@ def make_kernels(module: ir.Module, target: Target, stage: str) -> str:
     """A lowered program for CUDA -> the kernels that its calls launch: with them (gpu), in NVVM, or as PTX."""
     with module.context:
         if stage == "ptx":
-            launched = launched_kernels(module.operation, target).values()
+            launched = launched_kernels(calls_of(module.operation), target).values()
             kernels = dict.fromkeys(kernel for kernels in launched for kernel in kernels)
             return "\n".join(_without_heading(compile_kernel(kernel, target).ptx) for kernel in kernels)
         generate_kernels(module.operation, target=f"cuda:{target.name}")

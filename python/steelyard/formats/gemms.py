@@ -1,18 +1,33 @@
 """The three GEMMs of a linear layer: what their operands are to a recipe, and which copy of each they read."""
 
-KINDS = ("fprop", "dgrad", "wgrad")
+from typing import Literal, get_args
+
+Kind = Literal["fprop", "dgrad", "wgrad"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 """y = x w^T, dx = dy w and dw = dy^T x."""
 
-ROLES = ("input", "weight", "grad_output")
+Role = Literal["input", "weight", "grad_output"]
+ROLES: tuple[Role, ...] = get_args(Role)
 """What a quantized tensor is to a recipe."""
 
-ROWWISE, COLUMNWISE = USAGES = ("rowwise", "columnwise")
+Usage = Literal["rowwise", "columnwise"]
+ROWWISE: Usage = "rowwise"
+COLUMNWISE: Usage = "columnwise"
+USAGES: tuple[Usage, ...] = (ROWWISE, COLUMNWISE)
 """The copies that a quantized tensor may have."""
 
-OPERAND_ROLES = {"fprop": ("input", "weight"), "dgrad": ("grad_output", "weight"), "wgrad": ("grad_output", "input")}
+OPERAND_ROLES: dict[str, tuple[Role, Role]] = {
+    "fprop": ("input", "weight"),
+    "dgrad": ("grad_output", "weight"),
+    "wgrad": ("grad_output", "input"),
+}
 """What lhs and rhs of each kind are to a recipe."""
 
-OPERAND_USAGES = {"fprop": (ROWWISE, ROWWISE), "dgrad": (ROWWISE, COLUMNWISE), "wgrad": (COLUMNWISE, COLUMNWISE)}
+OPERAND_USAGES: dict[str, tuple[Usage, Usage]] = {
+    "fprop": (ROWWISE, ROWWISE),
+    "dgrad": (ROWWISE, COLUMNWISE),
+    "wgrad": (COLUMNWISE, COLUMNWISE),
+}
 """Which copies of lhs and rhs each kind reads: those whose blocks run along the reduction."""
 
 

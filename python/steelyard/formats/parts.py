@@ -4,7 +4,7 @@ The parts are `codes`, `scales` and, where the scheme has one, `amax`. A packed 
 None where they are known only at run time. Plain numbers for every framework: nothing here imports torch.
 """
 
-from typing import TypeVar
+from typing import Literal, TypeVar, get_args
 
 from steelyard.formats.schemes import Scheme
 
@@ -12,10 +12,13 @@ Size = int | None
 """None where a size is known only at run time."""
 AnySize = TypeVar("AnySize", int, Size)
 
+Part = Literal["codes", "scales", "amax", "packed"]
+PARTS: tuple[Part, ...] = get_args(Part)
+
 CODES, BYTES, FLOATS = "i8", "i8", "f32"
 
 
-def part_shapes(scheme: Scheme, shape: tuple[Size, Size], columnwise: bool) -> dict[str, tuple[tuple[Size, ...], str]]:
+def part_shapes(scheme: Scheme, shape: tuple[Size, Size], columnwise: bool) -> dict[Part, tuple[tuple[Size, ...], str]]:
     """Shape and element type of each part of a copy of a matrix, in the layout of its scheme."""
     stored = stored_shape(scheme, shape, columnwise)
     if scheme.layout == "packed":
@@ -28,12 +31,19 @@ def part_shapes(scheme: Scheme, shape: tuple[Size, Size], columnwise: bool) -> d
         codes = codes[::-1]
     if scheme.layout == "gemm":
         scales = gemm_scales_shape(scheme, scales, columnwise)
-    parts: dict[str, tuple[tuple[Size, ...], str]] = {
+    parts: dict[Part, tuple[tuple[Size, ...], str]] = {
         "codes": (codes, CODES),
         "scales": (scales, FLOATS if scheme.scale == "f32" else BYTES),
     }
     amax = amax_shape(scheme, stored)
     return parts if amax is None else parts | {"amax": (amax, FLOATS)}
+
+
+def part_names(scheme: Scheme) -> tuple[Part, ...]:
+    """The parts that a copy consists of."""
+    if scheme.layout == "packed":
+        return ("packed",)
+    return ("codes", "scales") if amax_shape(scheme, (0, 0)) is None else ("codes", "scales", "amax")
 
 
 def is_stored_transposed(scheme: Scheme, columnwise: bool) -> bool:

@@ -66,7 +66,10 @@ LAYER = _fact(
 PATH = _fact("scaled.path", "scaled.gemm", "string", (), "How a GPU runs a legalized GEMM: `native` or `emulated`.")
 REASON = _fact("scaled.reason", "scaled.gemm", "string", (), "Why it is emulated.")
 
-KERNEL = _fact("scaled.kernel", "kernel", "string", _ALL[5:], "The kernel that calls of the declaration run.")
+KERNEL = _fact("scaled.kernel", "kernel", "string", _ALL[5:], "The operation that calls of the declaration run.")
+DEVICE = _fact(
+    "scaled.device", "kernel", "string", _ALL[5:], "Whose kernel runs it: `cpu`, `cuda`, or `custom` for a user's own."
+)
 CONFIG = _fact("scaled.config", "kernel", "dictionary", _ALL[5:], "How the kernel is set.")
 OPERANDS = _fact("scaled.operands", "kernel", "strings", _ALL[5:], "What each operand of a call is.")
 RESULTS = _fact("scaled.results", "kernel", "strings", _ALL[5:], "What each result of a call is.")

@@ -9,6 +9,7 @@ from steelyard.dialect.types import TensorType
 from steelyard.errors import ConstraintError
 from steelyard.ir.attributes import FACTS, KERNEL, Fact
 from steelyard.ir.functions import argument_attributes, result_attributes
+from steelyard.ir.kernel_calls import is_declaration, read_call
 from steelyard.ir.torch_ops import walk_ops
 
 _QUANTIZING = ("advance_rng", "amax", "dequantize", "gemm", "matmul", "quantize", "transpose", "update_scale")
@@ -46,6 +47,8 @@ def check_stage(op: ir.Operation, stage: str) -> None:
     - stage_c4: it stands on what may have it
     - stage_c5: it has its kind
     - stage_c6: the stage may have it
+
+    Declarations of kernels fulfil the constraints of `KernelCall`, call_c1 to call_c5.
     """
     dialect, _, name = op.name.partition(".")
     if dialect == "scaled" and name not in OPS[stage]:
@@ -55,6 +58,8 @@ def check_stage(op: ir.Operation, stage: str) -> None:
         raise ConstraintError("stage_c2", "must not have a quantized tensor as a result in a lowered module")
     for carrier, attribute, value in _facts_on(op):
         _check_fact(attribute, value, carrier, op.name, stage)
+    if is_declaration(op):
+        read_call(op)
 
 
 def check_module(module: ir.Operation, stage: str) -> Iterator[tuple[ir.Operation, ConstraintError]]:

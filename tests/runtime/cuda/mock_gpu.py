@@ -17,6 +17,7 @@ from simulation import memory_of
 
 from steelyard import reference
 from steelyard.formats.copies import QuantizedCopy
+from steelyard.ir.kernel_calls import GemmCall
 from steelyard.runtime import cpu
 from steelyard.runtime.cpu import bound as cpu_bound
 from steelyard.runtime.cuda import devices, gemm
@@ -62,14 +63,15 @@ def mock_gpu(monkeypatch, library: ctypes.CDLL, target: str) -> Iterator[Checked
 @contextmanager
 def reference_gemms(monkeypatch) -> Iterator[None]:
     """GEMMs of the CPU are the reference in here."""
-    original = cpu_bound.BINDINGS["gemm"]
+    original = cpu_bound.bind
 
-    def bind(kernel):
-        _, allocate = original(kernel)
-        return (lambda *values: store_product(kernel, values)), allocate
+    def bind(call, quantizers):
+        run, allocate = original(call, quantizers)
+        is_product = isinstance(call, GemmCall) and not call.batch_dims
+        return (lambda *values: store_product(call, values)) if is_product else run, allocate
 
     with monkeypatch.context() as patch:
-        patch.setitem(cpu_bound.BINDINGS, "gemm", bind)
+        patch.setattr(cpu_bound, "bind", bind)
         yield
 
 
@@ -122,16 +124,16 @@ def unswizzled(scales: torch.Tensor) -> torch.Tensor:
     return tiles.permute(0, 3, 2, 1, 4).reshape(rows, columns)
 
 
-def store_product(kernel, values: tuple) -> None:
+def store_product(call: GemmCall, values: tuple) -> None:
     """What the fused store of a GEMM of the CPU leaves, from the reference product rounded to float32."""
-    a, b, options, _ = read_call(kernel, values)
-    out = values[len(kernel.operands)]
+    a, b, options, _ = read_call(call, values)
+    out = values[len(call.operands)]
     left, right = (decoded(copy) for copy in (a, b))
     result = product_of(left, right.T)
     if "bias" in options:
         result = result + options["bias"].float()
-    if "preactivation" in kernel.results:
-        kept = values[len(kernel.operands) + 1]
+    if [slot.name for slot in call.results] == ["result", "preactivation"]:
+        kept = values[len(call.operands) + 1]
         kept.copy_(result.view(kept.shape))
     if options["epilogue"] != "none":
         result = cpu.produce(options["epilogue"], (result,), torch.float32)

@@ -12,7 +12,7 @@ from steelyard.dialect import make_context
 from steelyard.dialect.matmul import GemmOp
 from steelyard.dialect.types import tensor_info
 from steelyard.driver.explanation import Explanation, rows_of
-from steelyard.ir.kernel_calls import callee_of, kernels_of
+from steelyard.ir.kernel_calls import GemmCall, callee_of, calls_of
 from steelyard.ir.torch_ops import walk_ops
 from steelyard.passes import build_pass_manager, parse_pipeline
 from steelyard.recipes import NAMES
@@ -81,12 +81,11 @@ def scales_of(scheme, parts: dict[str, torch.Tensor]) -> tuple[list, list, list 
     return [scales.view(torch.float8_e4m3fn), parts["amax"]], levels, swizzles
 
 
-def multiply_on_meta(op: ir.Operation, kernel) -> torch.Tensor:
+def multiply_on_meta(op: ir.Operation, call: GemmCall) -> torch.Tensor:
     """The call of torch that a lowered GEMM stands for."""
-    given = {name: on_meta(value) for name, value in zip(kernel.operands, op.operands, strict=True)}
+    given = {slot.name: on_meta(value) for slot, value in zip(call.operands, op.operands, strict=True)}
     matrices, scales = [], []
-    for side in ("lhs", "rhs"):
-        scheme = kernel.config[side]
+    for side, scheme in (("lhs", call.lhs), ("rhs", call.rhs)):
         parts = {name.removeprefix(f"{side}."): part for name, part in given.items() if name.startswith(side)}
         matrices.append(parts["codes"].view(ELEMENTS[scheme.element]))
         scales.append(scales_of(scheme, parts))
@@ -111,21 +110,24 @@ def multiply_on_meta(op: ir.Operation, kernel) -> torch.Tensor:
 def test_native_gemms_are_calls_that_torch_takes(recipe, sizes):
     for target in CUDA:
         module = after(trained(recipe, sizes)[1], f"steelyard-lowered{{target={target}}}")
-        kernels = kernels_of(module.operation)
-        calls = [(op, kernels[symbol]) for op in walk_ops(module.operation) if (symbol := callee_of(op))]
-        gemms = [(op, kernel) for op, kernel in calls if kernel.name.startswith("cuda.gemm.")]
+        declared = calls_of(module.operation)
+        calls = [(op, declared[symbol]) for op in walk_ops(module.operation) if (symbol := callee_of(op))]
+        gemms = [(op, call) for op, call in calls if isinstance(call, GemmCall)]
         assert len(gemms) == 9
-        for op, kernel in gemms:
-            assert (kernel.config["path"] == "native") == runs_natively(recipe, target)
-            if kernel.config["path"] != "native":
+        for op, call in gemms:
+            assert call.device == "cuda"
+            assert not call.batch_dims
+            assert (call.path == "native") == runs_natively(recipe, target)
+            if call.path != "native":
                 continue
-            result, info = multiply_on_meta(op, kernel), tensor_info(op.result.type)
+            result, info = multiply_on_meta(op, call), tensor_info(op.result.type)
             assert tuple(result.shape) == info.shape
             # What torch's own code for CUDA refuses, and its meta device does not.
-            if "bias" in kernel.operands:
-                assert tensor_info(op.operands[kernel.operands.index("bias")].type).dtype == info.dtype == "bf16"
-            assert not {"residual", "accumulator"} & set(kernel.operands)
-            assert kernel.config["epilogue"] == "none"
+            if call.bias is not None:
+                assert tensor_info(op.operands[call.bias].type).dtype == info.dtype == "bf16"
+            assert call.residual is None
+            assert call.accumulator is None
+            assert call.epilogue == "none"
 
 
 @pytest.mark.parametrize("recipe", NAMES)

@@ -14,7 +14,7 @@ from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.types import tensor_info
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.parts import part_shapes
-from steelyard.ir.kernel_calls import callee_of, kernels_of
+from steelyard.ir.kernel_calls import callee_of, calls_of
 from steelyard.passes import build_pass_manager, parse_pipeline
 from steelyard.recipes import Float8BlockScaling, Float8CurrentScaling, MXFP8BlockScaling, NVFP4BlockScaling
 from steelyard.reference.gemm import EPILOGUES, operand
@@ -85,25 +85,26 @@ class Machine:
     """Carries out kernel calls by the reference."""
 
     def run(self, module: ir.Module, arguments: list[torch.Tensor]) -> torch.Tensor:
-        kernels = kernels_of(module.operation)
+        calls = calls_of(module.operation)
         (function,) = [op for op in module.body.operations if "scaled.kernel" not in op.attributes]
         block = function.regions[0].blocks[0]
         values = dict(zip(block.arguments, arguments, strict=True))
         for op in block.operations:
             if op.operation.name == "func.return":
                 return values[op.operands[0]]
-            kernel = kernels[callee_of(op.operation)]
-            given = dict(zip(kernel.operands, (values[value] for value in op.operands), strict=True))
+            call = calls[callee_of(op.operation)]
+            names = [slot.name for slot in call.operands]
+            given = dict(zip(names, (values[value] for value in op.operands), strict=True))
             self.shapes = [tensor_info(value.type).shape for value in op.results]
             self.dtypes = [DTYPES.get(tensor_info(value.type).dtype) for value in op.results]
-            results = getattr(self, kernel.name)(kernel.config, given)
+            results = getattr(self, call.OPERATION)(call, given)
             for value, shape, result in zip(op.results, self.shapes, results, strict=True):
                 assert tuple(result.shape) == shape
                 values[value] = result
         raise AssertionError("a function returns")
 
-    def quantize(self, config, given):
-        copies = reference.quantize(given["source"], config.get("row"), config.get("col"))
+    def quantize(self, call, given):
+        copies = reference.quantize(given["source"], call.row, call.col)
         parts = [part for copy in copies if copy for part in (copy.codes, copy.scales, copy.amax)]
         return [part for part in parts if part is not None]
 
@@ -119,29 +120,28 @@ class Machine:
     def turn(self, _, given):
         return [given["col.codes"].t().contiguous()]
 
-    def swizzle(self, config, given):
-        usage = "col" if "col" in config else "row"
-        return [reference.swizzle(self.scales_alone(config[usage], given[f"{usage}.scales"], usage == "col"))]
+    def swizzle(self, call, given):
+        usage = "col" if call.columnwise else "row"
+        return [reference.swizzle(self.scales_alone(call.scheme, given[f"{usage}.scales"], call.columnwise))]
 
     @staticmethod
     def scales_alone(scheme, scales: torch.Tensor, columnwise: bool) -> QuantizedCopy:
         return QuantizedCopy(torch.empty(0), scales, None, replace(scheme, layout="compact"), (0, 0), columnwise)
 
-    def gemm(self, config, given):
-        assert config["path"] == "native"
-        assert config["epilogue"] == "none"
-        left, right = (self.decoded(config, given, side) for side in ("lhs", "rhs"))
+    def gemm(self, call, given):
+        assert call.path == "native"
+        assert call.epilogue == "none"
+        left = self.decoded(call.lhs, call.lhs_shape, COLUMNWISE[call.kind][0], given, "lhs")
+        right = self.decoded(call.rhs, call.rhs_shape, COLUMNWISE[call.kind][1], given, "rhs")
         found = torch.from_numpy(left @ right.T)
         if "bias" in given:
             found = found + given["bias"].double()
         return [found.float().to(self.dtypes[0])]
 
-    def decoded(self, config, given, side: str):
+    def decoded(self, scheme, shape, columnwise: bool, given, side: str):
         """The values of an operand as a native GEMM reads them."""
-        scheme, columnwise = config[side], COLUMNWISE[config["kind"]][side == "rhs"]
         codes, scales = given[f"{side}.codes"], given[f"{side}.scales"]
         compact = replace(scheme, layout="compact")
-        shape = config[f"{side}_shape"]
         if scheme.family != "tensor":
             assert scheme.layout == "gemm"
             scales = self.unswizzled(compact, scales, shape, columnwise)
@@ -160,12 +160,12 @@ class Machine:
 
     def unpad(self, _, given):
         (shape,) = self.shapes
-        return [given["operand0"][tuple(slice(0, size) for size in shape)]]
+        return [given["source"][tuple(slice(0, size) for size in shape)]]
 
-    def epilogue(self, config, given):
+    def epilogue(self, call, given):
         found = given["source"].double()
         found = found + given["bias"].double() if "bias" in given else found
-        found = EPILOGUES[config["epilogue"]](found)
+        found = EPILOGUES[call.epilogue](found)
         for name in ("residual", "accumulator"):
             found = found + given[name].double() if name in given else found
         return [found.float().to(self.dtypes[0])]

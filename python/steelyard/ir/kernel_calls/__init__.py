@@ -1,0 +1,66 @@
+"""Calls of kernels: `func.call` of a declaration whose attributes say which kernel runs, where, and how it is set.
+
+    func.func private @gemm_0(...) -> ... attributes {
+      scaled.kernel = "gemm", scaled.device = "cpu", scaled.config = {kind = "fprop", ...},
+      scaled.operands = ["lhs.codes", "lhs.scales", ...], scaled.results = ["result"]}
+
+All calls that are set alike share a declaration, so the declarations of a module are the kernels it needs. In Python
+each operation is a frozen dataclass (`GemmCall`, `QuantizeCall`, ...), read from a declaration or written as one.
+"""
+
+from steelyard.ir.kernel_calls.base import DEVICES, SIZE, Device, KernelCall, Slot, matrix_shape
+from steelyard.ir.kernel_calls.copies import CopySlots
+from steelyard.ir.kernel_calls.declarations import (
+    Declarations,
+    callee_of,
+    calls_of,
+    declarations_of,
+    is_declaration,
+    read_call,
+)
+from steelyard.ir.kernel_calls.gemm import EpilogueCall, GemmCall, GemmOperand
+from steelyard.ir.kernel_calls.layout import PadCall, SwizzleCall, TurnCall, UnpadCall
+from steelyard.ir.kernel_calls.quantize import (
+    CopyCall,
+    DequantizeCall,
+    PackCall,
+    ProduceQuantizeCall,
+    QuantizeCall,
+    QuantizingCall,
+    TransposeCall,
+)
+from steelyard.ir.kernel_calls.state import AdvanceRngCall, AmaxCall, ComputeScaleCall, UpdateScaleCall
+
+__all__ = [
+    "DEVICES",
+    "SIZE",
+    "AdvanceRngCall",
+    "AmaxCall",
+    "ComputeScaleCall",
+    "CopyCall",
+    "CopySlots",
+    "Declarations",
+    "DequantizeCall",
+    "Device",
+    "EpilogueCall",
+    "GemmCall",
+    "GemmOperand",
+    "KernelCall",
+    "PackCall",
+    "PadCall",
+    "ProduceQuantizeCall",
+    "QuantizeCall",
+    "QuantizingCall",
+    "Slot",
+    "SwizzleCall",
+    "TransposeCall",
+    "TurnCall",
+    "UnpadCall",
+    "UpdateScaleCall",
+    "callee_of",
+    "calls_of",
+    "declarations_of",
+    "is_declaration",
+    "matrix_shape",
+    "read_call",
+]

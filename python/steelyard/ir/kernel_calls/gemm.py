@@ -1,0 +1,128 @@
+"""Calls that multiply: `gemm`, and `epilogue` for what a GEMM leaves to another kernel."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Literal, get_args
+
+from steelyard.dialect.base import require
+from steelyard.dialect.types import Shape
+from steelyard.formats.activations import Epilogue
+from steelyard.formats.gemms import Kind, reads_columnwise
+from steelyard.formats.schemes import Scheme
+from steelyard.ir.kernel_calls.base import KernelCall, Names, matrix_shape
+from steelyard.ir.kernel_calls.copies import CopySlots, named_parts
+
+Path = Literal["native", "emulated"]
+PATHS: tuple[Path, ...] = get_args(Path)
+
+_ADDENDS = ("bias", "residual", "accumulator")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddingCall(KernelCall):
+    """A call that adds to a product, applies an activation, and may keep what it was before."""
+
+    epilogue: Epilogue = "none"
+
+    @property
+    def bias(self) -> int | None:
+        """The position of the bias."""
+        return self.operand("bias")
+
+    @property
+    def residual(self) -> int | None:
+        """The position of what is added after the activation."""
+        return self.operand("residual")
+
+    @property
+    def accumulator(self) -> int | None:
+        """The position of what the product is added to."""
+        return self.operand("accumulator")
+
+    @property
+    def out(self) -> int:
+        """The position of the result."""
+        return self._result_positions["result"]
+
+    @property
+    def preactivation(self) -> int | None:
+        """The position of the value before the activation, where it is kept."""
+        return self.result("preactivation")
+
+    def result_names(self) -> Names:
+        return Names(("result",), ("preactivation",))
+
+
+@dataclass(frozen=True)
+class GemmOperand:
+    """An operand of a GEMM: one copy of a quantized tensor."""
+
+    shape: Shape
+    """Of the quantized tensor."""
+    copy: CopySlots
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmCall(AddingCall):
+    """The product of two quantized tensors, one for each entry of the batch dims."""
+
+    OPERATION: ClassVar[str] = "gemm"
+
+    kind: Kind
+    lhs: Scheme
+    """Of the copy that is read, as rhs is."""
+    lhs_shape: Shape
+    rhs: Scheme
+    rhs_shape: Shape
+    batch_dims: int = 0
+    path: Path | None = None
+    """How a CUDA target runs it; None on the CPU."""
+
+    @property
+    def is_custom(self) -> bool:
+        return bool(self.lhs.custom)
+
+    @cached_property
+    def left(self) -> GemmOperand:
+        """The left operand, which a built-in scheme stores."""
+        return self._operand("lhs", self.lhs, self.lhs_shape, reads_columnwise(self.kind)[0])
+
+    @cached_property
+    def right(self) -> GemmOperand:
+        """The right operand, which a built-in scheme stores."""
+        return self._operand("rhs", self.rhs, self.rhs_shape, reads_columnwise(self.kind)[1])
+
+    @property
+    def read_copies(self) -> tuple[CopySlots, ...]:
+        return () if self.is_custom else (self.left.copy, self.right.copy)
+
+    def _operand(self, name: str, scheme: Scheme, shape: Shape, columnwise: bool) -> GemmOperand:
+        matrix = matrix_shape(shape, f"{name}_shape")
+        return GemmOperand(shape, CopySlots(scheme, columnwise, matrix, self._read_parts(name)))
+
+    def check_settings(self) -> None:
+        both = bool(self.lhs.custom) == bool(self.rhs.custom)
+        require(both, "call_c2", "lhs and rhs must both have built-in schemes or users' own, got one of each")
+        dims = min(len(self.lhs_shape), len(self.rhs_shape))
+        fits = 0 <= self.batch_dims < dims
+        require(fits, "call_c2", f"batch_dims must be at least 0 and less than {dims}, got {self.batch_dims}")
+
+    def operand_names(self) -> Names:
+        if self.is_custom:
+            return Names(("lhs", "rhs"), _ADDENDS, opaque=("lhs", "rhs"))
+        return Names((*named_parts(self.lhs, "lhs"), *named_parts(self.rhs, "rhs")), _ADDENDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpilogueCall(AddingCall):
+    """What is done to a product after it is stored in f32."""
+
+    OPERATION: ClassVar[str] = "epilogue"
+
+    @property
+    def source(self) -> int:
+        """The position of the product."""
+        return self._required("source")
+
+    def operand_names(self) -> Names:
+        return Names(("source",), _ADDENDS)

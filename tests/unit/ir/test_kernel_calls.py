@@ -1,0 +1,240 @@
+"""Typed kernel calls: written as a declaration and read back, and where they find their operands and results."""
+
+from dataclasses import replace
+
+import pytest
+from torch_mlir import ir
+
+from steelyard.dialect import make_context
+from steelyard.errors import ConstraintError
+from steelyard.formats.schemes import Scheme
+from steelyard.ir.kernel_calls import (
+    AdvanceRngCall,
+    AmaxCall,
+    ComputeScaleCall,
+    Declarations,
+    DequantizeCall,
+    EpilogueCall,
+    GemmCall,
+    KernelCall,
+    PackCall,
+    PadCall,
+    ProduceQuantizeCall,
+    QuantizeCall,
+    Slot,
+    SwizzleCall,
+    TransposeCall,
+    TurnCall,
+    UnpadCall,
+    UpdateScaleCall,
+    calls_of,
+)
+from steelyard.ir.kernel_calls.base import OPERATIONS
+
+MX = Scheme("f8E4M3FN", "1x32", "f8E8M0FNU")
+MX_COLUMNS = Scheme("f8E4M3FN", "32x1", "f8E8M0FNU")
+FP8 = Scheme("f8E4M3FN", "tensor", "f32")
+DELAYED = replace(FP8, source="delayed")
+FP4 = Scheme("f4E2M1FN", "1x16", "f8E4M3FN", second_level="tensor")
+TILES = Scheme("f4E2M1FN", "16x16", "f8E4M3FN", second_level="tensor")
+OWN = Scheme("i8", "tensor", "f32", custom="Mine")
+
+F32, ROWS, SCALAR = "tensor<8x64xf32>", "tensor<8x64xi8>", "tensor<f32>"
+MX_PARTS = {"codes": ROWS, "scales": "tensor<8x2xi8>"}
+FP8_PARTS = {"codes": ROWS, "scales": SCALAR, "amax": SCALAR}
+FP4_PARTS = {"codes": "tensor<8x32xi8>", "scales": "tensor<8x4xi8>", "amax": SCALAR}
+
+
+def parts(prefix: str, types: dict[str, str]) -> list[tuple[str, str]]:
+    return [(f"{prefix}.{part}", type_) for part, type_ in types.items()]
+
+
+CASES = {
+    "quantize": (
+        QuantizeCall,
+        [("source", F32)],
+        [*parts("row", MX_PARTS), *parts("col", MX_PARTS | {"scales": "tensor<1x64xi8>"})],
+        {"row": MX, "col": MX_COLUMNS, "role": "input"},
+    ),
+    "quantize by a user": (
+        QuantizeCall,
+        [("source", F32)],
+        [("storage", "index")],
+        {"col": OWN, "role": "grad_output", "layer": "up", "device": "custom"},
+    ),
+    "produce_quantize": (
+        ProduceQuantizeCall,
+        [("source", F32), ("weight", "tensor<64xf32>"), ("bias", "tensor<64xf32>"), ("scale", SCALAR)],
+        parts("row", FP8_PARTS),
+        {"row": DELAYED, "role": "input", "producer": "layer_norm", "epsilon": 1e-5, "device": "cpu"},
+    ),
+    "gemm": (
+        GemmCall,
+        [
+            *parts("lhs", {"codes": "tensor<?x64xi8>", "scales": "tensor<?x2xi8>"}),
+            *parts("rhs", MX_PARTS),
+            *[("bias", "tensor<8xf32>"), ("residual", "tensor<?x8xf32>"), ("size", "index")],
+        ],
+        [("result", "tensor<?x8xf32>"), ("preactivation", "tensor<?x8xf32>")],
+        {
+            "kind": "fprop",
+            "lhs": MX,
+            "lhs_shape": (None, 64),
+            "rhs": MX,
+            "rhs_shape": (8, 64),
+            "epilogue": "gelu",
+            "path": "emulated",
+            "device": "cuda",
+            "has_destinations": True,
+        },
+    ),
+    "gemm of batches": (
+        GemmCall,
+        [*parts("lhs", MX_PARTS), *parts("rhs", MX_PARTS)],
+        [("result", "tensor<2x4x4xf32>")],
+        {"kind": "fprop", "lhs": MX, "lhs_shape": (2, 4, 64), "rhs": MX, "rhs_shape": (2, 4, 64), "batch_dims": 1},
+    ),
+    "epilogue": (
+        EpilogueCall,
+        [("source", F32), ("accumulator", F32)],
+        [("result", F32)],
+        {"epilogue": "none"},
+    ),
+    "dequantize": (
+        DequantizeCall,
+        parts("row", FP4_PARTS),
+        [("result", "tensor<2x4x64xbf16>")],
+        {"scheme": FP4, "usage": "rowwise", "shape": (2, 4, 64)},
+    ),
+    "transpose": (
+        TransposeCall,
+        parts("row", FP8_PARTS),
+        parts("col", FP8_PARTS | {"codes": "tensor<64x8xi8>"}),
+        {"scheme": FP8, "usage": "rowwise", "shape": (8, 64)},
+    ),
+    "pack": (
+        PackCall,
+        parts("row", FP4_PARTS),
+        # One unit of 8 rows by 4 of 16 columns: 4 * 72 bytes, rounded up to 64, and an amax.
+        [("row.packed", "tensor<324xi8>")],
+        {"row": TILES, "shape": (8, 64)},
+    ),
+    "pad": (
+        PadCall,
+        [("row.codes", ROWS)],
+        [("row.codes", "tensor<16x64xi8>")],
+        {"multiples": (16, 1), "scheme": FP8, "usage": "rowwise", "shape": (8, 64)},
+    ),
+    "pad of a plain tensor": (PadCall, [("source", F32)], [("result", F32)], {"multiples": (8, 1)}),
+    "unpad": (UnpadCall, [("source", F32), ("size", "index")], [("result", "tensor<?x64xf32>")], {}),
+    "turn": (
+        TurnCall,
+        [("col.codes", ROWS)],
+        [("col.codes", "tensor<64x8xi8>")],
+        {"scheme": MX_COLUMNS, "usage": "columnwise", "shape": (8, 64)},
+    ),
+    "swizzle": (
+        SwizzleCall,
+        [("row.scales", "tensor<8x2xi8>")],
+        [("row.scales", "tensor<128x4xi8>")],
+        {"scheme": MX, "usage": "rowwise", "shape": (8, 64)},
+    ),
+    "amax": (AmaxCall, [("source", F32)], [("result", "tensor<8xf32>")], {"per_row": True}),
+    "compute_scale": (ComputeScaleCall, [("amax", SCALAR)], [("result", SCALAR)], {"scheme": FP8}),
+    "update_scale": (
+        UpdateScaleCall,
+        [("scale", SCALAR), ("history", "tensor<4xf32>"), ("amax", SCALAR)],
+        [("new_scale", SCALAR), ("new_history", "tensor<4xf32>")],
+        {"scheme": DELAYED, "margin": -1, "algorithm": "custom", "reduce": True, "layer": "up"},
+    ),
+    "advance_rng": (AdvanceRngCall, [("rng", "tensor<2xi64>")], [("result", "tensor<2xi64>")], {}),
+}
+
+
+def make_call(case: str) -> KernelCall:
+    """A call of the test's list, in the current context."""
+    kind, operands, results, settings = CASES[case]
+    slots = [tuple(Slot(name, ir.Type.parse(type_)) for name, type_ in pairs) for pairs in (operands, results)]
+    return kind(operands=slots[0], results=slots[1], **settings)
+
+
+def test_every_operation_has_a_case():
+    assert {kind.OPERATION for kind, *_ in CASES.values()} == set(OPERATIONS)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_call_is_what_its_declaration_says(case):
+    with make_context() as context, ir.Location.unknown():
+        call = make_call(case)
+        types = ", ".join(str(slot.type) for slot in call.operands)
+        module = ir.Module.parse(f'func.func @f() {{ "func.return"() : () -> () }}\nfunc.func private @g({types})')
+        first = module.body.operations[0].regions[0].blocks[0].operations[0]
+        values = [
+            ir.Operation.create(
+                "builtin.unrealized_conversion_cast", results=[slot.type], ip=ir.InsertionPoint(first)
+            ).result
+            for slot in call.operands
+        ]
+        with ir.InsertionPoint(first):
+            declarations = Declarations(module.operation)
+            for _ in range(2):
+                made = declarations.call(call, values)
+        assert [value.type for value in made] == [slot.type for slot in call.results]
+        symbol = f"{call.OPERATION}_0"
+        assert calls_of(module.operation) == {symbol: call}
+        assert calls_of(ir.Module.parse(str(module), context).operation) == {symbol: call}
+
+
+def test_positions_are_those_of_operands_and_then_results():
+    with make_context():
+        call = make_call("gemm")
+        assert isinstance(call, GemmCall)
+        assert (call.left.copy.codes, call.left.copy.scales, call.left.copy.amax) == (0, 1, None)
+        assert (call.right.copy.codes, call.right.copy.scales) == (2, 3)
+        assert (call.bias, call.residual, call.accumulator) == (4, 5, None)
+        assert list(range(9))[call.sizes] == [6]
+        assert (call.out, call.preactivation) == (7, 8)
+        assert call.part_positions == {0, 1, 2, 3}
+
+        made = make_call("quantize")
+        assert isinstance(made, QuantizeCall)
+        row, col = made.copies
+        assert row is not None
+        assert col is not None
+        assert (row.codes, row.scales, col.codes, col.scales) == (1, 2, 3, 4)
+        assert (row.columnwise, col.columnwise) == (False, True)
+        assert made.checked_operands == (0,)
+
+
+@pytest.mark.parametrize("kind", ["fprop", "dgrad", "wgrad"])
+def test_which_copies_a_gemm_reads(kind):
+    with make_context():
+        call = replace(make_call("gemm of batches"), kind=kind, batch_dims=0)
+        assert isinstance(call, GemmCall)
+        assert (call.left.copy.columnwise, call.right.copy.columnwise) == (kind == "wgrad", kind != "fprop")
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "constraint"),
+    [
+        ("quantize", {"results": ()}, "call_c3"),
+        ("quantize", {"device": "custom"}, "call_c4"),
+        ("quantize by a user", {"device": "cpu"}, "call_c4"),
+        ("quantize", {"row": None, "col": None}, "call_c2"),
+        ("gemm", {"lhs": OWN}, "call_c2"),
+        ("gemm", {"lhs_shape": (None, 65)}, "call_c5"),
+        ("gemm", {"batch_dims": -1}, "call_c2"),
+        ("produce_quantize", {"producer": "rms_norm"}, "call_c3"),
+        ("dequantize", {"scheme": TILES, "usage": "columnwise"}, "call_c3"),
+        ("transpose", {"shape": (8, 32)}, "call_c5"),
+        ("pack", {"row": MX}, "call_c2"),
+        ("pad", {"multiples": (16,)}, "call_c2"),
+    ],
+)
+def test_what_does_not_fit_is_refused(case, changes, constraint):
+    with make_context():
+        call = make_call(case)
+        call.check()
+        with pytest.raises(ConstraintError) as caught:
+            replace(call, **changes).check()
+    assert caught.value.constraint == constraint
