@@ -11,7 +11,7 @@ from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.arguments import DTYPES, check_copy, check_outputs, check_tensor, require
 from steelyard.runtime.cpu.packing import PackedWeight, check_packed, describe
 
-# Of an operand's scheme bits, as copy_arguments.h reads them.
+# Of an operand's scheme bits, as formats/scheme.h reads them.
 PACKED, BORROWED = 1 << 13, 1 << 14
 _NO_MATRIX = (0, 0, 0, 0, 0, 0)
 _ACTIVATIONS = {name: index for index, name in enumerate(EPILOGUES)}

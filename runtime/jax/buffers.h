@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "cpu/runs.h"
+#include "cpu/operations.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace steelyard {

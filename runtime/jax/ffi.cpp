@@ -1,11 +1,11 @@
 // The XLA handlers of steelyard.jax: quantize, dequantize and GEMM over leading
 // batch dims, on XLA's own buffers.
-#include "handlers.h"
+#include "jax/handlers.h"
 
 #include <cstring>
 #include <optional>
 
-#include "buffers.h"
+#include "jax/buffers.h"
 
 namespace steelyard {
 namespace {

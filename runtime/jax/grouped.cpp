@@ -5,12 +5,12 @@
 // groups: the blocks of side s of group g begin at block start / s + g, so that
 // their places follow from the start alone. FP4 codes along the rows, two a
 // byte, begin at their first block.
-#include "handlers.h"
+#include "jax/handlers.h"
 
 #include <cstring>
 #include <optional>
 
-#include "buffers.h"
+#include "jax/buffers.h"
 
 namespace steelyard {
 namespace {

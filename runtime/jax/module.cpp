@@ -2,8 +2,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
-#include "cpu/kernel_table.h"
-#include "handlers.h"
+#include "cpu/dispatch/kernel_table.h"
+#include "jax/handlers.h"
 
 namespace nb = nanobind;
 

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "cpu/kernel_table.h"
-#include "cpu/produce.h"
-#include "cpu/runs.h"
+#include "cpu/dispatch/kernel_table.h"
+#include "cpu/operations.h"
+#include "cpu/produce/produce.h"
 
 using namespace steelyard;
 

@@ -1,0 +1,32 @@
+#include "cpu/bind/bindings.h"
+
+#include <algorithm>
+
+#include "cpu/quantize/amax.h"
+
+namespace nb = nanobind;
+
+namespace steelyard {
+
+static void amax(const Matrix &x, uint32_t *out, int64_t size, bool rht,
+                 bool per_row, int threads) {
+  AmaxCall call{x, {}, nullptr, nullptr, nullptr, nullptr};
+  (rht ? call.transformed : per_row ? call.row : call.tensor) = out;
+  std::fill_n(out, size, 0);
+  run_amax(call, threads);
+  canonicalize_nan(out, size);
+}
+
+void bind_amax(nb::module_ &m) {
+  m.def(
+      "amax",
+      [](const MatrixArguments &x, uintptr_t out, bool rht, bool per_row,
+         int threads) {
+        nb::gil_scoped_release release;
+        amax(matrix(x), reinterpret_cast<uint32_t *>(out),
+             per_row ? std::get<2>(x) : 1, rht, per_row, threads);
+      },
+      "Largest magnitude of a matrix as float32: one, or one a row.");
+}
+
+} // namespace steelyard

@@ -1,0 +1,32 @@
+// The Python face of the CPU runtime: steelyard.runtime._cpu.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "cpu/bind/bindings.h"
+#include "cpu/dispatch/kernel_table.h"
+#include "cpu/threads/openmp_team.h"
+
+namespace nb = nanobind;
+
+NB_MODULE(_cpu, m) {
+  m.doc() = "Native CPU runtime of steelyard.";
+  steelyard::set_team_finder(&steelyard::find_openmp_team);
+  m.def("instruction_sets", &steelyard::instruction_sets,
+        "Names of the instruction sets kernels may use on this machine, widest "
+        "last.");
+  m.def("set_isa", &steelyard::set_isa,
+        "Use the kernels of this instruction set; an empty name means the "
+        "widest.");
+  m.def(
+      "isa", [] { return steelyard::kernels().name; },
+      "Name of the instruction set in use.");
+  steelyard::bind_amax(m);
+  steelyard::bind_quantize(m);
+  steelyard::bind_dequantize(m);
+  steelyard::bind_fingerprint(m);
+  steelyard::bind_produce(m);
+  steelyard::bind_gemm(m);
+  steelyard::bind_transpose(m);
+  steelyard::bind_scales(m);
+}

@@ -1,0 +1,35 @@
+#include "cpu/bind/bindings.h"
+
+#include "cpu/decode/transpose.h"
+#include "cpu/dispatch/kernel_table.h"
+#include "cpu/threads/thread_pool.h"
+#include "cpu/tiles/tiling.h"
+
+namespace nb = nanobind;
+
+namespace steelyard {
+
+void bind_transpose(nb::module_ &m) {
+  m.def(
+      "transpose",
+      [](uintptr_t in, uintptr_t out, int64_t rows, int64_t columns,
+         bool nibbles, int threads) {
+        nb::gil_scoped_release release;
+        TransposeCall call{reinterpret_cast<const uint8_t *>(in),
+                           reinterpret_cast<uint8_t *>(out),
+                           rows,
+                           columns,
+                           nibbles,
+                           {}};
+        call.tiling = make_tiling({nullptr, Dtype::f32, rows, columns, 1, 1},
+                                  TileShape::square);
+        const KernelTable &table = kernels();
+        parallel_for(call.tiling.count, tile_grain(call.tiling), threads,
+                     [&](int64_t begin, int64_t end) {
+                       table.transpose(call, begin, end);
+                     });
+      },
+      "Transpose codes: bytes, or nibbles two a byte.");
+}
+
+} // namespace steelyard

@@ -1,0 +1,74 @@
+#include "cpu/dispatch/kernel_table.h"
+
+#include <atomic>
+#include <stdexcept>
+
+#include "cpu/dispatch/features.h"
+
+namespace steelyard {
+
+namespace baseline {
+extern const KernelTable table;
+}
+#if defined(STEELYARD_X86)
+namespace avx2 {
+extern const KernelTable table;
+}
+namespace avx512 {
+extern const KernelTable table;
+}
+namespace avx512_vnni {
+void multiply_integers(const GemmCall &call, int64_t begin, int64_t end);
+}
+
+// Of AVX-512 but for products of integers.
+static const KernelTable *vnni_table() {
+  static KernelTable table = avx512::table;
+  table.name = "avx512_vnni";
+  table.multiply_integers = avx512_vnni::multiply_integers;
+  return &table;
+}
+#endif
+
+static std::vector<const KernelTable *> supported() {
+  std::vector<const KernelTable *> tables{&baseline::table};
+#if defined(STEELYARD_X86)
+  if (cpu_features().avx2)
+    tables.push_back(&avx2::table);
+  if (cpu_features().avx512)
+    tables.push_back(&avx512::table);
+  if (cpu_features().avx512_vnni)
+    tables.push_back(vnni_table());
+#endif
+  return tables;
+}
+
+static std::atomic<const KernelTable *> &chosen() {
+  static std::atomic<const KernelTable *> table{supported().back()};
+  return table;
+}
+
+const KernelTable &kernels() { return *chosen().load(); }
+
+std::vector<std::string> instruction_sets() {
+  std::vector<std::string> names;
+  for (const KernelTable *table : supported())
+    names.emplace_back(table->name);
+  return names;
+}
+
+void set_isa(const std::string &name) {
+  std::string known;
+  for (const KernelTable *table : supported()) {
+    if (name.empty() ? table == supported().back() : name == table->name) {
+      chosen() = table;
+      return;
+    }
+    known += (known.empty() ? "" : ", ") + std::string(table->name);
+  }
+  throw std::invalid_argument(
+      "the instruction set must be one this machine has (" + known +
+      "), got '" + name + "'; set STEELYARD_ISA to one of these or unset it");
+}
+
+} // namespace steelyard

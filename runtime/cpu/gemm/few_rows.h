@@ -1,0 +1,257 @@
+// FP8 columns times few float32 rows: memory is read once and nothing is
+// written but the sums. Included by kernel sources only.
+//
+// The columns are decoded to tiny values, so the rows or the scales are lifted
+// by kFewLift, and the factors at the end take both back. A column that holds a
+// code which is NaN or infinite is summed again, one code at a time.
+//
+// A group of columns takes the rows in parts whose sums fit the registers, and
+// a part in strips of k that stay in the first cache while the columns pass. A
+// single row takes columns side by side that are far apart, each the next of a
+// stream through memory.
+#pragma once
+
+#if defined(__AVX2__)
+
+#include "cpu/gemm/few_rows_sums.h"
+#include "cpu/gemm/tiles.h"
+
+namespace steelyard::STEELYARD_ISA {
+
+// k of a strip, so that few rows of it, or a part of them, fill half the cache.
+static inline int64_t strip_length(const GemmCall &call) {
+  return call.rows == 1   ? 4096
+         : call.rows == 2 ? 2048
+         : call.rows <= 4 ? 1024
+                          : 512;
+}
+
+// Few rows are packed as [strip][row][k of a strip], arranged: what a strip
+// needs must not lie in one cache set. `q` is a k of the slab.
+static inline float *few_row(const GemmCall &call, int64_t row, int64_t q) {
+  const int64_t strip = strip_length(call);
+  return static_cast<float *>(call.packed) +
+         (q / strip * call.rows + row) * strip + q % strip;
+}
+
+template <Element E> class FewColumns {
+public:
+  explicit FewColumns(const GemmCall &call)
+      : call_(call), x_(call.b),
+        length_(smaller(call.slices * kSlice, x_.k - call.k)) {
+    if (x_.scale_type != ScaleType::e8m0)
+      return;
+    for (int byte = 0; byte < 256; ++byte)
+      table_[byte] = panel_scale(decode_e8m0(byte), x_.unit);
+  }
+
+  // The sums of every column of a tile of at most kFewRows rows.
+  void multiply(const OutputTile<float> &tile) const {
+    const bool streams = call_.rows == 1;
+    const int64_t apart = streams ? tile.columns / kStreams : 0;
+    const int64_t most = streams ? kStreams : group_columns();
+    for (int64_t j = 0; j < apart; ++j)
+      multiply_group(tile, {j, kStreams, apart});
+    for (int64_t j = apart * kStreams; j < tile.columns; j += most)
+      multiply_group(tile, {j, smaller(most, tile.columns - j), 1});
+  }
+
+private:
+  static constexpr int64_t kRowsAtOnce = 8;
+  static constexpr int64_t kMostGroup = 16, kLeastGroup = 4;
+  // Codes of a group, which several parts of the rows read.
+  static constexpr int64_t kGroupCodes = 1 << 16;
+
+  struct Part {
+    int64_t row, rows;
+  };
+  // Columns of a tile.
+  struct Group {
+    int64_t first, count, step;
+  };
+
+  int64_t parts() const { return (call_.rows + kRowsAtOnce - 1) / kRowsAtOnce; }
+  Part part(int64_t index) const {
+    const int64_t row = call_.rows * index / parts();
+    return {row, call_.rows * (index + 1) / parts() - row};
+  }
+  int64_t group_columns() const {
+    const bool fit = kMostGroup * length_ <= kGroupCodes;
+    return parts() > 1 && fit ? kMostGroup : kLeastGroup;
+  }
+
+  void multiply_group(const OutputTile<float> &tile, Group group) const {
+    ColumnSums sums[kMostGroup];
+    for (int64_t c = 0; c < group.count; ++c)
+      clear(sums[c]);
+    const Group placed{call_.column + tile.column + group.first, group.count,
+                       group.step};
+    for (int64_t index = 0; index < parts(); ++index)
+      add_part(part(index), placed, sums);
+    for (int64_t c = 0; c < group.count; c += 4)
+      store_sums(sums + c, smaller(4, group.count - c), tile,
+                 group.first + c * group.step, group.step);
+  }
+
+  // Only what is used: there may be more rows than codes.
+  void clear(ColumnSums &sums) const {
+    for (int64_t r = 0; r < call_.rows; ++r)
+      sums.total[r] = _mm256_setzero_ps();
+    sums.largest = _mm256_setzero_si256();
+    sums.infinite_scale = false;
+  }
+
+  void add_part(Part part, Group group, ColumnSums *sums) const {
+    const int64_t strip = strip_length(call_);
+    for (int64_t q = 0; q < length_; q += strip)
+      add_strip(part, group, q, smaller(strip, length_ - q), sums);
+  }
+
+  void add_strip(Part part, Group group, int64_t q, int64_t k,
+                 ColumnSums *sums) const {
+    const int64_t whole = k / kRun * kRun, stride = strip_length(call_);
+    const uint8_t *codes =
+        x_.codes + group.first * x_.codes_stride + call_.k + q;
+    const int64_t step = group.step * x_.codes_stride;
+    const float *rows = few_row(call_, part.row, q);
+    sum(part, group, call_.k + q,
+        {codes, step, group.count, whole / kRun, ahead_of(q, k), rows, stride},
+        sums);
+    if (whole == k)
+      return;
+    alignas(32) uint8_t rest[kMostGroup][kRun] = {};
+    for (int64_t c = 0; c < group.count; ++c)
+      std::memcpy(rest[c], codes + c * step + whole, k - whole);
+    sum(part, group, call_.k + q + whole,
+        {rest[0], kRun, group.count, 1, 0, rows + whole, stride}, sums);
+  }
+
+  // From codes of a strip to those that are read next: of the same columns, or
+  // of the next group.
+  int64_t ahead_of(int64_t q, int64_t k) const {
+    if (call_.rows == 1 || k == length_)
+      return kBytesAhead;
+    return q + k == length_ ? group_columns() * x_.codes_stride - q : k;
+  }
+
+  void sum(Part part, Group group, int64_t k, const StripRuns &runs,
+           ColumnSums *sums) const {
+    const int64_t column = group.first, step = group.step;
+    switch (x_.scale_type) {
+    case ScaleType::f32:
+      if (call_.rows > kFewestRows)
+        return sum_rows(part, runs,
+                        FloatScales<Scaling::values>{x_, column, k, step},
+                        sums);
+      return sum_few(part, runs,
+                     FloatScales<Scaling::sums>{x_, column, k, step}, sums);
+    case ScaleType::e8m0:
+      if (call_.rows > kFewestRows)
+        return sum_rows(
+            part, runs,
+            ByteScales<Scaling::values>{x_, table_, column, k, step}, sums);
+      return sum_few(part, runs,
+                     ByteScales<Scaling::sums>{x_, table_, column, k, step},
+                     sums);
+    default:
+      return sum_few(part, runs, NoScales{}, sums);
+    }
+  }
+
+  template <class Scales>
+  void sum_few(Part part, const StripRuns &runs, const Scales &scales,
+               ColumnSums *sums) const {
+    if (call_.rows == 1)
+      sum_streams<E>(runs, scales, sums);
+    else
+      sum_rows(part, runs, scales, sums);
+  }
+
+  // At least two: a single row takes streams.
+  template <int Rows = 2, class Scales>
+  static void sum_rows(Part part, const StripRuns &runs, const Scales &scales,
+                       ColumnSums *sums) {
+    constexpr bool is_used =
+        Scales::kScaling == Scaling::none ||
+        (Scales::kScaling == Scaling::sums ? Rows <= kFewestRows
+                                           : Rows >= kFewestRows);
+    if constexpr (Rows < kRowsAtOnce)
+      if (part.rows > Rows)
+        return sum_rows<Rows + 1>(part, runs, scales, sums);
+    if constexpr (is_used)
+      sum_strip<E, Rows>(runs, scales, part.row, sums);
+  }
+
+  // At most four columns from `j` in the tile, `step` apart.
+  void store_sums(const ColumnSums *sums, int64_t columns,
+                  const OutputTile<float> &tile, int64_t j,
+                  int64_t step) const {
+    const int64_t column = call_.column + tile.column + j;
+    bool careful[4] = {};
+    for (int64_t c = 0; c < columns; ++c)
+      careful[c] = sums[c].infinite_scale || (is_special(sums[c].largest) &&
+                                              holds_special(column + c * step));
+    for (int64_t r = 0; r < tile.rows; ++r) {
+      __m256 totals[4];
+      for (int64_t c = 0; c < 4; ++c)
+        totals[c] = c < columns ? sums[c].total[r] : _mm256_setzero_ps();
+      alignas(16) float four[4];
+      _mm_store_ps(four, sums_of(totals));
+      float *target = tile.sums + r * call_.tile_columns + j;
+      for (int64_t c = 0; c < columns; ++c) {
+        const float sum =
+            careful[c] ? sum_carefully(column + c * step, r) : four[c];
+        float &out = target[c * step];
+        out = call_.first_slab ? sum : out + sum;
+      }
+    }
+  }
+
+  static bool is_special(__m256i largest) {
+    const __m256i least = _mm256_set1_epi8(
+        static_cast<char>(E == Element::e4m3 ? 0x7f << 1 : 0x7c << 1));
+    const __m256i found =
+        _mm256_cmpeq_epi8(_mm256_max_epu8(largest, least), largest);
+    return !_mm256_testz_si256(found, found);
+  }
+
+  // Columns side by side share their largest code.
+  bool holds_special(int64_t column) const {
+    __m256i largest = _mm256_setzero_si256();
+    alignas(32) uint8_t run[kRun];
+    const uint8_t *codes = x_.codes + column * x_.codes_stride + call_.k;
+    for (int64_t q = 0; q < length_; q += kRun) {
+      std::memset(run, 0, kRun);
+      std::memcpy(run, codes + q, smaller(kRun, length_ - q));
+      const __m256i bytes = _mm256_load_si256((const __m256i *)run);
+      largest = _mm256_max_epu8(largest, _mm256_add_epi8(bytes, bytes));
+    }
+    return is_special(largest);
+  }
+
+  float sum_carefully(int64_t column, int64_t row) const {
+    constexpr double placed = E == Element::e4m3 ? 0x1p-120 : 0x1p-112;
+    double sum = 0.0;
+    for (int64_t q = 0; q < length_; ++q)
+      sum += *few_row(call_, row, arranged(q)) * placed *
+             code_at(x_, column, call_.k + q) *
+             scale_at(x_, scale_index(x_, column, call_.k + q)) * x_.unit;
+    return static_cast<float>(sum);
+  }
+
+  static __m128 sums_of(const __m256 (&x)[4]) {
+    const __m256 pairs =
+        _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+    return _mm_add_ps(_mm256_castps256_ps128(pairs),
+                      _mm256_extractf128_ps(pairs, 1));
+  }
+
+  const GemmCall &call_;
+  const GemmOperand &x_;
+  const int64_t length_; // k of the slab
+  float table_[256];     // scales of E8M0 bytes
+};
+
+} // namespace steelyard::STEELYARD_ISA
+
+#endif

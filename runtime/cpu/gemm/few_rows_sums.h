@@ -1,0 +1,306 @@
+// Columns of FP8 codes times a few float32 rows, decoded on the way to the
+// sums. Included by kernel sources only.
+//
+// Shifted into place, the bits of a code are those of the float32
+// value * 2^-120 (E4M3) or value * 2^-112 (E5M2), subnormal codes included.
+// Codes that are NaN or infinite look finite that way, so the largest code is
+// kept beside the sums.
+#pragma once
+
+#if defined(__AVX2__)
+
+#include <immintrin.h>
+
+#include "cpu/gemm/decode.h"
+
+namespace steelyard::STEELYARD_ISA {
+
+// Codes that are decoded together, and a scale stands for a multiple of them.
+static constexpr int64_t kRun = 32;
+// Runs of a turn of the loop: two cache lines, and whole blocks of any scale.
+static constexpr int kRunsAtOnce = 4;
+
+// The order in which the codes of a run come out: by their place in four bytes,
+// the odd ones first.
+static inline void arrange_run(float *row) {
+  __m256 pairs[4], fours[4];
+  for (int j = 0; j < 2; ++j) {
+    const __m256 low = _mm256_loadu_ps(row + 8 * j),
+                 high = _mm256_loadu_ps(row + 8 * j + 16);
+    fours[2 * j] = _mm256_permute2f128_ps(low, high, 0x20);
+    fours[2 * j + 1] = _mm256_permute2f128_ps(low, high, 0x31);
+  }
+  for (int j = 0; j < 2; ++j) {
+    pairs[j] = _mm256_unpacklo_ps(fours[2 * j], fours[2 * j + 1]);
+    pairs[j + 2] = _mm256_unpackhi_ps(fours[2 * j], fours[2 * j + 1]);
+  }
+  _mm256_storeu_ps(row, _mm256_shuffle_ps(pairs[2], pairs[3], 0xee));
+  _mm256_storeu_ps(row + 8, _mm256_shuffle_ps(pairs[0], pairs[1], 0xee));
+  _mm256_storeu_ps(row + 16, _mm256_shuffle_ps(pairs[2], pairs[3], 0x44));
+  _mm256_storeu_ps(row + 24, _mm256_shuffle_ps(pairs[0], pairs[1], 0x44));
+}
+
+// Where `arrange_run` puts value `q` of a row.
+static inline int64_t arranged(int64_t q) {
+  constexpr int places[4] = {3, 1, 2, 0};
+  return q / kRun * kRun + 8 * places[q % 4] + q % kRun / 4;
+}
+
+template <Element E> struct RunDecoder {
+  static constexpr int kShift = E == Element::e4m3 ? 4 : 3;
+  static constexpr int kMask = E == Element::e4m3 ? 0x87f0 : 0x8fe0;
+
+  // 16 bytes in the high halves of 16 words, as bfloat16.
+  static inline __m256i place(__m256i words) {
+    // An arithmetic shift to the right, by a multiplier: shifters are busy.
+    const __m256i shifted = _mm256_mulhi_epi16(
+        words, _mm256_set1_epi16(static_cast<short>(1 << (16 - kShift))));
+    return _mm256_and_si256(shifted,
+                            _mm256_set1_epi16(static_cast<short>(kMask)));
+  }
+  static inline void widen(__m256i placed, __m256 &high, __m256 &low) {
+    high = _mm256_castsi256_ps(_mm256_and_si256(
+        placed, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+    low = _mm256_castsi256_ps(_mm256_slli_epi32(placed, 16));
+  }
+  static inline void decode(__m256i codes, __m256 (&values)[4]) {
+    widen(place(codes), values[0], values[1]);
+    widen(place(_mm256_slli_epi16(codes, 8)), values[2], values[3]);
+  }
+};
+
+// A strip of k of some columns, and of the rows.
+struct StripRuns {
+  const uint8_t *codes; // of the first column
+  int64_t codes_stride, columns;
+  int64_t count;     // whole runs of a column
+  int64_t ahead;     // bytes to the codes that are wanted later
+  const float *rows; // arranged
+  int64_t row_stride;
+};
+
+// Of one column, while its strips come by.
+struct ColumnSums {
+  __m256 total[kFewRows];
+  __m256i largest; // codes, doubled, which drops their signs
+  bool infinite_scale;
+};
+
+// Where scales are multiplied: nowhere, into the sums of a block, or into the
+// values, for many rows.
+enum class Scaling { none, sums, values };
+
+struct NoScales {
+  static constexpr Scaling kScaling = Scaling::none;
+  static constexpr int kBlockRuns = 1;
+
+  inline void start(int64_t) {}
+  inline __m256 at(int64_t) const { return _mm256_setzero_ps(); }
+  inline bool infinite() const { return false; }
+};
+
+// E8M0, one a run.
+template <Scaling S> struct ByteScales {
+  static constexpr Scaling kScaling = S;
+  static constexpr int kBlockRuns = 1;
+
+  const GemmOperand &x;
+  const float *table; // as panels hold them
+  int64_t column, k;  // of the strip
+  int64_t step;       // from column to column
+  const uint8_t *bytes = nullptr;
+  int64_t stride = x.k_stride;
+
+  inline void start(int64_t c) {
+    bytes = static_cast<const uint8_t *>(x.scales) +
+            scale_index(x, column + c * step, k);
+  }
+  inline __m256 at(int64_t block) const {
+    return _mm256_broadcast_ss(table + bytes[block * stride]);
+  }
+  inline bool infinite() const { return false; }
+};
+
+// Float32, one for 128 codes.
+template <Scaling S> struct FloatScales {
+  static constexpr Scaling kScaling = S;
+  static constexpr int kBlockRuns = 4;
+
+  const GemmOperand &x;
+  int64_t column, k; // of the strip
+  int64_t step;      // from column to column
+  const float *scales = nullptr;
+  int64_t stride = x.k_stride;
+  double unit = x.unit;
+  uint32_t largest = 0;
+
+  inline void start(int64_t c) {
+    scales = static_cast<const float *>(x.scales) +
+             scale_index(x, column + c * step, k);
+    largest = 0;
+  }
+  inline __m256 at(int64_t block) {
+    const float scale = scales[block * stride];
+    const uint32_t magnitude = bits_of(scale) & kAbsMask;
+    if (magnitude == kInfinity)
+      largest = magnitude;
+    return _mm256_set1_ps(panel_scale(scale, unit));
+  }
+  inline bool infinite() const { return largest == kInfinity; }
+};
+
+template <int Rows, int Chains> struct RunSums {
+  __m256 chains[Rows][Chains];
+
+  [[gnu::always_inline]] inline RunSums() {
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+      for (int c = 0; c < Chains; ++c)
+        chains[r][c] = _mm256_setzero_ps();
+  }
+
+  // += values times the rows, 8 of them.
+  template <int Chain>
+  [[gnu::always_inline]] inline void add(__m256 values, const float *rows,
+                                         int64_t stride) {
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r)
+      chains[r][Chain % Chains] =
+          _mm256_fmadd_ps(values, _mm256_loadu_ps(rows + r * stride),
+                          chains[r][Chain % Chains]);
+  }
+
+  [[gnu::always_inline]] inline void add_scaled(const RunSums &sums,
+                                                __m256 scale) {
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+      for (int c = 0; c < Chains; ++c)
+        chains[r][c] = _mm256_fmadd_ps(sums.chains[r][c], scale, chains[r][c]);
+  }
+
+  [[gnu::always_inline]] inline void add_to(__m256 *total) const {
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+      __m256 sum = chains[r][0];
+#pragma GCC unroll 4
+      for (int c = 1; c < Chains; ++c)
+        sum = _mm256_add_ps(sum, chains[r][c]);
+      total[r] = _mm256_add_ps(total[r], sum);
+    }
+  }
+};
+
+template <Element E, Scaling S, int Rows, int Chains>
+[[gnu::always_inline]] static inline void
+add_run(const uint8_t *codes, const float *rows, int64_t row_stride,
+        __m256 scale, __m256i &largest, RunSums<Rows, Chains> &sums) {
+  const __m256i bytes = _mm256_loadu_si256((const __m256i *)codes);
+  largest = _mm256_max_epu8(largest, _mm256_add_epi8(bytes, bytes));
+  __m256 values[4];
+  RunDecoder<E>::decode(bytes, values);
+  if constexpr (S == Scaling::values)
+    for (__m256 &value : values)
+      value = _mm256_mul_ps(value, scale);
+  sums.template add<0>(values[0], rows, row_stride);
+  sums.template add<1>(values[1], rows + 8, row_stride);
+  sums.template add<2>(values[2], rows + 16, row_stride);
+  sums.template add<3>(values[3], rows + 24, row_stride);
+}
+
+// `Count` runs from `first` of a column, whole blocks of them.
+template <Element E, int Count, class Scales, class Sums>
+[[gnu::always_inline]] static inline void
+add_runs(const StripRuns &runs, const uint8_t *codes, int64_t first,
+         Scales &scales, __m256i &largest, Sums &sums) {
+  constexpr int block = Count < Scales::kBlockRuns ? Count : Scales::kBlockRuns;
+#pragma GCC unroll 2
+  for (int line = 0; line < Count; line += 2)
+    _mm_prefetch(codes + (first + line) * kRun + runs.ahead, _MM_HINT_T0);
+#pragma GCC unroll 4
+  for (int run = 0; run < Count; run += block) {
+    const __m256 scale = scales.at((first + run) / Scales::kBlockRuns);
+    Sums products;
+    Sums &target = Scales::kScaling == Scaling::sums ? products : sums;
+#pragma GCC unroll 4
+    for (int64_t r = first + run; r < first + run + block; ++r)
+      add_run<E, Scales::kScaling>(codes + r * kRun, runs.rows + r * kRun,
+                                   runs.row_stride, scale, largest, target);
+    if constexpr (Scales::kScaling == Scaling::sums)
+      sums.add_scaled(products, scale);
+  }
+}
+
+// One chain of sums would wait for itself, unless each block starts another.
+template <class Scales> constexpr int chains_of(int rows) {
+  constexpr bool by_run =
+      Scales::kScaling == Scaling::sums && Scales::kBlockRuns == 1;
+  return rows > 4 || by_run ? 1 : 2;
+}
+
+// One column: total[r] += the products of row r.
+template <Element E, int Rows, class Scales>
+[[gnu::always_inline]] static inline void
+sum_column(const StripRuns &runs, const uint8_t *codes, Scales &scales,
+           __m256 *total, __m256i &largest) {
+  RunSums<Rows, chains_of<Scales>(Rows)> sums;
+  __m256i most = largest;
+  int64_t run = 0;
+  for (; run + kRunsAtOnce <= runs.count; run += kRunsAtOnce)
+    add_runs<E, kRunsAtOnce>(runs, codes, run, scales, most, sums);
+  for (; run < runs.count; ++run)
+    add_runs<E, 1>(runs, codes, run, scales, most, sums);
+  largest = most;
+  sums.add_to(total);
+}
+
+// At most kStreams columns side by side, for one row; missing ones repeat the
+// last, so that a sum is the same in any company. The largest code is that of
+// all of them.
+template <Element E, class Scales>
+[[gnu::noinline]] static void
+sum_streams(const StripRuns &given, const Scales &scales, ColumnSums *columns) {
+  constexpr int together = Scales::kBlockRuns > 2 ? Scales::kBlockRuns : 2;
+  const StripRuns runs = given;
+  RunSums<1, chains_of<Scales>(1)> sums[kStreams];
+  Scales of[kStreams] = {scales, scales, scales, scales};
+  const uint8_t *codes[kStreams];
+  for (int64_t c = 0; c < kStreams; ++c) {
+    const int64_t column = smaller(c, runs.columns - 1);
+    of[c].start(column);
+    codes[c] = runs.codes + column * runs.codes_stride;
+  }
+  __m256i largest = _mm256_setzero_si256();
+  int64_t run = 0;
+  for (; run + together <= runs.count; run += together)
+#pragma GCC unroll 4
+    for (int64_t c = 0; c < kStreams; ++c)
+      add_runs<E, together>(runs, codes[c], run, of[c], largest, sums[c]);
+  for (; run < runs.count; ++run)
+#pragma GCC unroll 4
+    for (int64_t c = 0; c < kStreams; ++c)
+      add_runs<E, 1>(runs, codes[c], run, of[c], largest, sums[c]);
+  for (int64_t c = 0; c < runs.columns; ++c) {
+    sums[c].add_to(columns[c].total);
+    columns[c].largest = _mm256_max_epu8(columns[c].largest, largest);
+    columns[c].infinite_scale |= of[c].infinite();
+  }
+}
+
+// Every column of the strip, for `Rows` rows from `row`.
+template <Element E, int Rows, class Scales>
+[[gnu::noinline]] static void sum_strip(const StripRuns &given, Scales scales,
+                                        int64_t row, ColumnSums *sums) {
+  const StripRuns runs = given;
+  for (int64_t c = 0; c < runs.columns; ++c) {
+    scales.start(c);
+    sum_column<E, Rows>(runs, runs.codes + c * runs.codes_stride, scales,
+                        sums[c].total + row, sums[c].largest);
+    sums[c].infinite_scale |= scales.infinite();
+  }
+}
+
+} // namespace steelyard::STEELYARD_ISA
+
+#endif

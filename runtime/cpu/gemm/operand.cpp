@@ -1,0 +1,134 @@
+#include "cpu/gemm/operand.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "cpu/gemm/packed_weight.h"
+
+namespace steelyard {
+namespace {
+
+// The copy whose array is stored: of this usage, or of the other one.
+StoredCopy stored_copy(StoredCopy copy) {
+  copy.columnwise = copy.columnwise != copy.scheme.borrowed();
+  return copy;
+}
+
+void describe_codes(const StoredCopy &copy, GemmOperand &x) {
+  const StoredCopy array = stored_copy(copy);
+  const StoredShape stored = array.stored();
+  const bool transposed =
+      array.columnwise && copy.scheme.family() != Family::mx;
+  x.codes = copy.codes;
+  x.codes_stride = array.code_row();
+  x.element = copy.scheme.element();
+  x.k_major = copy.columnwise != transposed;
+  x.outer = x.k_major ? stored.columns : stored.rows;
+  x.k = x.k_major ? stored.rows : stored.columns;
+}
+
+// Scales of the other usage repeat over the tile, so its first row or column
+// has them all.
+void describe_mx_scales(const StoredCopy &copy, GemmOperand &x) {
+  const StoredCopy array = stored_copy(copy);
+  const int64_t rows = array.stored().rows;
+  x.scale_type = ScaleType::e8m0;
+  x.k_shift = 5;
+  x.scale_count =
+      array.scale_row() * (array.columnwise ? ceil_div(rows, 32) : rows);
+  if (!copy.scheme.borrowed()) {
+    (copy.columnwise ? x.k_stride : x.outer_stride) = array.scale_row();
+    return;
+  }
+  x.outer_shift = 5;
+  x.k_stride = 32 * (copy.columnwise ? array.scale_row() : 1);
+  x.outer_stride = copy.columnwise ? 1 : array.scale_row();
+}
+
+void describe_scales(const StoredCopy &copy, GemmOperand &x) {
+  const StoredCopy array = stored_copy(copy);
+  x.scales = copy.scales;
+  x.k_shift = std::countr_zero<uint64_t>(kSlice);
+  x.outer_stride = x.k_stride = 1;
+  switch (copy.scheme.family()) {
+  case Family::tensor:
+    return;
+  case Family::block:
+    x.scale_type = ScaleType::f32;
+    x.outer_shift = copy.scheme.tiled() ? 7 : 0;
+    x.k_shift = 7;
+    (x.k_major ? x.k_stride : x.outer_stride) =
+        array.scale_row() / sizeof(float);
+    return;
+  case Family::mx:
+    return describe_mx_scales(copy, x);
+  case Family::nvfp4:
+    x.scale_type = ScaleType::e4m3;
+    x.k_shift = 4;
+    x.outer_stride = array.scale_row();
+    return;
+  }
+}
+
+// Levels above the block scales wait for the end, where they cost nothing; one
+// that is not finite goes into the panels, for the NaN that it makes of zeros.
+void describe_second(const float *second, bool per_row, double range,
+                     PlannedOperand &planned) {
+  GemmOperand &x = planned.x;
+  const int64_t levels = per_row ? x.outer : 1;
+  const bool finite = std::all_of(second, second + levels,
+                                  [](float v) { return std::isfinite(v); });
+  if (!finite)
+    planned.fold.assign(x.outer, 1.0f);
+  for (int64_t i = 0; !finite && i < x.outer; ++i)
+    if (const float level = second[per_row ? i : 0]; !std::isfinite(level))
+      planned.fold[i] = level;
+  if (per_row)
+    for (int64_t i = 0; i < levels; ++i)
+      planned.factors.push_back((std::isfinite(second[i]) ? second[i] : 1.0) /
+                                range);
+  else
+    x.factor = (finite ? *second : 1.0) / range;
+  x.fold = planned.fold.empty() ? nullptr : planned.fold.data();
+  x.factors = planned.factors.empty() ? nullptr : planned.factors.data();
+}
+
+} // namespace
+
+PlannedOperand plan_operand(const StoredCopy &copy) {
+  const SchemeBits scheme = copy.scheme;
+  PlannedOperand planned{};
+  GemmOperand &x = planned.x;
+  x.unit = x.factor = 1.0;
+  describe_codes(copy, x);
+  describe_scales(copy, x);
+  const float *levels = copy.amax;
+  if (scheme.packed()) {
+    const auto layout = PackedLayout::of(x.outer, x.k, scheme.row_scaled());
+    x.packed = true;
+    x.scales = x.codes + layout.scales();
+    levels = reinterpret_cast<const float *>(x.codes + layout.amax());
+  }
+  const bool four_over_six = scheme.four_over_six() != FourOverSix::none;
+  const double e4m3_max = four_over_six ? 256.0 : 448.0;
+  if (scheme.family() == Family::tensor)
+    describe_second(static_cast<const float *>(x.scales), false, 1.0, planned);
+  if (scheme.family() == Family::nvfp4)
+    describe_second(levels, scheme.row_scaled(), 6.0 * e4m3_max, planned);
+  return planned;
+}
+
+void unpack_operand(PlannedOperand &operand) {
+  GemmOperand &x = operand.x;
+  const int64_t codes = x.outer * x.codes_stride,
+                scales = x.outer * x.outer_stride;
+  operand.unpacked.resize(codes + scales);
+  uint8_t *memory = operand.unpacked.data();
+  unpack_weight(x.codes, {memory, memory + codes, nullptr, x.outer, x.k});
+  x.codes = memory;
+  x.scales = memory + codes;
+  x.packed = false;
+}
+
+} // namespace steelyard

@@ -1,0 +1,153 @@
+#include "cpu/produce/produce.h"
+
+#include "cpu/produce/row_statistics.h"
+#include "cpu/tiles/tile_source.h"
+
+namespace steelyard::STEELYARD_ISA {
+
+// Kept as float32. One NaN, since the bits of others depend on the order of
+// operands.
+template <Dtype dtype> static inline float rounded(float value) {
+  if constexpr (dtype == Dtype::bf16)
+    return round_to_bf16(value);
+  const float canonical = value == value ? value : float_of(0x7fc00000);
+  if constexpr (dtype == Dtype::f16)
+    return from_f16(to_f16(canonical));
+  return canonical;
+}
+
+template <Dtype dtype, class F>
+static void fill_as(float *out, int64_t n, const F &value) {
+  // What is read and written in one place is so at the same index.
+#pragma GCC ivdep
+  for (int64_t j = 0; j < n; ++j)
+    out[j] = rounded<dtype>(value(j));
+}
+
+template <class F>
+static void fill(Dtype dtype, float *out, int64_t n, const F &value) {
+  switch (dtype) {
+  case Dtype::f32:
+    return fill_as<Dtype::f32>(out, n, value);
+  case Dtype::bf16:
+    return fill_as<Dtype::bf16>(out, n, value);
+  case Dtype::f16:
+    return fill_as<Dtype::f16>(out, n, value);
+  }
+}
+
+static void activate_row(const Producer &producer, const float *x, int64_t n,
+                         float *out) {
+  switch (producer.activation) {
+  case Activation::none:
+    return fill(producer.dtype, out, n, [=](int64_t j) { return x[j]; });
+  case Activation::relu:
+    return fill(producer.dtype, out, n, [=](int64_t j) { return relu(x[j]); });
+  case Activation::gelu:
+    return fill(producer.dtype, out, n, [=](int64_t j) { return gelu(x[j]); });
+  case Activation::gelu_tanh:
+    return fill(producer.dtype, out, n,
+                [=](int64_t j) { return gelu_tanh(x[j]); });
+  case Activation::silu:
+    return fill(producer.dtype, out, n, [=](int64_t j) { return silu(x[j]); });
+  }
+}
+
+static void normalize_row(const Producer &producer, const RowStatistics &row,
+                          const ProducerScratch &scratch, const float *x,
+                          int64_t n, float *out) {
+  const float *weight = scratch.weight, *bias = scratch.bias;
+  const auto [mean, mean_rest, scale] = row;
+  fill(producer.dtype, out, n, [=](int64_t j) {
+    return ((x[j] - mean) - mean_rest) * scale * weight[j] + bias[j];
+  });
+}
+
+static void produce_row(const Producer &producer, const RowStatistics &row,
+                        const ProducerScratch &scratch, const float *a,
+                        const float *b, int64_t n, float *out) {
+  switch (producer.kind) {
+  case ProducerKind::activation:
+    return activate_row(producer, a, n, out);
+  case ProducerKind::silu_and_multiply:
+    return fill(producer.dtype, out, n,
+                [=](int64_t j) { return silu(a[j]) * b[j]; });
+  case ProducerKind::add:
+    return fill(producer.dtype, out, n, [=](int64_t j) { return a[j] + b[j]; });
+  case ProducerKind::layer_norm:
+  case ProducerKind::rms_norm:
+    return normalize_row(producer, row, scratch, a, n, out);
+  }
+}
+
+// The columns of a tile, or what changes nothing where there is no vector.
+static void load_vector(const Matrix &vector, const Tile &tile, float neutral,
+                        float *out) {
+  for (int64_t j = 0; !vector.data && j < tile.columns; ++j)
+    out[j] = neutral;
+  if (!vector.data)
+    return;
+  const float *values = row_chunk(vector, 0, tile.column, tile.columns, out);
+  if (values != out)
+    std::memcpy(out, values, tile.columns * sizeof *out);
+}
+
+static void find_statistics(const Producer &producer, const Tile &tile,
+                            ProducerScratch &scratch) {
+  const bool centered = producer.kind == ProducerKind::layer_norm;
+  for (int64_t i = 0; i < tile.rows; ++i) {
+    const int64_t row = tile.row + i;
+    scratch.statistics[i] = producer.statistics_known
+                                ? producer.statistics[row]
+                                : row_statistics(producer.inputs[0], row,
+                                                 centered, producer.epsilon);
+    if (producer.statistics && !producer.statistics_known)
+      producer.statistics[row] = scratch.statistics[i];
+  }
+  scratch.statistics_row = tile.row;
+}
+
+Tile produce_tile(const Producer &producer, const Tiling &tiling, int64_t index,
+                  ProducerScratch &scratch) {
+  Tile tile{locate_tile(tiling, producer.inputs[0].rows,
+                        producer.inputs[0].columns, index),
+            nullptr};
+  if (producer.is_norm()) {
+    load_vector(producer.weight, tile, 1.0f, scratch.weight);
+    load_vector(producer.bias, tile, -0.0f, scratch.bias);
+    if (tile.row != scratch.statistics_row)
+      find_statistics(producer, tile, scratch);
+  }
+  const Tile a = load_tile(producer.inputs[0], tiling, index, scratch.values);
+  const Tile b = producer.inputs[1].data ? load_tile(producer.inputs[1], tiling,
+                                                     index, scratch.second)
+                                         : a;
+  tile.data = scratch.values.values;
+  tile.stride = tiling.columns;
+  for (int64_t i = 0; i < tile.rows; ++i)
+    produce_row(producer, scratch.statistics[i], scratch, a.at(i), b.at(i),
+                tile.columns, scratch.values.values + i * tile.stride);
+  return tile;
+}
+
+void produce(const ProduceCall &call, int64_t begin, int64_t end) {
+  TileSource source(call.x, call.producer, call.tiling);
+  const int64_t size = call.x.dtype == Dtype::f32 ? 4 : 2;
+  uint32_t amax = 0;
+  for (int64_t index = begin; index < end; ++index) {
+    const Tile tile = source.load(index);
+    for (int64_t i = 0; i < tile.rows; ++i) {
+      store_row(tile.at(i), tile.columns, call.x.dtype,
+                static_cast<char *>(call.out) +
+                    ((tile.row + i) * call.x.columns + tile.column) * size);
+      if (!call.amax)
+        continue;
+      const uint32_t found = amax_bits(tile.at(i), tile.columns);
+      amax = found > amax ? found : amax;
+    }
+  }
+  if (call.amax)
+    atomic_max(call.amax, amax);
+}
+
+} // namespace steelyard::STEELYARD_ISA

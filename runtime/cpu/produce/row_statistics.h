@@ -1,0 +1,103 @@
+// What norms know of a row. Sums have one order on every instruction set: 32
+// lanes of float32 over 512 elements, then float64. Included by kernel sources
+// only.
+#pragma once
+
+#include "cpu/produce/produce.h"
+#include "cpu/tiles/tile.h"
+
+namespace steelyard::STEELYARD_ISA {
+
+typedef float SumLanes __attribute__((vector_size(32)));
+
+static constexpr int64_t kSumVectors = 4, kSumWidth = 8, kSumChunk = 512;
+static constexpr int64_t kSumLanes = kSumVectors * kSumWidth;
+
+// Elements [first, first + n) of a row: where they are, or in `buffer`.
+static inline const float *row_chunk(const Matrix &x, int64_t row,
+                                     int64_t first, int64_t n, float *buffer) {
+  const int64_t index = row * x.row_stride + first * x.column_stride;
+  if (x.dtype == Dtype::f32) {
+    const float *values = static_cast<const float *>(x.data) + index;
+    if (x.column_stride == 1)
+      return values;
+    for (int64_t j = 0; j < n; ++j)
+      buffer[j] = values[j * x.column_stride];
+    return buffer;
+  }
+  const uint16_t *halves = static_cast<const uint16_t *>(x.data) + index;
+  if (x.column_stride == 1)
+    widen_row(halves, x.dtype, n, buffer);
+  else
+    for (int64_t j = 0; j < n; ++j)
+      buffer[j] = widen(halves[j * x.column_stride], x.dtype);
+  return buffer;
+}
+
+struct Value {
+  template <class T> void operator()(T &) const {}
+};
+
+struct CenteredSquare {
+  float mean, mean_rest;
+  template <class T> void operator()(T &value) const {
+    value = (value - mean) - mean_rest;
+    value *= value;
+  }
+};
+
+// The sum of `term` over some elements, lane by lane.
+template <class Term>
+static inline void sum_chunk(const float *values, int64_t n, const Term &term,
+                             float (&lanes)[kSumLanes]) {
+  SumLanes sums[kSumVectors] = {};
+  const int64_t whole = n / kSumLanes * kSumLanes;
+  for (int64_t j = 0; j < whole; j += kSumLanes)
+#pragma GCC unroll 4
+    for (int64_t v = 0; v < kSumVectors; ++v) {
+      SumLanes terms;
+      std::memcpy(&terms, values + j + v * kSumWidth, sizeof terms);
+      term(terms);
+      sums[v] += terms;
+    }
+  std::memcpy(lanes, sums, sizeof lanes);
+  for (int64_t j = whole; j < n; ++j) {
+    float value = values[j];
+    term(value);
+    lanes[j - whole] += value;
+  }
+}
+
+template <class Term>
+static inline double mean_of_row(const Matrix &x, int64_t row,
+                                 const Term &term) {
+  alignas(64) float buffer[kSumChunk], lanes[kSumLanes];
+  double totals[kSumLanes] = {};
+  for (int64_t first = 0; first < x.columns; first += kSumChunk) {
+    const int64_t n = smaller(kSumChunk, x.columns - first);
+    sum_chunk(row_chunk(x, row, first, n, buffer), n, term, lanes);
+    for (int64_t l = 0; l < kSumLanes; ++l)
+      totals[l] += lanes[l];
+  }
+  double sum = 0;
+  for (const double total : totals)
+    sum += total;
+  return sum / static_cast<double>(x.columns);
+}
+
+// The squares of an RMS norm are those around a mean of zero.
+static inline RowStatistics row_statistics(const Matrix &x, int64_t row,
+                                           bool centered, double epsilon) {
+  RowStatistics found{0.0f, 0.0f, 0.0f};
+  if (centered) {
+    const double mean = mean_of_row(x, row, Value{});
+    found.mean = static_cast<float>(mean);
+    found.mean_rest = static_cast<float>(mean - found.mean);
+  }
+  const double square =
+      mean_of_row(x, row, CenteredSquare{found.mean, found.mean_rest});
+  found.scale = static_cast<float>(1.0 / __builtin_sqrt(square + epsilon));
+  return found;
+}
+
+} // namespace steelyard::STEELYARD_ISA

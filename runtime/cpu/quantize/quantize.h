@@ -1,0 +1,76 @@
+// Quantizing a matrix into a rowwise copy, a columnwise copy or both, in one
+// pass over its tiles.
+//
+// Stored arrays are contiguous and need no alignment: codes (rows, columns) of
+// bytes, FP4 two codes a byte along a row; rows and columns are those of x for
+// a rowwise copy and for MX, those of its transpose for other columnwise
+// copies. Scales are compact. A copy with the Hadamard transform stores its
+// reduction rounded up to 16.
+#pragma once
+
+#include "cpu/formats/scale_rules.h"
+#include "cpu/tiles/matrix.h"
+
+namespace steelyard {
+
+struct Producer;
+
+enum class Family : int { tensor, block, mx, nvfp4 };
+enum class Element : int { e4m3, e5m2, e2m1 };
+enum class FourOverSix : int { none, mae, mse };
+
+struct CopyCall {
+  Family family;
+  Element element;
+  Rule rule;
+  FourOverSix four_over_six;
+  bool columnwise, tiled, power_of_two, rht, stochastic, row_scaled;
+  float epsilon;
+
+  uint8_t *codes;
+  int64_t codes_stride; // bytes a stored row
+  uint8_t *scales;
+  int64_t scales_stride; // bytes a row of scales
+  float *amax;           // tensor, nvfp4: one, or one a stored row
+
+  float scale;   // tensor: what values are multiplied by
+  float limit;   // block: the scale where element_max / amax overflows
+  bool bounded;  // tensor: the scale brings every value into range, none is NaN
+  bool streamed; // too large to be in cache when it is read
+
+  uint64_t seed, offset;
+  int64_t random_row, random_column; // index of an element's random byte is
+  uint32_t random_copy; // row * random_row + column * random_column
+};
+
+struct QuantizeCall {
+  Matrix x;
+  Tiling tiling; // 128x128 if a copy is transposed or in tiles, 32x256 for MX
+  const CopyCall *row, *col;
+  bool shared;    // the columnwise codes are those of the rowwise copy
+  uint32_t *amax; // if not null: bits of the amax of x, found on the way
+  const Producer *producer; // where x comes from, if not from memory
+};
+
+#ifdef STEELYARD_ISA
+namespace STEELYARD_ISA {
+template <class T> struct TileOf;
+// Quantize one tile into either copy or both; both only where they share codes.
+template <class T>
+void quantize_tensor(const TileOf<T> &tile, const CopyCall *row,
+                     const CopyCall *col);
+template <class T>
+void quantize_block(const TileOf<T> &tile, const CopyCall *row,
+                    const CopyCall *col);
+template <class T>
+void quantize_mx(const TileOf<T> &tile, const CopyCall *row,
+                 const CopyCall *col);
+template <class T>
+void quantize_nvfp4(const TileOf<T> &tile, const CopyCall *row,
+                    const CopyCall *col);
+
+void quantize(const QuantizeCall &call, int64_t begin, int64_t end);
+} // namespace STEELYARD_ISA
+#endif
+
+} // namespace steelyard

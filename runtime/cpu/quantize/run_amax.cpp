@@ -1,0 +1,28 @@
+#include "cpu/quantize/amax.h"
+
+#include "cpu/dispatch/kernel_table.h"
+#include "cpu/produce/produce.h"
+#include "cpu/threads/thread_pool.h"
+#include "cpu/tiles/tiling.h"
+
+namespace steelyard {
+
+void run_amax(AmaxCall &call, int threads) {
+  call.tiling =
+      make_tiling(call.x, call.column || call.transformed ? TileShape::square
+                                                          : TileShape::flat);
+  const KernelTable &table = kernels();
+  parallel_for(
+      call.tiling.count,
+      tile_grain(call.tiling, call.producer && call.producer->is_norm()),
+      threads,
+      [&](int64_t begin, int64_t end) { table.amax(call, begin, end); });
+}
+
+void canonicalize_nan(uint32_t *amax, int64_t size) {
+  for (int64_t i = 0; i < size; ++i)
+    if (amax[i] > 0x7f800000)
+      amax[i] = 0x7fc00000;
+}
+
+} // namespace steelyard

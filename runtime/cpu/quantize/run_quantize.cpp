@@ -1,0 +1,250 @@
+#include "cpu/operations.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include "cpu/dispatch/kernel_table.h"
+#include "cpu/produce/produce.h"
+#include "cpu/quantize/amax.h"
+#include "cpu/simd/float_environment.h"
+#include "cpu/threads/thread_pool.h"
+#include "cpu/tiles/tiling.h"
+
+namespace steelyard {
+namespace {
+
+struct Copy : CopyCall {
+  bool amax_given;
+  int64_t amax_size;
+
+  uint32_t *amax_bits() const { return reinterpret_cast<uint32_t *>(amax); }
+};
+
+float largest(Dtype dtype) {
+  constexpr float bf16_max = 0x1.fep127f, f16_max = 65504.0f;
+  return dtype == Dtype::f32    ? std::numeric_limits<float>::max()
+         : dtype == Dtype::bf16 ? bf16_max
+                                : f16_max;
+}
+
+Copy make_copy(const TargetCopy &target, const Matrix &x,
+               const QuantizeOptions &options) {
+  const SchemeBits scheme = target.scheme;
+  const StoredShape stored = target.stored();
+  Copy copy{};
+  copy.family = scheme.family();
+  copy.element = scheme.element();
+  copy.rule = scheme.rule();
+  copy.four_over_six = scheme.four_over_six();
+  copy.columnwise = target.columnwise;
+  copy.tiled = scheme.tiled();
+  copy.power_of_two = scheme.power_of_two();
+  copy.rht = scheme.rht();
+  copy.stochastic = scheme.stochastic();
+  copy.row_scaled = scheme.row_scaled();
+  copy.epsilon = target.epsilon;
+  copy.codes = target.codes;
+  copy.codes_stride = target.code_row();
+  copy.scales = target.scales;
+  copy.scales_stride = target.scale_row();
+  copy.amax = target.amax;
+  copy.amax_given = target.amax_given;
+  copy.amax_size = scheme.row_scaled() ? stored.rows : 1;
+  copy.limit = largest(x.dtype);
+  copy.seed = options.seed;
+  copy.offset = options.offset;
+  copy.random_row = target.swapped ? 1 : x.columns;
+  copy.random_column = target.swapped ? stored.columns : 1;
+  copy.random_copy = target.columnwise && !target.swapped;
+  return copy;
+}
+
+// Beyond this many bytes read and written, results leave the caches before
+// anyone reads them.
+constexpr int64_t kStreamedBytes = 16 << 20;
+
+bool is_streamed(const Matrix &x, const TargetCopy *row,
+                 const TargetCopy *col) {
+  int64_t bytes = x.rows * x.columns * (x.dtype == Dtype::f32 ? 4 : 2);
+  for (const TargetCopy *copy : {row, col})
+    if (copy)
+      bytes += copy->stored().rows * copy->code_row();
+  return bytes > kStreamedBytes;
+}
+
+// Where a copy's amax must be found before its codes, and where it is kept.
+void request_amax(const Copy &copy, AmaxCall &call, uint32_t &tensor) {
+  if (!copy.amax || copy.amax_given)
+    return;
+  std::fill_n(copy.amax_bits(), copy.amax_size, 0);
+  if (copy.row_scaled)
+    (copy.columnwise ? call.column : call.row) = copy.amax_bits();
+  else if (copy.rht)
+    call.transformed = copy.amax_bits();
+  else
+    call.tensor = &tensor;
+}
+
+bool keeps_tensor_amax(const Copy &copy) {
+  return copy.amax && !copy.amax_given && !copy.row_scaled && !copy.rht;
+}
+
+// The scale of a per-tensor copy: given, or from the amax.
+void set_scale(Copy &copy, const float *given) {
+  if (copy.family != Family::tensor)
+    return;
+  const float element_max =
+      copy.element == Element::e4m3 ? E4M3::max : E5M2::max;
+  copy.scale = given ? *given
+                     : scale_from_amax(*copy.amax, element_max, copy.epsilon,
+                                       copy.power_of_two,
+                                       std::numeric_limits<float>::max());
+  copy.bounded = !given && !copy.amax_given &&
+                 *copy.amax <= std::numeric_limits<float>::max();
+  const float inverse = 1.0f / copy.scale;
+  std::memcpy(copy.scales, &inverse, sizeof inverse);
+}
+
+// The columnwise codes follow from the rowwise ones.
+bool share_codes(const Copy &row, const Copy &col) {
+  const bool transposable =
+      row.family == Family::tensor || (row.tiled && !row.stochastic);
+  const bool alike = row.family == col.family && row.element == col.element &&
+                     row.tiled == col.tiled && row.rule == col.rule &&
+                     row.four_over_six == col.four_over_six &&
+                     row.power_of_two == col.power_of_two &&
+                     row.epsilon == col.epsilon &&
+                     row.stochastic == col.stochastic;
+  if (!transposable || !alike)
+    return false;
+  if (row.family == Family::tensor)
+    return std::bit_cast<uint32_t>(row.scale) ==
+           std::bit_cast<uint32_t>(col.scale);
+  return row.family != Family::nvfp4 || *row.amax_bits() == *col.amax_bits();
+}
+
+TileShape tile_shape(const std::optional<Copy> &row,
+                     const std::optional<Copy> &col) {
+  if (!col && !row->tiled)
+    return TileShape::flat;
+  const bool row_fits = !row || !row->tiled || row->family == Family::mx;
+  const bool col_fits = !col || col->family == Family::mx;
+  return row_fits && col_fits ? TileShape::band : TileShape::square;
+}
+
+class Quantization {
+public:
+  Quantization(const Matrix &x, Producer *producer, std::optional<Copy> row,
+               std::optional<Copy> col, const float *scale, int threads)
+      : x_(x), producer_(producer), row_(row), col_(col), scale_(scale),
+        threads_(threads) {}
+
+  void run() {
+    FloatEnvironment environment;
+    find_amaxes();
+    for_each([this](Copy &copy) { set_scale(copy, scale_); });
+    QuantizeCall call{x_,
+                      {},
+                      row_ ? &*row_ : nullptr,
+                      col_ ? &*col_ : nullptr,
+                      row_ && col_ && share_codes(*row_, *col_),
+                      amax_on_the_way_ ? &tensor_amax_ : nullptr,
+                      producer_};
+    call.tiling = make_tiling(x_, tile_shape(row_, col_));
+    const KernelTable &table = kernels();
+    const int64_t count = call.tiling.count;
+    // What a pass for the amax read last is still in cache: begin with that.
+    parallel_for(count,
+                 tile_grain(call.tiling, producer_ && producer_->is_norm()),
+                 threads_, [&](int64_t begin, int64_t end) {
+                   if (had_amax_pass_)
+                     table.quantize(call, count - end, count - begin);
+                   else
+                     table.quantize(call, begin, end);
+                 });
+    if (amax_on_the_way_)
+      keep_tensor_amax();
+  }
+
+private:
+  template <class F> void for_each(const F &f) {
+    if (row_)
+      f(*row_);
+    if (col_)
+      f(*col_);
+  }
+
+  // A given scale needs no amax first: it is found while encoding, unless
+  // another copy needs a pass anyway.
+  void find_amaxes() {
+    AmaxCall call{x_, {}, nullptr, nullptr, nullptr, nullptr, producer_};
+    bool wanted = false;
+    for_each([&](Copy &copy) {
+      const bool later = copy.family == Family::tensor && scale_;
+      wanted |= keeps_tensor_amax(copy);
+      if (!later)
+        request_amax(copy, call, tensor_amax_);
+    });
+    amax_on_the_way_ = wanted && !call.tensor;
+    had_amax_pass_ = call.tensor || call.row || call.column || call.transformed;
+    if (had_amax_pass_)
+      run_amax_pass(call);
+    for_each([](Copy &copy) {
+      if (copy.amax && !copy.amax_given)
+        canonicalize_nan(copy.amax_bits(), copy.amax_size);
+    });
+    if (call.tensor)
+      keep_tensor_amax();
+  }
+
+  // What a norm finds out about its rows is kept for the pass that encodes.
+  void run_amax_pass(AmaxCall &call) {
+    const bool is_norm = producer_ && producer_->is_norm();
+    if (is_norm) {
+      statistics_.resize(x_.rows);
+      producer_->statistics = statistics_.data();
+    }
+    run_amax(call, threads_);
+    if (is_norm)
+      producer_->statistics_known = true;
+  }
+
+  void keep_tensor_amax() {
+    canonicalize_nan(&tensor_amax_, 1);
+    for_each([this](Copy &copy) {
+      if (keeps_tensor_amax(copy))
+        *copy.amax_bits() = tensor_amax_;
+    });
+  }
+
+  const Matrix x_;
+  Producer *const producer_;
+  std::vector<RowStatistics> statistics_;
+  std::optional<Copy> row_, col_;
+  const float *const scale_;
+  const int threads_;
+  uint32_t tensor_amax_ = 0;
+  bool amax_on_the_way_ = false, had_amax_pass_ = false;
+};
+
+} // namespace
+
+void run_quantize(const Matrix &x, const TargetCopy *row, const TargetCopy *col,
+                  const QuantizeOptions &options, int threads) {
+  std::optional<Copy> copies[2];
+  if (row)
+    copies[0] = make_copy(*row, x, options);
+  if (col)
+    copies[1] = make_copy(*col, x, options);
+  for (std::optional<Copy> &copy : copies)
+    if (copy)
+      copy->streamed = is_streamed(x, row, col);
+  Quantization(x, options.producer, copies[0], copies[1], options.scale,
+               threads)
+      .run();
+}
+
+} // namespace steelyard
