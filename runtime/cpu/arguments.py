@@ -11,8 +11,12 @@ from steelyard.formats.checks import check_input
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.parts import amax_shape, codes_shape, scales_shape
 from steelyard.formats.scheme_bits import scheme_bits
+from steelyard.runtime import _cpu
 
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+# The numbers that kernels know these by, as the native module has them.
+DTYPES = {getattr(torch, name): number for number, name in enumerate(_cpu.dtype_names())}
+ACTIVATIONS = {name: number for number, name in enumerate(_cpu.activation_names())}
+PRODUCERS = {name: number for number, name in enumerate(_cpu.producer_names())}
 
 
 def require(holds: bool, constraint: str, message: str) -> None:

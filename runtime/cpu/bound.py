@@ -34,10 +34,9 @@ from steelyard.ir.kernel_calls import (
     UpdateScaleCall,
     matrix_shape,
 )
-from steelyard.reference.gemm import EPILOGUES
 from steelyard.runtime import _cpu, dtypes
 from steelyard.runtime.cpu import decoding, delayed, producers, quantization
-from steelyard.runtime.cpu.arguments import DTYPES, flat, plain_matrix, scheme_bits
+from steelyard.runtime.cpu.arguments import ACTIVATIONS, DTYPES, flat, plain_matrix, scheme_bits
 from steelyard.runtime.cpu.gemm import PACKED
 from steelyard.runtime.quantizers import Quantizers, own_algorithm
 from steelyard.runtime.ranks import largest_of_ranks
@@ -65,7 +64,7 @@ class _Destination:
     def arguments(self, values: tuple) -> tuple:
         """The copy as the quantize kernel takes it."""
         amax = 0 if self._amax is None else values[self._amax]
-        return self._bits, self._epsilon, values[self._codes], values[self._scales], amax, self._has_amax, False
+        return self._bits, self._epsilon, values[self._codes], values[self._scales], amax, self._has_amax
 
     def put_amax(self, amax: torch.Tensor, values: tuple) -> None:
         """Put an amax that is known before in its place."""
@@ -181,7 +180,7 @@ def _bind_gemm(call: GemmCall, _: Quantizers) -> Bound:
     lhs, rhs = _Operand(call.left), _Operand(call.right)
     bias, residual, accumulator = call.bias, call.residual, call.accumulator
     result, preactivation, runtime_sizes = call.out, call.preactivation, call.sizes
-    activation = list(EPILOGUES).index(call.epilogue)
+    activation = ACTIVATIONS[call.epilogue]
     has_epilogue = activation > 0 or preactivation is not None
     native, threads = _cpu.qgemm, torch.get_num_threads
 

@@ -6,15 +6,14 @@ import torch
 
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.scheme_bits import scheme_bits
-from steelyard.reference.gemm import EPILOGUES, check_addends, check_epilogue, check_operands
+from steelyard.reference.gemm import check_addends, check_epilogue, check_operands
 from steelyard.runtime import _cpu
-from steelyard.runtime.cpu.arguments import DTYPES, check_copy, check_outputs, check_tensor, require
+from steelyard.runtime.cpu.arguments import ACTIVATIONS, DTYPES, check_copy, check_outputs, check_tensor, require
 from steelyard.runtime.cpu.packing import PackedWeight, check_packed, describe
 
 # Of an operand's scheme bits, as formats/scheme.h reads them.
 PACKED, BORROWED = 1 << 13, 1 << 14
 _NO_MATRIX = (0, 0, 0, 0, 0, 0)
-_ACTIVATIONS = {name: index for index, name in enumerate(EPILOGUES)}
 
 
 @overload
@@ -90,7 +89,7 @@ def _epilogue(epilogue: str, addends: list[tuple], kept: torch.Tensor | None) ->
     if epilogue == "none" and kept is None:
         addends[1] = addends[1] if addends[2] is _NO_MATRIX else addends[2]
         return None
-    return _ACTIVATIONS[epilogue], addends[2], _NO_MATRIX if kept is None else _matrix(kept)
+    return ACTIVATIONS[epilogue], addends[2], _NO_MATRIX if kept is None else _matrix(kept)
 
 
 def _matrix(tensor: torch.Tensor) -> tuple:

@@ -1,14 +1,34 @@
-// Whole operations on plain memory, on at most `threads` threads: what the
-// Python bindings and the XLA handlers call. Nothing is checked here.
+// Whole operations on plain memory, on at most `threads` threads, and what they
+// are told about it: the Python bindings and the XLA handlers both describe
+// their arguments by these structs. Nothing is checked here.
 #pragma once
 
+#include <cstdint>
+#include <optional>
+
 #include "cpu/formats/scheme.h"
-#include "cpu/gemm/gemm.h"
+#include "cpu/gemm/result.h"
 #include "cpu/tiles/matrix.h"
 
 namespace steelyard {
 
 struct Producer;
+
+// Rows one after the other.
+inline Matrix contiguous_matrix(const void *data, Dtype dtype, int64_t rows,
+                                int64_t columns) {
+  return {data, dtype, rows, columns, columns, 1};
+}
+
+// One row that every row of a matrix gets.
+inline Matrix repeated_row(const void *data, Dtype dtype, int64_t rows,
+                           int64_t columns) {
+  return {data, dtype, rows, columns, 0, 1};
+}
+
+inline Matrix transposed(const Matrix &x) {
+  return {x.data, x.dtype, x.columns, x.rows, x.column_stride, x.row_stride};
+}
 
 // A quantized copy of an (M, N) matrix. Strides are those of a row of codes and
 // of a row of scales, in bytes; 0 for compact ones.
@@ -36,28 +56,32 @@ struct StoredCopy {
 // A copy to be made.
 struct TargetCopy : StoredCopy {
   float epsilon = 0;
-  bool amax_given = false;
-  // A rowwise copy of x is made as the columnwise copy of its transpose.
-  bool swapped = false;
+  bool amax_given = false; // `amax` holds it already
 };
 
-struct QuantizeOptions {
+struct QuantizeArguments {
+  Matrix x;
+  std::optional<TargetCopy> row{}, col{};
   const float *scale = nullptr; // of per-tensor copies; null: from the amax
   uint64_t seed = 0, offset = 0;
-  Producer *producer = nullptr; // where x comes from, if not from memory
+  // Where x comes from, if not from memory; its rowwise copy has no transform.
+  Producer *producer = nullptr;
 };
 
-// Makes either copy or both; null for none.
-void run_quantize(const Matrix &x, const TargetCopy *row, const TargetCopy *col,
-                  const QuantizeOptions &options, int threads);
+// Makes either copy or both.
+void run_quantize(const QuantizeArguments &arguments, int threads);
 
 // The values of a copy, as a contiguous (M, N) matrix.
 void run_dequantize(const StoredCopy &copy, void *out, Dtype dtype,
                     int threads);
 
-// Fills in the operands of `call`, which says all the rest, and runs it; no dim
-// of the output is 0.
-void run_gemm(const StoredCopy &a, const StoredCopy &b, GemmCall &call,
-              int threads);
+// The product of two copies, each reduced along the dim that it is quantized
+// along, and where it goes; no dim of the output is 0.
+struct GemmArguments {
+  StoredCopy a, b;
+  GemmResult result;
+};
+
+void run_gemm(const GemmArguments &arguments, int threads);
 
 } // namespace steelyard

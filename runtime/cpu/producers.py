@@ -2,13 +2,23 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.schemes import Scheme
 from steelyard.runtime import _cpu
-from steelyard.runtime.cpu.arguments import DTYPES, check_tensor, flat, matrix_of, plain_matrix, require
+from steelyard.runtime.cpu.arguments import (
+    ACTIVATIONS,
+    DTYPES,
+    PRODUCERS,
+    check_tensor,
+    flat,
+    matrix_of,
+    plain_matrix,
+    require,
+)
 from steelyard.runtime.cpu.quantization import quantize, quantize_source
 
 _NO_MATRIX = (0, 0, 0, 0, 0, 0)
@@ -16,11 +26,11 @@ _NO_MATRIX = (0, 0, 0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class _Kind:
-    """How a producer reads its inputs: matrices, then vectors of a row's length, then epsilon; and its numbers in
-    produce.h and activations.h."""
+    """How a producer reads its inputs: matrices, then vectors of a row's length, then epsilon; and the names that the
+    native module knows it by."""
 
-    kind: int
-    activation: int = 0
+    name: str
+    activation_name: str = "none"
     matrices: int = 1
     vectors: int = 0
 
@@ -28,16 +38,21 @@ class _Kind:
     def inputs(self) -> int:
         return self.matrices + (self.vectors + 1 if self.vectors else 0)
 
+    @cached_property
+    def numbers(self) -> tuple[int, int]:
+        """Kind and activation, as the native module numbers them."""
+        return PRODUCERS[self.name], ACTIVATIONS[self.activation_name]
+
 
 _KINDS = {
-    "relu": _Kind(0, 1),
-    "gelu": _Kind(0, 2),
-    "gelu_tanh": _Kind(0, 3),
-    "silu": _Kind(0, 4),
-    "silu_and_multiply": _Kind(1, matrices=2),
-    "add": _Kind(2, matrices=2),
-    "layer_norm": _Kind(3, vectors=2),
-    "rms_norm": _Kind(4, vectors=1),
+    "relu": _Kind("activation", "relu"),
+    "gelu": _Kind("activation", "gelu"),
+    "gelu_tanh": _Kind("activation", "gelu_tanh"),
+    "silu": _Kind("activation", "silu"),
+    "silu_and_multiply": _Kind("silu_and_multiply", matrices=2),
+    "add": _Kind("add", matrices=2),
+    "layer_norm": _Kind("layer_norm", vectors=2),
+    "rms_norm": _Kind("rms_norm", vectors=1),
 }
 
 _COSTLY = ("gelu", "gelu_tanh", "silu", "silu_and_multiply")
@@ -127,7 +142,7 @@ def bind_source(producer: str, epsilon: float) -> Callable[[Sequence[torch.Tenso
         matrices = [plain_matrix(tensor) for tensor in tensors]
         _, dtype, rows, columns, *strides = matrices[0]
         vectors = [(v.data_ptr(), DTYPES[v.dtype], 1, columns, 0, v.stride(0)) for v in inputs[kind.matrices :]]
-        arguments = (kind.kind, kind.activation, *matrices, *no_matrices, *vectors, *no_vectors, epsilon)
+        arguments = (*kind.numbers, *matrices, *no_matrices, *vectors, *no_vectors, epsilon)
         return Source(arguments, (0, dtype, rows, columns, *strides), inputs[0].shape, tensors)
 
     return source
@@ -153,7 +168,7 @@ def make_source(producer: str, inputs: tuple, dtype: torch.dtype) -> Source:
     arguments += vectors + [_NO_MATRIX] * (2 - kind.vectors)
     _, _, rows, _, *strides = matrices[0][1]
     return Source(
-        (kind.kind, kind.activation, *arguments, epsilon),
+        (*kind.numbers, *arguments, epsilon),
         (0, DTYPES[dtype], rows, columns, *strides),
         inputs[0].shape,
         [tensor for tensor, _ in matrices],

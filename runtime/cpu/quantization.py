@@ -114,34 +114,21 @@ def _quantize(matrix, row, col, scale, amax, rng, producer=None) -> None:
     scale = None if scale is None else torch.as_tensor(scale, dtype=torch.float32).detach()
     if scale is not None:
         check_part(scale.reshape(()) if scale.numel() == 1 else scale, "scale", torch.float32, ())
-    row_arguments, col_arguments = map(_copy_arguments, (row, col), amaxes)
-    if row is not None and row.scheme.rht and row_arguments is not None:
-        _run(_transposed(matrix), None, (*row_arguments[:-1], True), scale, rng)
-        row_arguments = None
-    if row_arguments is not None or col_arguments is not None:
-        _run(matrix, row_arguments, col_arguments, scale, rng, producer)
-
-
-def _run(matrix, row, col, scale, rng, producer=None) -> None:
+    row_arguments, col_arguments = map(_target_arguments, (row, col), amaxes)
     seed, offset = (0, 0) if rng is None else (int(word) & _WORD for word in rng)
     pointer = 0 if scale is None else scale.data_ptr()
-    _cpu.quantize(matrix, row, col, pointer, seed, offset, torch.get_num_threads(), producer)
+    _cpu.quantize(matrix, row_arguments, col_arguments, pointer, seed, offset, torch.get_num_threads(), producer)
 
 
-def _transposed(matrix):
-    """A rowwise transformed copy is the columnwise one of the transpose."""
-    data, dtype, rows, columns, row_stride, column_stride = matrix
-    return data, dtype, columns, rows, column_stride, row_stride
-
-
-def _copy_arguments(copy: QuantizedCopy | None, given: torch.Tensor | None):
+def _target_arguments(copy: QuantizedCopy | None, given: torch.Tensor | None):
+    """A copy to be made, as `TargetArguments` of bind/arguments.h."""
     if copy is None:
         return None
     if given is not None and copy.amax is not None:
         copy.amax.copy_(given)
     amax = 0 if copy.amax is None else copy.amax.data_ptr()
     bits = scheme_bits(copy.scheme)
-    return bits, copy.scheme.epsilon, copy.codes.data_ptr(), copy.scales.data_ptr(), amax, given is not None, False
+    return bits, copy.scheme.epsilon, copy.codes.data_ptr(), copy.scales.data_ptr(), amax, given is not None
 
 
 def _given_amax(copy: QuantizedCopy, amax) -> torch.Tensor | None:

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
+#include <optional>
 
 #include "cpu/operations.h"
 #include "xla/ffi/api/ffi.h"
@@ -50,10 +52,6 @@ inline int64_t item_bytes(const ffi::AnyBuffer &buffer, size_t leading) {
          ffi::ByteWidth(buffer.element_type());
 }
 
-inline bool has_amax(SchemeBits scheme) {
-  return scheme.family() == Family::tensor || scheme.family() == Family::nvfp4;
-}
-
 // Seed and offset, each two 32-bit words, the low one first.
 struct RandomState {
   uint64_t seed = 0, offset = 0;
@@ -64,22 +62,71 @@ struct RandomState {
   }
 };
 
-// Quantizes into both copies; a rowwise transformed copy is made as the
-// columnwise one of the transpose.
-inline void quantize_matrix(const Matrix &x, TargetCopy *row, TargetCopy *col,
-                            const QuantizeOptions &options, int threads) {
-  if (row && row->scheme.rht()) {
-    const Matrix transposed{x.data, x.dtype,         x.columns,
-                            x.rows, x.column_stride, x.row_stride};
-    TargetCopy swapped = *row;
-    swapped.columnwise = swapped.swapped = true;
-    swapped.M = x.columns;
-    swapped.N = x.rows;
-    run_quantize(transposed, nullptr, &swapped, options, threads);
-    row = nullptr;
+// The parts of one copy, and which of them a scheme has.
+struct CopyBuffers {
+  SchemeBits scheme;
+  bool columnwise;
+  int64_t M, N;
+  ffi::AnyBuffer codes, scales;
+  std::optional<ffi::AnyBuffer> amax;
+
+  // Item `index` of buffers whose first `leading` dims count items.
+  StoredCopy item(int64_t index, size_t leading) const {
+    StoredCopy copy{scheme, columnwise, nullptr, nullptr, nullptr, M, N};
+    copy.codes = bytes_of(codes) + index * item_bytes(codes, leading);
+    copy.scales = bytes_of(scales) + index * item_bytes(scales, leading);
+    if (amax)
+      copy.amax = floats_of(*amax) +
+                  index * elements_after(amax->dimensions(), leading);
+    return copy;
   }
-  if (row || col)
-    run_quantize(x, row, col, options, threads);
+};
+
+// An operand; its amax is an empty buffer where the scheme has none.
+inline CopyBuffers operand_buffers(int64_t scheme, bool columnwise, int64_t M,
+                                   int64_t N, ffi::AnyBuffer codes,
+                                   ffi::AnyBuffer scales, ffi::AnyBuffer amax) {
+  CopyBuffers copy{
+      {static_cast<int>(scheme)}, columnwise, M, N, codes, scales, {}};
+  if (is_given(amax))
+    copy.amax = amax;
+  return copy;
+}
+
+// A copy to be made; null where its scheme is negative. Results come as codes,
+// scales and, where the scheme has one, the amax; `given` may hold it.
+struct TargetBuffers {
+  CopyBuffers parts;
+  float epsilon;
+  ffi::AnyBuffer given;
+
+  // The amaxes that are given are where kernels look for them from here on.
+  TargetCopy item(int64_t index, size_t leading) const {
+    TargetCopy copy{parts.item(index, leading), epsilon,
+                    parts.amax && is_given(given)};
+    const int64_t bytes = copy.amax_given ? item_bytes(given, leading) : 0;
+    if (copy.amax_given)
+      std::memcpy(copy.amax, bytes_of(given) + index * bytes, bytes);
+    return copy;
+  }
+};
+
+inline std::optional<TargetBuffers> take_target(ffi::RemainingRets results,
+                                                size_t &next, int64_t scheme,
+                                                bool columnwise, int64_t M,
+                                                int64_t N, float epsilon,
+                                                ffi::AnyBuffer given) {
+  if (scheme < 0)
+    return std::nullopt;
+  const auto take = [&] {
+    return *results.get<ffi::AnyBuffer>(next++).value();
+  };
+  const SchemeBits bits{static_cast<int>(scheme)};
+  const ffi::AnyBuffer codes = take(), scales = take();
+  CopyBuffers parts{bits, columnwise, M, N, codes, scales, {}};
+  if (bits.has_amax())
+    parts.amax = take();
+  return TargetBuffers{parts, epsilon, given};
 }
 
 } // namespace steelyard

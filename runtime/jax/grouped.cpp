@@ -55,8 +55,7 @@ void place(StoredCopy &copy, const Groups &groups, const Group &group) {
   const Family family = scheme.family();
   const bool transposed = copy.columnwise && family != Family::mx;
   const int64_t code_row = copy.code_row(), scale_row = copy.scale_row();
-  constexpr int64_t sides[] = {1, 128, 32, 16};
-  const int64_t side = sides[static_cast<int>(family)];
+  const int64_t side = scheme.block_side();
   const int64_t block = group.start / side + group.index;
   copy.M = group.size;
   if (family == Family::tensor)
@@ -68,9 +67,10 @@ void place(StoredCopy &copy, const Groups &groups, const Group &group) {
     if (family != Family::tensor)
       copy.scales += (along_rows ? block : group.start) * scale_row;
   } else {
-    const bool packed = family == Family::nvfp4;
-    copy.codes_stride = packed ? groups.blocks(side) * side / 2 : groups.total;
-    copy.codes += packed ? block * side / 2 : group.start;
+    const bool in_pairs = family == Family::nvfp4;
+    copy.codes_stride =
+        in_pairs ? groups.blocks(side) * side / 2 : groups.total;
+    copy.codes += in_pairs ? block * side / 2 : group.start;
     const int64_t width = family == Family::block ? sizeof(float) : 1;
     if (family != Family::tensor) {
       copy.scales_stride = groups.blocks(side) * width;
@@ -83,39 +83,17 @@ void place(StoredCopy &copy, const Groups &groups, const Group &group) {
                                       : group.start;
 }
 
-struct GroupedCopy {
-  TargetCopy whole;
-  std::optional<ffi::AnyBuffer> amax;
-};
-
-std::optional<GroupedCopy> take_copy(ffi::RemainingRets results, size_t &next,
-                                     int64_t scheme, float epsilon,
-                                     bool columnwise, ffi::AnyBuffer given,
-                                     int64_t M, int64_t N) {
-  if (scheme < 0)
+// The whole copy, before it is made: what no group owns is zero.
+std::optional<TargetCopy>
+clear_target(const std::optional<TargetBuffers> &target) {
+  if (!target)
     return std::nullopt;
-  // What no group owns is zero.
-  const auto take = [&] {
-    ffi::AnyBuffer buffer = *results.get<ffi::AnyBuffer>(next++).value();
-    std::memset(buffer.untyped_data(), 0, buffer.size_bytes());
-    return buffer;
-  };
-  GroupedCopy copy{};
-  copy.whole.scheme = {static_cast<int>(scheme)};
-  copy.whole.columnwise = columnwise;
-  copy.whole.epsilon = epsilon;
-  copy.whole.M = M;
-  copy.whole.N = N;
-  copy.whole.codes = bytes_of(take());
-  copy.whole.scales = bytes_of(take());
-  if (!has_amax(copy.whole.scheme))
-    return copy;
-  copy.amax = take();
-  copy.whole.amax = floats_of(*copy.amax);
-  copy.whole.amax_given = is_given(given);
-  if (copy.whole.amax_given)
-    std::memcpy(copy.whole.amax, given.untyped_data(), copy.amax->size_bytes());
-  return copy;
+  const CopyBuffers &parts = target->parts;
+  std::memset(parts.codes.untyped_data(), 0, parts.codes.size_bytes());
+  std::memset(parts.scales.untyped_data(), 0, parts.scales.size_bytes());
+  if (parts.amax)
+    std::memset(parts.amax->untyped_data(), 0, parts.amax->size_bytes());
+  return target->item(0, 0);
 }
 
 ffi::Error grouped_quantize(ffi::ThreadPool pool, ffi::AnyBuffer x,
@@ -130,50 +108,31 @@ ffi::Error grouped_quantize(ffi::ThreadPool pool, ffi::AnyBuffer x,
   if (!groups.fits())
     return too_many_rows();
   size_t next = 0;
-  const auto row =
-      take_copy(results, next, row_scheme, row_epsilon, false, row_amax, M, N);
-  const auto col =
-      take_copy(results, next, col_scheme, col_epsilon, true, col_amax, M, N);
+  const auto row = clear_target(take_target(results, next, row_scheme, false, M,
+                                            N, row_epsilon, row_amax));
+  const auto col = clear_target(take_target(results, next, col_scheme, true, M,
+                                            N, col_epsilon, col_amax));
   groups.for_each([&](const Group &group) {
     const int64_t width = ffi::ByteWidth(x.element_type());
-    const Matrix source{bytes_of(x) + group.start * N * width,
-                        dtype_of(x.element_type()),
-                        group.size,
-                        N,
-                        N,
-                        1};
-    std::optional<TargetCopy> copies[2];
+    QuantizeArguments arguments{
+        contiguous_matrix(bytes_of(x) + group.start * N * width,
+                          dtype_of(x.element_type()), group.size, N)};
     if (row)
-      place(copies[0].emplace(row->whole), groups, group);
+      place(arguments.row.emplace(*row), groups, group);
     if (col)
-      place(copies[1].emplace(col->whole), groups, group);
-    QuantizeOptions options;
+      place(arguments.col.emplace(*col), groups, group);
     if (is_given(scale))
-      options.scale = floats_of(scale) + group.index;
+      arguments.scale = floats_of(scale) + group.index;
     if (is_given(rng)) {
       const RandomState state =
           RandomState::read(static_cast<uint32_t *>(rng.untyped_data()));
-      options.seed = state.seed;
-      options.offset =
+      arguments.seed = state.seed;
+      arguments.offset =
           state.offset + (static_cast<uint64_t>(group.index) << 32);
     }
-    quantize_matrix(source, copies[0] ? &*copies[0] : nullptr,
-                    copies[1] ? &*copies[1] : nullptr, options,
-                    static_cast<int>(pool.num_threads()));
+    run_quantize(arguments, static_cast<int>(pool.num_threads()));
   });
   return ffi::Error::Success();
-}
-
-StoredCopy whole_copy(int64_t scheme, bool columnwise, int64_t M, int64_t N,
-                      ffi::AnyBuffer codes, ffi::AnyBuffer scales,
-                      ffi::AnyBuffer amax) {
-  return {{static_cast<int>(scheme)},
-          columnwise,
-          bytes_of(codes),
-          bytes_of(scales),
-          is_given(amax) ? floats_of(amax) : nullptr,
-          M,
-          N};
 }
 
 ffi::Error grouped_dequantize(ffi::ThreadPool pool, ffi::AnyBuffer codes,
@@ -187,8 +146,10 @@ ffi::Error grouped_dequantize(ffi::ThreadPool pool, ffi::AnyBuffer codes,
   if (!groups.fits())
     return too_many_rows();
   std::memset(out->untyped_data(), 0, out->size_bytes());
+  const CopyBuffers whole =
+      operand_buffers(scheme, columnwise, M, N, codes, scales, amax);
   groups.for_each([&](const Group &group) {
-    StoredCopy copy = whole_copy(scheme, columnwise, M, N, codes, scales, amax);
+    StoredCopy copy = whole.item(0, 0);
     place(copy, groups, group);
     run_dequantize(copy, bytes_of(*out) + group.start * item_bytes(*out, 1),
                    dtype_of(out->element_type()),
@@ -198,21 +159,16 @@ ffi::Error grouped_dequantize(ffi::ThreadPool pool, ffi::AnyBuffer codes,
 }
 
 // The operand of a group: rows of a grouped copy, or an item of a batched one.
-StoredCopy operand_of(StoredCopy copy, bool grouped, ffi::AnyBuffer codes,
-                      ffi::AnyBuffer scales, ffi::AnyBuffer amax,
+StoredCopy operand_of(const CopyBuffers &operand, bool grouped,
                       const Groups &groups, const Group &group) {
-  if (grouped) {
-    place(copy, groups, group);
-    return copy;
-  }
-  copy.codes += group.index * item_bytes(codes, 1);
-  copy.scales += group.index * item_bytes(scales, 1);
-  if (copy.amax)
-    copy.amax += group.index * elements_after(amax.dimensions(), 1);
+  if (!grouped)
+    return operand.item(group.index, 1);
+  StoredCopy copy = operand.item(0, 0);
+  place(copy, groups, group);
   return copy;
 }
 
-// One product a group. Operand `a` is grouped; if `b` is too the groups are
+// One product per group. Operand `a` is grouped; if `b` is too the groups are
 // what is reduced over, and the output has an item for each.
 ffi::Error grouped_gemm(ffi::ThreadPool pool, ffi::AnyBuffer a_codes,
                         ffi::AnyBuffer a_scales, ffi::AnyBuffer a_amax,
@@ -229,30 +185,25 @@ ffi::Error grouped_gemm(ffi::ThreadPool pool, ffi::AnyBuffer a_codes,
     return too_many_rows();
   const int64_t columns = out->dimensions().back();
   std::memset(out->untyped_data(), 0, out->size_bytes());
+  const CopyBuffers a = operand_buffers(a_scheme, a_columnwise, a_rows,
+                                        a_columns, a_codes, a_scales, a_amax);
+  const CopyBuffers b = operand_buffers(b_scheme, b_columnwise, b_rows,
+                                        b_columns, b_codes, b_scales, b_amax);
   groups.for_each([&](const Group &group) {
-    const StoredCopy a =
-        operand_of(whole_copy(a_scheme, a_columnwise, a_rows, a_columns,
-                              a_codes, a_scales, a_amax),
-                   true, a_codes, a_scales, a_amax, groups, group);
-    const StoredCopy b =
-        operand_of(whole_copy(b_scheme, b_columnwise, b_rows, b_columns,
-                              b_codes, b_scales, b_amax),
-                   both, b_codes, b_scales, b_amax, groups, group);
     if (out->element_count() == 0 || group.size == 0)
       return;
-    GemmCall call{};
-    call.out = bytes_of(*out) + (both ? group.index * item_bytes(*out, 1)
-                                      : group.start * item_bytes(*out, 1));
-    call.out_dtype = dtype_of(out->element_type());
-    call.out_stride = columns;
+    const int64_t item = both ? group.index : group.start;
+    const int64_t rows = both ? out->dimensions()[1] : group.size;
+    GemmArguments arguments{
+        operand_of(a, true, groups, group),
+        operand_of(b, both, groups, group),
+        {contiguous_matrix(bytes_of(*out) + item * item_bytes(*out, 1),
+                           dtype_of(out->element_type()), rows, columns)}};
     if (is_given(bias))
-      call.addends[0] = {bytes_of(bias) + group.index * item_bytes(bias, 1),
-                         dtype_of(bias.element_type()),
-                         group.size,
-                         columns,
-                         0,
-                         1};
-    run_gemm(a, b, call, static_cast<int>(pool.num_threads()));
+      arguments.result.bias =
+          repeated_row(bytes_of(bias) + group.index * item_bytes(bias, 1),
+                       dtype_of(bias.element_type()), rows, columns);
+    run_gemm(arguments, static_cast<int>(pool.num_threads()));
   });
   return ffi::Error::Success();
 }

@@ -44,14 +44,10 @@ struct Copy {
       : scheme(scheme), columnwise(columnwise), shape(shape) {
     const SchemeBits bits{scheme.bits()};
     const StoredShape stored = stored_shape(bits, columnwise, shape.M, shape.N);
-    int64_t scale_rows = stored.rows;
-    if (scheme.family == 1 && scheme.tiled)
-      scale_rows = ceil_div(stored.rows, 128);
-    if (scheme.family == 2 && columnwise)
-      scale_rows = ceil_div(stored.rows, 32);
+    const int64_t lines = scale_rows(bits, columnwise, stored);
     codes.assign(stored.rows * codes_stride(bits, stored), 0xcd);
     const int64_t stride = scales_stride(bits, columnwise, stored);
-    scales.assign(scheme.family == 0 ? 4 : scale_rows * stride, 0xcd);
+    scales.assign(scheme.family == 0 ? 4 : lines * stride, 0xcd);
     amax.assign(4 * (scheme.row_scaled ? stored.rows : 1), 0);
   }
 
@@ -114,7 +110,7 @@ Bytes rounded(const std::vector<float> &x, Dtype dtype) {
 }
 
 Matrix matrix_of(const Bytes &data, Dtype dtype, Shape shape) {
-  return {data.data(), dtype, shape.M, shape.N, shape.N, 1};
+  return contiguous_matrix(data.data(), dtype, shape.M, shape.N);
 }
 
 struct Report {
@@ -180,10 +176,10 @@ void compare_quantizers(const std::string &first, const std::string &other,
             set_isa(pass ? other : first);
             Copy rows(row, false, shape),
                 columns(column_scheme(row), true, shape);
-            const TargetCopy a = rows.target(), b = columns.target();
-            QuantizeOptions options;
-            options.seed = 7, options.offset = 3;
-            run_quantize(matrix_of(x, dtype, shape), &a, &b, options, 1);
+            QuantizeArguments arguments{matrix_of(x, dtype, shape)};
+            arguments.row = rows.target(), arguments.col = columns.target();
+            arguments.seed = 7, arguments.offset = 3;
+            run_quantize(arguments, 1);
             found[pass] = rows.all();
             const Bytes more = columns.all();
             found[pass].insert(found[pass].end(), more.begin(), more.end());
@@ -211,16 +207,16 @@ void compare_producers(const std::string &first, const std::string &other,
           for (int pass = 0; pass < 2; ++pass) {
             set_isa(pass ? other : first);
             Copy rows(scheme, false, shape);
-            const TargetCopy target = rows.target();
             Producer producer{};
             producer.kind = static_cast<ProducerKind>(kind);
             producer.activation = static_cast<Activation>(activation);
             producer.inputs[0] = inputs[0], producer.inputs[1] = inputs[1];
             producer.epsilon = 1e-5, producer.dtype = dtype;
-            QuantizeOptions options;
-            options.producer = &producer;
-            run_quantize({nullptr, dtype, shape.M, shape.N, shape.N, 1},
-                         &target, nullptr, options, 1);
+            QuantizeArguments arguments{
+                contiguous_matrix(nullptr, dtype, shape.M, shape.N)};
+            arguments.row = rows.target();
+            arguments.producer = &producer;
+            run_quantize(arguments, 1);
             found[pass] = rows.all();
           }
           report.expect(found[0] == found[1],
@@ -275,18 +271,17 @@ void check_gemms(const std::string &isa, Report &report) {
             const Bytes x = rounded(values(left, hard, K), Dtype::f32);
             const Bytes w = rounded(values(right, false, N), Dtype::f32);
             Copy a(scheme, false, left), b(scheme, false, right);
-            const TargetCopy to_a = a.target(), to_b = b.target();
-            run_quantize(matrix_of(x, Dtype::f32, left), &to_a, nullptr, {}, 1);
-            run_quantize(matrix_of(w, Dtype::f32, right), &to_b, nullptr, {},
-                         1);
+            run_quantize({matrix_of(x, Dtype::f32, left), a.target(), {}}, 1);
+            run_quantize({matrix_of(w, Dtype::f32, right), b.target(), {}}, 1);
             Operands decoded{std::vector<float>(M * K),
                              std::vector<float>(N * K)};
             run_dequantize(a.stored(), decoded.a.data(), Dtype::f32, 1);
             run_dequantize(b.stored(), decoded.b.data(), Dtype::f32, 1);
             std::vector<float> out(M * N);
-            GemmCall call{};
-            call.out = out.data(), call.out_stride = N;
-            run_gemm(a.stored(), b.stored(), call, 1);
+            run_gemm({a.stored(),
+                      b.stored(),
+                      {contiguous_matrix(out.data(), Dtype::f32, M, N)}},
+                     1);
             report.expect(within_bound(out, decoded, M, N, K),
                           name_of(scheme, {M, N}, "gemm"));
           }

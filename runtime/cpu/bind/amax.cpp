@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cpu/bind/arguments.h"
 #include "cpu/quantize/amax.h"
 
 namespace nb = nanobind;
@@ -23,10 +24,10 @@ void bind_amax(nb::module_ &m) {
       [](const MatrixArguments &x, uintptr_t out, bool rht, bool per_row,
          int threads) {
         nb::gil_scoped_release release;
-        amax(matrix(x), reinterpret_cast<uint32_t *>(out),
-             per_row ? std::get<2>(x) : 1, rht, per_row, threads);
+        amax(matrix_of(x), pointer<uint32_t>(out), per_row ? std::get<2>(x) : 1,
+             rht, per_row, threads);
       },
-      "Largest magnitude of a matrix as float32: one, or one a row.");
+      "Largest magnitude of a matrix as float32: one, or one per row.");
 }
 
 } // namespace steelyard

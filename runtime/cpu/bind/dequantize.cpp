@@ -1,6 +1,6 @@
 #include "cpu/bind/bindings.h"
 
-#include "cpu/operations.h"
+#include "cpu/bind/arguments.h"
 
 namespace nb = nanobind;
 
@@ -13,15 +13,9 @@ void bind_dequantize(nb::module_ &m) {
          uintptr_t amax, int64_t rows, int64_t columns, uintptr_t out,
          int dtype, int threads) {
         nb::gil_scoped_release release;
-        run_dequantize({{scheme},
-                        columnwise,
-                        reinterpret_cast<uint8_t *>(codes),
-                        reinterpret_cast<uint8_t *>(scales),
-                        reinterpret_cast<float *>(amax),
-                        rows,
-                        columns},
-                       reinterpret_cast<void *>(out), static_cast<Dtype>(dtype),
-                       threads);
+        run_dequantize(
+            copy_of({scheme, columnwise, codes, scales, amax, rows, columns}),
+            pointer(out), static_cast<Dtype>(dtype), threads);
       },
       "The values of a quantized copy as a contiguous matrix.");
 }

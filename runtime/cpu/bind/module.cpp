@@ -22,11 +22,12 @@ NB_MODULE(_cpu, m) {
       "isa", [] { return steelyard::kernels().name; },
       "Name of the instruction set in use.");
   steelyard::bind_amax(m);
-  steelyard::bind_quantize(m);
+  steelyard::bind_contract(m);
   steelyard::bind_dequantize(m);
   steelyard::bind_fingerprint(m);
-  steelyard::bind_produce(m);
   steelyard::bind_gemm(m);
-  steelyard::bind_transpose(m);
+  steelyard::bind_produce(m);
+  steelyard::bind_quantize(m);
   steelyard::bind_scales(m);
+  steelyard::bind_transpose(m);
 }

@@ -1,4 +1,5 @@
-#include "cpu/bind/producer_arguments.h"
+#include "cpu/bind/arguments.h"
+#include "cpu/bind/bindings.h"
 #include "cpu/dispatch/kernel_table.h"
 #include "cpu/quantize/amax.h"
 #include "cpu/threads/thread_pool.h"
@@ -14,13 +15,13 @@ void bind_produce(nb::module_ &m) {
       [](const MatrixArguments &out, const ProducerArguments &arguments,
          uintptr_t amax, int threads) {
         nb::gil_scoped_release release;
-        const Matrix target = matrix(out);
+        const Matrix target = matrix_of(out);
         const Producer producer = producer_of(arguments, target.dtype);
         ProduceCall call{target,
                          {},
                          &producer,
                          const_cast<void *>(target.data),
-                         reinterpret_cast<uint32_t *>(amax)};
+                         pointer<uint32_t>(amax)};
         call.tiling = make_tiling(producer.inputs[0], TileShape::flat);
         const KernelTable &table = kernels();
         const int64_t grain = tile_grain(call.tiling, producer.is_norm());

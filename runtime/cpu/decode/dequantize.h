@@ -1,7 +1,7 @@
 // The values of a quantized copy, as a contiguous (M, N) matrix.
 #pragma once
 
-#include "cpu/quantize/quantize.h"
+#include "cpu/formats/scheme.h"
 #include "cpu/tiles/matrix.h"
 
 namespace steelyard {

@@ -9,8 +9,7 @@ namespace steelyard {
 
 static void set_scale_extent(SchemeBits scheme, bool columnwise,
                              DequantizeCall &call) {
-  constexpr int64_t blocks[] = {1, 128, 32, 16};
-  const int64_t block = blocks[static_cast<int>(scheme.family())];
+  const int64_t block = scheme.block_side();
   const bool down = scheme.family() == Family::mx && columnwise;
   const bool square = scheme.family() == Family::block && scheme.tiled();
   call.scale_rows = down || square ? block : 1;

@@ -6,6 +6,7 @@
 #include "cpu/produce/produce.h"
 #include "cpu/quantize/amax.h"
 #include "cpu/quantize/quantize.h"
+#include "cpu/simd/simd.h"
 
 #define STEELYARD_STRING(text) #text
 #define STEELYARD_NAME(macro) STEELYARD_STRING(macro)
@@ -13,28 +14,24 @@
 namespace steelyard::STEELYARD_ISA {
 
 using GemmKernel = void (*)(const GemmCall &call, int64_t begin, int64_t end);
-#if defined(__AVX2__)
-static constexpr bool kHasAvx2 = true;
-static constexpr GemmKernel kPackIntegers = pack_integers,
-                            kMultiplyIntegers = multiply_integers;
-#else
-static constexpr bool kHasAvx2 = false;
-static constexpr GemmKernel kPackIntegers = nullptr,
-                            kMultiplyIntegers = nullptr;
-#endif
+// integer.cpp is compiled for instruction sets with vectors only.
+static constexpr GemmKernel kFillIntegerRows =
+                                kHasVectors ? fill_integer_rows : nullptr,
+                            kMultiplyIntegers =
+                                kHasVectors ? multiply_integers : nullptr;
 
 extern const KernelTable table;
 const KernelTable table{
     .name = STEELYARD_NAME(STEELYARD_ISA),
-    .has_avx2 = kHasAvx2,
+    .has_vectors = kHasVectors,
     .amax = amax,
     .quantize = quantize,
     .dequantize = dequantize,
     .transpose = transpose,
     .produce = produce,
-    .gemm_pack = gemm_pack,
-    .gemm_multiply = gemm_multiply,
-    .pack_integers = kPackIntegers,
+    .fill_row_panels = fill_row_panels,
+    .multiply_panels = multiply_panels,
+    .fill_integer_rows = kFillIntegerRows,
     .multiply_integers = kMultiplyIntegers,
     .gemm_scale_range = gemm_scale_range,
 };

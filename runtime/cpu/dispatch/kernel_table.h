@@ -33,15 +33,15 @@ struct ScaleRange;
 
 struct KernelTable {
   const char *name;
-  bool has_avx2; // for the GEMMs that only such kernels have
+  bool has_vectors; // as simd.h says: some GEMMs need them
   void (*amax)(const AmaxCall &call, int64_t begin, int64_t end);
   void (*quantize)(const QuantizeCall &call, int64_t begin, int64_t end);
   void (*dequantize)(const DequantizeCall &call, int64_t begin, int64_t end);
   void (*transpose)(const TransposeCall &call, int64_t begin, int64_t end);
   void (*produce)(const ProduceCall &call, int64_t begin, int64_t end);
-  void (*gemm_pack)(const GemmCall &call, int64_t begin, int64_t end);
-  void (*gemm_multiply)(const GemmCall &call, int64_t begin, int64_t end);
-  void (*pack_integers)(const GemmCall &call, int64_t begin, int64_t end);
+  void (*fill_row_panels)(const GemmCall &call, int64_t begin, int64_t end);
+  void (*multiply_panels)(const GemmCall &call, int64_t begin, int64_t end);
+  void (*fill_integer_rows)(const GemmCall &call, int64_t begin, int64_t end);
   void (*multiply_integers)(const GemmCall &call, int64_t begin, int64_t end);
   ScaleRange (*gemm_scale_range)(const GemmOperand &operand, bool skip_zeros);
 };

@@ -1,35 +1,80 @@
-// How Python describes a quantized copy to the kernels.
+// A scheme as callers describe it to the kernels, and the sizes of what a copy
+// of a scheme stores. tests/runtime/test_contract.py holds all of it against
+// steelyard.formats.
 #pragma once
 
 #include <cstdint>
-#include <tuple>
 
-#include "cpu/quantize/quantize.h"
+#include "cpu/formats/scale_rules.h"
 
 namespace steelyard {
 
-// Bits of a scheme, as `arguments.py` packs them.
+enum class Family : int { tensor, block, mx, nvfp4 };
+enum class Element : int { e4m3, e5m2, e2m1 };
+enum class FourOverSix : int { none, mae, mse };
+
+// One field of the bits of a scheme. Values have names, in the order of their
+// enum; a flag has none.
+struct SchemeField {
+  const char *name;
+  int shift, width;
+  const char *values[4] = {};
+
+  constexpr int of(int bits) const {
+    return bits >> shift & ((1 << width) - 1);
+  }
+};
+
+inline constexpr SchemeField kFamilyField{
+    "family", 0, 2, {"tensor", "block", "mx", "nvfp4"}};
+inline constexpr SchemeField kElementField{
+    "element", 2, 2, {"f8E4M3FN", "f8E5M2", "f4E2M1FN"}};
+inline constexpr SchemeField kRuleField{
+    "rule", 4, 2, {"rceil", "floor", "ceil", "even"}};
+inline constexpr SchemeField kFourOverSixField{
+    "four_over_six", 6, 2, {"none", "mae", "mse"}};
+inline constexpr SchemeField kTiledField{"tiled", 8, 1};
+inline constexpr SchemeField kPowerOfTwoField{"power_of_two", 9, 1};
+inline constexpr SchemeField kRhtField{"rht", 10, 1};
+inline constexpr SchemeField kStochasticField{"stochastic", 11, 1};
+inline constexpr SchemeField kRowScaledField{"row_scaled", 12, 1};
+// Of a GEMM's operands only: it is a packed weight, or its parts are those of
+// the other usage.
+inline constexpr SchemeField kPackedField{"packed", 13, 1};
+inline constexpr SchemeField kBorrowedField{"borrowed", 14, 1};
+
+inline constexpr const SchemeField *kSchemeFields[] = {
+    &kFamilyField,    &kElementField,    &kRuleField,    &kFourOverSixField,
+    &kTiledField,     &kPowerOfTwoField, &kRhtField,     &kStochasticField,
+    &kRowScaledField, &kPackedField,     &kBorrowedField};
+
 struct SchemeBits {
   int bits;
 
-  int field(int shift, int width) const {
-    return bits >> shift & ((1 << width) - 1);
+  Family family() const { return static_cast<Family>(kFamilyField.of(bits)); }
+  Element element() const {
+    return static_cast<Element>(kElementField.of(bits));
   }
-  Family family() const { return static_cast<Family>(field(0, 2)); }
-  Element element() const { return static_cast<Element>(field(2, 2)); }
-  Rule rule() const { return static_cast<Rule>(field(4, 2)); }
+  Rule rule() const { return static_cast<Rule>(kRuleField.of(bits)); }
   FourOverSix four_over_six() const {
-    return static_cast<FourOverSix>(field(6, 2));
+    return static_cast<FourOverSix>(kFourOverSixField.of(bits));
   }
-  bool tiled() const { return field(8, 1); }
-  bool power_of_two() const { return field(9, 1); }
-  bool rht() const { return field(10, 1); }
-  bool stochastic() const { return field(11, 1); }
-  bool row_scaled() const { return field(12, 1); }
-  // Of operands only: a packed weight, and the parts of the other usage, read
-  // as this one.
-  bool packed() const { return field(13, 1); }
-  bool borrowed() const { return field(14, 1); }
+  bool tiled() const { return kTiledField.of(bits); }
+  bool power_of_two() const { return kPowerOfTwoField.of(bits); }
+  bool rht() const { return kRhtField.of(bits); }
+  bool stochastic() const { return kStochasticField.of(bits); }
+  bool row_scaled() const { return kRowScaledField.of(bits); }
+  bool is_packed_weight() const { return kPackedField.of(bits); }
+  bool borrowed() const { return kBorrowedField.of(bits); }
+
+  // The side of a block of scales.
+  int64_t block_side() const {
+    constexpr int64_t sides[] = {1, 128, 32, 16};
+    return sides[static_cast<int>(family())];
+  }
+  bool has_amax() const {
+    return family() == Family::tensor || family() == Family::nvfp4;
+  }
 };
 
 inline int64_t ceil_div(int64_t size, int64_t block) {
@@ -48,25 +93,41 @@ inline StoredShape stored_shape(SchemeBits scheme, bool columnwise, int64_t M,
   return {rows, scheme.rht() ? ceil_div(columns, 16) * 16 : columns};
 }
 
+// Bytes of a row of codes.
 inline int64_t codes_stride(SchemeBits scheme, StoredShape stored) {
   return scheme.element() == Element::e2m1 ? ceil_div(stored.columns, 2)
                                            : stored.columns;
 }
 
-// Bytes a row of compact scales.
+// Bytes of a row of compact scales; 0 for the one scale of a tensor.
 inline int64_t scales_stride(SchemeBits scheme, bool columnwise,
                              StoredShape stored) {
+  const int64_t blocks = ceil_div(stored.columns, scheme.block_side());
   switch (scheme.family()) {
   case Family::tensor:
     return 0;
   case Family::block:
-    return ceil_div(stored.columns, 128) * sizeof(float);
+    return blocks * sizeof(float);
   case Family::mx:
-    return columnwise ? stored.columns : ceil_div(stored.columns, 32);
+    return columnwise ? stored.columns : blocks;
   case Family::nvfp4:
-    return ceil_div(stored.columns, 16);
+    return blocks;
   }
   return 0;
+}
+
+// Rows of compact scales.
+inline int64_t scale_rows(SchemeBits scheme, bool columnwise,
+                          StoredShape stored) {
+  const bool down = scheme.family() == Family::mx && columnwise;
+  const bool square = scheme.family() == Family::block && scheme.tiled();
+  return down || square ? ceil_div(stored.rows, scheme.block_side())
+                        : stored.rows;
+}
+
+// Amaxes that a copy keeps.
+inline int64_t amax_count(SchemeBits scheme, StoredShape stored) {
+  return !scheme.has_amax() ? 0 : scheme.row_scaled() ? stored.rows : 1;
 }
 
 } // namespace steelyard

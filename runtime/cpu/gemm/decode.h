@@ -2,14 +2,11 @@
 // only.
 #pragma once
 
-#if defined(__F16C__)
-#include <immintrin.h>
-#endif
-
 #include <type_traits>
 
 #include "cpu/formats/bytes.h"
 #include "cpu/gemm/gemm.h"
+#include "cpu/simd/simd.h"
 
 namespace steelyard::STEELYARD_ISA {
 
@@ -19,67 +16,71 @@ using PanelFormat =
     std::conditional_t<E == Element::e4m3, steelyard::E4M3, steelyard::E5M2>;
 
 static inline Bytes16 e5m2_of_e2m1(Bytes16 codes) {
-  constexpr Bytes16 table = {0x00, 0x38, 0x3c, 0x3e, 0x40, 0x42, 0x44, 0x46,
-                             0x80, 0xb8, 0xbc, 0xbe, 0xc0, 0xc2, 0xc4, 0xc6};
-  return __builtin_shuffle(table, codes);
+  if constexpr (kHasVectors) {
+    constexpr Bytes16 table = {0x00, 0x38, 0x3c, 0x3e, 0x40, 0x42, 0x44, 0x46,
+                               0x80, 0xb8, 0xbc, 0xbe, 0xc0, 0xc2, 0xc4, 0xc6};
+    return look_up(table, codes);
+  }
+  // The same by arithmetic: from 1 (code 2, 0x3c) on, each code adds 2 to the
+  // bits; 0.5 (code 1, 0x38) and 0 are apart.
+  const Bytes16 magnitude = codes & uint8_t{7};
+  const Bytes16 half = (Bytes16)(magnitude == uint8_t{1});
+  const Bytes16 zero = (Bytes16)(magnitude == uint8_t{0});
+  const Bytes16 bits = magnitude + magnitude + uint8_t{0x38} + half + half;
+  return (bits & ~zero) | (codes & uint8_t{8}) << 4;
 }
 
-static inline Bytes16 load_bytes(const uint8_t *bytes) {
-  Bytes16 loaded;
-  std::memcpy(&loaded, bytes, sizeof loaded);
-  return loaded;
-}
-
-#if defined(__F16C__)
 // An E5M2 code is the high byte of a float16; shifted down by one, an E4M3 code
 // is the high byte of value / 256, and NaN needs to be put back.
-template <Element E> static inline __m256i halves_of(Bytes16 codes) {
-  const __m256i high =
-      _mm256_slli_epi16(_mm256_cvtepu8_epi16((__m128i)codes), 8);
+template <Element E> static inline Halves16 halves_of(Bytes16 codes) {
+  const Halves16 high = widen(codes) << 8;
   if constexpr (E != Element::e4m3)
     return high;
-  const __m256i half = _mm256_and_si256(_mm256_srai_epi16(high, 1),
-                                        _mm256_set1_epi16(0xbfff - 0x10000));
-  const __m256i magnitude = _mm256_and_si256(half, _mm256_set1_epi16(0x7fff));
-  const __m256i nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x3f80));
-  return _mm256_or_si256(half,
-                         _mm256_and_si256(nan, _mm256_set1_epi16(0x7e00)));
+  const Halves16 half =
+      as<Halves16>(as<SignedHalves16>(high) >> 1) & uint16_t{0xbfff};
+  const Halves16 nan =
+      as<Halves16>((half & uint16_t{0x7fff}) == broadcast(uint16_t{0x3f80}));
+  return half | (nan & uint16_t{0x7e00});
 }
 
 // What `decode_16` leaves to the factors.
 template <Element E>
-static constexpr float kDecodeFactor = E == Element::e4m3 ? 256.0f : 1.0f;
+static constexpr float kDecodeFactor =
+    kHasVectors && E == Element::e4m3 ? 256.0f : 1.0f;
 
-static inline __m256 factor_of(const float *factors, int half) {
-  return _mm256_loadu_ps(factors + 8 * half);
+static inline Floats8 factors_of(const float *factors, int half) {
+  return load<Floats8>(factors + 8 * half);
 }
-static inline __m256 factor_of(float factor, int) {
-  return _mm256_set1_ps(factor);
+static inline Floats8 factors_of(float factor, int) {
+  return broadcast(factor);
 }
-
-// out = codes * factor, 16 of them; one factor, or one each.
-template <Element E, class Factor>
-static inline void decode_16(Bytes16 codes, Factor factor, float *out) {
-  const __m256i halves = halves_of<E>(codes);
-  const __m256 low = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
-  const __m256 high = _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
-  _mm256_storeu_ps(out, _mm256_mul_ps(low, factor_of(factor, 0)));
-  _mm256_storeu_ps(out + 8, _mm256_mul_ps(high, factor_of(factor, 1)));
-}
-#else
-template <Element E> static constexpr float kDecodeFactor = 1.0f;
-
 static inline float factor_of(const float *factors, int j) {
   return factors[j];
 }
 static inline float factor_of(float factor, int) { return factor; }
 
+// out = codes * factor, 16 of them; one factor, or one each.
 template <Element E, class Factor>
 static inline void decode_16(Bytes16 codes, Factor factor, float *out) {
+  if constexpr (kHasVectors) {
+    const Bytes32 halves = as<Bytes32>(halves_of<E>(codes));
+    const Floats8 low = float_of_f16(as<Halves8>(low_half(halves)));
+    const Floats8 high = float_of_f16(as<Halves8>(high_half(halves)));
+    store(out, low * factors_of(factor, 0));
+    store(out + 8, high * factors_of(factor, 1));
+    return;
+  }
   for (int j = 0; j < 16; ++j)
     out[j] = decode<PanelFormat<E>>(codes[j]) * factor_of(factor, j);
 }
-#endif
+
+static inline int64_t outer_block(const GemmOperand &x) {
+  return int64_t{1} << x.outer_shift;
+}
+
+static inline int64_t k_block(const GemmOperand &x) {
+  return int64_t{1} << x.k_shift;
+}
 
 static inline int64_t scale_index(const GemmOperand &x, int64_t i, int64_t p) {
   return (i >> x.outer_shift) * x.outer_stride + (p >> x.k_shift) * x.k_stride;

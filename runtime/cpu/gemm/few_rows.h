@@ -11,8 +11,6 @@
 // stream through memory.
 #pragma once
 
-#if defined(__AVX2__)
-
 #include "cpu/gemm/few_rows_sums.h"
 #include "cpu/gemm/tiles.h"
 
@@ -20,25 +18,25 @@ namespace steelyard::STEELYARD_ISA {
 
 // k of a strip, so that few rows of it, or a part of them, fill half the cache.
 static inline int64_t strip_length(const GemmCall &call) {
-  return call.rows == 1   ? 4096
-         : call.rows == 2 ? 2048
-         : call.rows <= 4 ? 1024
-                          : 512;
+  return call.at.rows == 1   ? 4096
+         : call.at.rows == 2 ? 2048
+         : call.at.rows <= 4 ? 1024
+                             : 512;
 }
 
 // Few rows are packed as [strip][row][k of a strip], arranged: what a strip
 // needs must not lie in one cache set. `q` is a k of the slab.
 static inline float *few_row(const GemmCall &call, int64_t row, int64_t q) {
   const int64_t strip = strip_length(call);
-  return static_cast<float *>(call.packed) +
-         (q / strip * call.rows + row) * strip + q % strip;
+  return static_cast<float *>(call.plan.row_panels) +
+         (q / strip * call.at.rows + row) * strip + q % strip;
 }
 
 template <Element E> class FewColumns {
 public:
   explicit FewColumns(const GemmCall &call)
-      : call_(call), x_(call.b),
-        length_(smaller(call.slices * kSlice, x_.k - call.k)) {
+      : call_(call), x_(call.problem.b),
+        length_(smaller(call.at.slices * kSlice, x_.k - call.at.k)) {
     if (x_.scale_type != ScaleType::e8m0)
       return;
     for (int byte = 0; byte < 256; ++byte)
@@ -47,7 +45,7 @@ public:
 
   // The sums of every column of a tile of at most kFewRows rows.
   void multiply(const OutputTile<float> &tile) const {
-    const bool streams = call_.rows == 1;
+    const bool streams = call_.at.rows == 1;
     const int64_t apart = streams ? tile.columns / kStreams : 0;
     const int64_t most = streams ? kStreams : group_columns();
     for (int64_t j = 0; j < apart; ++j)
@@ -70,10 +68,12 @@ private:
     int64_t first, count, step;
   };
 
-  int64_t parts() const { return (call_.rows + kRowsAtOnce - 1) / kRowsAtOnce; }
+  int64_t parts() const {
+    return (call_.at.rows + kRowsAtOnce - 1) / kRowsAtOnce;
+  }
   Part part(int64_t index) const {
-    const int64_t row = call_.rows * index / parts();
-    return {row, call_.rows * (index + 1) / parts() - row};
+    const int64_t row = call_.at.rows * index / parts();
+    return {row, call_.at.rows * (index + 1) / parts() - row};
   }
   int64_t group_columns() const {
     const bool fit = kMostGroup * length_ <= kGroupCodes;
@@ -84,7 +84,7 @@ private:
     ColumnSums sums[kMostGroup];
     for (int64_t c = 0; c < group.count; ++c)
       clear(sums[c]);
-    const Group placed{call_.column + tile.column + group.first, group.count,
+    const Group placed{call_.at.column + tile.column + group.first, group.count,
                        group.step};
     for (int64_t index = 0; index < parts(); ++index)
       add_part(part(index), placed, sums);
@@ -95,9 +95,9 @@ private:
 
   // Only what is used: there may be more rows than codes.
   void clear(ColumnSums &sums) const {
-    for (int64_t r = 0; r < call_.rows; ++r)
-      sums.total[r] = _mm256_setzero_ps();
-    sums.largest = _mm256_setzero_si256();
+    for (int64_t r = 0; r < call_.at.rows; ++r)
+      sums.total[r] = Floats8{};
+    sums.largest = Bytes32{};
     sums.infinite_scale = false;
   }
 
@@ -111,10 +111,10 @@ private:
                  ColumnSums *sums) const {
     const int64_t whole = k / kRun * kRun, stride = strip_length(call_);
     const uint8_t *codes =
-        x_.codes + group.first * x_.codes_stride + call_.k + q;
+        x_.codes + group.first * x_.codes_stride + call_.at.k + q;
     const int64_t step = group.step * x_.codes_stride;
     const float *rows = few_row(call_, part.row, q);
-    sum(part, group, call_.k + q,
+    sum(part, group, call_.at.k + q,
         {codes, step, group.count, whole / kRun, ahead_of(q, k), rows, stride},
         sums);
     if (whole == k)
@@ -122,14 +122,14 @@ private:
     alignas(32) uint8_t rest[kMostGroup][kRun] = {};
     for (int64_t c = 0; c < group.count; ++c)
       std::memcpy(rest[c], codes + c * step + whole, k - whole);
-    sum(part, group, call_.k + q + whole,
+    sum(part, group, call_.at.k + q + whole,
         {rest[0], kRun, group.count, 1, 0, rows + whole, stride}, sums);
   }
 
   // From codes of a strip to those that are read next: of the same columns, or
   // of the next group.
   int64_t ahead_of(int64_t q, int64_t k) const {
-    if (call_.rows == 1 || k == length_)
+    if (call_.at.rows == 1 || k == length_)
       return kBytesAhead;
     return q + k == length_ ? group_columns() * x_.codes_stride - q : k;
   }
@@ -139,14 +139,14 @@ private:
     const int64_t column = group.first, step = group.step;
     switch (x_.scale_type) {
     case ScaleType::f32:
-      if (call_.rows > kFewestRows)
+      if (call_.at.rows > kFewestRows)
         return sum_rows(part, runs,
                         FloatScales<Scaling::values>{x_, column, k, step},
                         sums);
       return sum_few(part, runs,
                      FloatScales<Scaling::sums>{x_, column, k, step}, sums);
     case ScaleType::e8m0:
-      if (call_.rows > kFewestRows)
+      if (call_.at.rows > kFewestRows)
         return sum_rows(
             part, runs,
             ByteScales<Scaling::values>{x_, table_, column, k, step}, sums);
@@ -161,7 +161,7 @@ private:
   template <class Scales>
   void sum_few(Part part, const StripRuns &runs, const Scales &scales,
                ColumnSums *sums) const {
-    if (call_.rows == 1)
+    if (call_.at.rows == 1)
       sum_streams<E>(runs, scales, sums);
     else
       sum_rows(part, runs, scales, sums);
@@ -186,45 +186,41 @@ private:
   void store_sums(const ColumnSums *sums, int64_t columns,
                   const OutputTile<float> &tile, int64_t j,
                   int64_t step) const {
-    const int64_t column = call_.column + tile.column + j;
+    const int64_t column = call_.at.column + tile.column + j;
     bool careful[4] = {};
     for (int64_t c = 0; c < columns; ++c)
       careful[c] = sums[c].infinite_scale || (is_special(sums[c].largest) &&
                                               holds_special(column + c * step));
     for (int64_t r = 0; r < tile.rows; ++r) {
-      __m256 totals[4];
+      Floats8 totals[4];
       for (int64_t c = 0; c < 4; ++c)
-        totals[c] = c < columns ? sums[c].total[r] : _mm256_setzero_ps();
-      alignas(16) float four[4];
-      _mm_store_ps(four, sums_of(totals));
-      float *target = tile.sums + r * call_.tile_columns + j;
+        totals[c] = c < columns ? sums[c].total[r] : Floats8{};
+      const Floats4 four = sums_of_4(totals);
+      float *target = tile.sums + r * call_.plan.tile_columns + j;
       for (int64_t c = 0; c < columns; ++c) {
         const float sum =
             careful[c] ? sum_carefully(column + c * step, r) : four[c];
         float &out = target[c * step];
-        out = call_.first_slab ? sum : out + sum;
+        out = call_.at.first_slab ? sum : out + sum;
       }
     }
   }
 
-  static bool is_special(__m256i largest) {
-    const __m256i least = _mm256_set1_epi8(
-        static_cast<char>(E == Element::e4m3 ? 0x7f << 1 : 0x7c << 1));
-    const __m256i found =
-        _mm256_cmpeq_epi8(_mm256_max_epu8(largest, least), largest);
-    return !_mm256_testz_si256(found, found);
+  static bool is_special(Bytes32 largest) {
+    constexpr uint8_t least = E == Element::e4m3 ? 0x7f << 1 : 0x7c << 1;
+    return !is_zero(largest >= least);
   }
 
   // Columns side by side share their largest code.
   bool holds_special(int64_t column) const {
-    __m256i largest = _mm256_setzero_si256();
+    Bytes32 largest = Bytes32{};
     alignas(32) uint8_t run[kRun];
-    const uint8_t *codes = x_.codes + column * x_.codes_stride + call_.k;
+    const uint8_t *codes = x_.codes + column * x_.codes_stride + call_.at.k;
     for (int64_t q = 0; q < length_; q += kRun) {
       std::memset(run, 0, kRun);
       std::memcpy(run, codes + q, smaller(kRun, length_ - q));
-      const __m256i bytes = _mm256_load_si256((const __m256i *)run);
-      largest = _mm256_max_epu8(largest, _mm256_add_epi8(bytes, bytes));
+      const Bytes32 bytes = load<Bytes32>(run);
+      largest = maximum(largest, bytes + bytes);
     }
     return is_special(largest);
   }
@@ -234,16 +230,9 @@ private:
     double sum = 0.0;
     for (int64_t q = 0; q < length_; ++q)
       sum += *few_row(call_, row, arranged(q)) * placed *
-             code_at(x_, column, call_.k + q) *
-             scale_at(x_, scale_index(x_, column, call_.k + q)) * x_.unit;
+             code_at(x_, column, call_.at.k + q) *
+             scale_at(x_, scale_index(x_, column, call_.at.k + q)) * x_.unit;
     return static_cast<float>(sum);
-  }
-
-  static __m128 sums_of(const __m256 (&x)[4]) {
-    const __m256 pairs =
-        _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
-    return _mm_add_ps(_mm256_castps256_ps128(pairs),
-                      _mm256_extractf128_ps(pairs, 1));
   }
 
   const GemmCall &call_;
@@ -253,5 +242,3 @@ private:
 };
 
 } // namespace steelyard::STEELYARD_ISA
-
-#endif

@@ -7,11 +7,8 @@
 // kept beside the sums.
 #pragma once
 
-#if defined(__AVX2__)
-
-#include <immintrin.h>
-
 #include "cpu/gemm/decode.h"
+#include "cpu/simd/simd.h"
 
 namespace steelyard::STEELYARD_ISA {
 
@@ -23,21 +20,23 @@ static constexpr int kRunsAtOnce = 4;
 // The order in which the codes of a run come out: by their place in four bytes,
 // the odd ones first.
 static inline void arrange_run(float *row) {
-  __m256 pairs[4], fours[4];
+  Words8 pairs[4], fours[4];
   for (int j = 0; j < 2; ++j) {
-    const __m256 low = _mm256_loadu_ps(row + 8 * j),
-                 high = _mm256_loadu_ps(row + 8 * j + 16);
-    fours[2 * j] = _mm256_permute2f128_ps(low, high, 0x20);
-    fours[2 * j + 1] = _mm256_permute2f128_ps(low, high, 0x31);
+    const Words8 low = load<Words8>(row + 8 * j),
+                 high = load<Words8>(row + 8 * j + 16);
+    fours[2 * j] = join_low(low, high);
+    fours[2 * j + 1] = join_high(low, high);
   }
   for (int j = 0; j < 2; ++j) {
-    pairs[j] = _mm256_unpacklo_ps(fours[2 * j], fours[2 * j + 1]);
-    pairs[j + 2] = _mm256_unpackhi_ps(fours[2 * j], fours[2 * j + 1]);
+    pairs[j] = zip_low(fours[2 * j], fours[2 * j + 1]);
+    pairs[j + 2] = zip_high(fours[2 * j], fours[2 * j + 1]);
   }
-  _mm256_storeu_ps(row, _mm256_shuffle_ps(pairs[2], pairs[3], 0xee));
-  _mm256_storeu_ps(row + 8, _mm256_shuffle_ps(pairs[0], pairs[1], 0xee));
-  _mm256_storeu_ps(row + 16, _mm256_shuffle_ps(pairs[2], pairs[3], 0x44));
-  _mm256_storeu_ps(row + 24, _mm256_shuffle_ps(pairs[0], pairs[1], 0x44));
+  const Longs4 odd[2] = {as<Longs4>(pairs[2]), as<Longs4>(pairs[3])},
+               even[2] = {as<Longs4>(pairs[0]), as<Longs4>(pairs[1])};
+  store(row, zip_high(odd[0], odd[1]));
+  store(row + 8, zip_high(even[0], even[1]));
+  store(row + 16, zip_low(odd[0], odd[1]));
+  store(row + 24, zip_low(even[0], even[1]));
 }
 
 // Where `arrange_run` puts value `q` of a row.
@@ -48,24 +47,24 @@ static inline int64_t arranged(int64_t q) {
 
 template <Element E> struct RunDecoder {
   static constexpr int kShift = E == Element::e4m3 ? 4 : 3;
-  static constexpr int kMask = E == Element::e4m3 ? 0x87f0 : 0x8fe0;
+  static constexpr uint16_t kMask = E == Element::e4m3 ? 0x87f0 : 0x8fe0;
 
   // 16 bytes in the high halves of 16 words, as bfloat16.
-  static inline __m256i place(__m256i words) {
+  static inline Words8 place(Halves16 words) {
     // An arithmetic shift to the right, by a multiplier: shifters are busy.
-    const __m256i shifted = _mm256_mulhi_epi16(
-        words, _mm256_set1_epi16(static_cast<short>(1 << (16 - kShift))));
-    return _mm256_and_si256(shifted,
-                            _mm256_set1_epi16(static_cast<short>(kMask)));
+    const Halves16 power = broadcast(static_cast<uint16_t>(1 << (16 - kShift)));
+    const Halves16 shifted = as<Halves16>(
+        multiply_high(as<SignedHalves16>(words), as<SignedHalves16>(power)));
+    return as<Words8>(shifted & kMask);
   }
-  static inline void widen(__m256i placed, __m256 &high, __m256 &low) {
-    high = _mm256_castsi256_ps(_mm256_and_si256(
-        placed, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
-    low = _mm256_castsi256_ps(_mm256_slli_epi32(placed, 16));
+  static inline void widen(Words8 placed, Floats8 &high, Floats8 &low) {
+    high = as<Floats8>(placed & 0xffff0000u);
+    low = as<Floats8>(placed << 16);
   }
-  static inline void decode(__m256i codes, __m256 (&values)[4]) {
-    widen(place(codes), values[0], values[1]);
-    widen(place(_mm256_slli_epi16(codes, 8)), values[2], values[3]);
+  static inline void decode(Bytes32 codes, Floats8 (&values)[4]) {
+    const Halves16 words = as<Halves16>(codes);
+    widen(place(words), values[0], values[1]);
+    widen(place(words << 8), values[2], values[3]);
   }
 };
 
@@ -81,8 +80,8 @@ struct StripRuns {
 
 // Of one column, while its strips come by.
 struct ColumnSums {
-  __m256 total[kFewRows];
-  __m256i largest; // codes, doubled, which drops their signs
+  Floats8 total[kFewRows];
+  Bytes32 largest; // codes, doubled, which drops their signs
   bool infinite_scale;
 };
 
@@ -95,7 +94,7 @@ struct NoScales {
   static constexpr int kBlockRuns = 1;
 
   inline void start(int64_t) {}
-  inline __m256 at(int64_t) const { return _mm256_setzero_ps(); }
+  inline Floats8 at(int64_t) const { return Floats8{}; }
   inline bool infinite() const { return false; }
 };
 
@@ -115,8 +114,8 @@ template <Scaling S> struct ByteScales {
     bytes = static_cast<const uint8_t *>(x.scales) +
             scale_index(x, column + c * step, k);
   }
-  inline __m256 at(int64_t block) const {
-    return _mm256_broadcast_ss(table + bytes[block * stride]);
+  inline Floats8 at(int64_t block) const {
+    return broadcast(table[bytes[block * stride]]);
   }
   inline bool infinite() const { return false; }
 };
@@ -139,55 +138,54 @@ template <Scaling S> struct FloatScales {
              scale_index(x, column + c * step, k);
     largest = 0;
   }
-  inline __m256 at(int64_t block) {
+  inline Floats8 at(int64_t block) {
     const float scale = scales[block * stride];
     const uint32_t magnitude = bits_of(scale) & kAbsMask;
     if (magnitude == kInfinity)
       largest = magnitude;
-    return _mm256_set1_ps(panel_scale(scale, unit));
+    return broadcast(panel_scale(scale, unit));
   }
   inline bool infinite() const { return largest == kInfinity; }
 };
 
 template <int Rows, int Chains> struct RunSums {
-  __m256 chains[Rows][Chains];
+  Floats8 chains[Rows][Chains];
 
   [[gnu::always_inline]] inline RunSums() {
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
       for (int c = 0; c < Chains; ++c)
-        chains[r][c] = _mm256_setzero_ps();
+        chains[r][c] = Floats8{};
   }
 
   // += values times the rows, 8 of them.
   template <int Chain>
-  [[gnu::always_inline]] inline void add(__m256 values, const float *rows,
+  [[gnu::always_inline]] inline void add(Floats8 values, const float *rows,
                                          int64_t stride) {
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r)
-      chains[r][Chain % Chains] =
-          _mm256_fmadd_ps(values, _mm256_loadu_ps(rows + r * stride),
-                          chains[r][Chain % Chains]);
+      chains[r][Chain % Chains] = multiply_add(
+          values, load<Floats8>(rows + r * stride), chains[r][Chain % Chains]);
   }
 
   [[gnu::always_inline]] inline void add_scaled(const RunSums &sums,
-                                                __m256 scale) {
+                                                Floats8 scale) {
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
       for (int c = 0; c < Chains; ++c)
-        chains[r][c] = _mm256_fmadd_ps(sums.chains[r][c], scale, chains[r][c]);
+        chains[r][c] = multiply_add(sums.chains[r][c], scale, chains[r][c]);
   }
 
-  [[gnu::always_inline]] inline void add_to(__m256 *total) const {
+  [[gnu::always_inline]] inline void add_to(Floats8 *total) const {
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
-      __m256 sum = chains[r][0];
+      Floats8 sum = chains[r][0];
 #pragma GCC unroll 4
       for (int c = 1; c < Chains; ++c)
-        sum = _mm256_add_ps(sum, chains[r][c]);
-      total[r] = _mm256_add_ps(total[r], sum);
+        sum += chains[r][c];
+      total[r] += sum;
     }
   }
 };
@@ -195,14 +193,14 @@ template <int Rows, int Chains> struct RunSums {
 template <Element E, Scaling S, int Rows, int Chains>
 [[gnu::always_inline]] static inline void
 add_run(const uint8_t *codes, const float *rows, int64_t row_stride,
-        __m256 scale, __m256i &largest, RunSums<Rows, Chains> &sums) {
-  const __m256i bytes = _mm256_loadu_si256((const __m256i *)codes);
-  largest = _mm256_max_epu8(largest, _mm256_add_epi8(bytes, bytes));
-  __m256 values[4];
+        Floats8 scale, Bytes32 &largest, RunSums<Rows, Chains> &sums) {
+  const Bytes32 bytes = load<Bytes32>(codes);
+  largest = maximum(largest, bytes + bytes);
+  Floats8 values[4];
   RunDecoder<E>::decode(bytes, values);
   if constexpr (S == Scaling::values)
-    for (__m256 &value : values)
-      value = _mm256_mul_ps(value, scale);
+    for (Floats8 &value : values)
+      value *= scale;
   sums.template add<0>(values[0], rows, row_stride);
   sums.template add<1>(values[1], rows + 8, row_stride);
   sums.template add<2>(values[2], rows + 16, row_stride);
@@ -213,14 +211,14 @@ add_run(const uint8_t *codes, const float *rows, int64_t row_stride,
 template <Element E, int Count, class Scales, class Sums>
 [[gnu::always_inline]] static inline void
 add_runs(const StripRuns &runs, const uint8_t *codes, int64_t first,
-         Scales &scales, __m256i &largest, Sums &sums) {
+         Scales &scales, Bytes32 &largest, Sums &sums) {
   constexpr int block = Count < Scales::kBlockRuns ? Count : Scales::kBlockRuns;
 #pragma GCC unroll 2
   for (int line = 0; line < Count; line += 2)
-    _mm_prefetch(codes + (first + line) * kRun + runs.ahead, _MM_HINT_T0);
+    __builtin_prefetch(codes + (first + line) * kRun + runs.ahead);
 #pragma GCC unroll 4
   for (int run = 0; run < Count; run += block) {
-    const __m256 scale = scales.at((first + run) / Scales::kBlockRuns);
+    const Floats8 scale = scales.at((first + run) / Scales::kBlockRuns);
     Sums products;
     Sums &target = Scales::kScaling == Scaling::sums ? products : sums;
 #pragma GCC unroll 4
@@ -243,9 +241,9 @@ template <class Scales> constexpr int chains_of(int rows) {
 template <Element E, int Rows, class Scales>
 [[gnu::always_inline]] static inline void
 sum_column(const StripRuns &runs, const uint8_t *codes, Scales &scales,
-           __m256 *total, __m256i &largest) {
+           Floats8 *total, Bytes32 &largest) {
   RunSums<Rows, chains_of<Scales>(Rows)> sums;
-  __m256i most = largest;
+  Bytes32 most = largest;
   int64_t run = 0;
   for (; run + kRunsAtOnce <= runs.count; run += kRunsAtOnce)
     add_runs<E, kRunsAtOnce>(runs, codes, run, scales, most, sums);
@@ -271,7 +269,7 @@ sum_streams(const StripRuns &given, const Scales &scales, ColumnSums *columns) {
     of[c].start(column);
     codes[c] = runs.codes + column * runs.codes_stride;
   }
-  __m256i largest = _mm256_setzero_si256();
+  Bytes32 largest = Bytes32{};
   int64_t run = 0;
   for (; run + together <= runs.count; run += together)
 #pragma GCC unroll 4
@@ -283,7 +281,7 @@ sum_streams(const StripRuns &given, const Scales &scales, ColumnSums *columns) {
       add_runs<E, 1>(runs, codes[c], run, of[c], largest, sums[c]);
   for (int64_t c = 0; c < runs.columns; ++c) {
     sums[c].add_to(columns[c].total);
-    columns[c].largest = _mm256_max_epu8(columns[c].largest, largest);
+    columns[c].largest = maximum(columns[c].largest, largest);
     columns[c].infinite_scale |= of[c].infinite();
   }
 }
@@ -302,5 +300,3 @@ template <Element E, int Rows, class Scales>
 }
 
 } // namespace steelyard::STEELYARD_ISA
-
-#endif

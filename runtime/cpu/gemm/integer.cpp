@@ -5,12 +5,9 @@
 
 namespace steelyard::STEELYARD_ISA {
 
-#if defined(__AVX2__)
-
-static IntegerRow *packed_row(const GemmCall &call, int64_t slice,
-                              int64_t row) {
-  return static_cast<IntegerRow *>(call.packed) +
-         slice * call.units() * kRowUnit + row;
+static IntegerRow *panel_row(const GemmCall &call, int64_t slice, int64_t row) {
+  return static_cast<IntegerRow *>(call.plan.row_panels) +
+         slice * row_units(call) * kRowUnit + row;
 }
 
 static int64_t blocks_of(int64_t k) {
@@ -33,27 +30,23 @@ static const uint8_t *scales_of(const GemmOperand &x, int64_t i, int64_t p) {
          p / kUnitBlock;
 }
 
-static void pack_row(const GemmOperand &x, int64_t i, int64_t p, int64_t k,
+static void fill_row(const GemmOperand &x, int64_t i, int64_t p, int64_t k,
                      bool offset, IntegerRow &row) {
   alignas(32) uint8_t codes[kSlice / 2];
   copy_codes(x, i, p, k, codes);
-  const __m128i table =
-      _mm256_castsi256_si128(doubled_codes(offset ? kCodeOffset : 0));
+  const Bytes16 table = doubled_codes(offset ? kCodeOffset : 0);
   for (int64_t q = 0; q < k; q += 32) {
-    const __m128i packed = _mm_load_si128((const __m128i *)(codes + q / 2));
-    const __m128i mask = _mm_set1_epi8(15);
-    const __m128i even = _mm_shuffle_epi8(table, _mm_and_si128(packed, mask));
-    const __m128i odd =
-        _mm_shuffle_epi8(table, _mm_and_si128(_mm_srli_epi16(packed, 4), mask));
-    _mm_storeu_si128((__m128i *)(row.codes + q), _mm_unpacklo_epi32(even, odd));
-    _mm_storeu_si128((__m128i *)(row.codes + q + 16),
-                     _mm_unpackhi_epi32(even, odd));
+    const Bytes16 pairs = load<Bytes16>(codes + q / 2);
+    const Words4 even = as<Words4>(look_up(table, pairs & uint8_t{15})),
+                 odd = as<Words4>(look_up(table, pairs >> 4));
+    store(row.codes + q, zip_low(even, odd));
+    store(row.codes + q + 16, zip_high(even, odd));
   }
   alignas(16) uint8_t bytes[kSliceBlocks] = {};
   if (k > 0)
     std::memcpy(bytes, scales_of(x, i, p), blocks_of(k));
   for (int64_t b = 0; b < kSliceBlocks; b += 8)
-    _mm256_storeu_ps(row.scales + b, half_scales(bytes + b));
+    store(row.scales + b, half_scales(bytes + b));
 }
 
 static void set_offsets(int64_t k, IntegerRow &row) {
@@ -65,41 +58,41 @@ static void set_offsets(int64_t k, IntegerRow &row) {
   }
 }
 
-void pack_integers(const GemmCall &call, int64_t begin, int64_t end) {
+void fill_integer_rows(const GemmCall &call, int64_t begin, int64_t end) {
   for (int64_t task = begin; task < end; ++task) {
-    const int64_t slice = task % call.slices, k = slice_length(call, slice);
-    const int64_t top = task / call.slices * kRowUnit;
-    const int64_t bottom = smaller(top + kRowUnit, call.rows);
+    const int64_t slice = task % call.at.slices, k = slice_length(call, slice);
+    const int64_t top = task / call.at.slices * kRowUnit;
+    const int64_t bottom = smaller(top + kRowUnit, call.at.rows);
     for (int64_t row = top; row < bottom; ++row) {
-      IntegerRow &packed = *packed_row(call, slice, row);
-      pack_row(call.a, call.row + row, call.k + slice * kSlice, k, !call.few,
-               packed);
-      if (call.few)
-        set_offsets(k, packed);
+      IntegerRow &integers = *panel_row(call, slice, row);
+      fill_row(call.problem.a, call.at.row + row, call.at.k + slice * kSlice, k,
+               !call.plan.few_rows, integers);
+      if (call.plan.few_rows)
+        set_offsets(k, integers);
     }
   }
 }
 
 // out[i] = the i-th four bytes of each of 8 rows.
-static void transpose_runs(const uint8_t (*rows)[kSlice / 2], int64_t byte,
-                           uint8_t *out) {
-  __m256 a[8], b[8];
+static void transpose_quads(const uint8_t (*rows)[kSlice / 2], int64_t byte,
+                            uint8_t *out) {
+  Words8 a[8], b[8];
   for (int i = 0; i < 8; ++i)
-    a[i] = _mm256_castsi256_ps(load_32(rows[i] + byte));
+    a[i] = load<Words8>(rows[i] + byte);
   for (int i = 0; i < 8; i += 2) {
-    b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
-    b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+    b[i] = zip_low(a[i], a[i + 1]);
+    b[i + 1] = zip_high(a[i], a[i + 1]);
   }
   for (int i = 0; i < 8; i += 4)
     for (int j = 0; j < 2; ++j) {
-      a[i + 2 * j] = _mm256_shuffle_ps(b[i + j], b[i + j + 2], 0x44);
-      a[i + 2 * j + 1] = _mm256_shuffle_ps(b[i + j], b[i + j + 2], 0xee);
+      const Longs4 first = as<Longs4>(b[i + j]),
+                   second = as<Longs4>(b[i + j + 2]);
+      a[i + 2 * j] = as<Words8>(zip_low(first, second));
+      a[i + 2 * j + 1] = as<Words8>(zip_high(first, second));
     }
   for (int i = 0; i < 4; ++i) {
-    _mm256_storeu_ps(reinterpret_cast<float *>(out + 32 * i),
-                     _mm256_permute2f128_ps(a[i], a[i + 4], 0x20));
-    _mm256_storeu_ps(reinterpret_cast<float *>(out + 32 * (i + 4)),
-                     _mm256_permute2f128_ps(a[i], a[i + 4], 0x31));
+    store(out + 32 * i, join_low(a[i], a[i + 4]));
+    store(out + 32 * (i + 4), join_high(a[i], a[i + 4]));
   }
 }
 
@@ -116,7 +109,7 @@ static GroupUnits stage_units(const GemmOperand &x, int64_t first, int64_t p,
           first + c < x.outer ? scales_of(x, first + c, p)[b] : 0;
   }
   for (int64_t q = 0; q < k; q += 64)
-    transpose_runs(rows, q / 2, staged.codes[q / kUnitBlock]);
+    transpose_quads(rows, q / 2, staged.codes[q / kUnitBlock]);
   return {staged.codes[0], staged.scales[0]};
 }
 
@@ -129,12 +122,12 @@ static GroupUnits packed_units(const GemmOperand &x, int64_t first, int64_t p) {
 
 static GroupUnits units_of(const GemmOperand &x, int64_t first, int64_t p,
                            int64_t k, StagedUnits &staged) {
-  return x.packed ? packed_units(x, first, p)
-                  : stage_units(x, first, p, k, staged);
+  return x.is_packed_weight ? packed_units(x, first, p)
+                            : stage_units(x, first, p, k, staged);
 }
 
 // kColumnUnit columns from `first`: units [block][kPanelGroups].
-static void pack_columns(const GemmOperand &x, int64_t first, int64_t p,
+static void fill_columns(const GemmOperand &x, int64_t first, int64_t p,
                          int64_t k, IntegerUnit *out) {
   StagedUnits staged;
   for (int64_t g = 0; g < kPanelGroups; ++g) {
@@ -148,8 +141,7 @@ static void pack_columns(const GemmOperand &x, int64_t first, int64_t p,
     for (int64_t b = 0; b < blocks_of(k); ++b) {
       // The next slice comes after all rows: too late for the processor to see
       // a pattern.
-      _mm_prefetch(units.codes + b * kUnitBytes + kSliceBlocks * kUnitBytes,
-                   _MM_HINT_T1);
+      __builtin_prefetch(units.codes + (b + kSliceBlocks) * kUnitBytes, 0, 2);
       store_unit(units.codes + b * kUnitBytes, units.scales + b * kGroupColumns,
                  out[b * kPanelGroups + g]);
     }
@@ -159,14 +151,14 @@ static void pack_columns(const GemmOperand &x, int64_t first, int64_t p,
 static void multiply_slice(const GemmCall &call, const OutputTile<float> &tile,
                            int64_t slice, IntegerUnit *columns) {
   const int64_t k = slice_length(call, slice);
-  const bool first = call.first_slab && slice == 0;
+  const bool first = call.at.first_slab && slice == 0;
   for (int64_t j = 0; j < tile.columns; j += kColumnUnit) {
-    pack_columns(call.b, call.column + tile.column + j, call.k + slice * kSlice,
-                 k, columns);
+    fill_columns(call.problem.b, call.at.column + tile.column + j,
+                 call.at.k + slice * kSlice, k, columns);
     for (int64_t i = 0; i < tile.rows; ++i)
-      multiply_integer_row(*packed_row(call, slice, tile.row + i), columns,
-                           blocks_of(k), tile.sums + i * call.tile_columns + j,
-                           first);
+      multiply_integer_row(*panel_row(call, slice, tile.row + i), columns,
+                           blocks_of(k),
+                           tile.sums + i * call.plan.tile_columns + j, first);
   }
 }
 
@@ -197,15 +189,16 @@ static void multiply_rows(const IntegerRow *rows, int64_t count,
 static void multiply_group(const GemmCall &call, const OutputTile<float> &tile,
                            int64_t j, int64_t slice, StagedUnits &staged) {
   const int64_t k = slice_length(call, slice);
-  const GroupUnits units = units_of(call.b, call.column + tile.column + j,
-                                    call.k + slice * kSlice, k, staged);
+  const GroupUnits units =
+      units_of(call.problem.b, call.at.column + tile.column + j,
+               call.at.k + slice * kSlice, k, staged);
   const int64_t parts = (tile.rows + kRowsAtOnce - 1) / kRowsAtOnce;
   for (int64_t part = 0; part < parts; ++part) {
     const int64_t row = tile.rows * part / parts,
                   end = tile.rows * (part + 1) / parts;
-    multiply_rows(packed_row(call, slice, tile.row + row), end - row, units,
-                  blocks_of(k), tile.sums + row * call.tile_columns + j,
-                  call.tile_columns, call.first_slab && slice == 0);
+    multiply_rows(panel_row(call, slice, tile.row + row), end - row, units,
+                  blocks_of(k), tile.sums + row * call.plan.tile_columns + j,
+                  call.plan.tile_columns, call.at.first_slab && slice == 0);
   }
 }
 
@@ -217,25 +210,26 @@ static void multiply_streams(const GemmCall &call,
   const int64_t k = slice_length(call, slice);
   GroupUnits units[kStreams];
   for (int64_t g = 0; g < kStreams; ++g)
-    units[g] = packed_units(call.b, call.column + tile.column + j + g * apart,
-                            call.k + slice * kSlice);
-  multiply_integer_groups<1>(packed_row(call, slice, tile.row), units,
-                             blocks_of(k), tile.sums + j, call.tile_columns,
-                             apart, call.first_slab && slice == 0);
+    units[g] = packed_units(call.problem.b,
+                            call.at.column + tile.column + j + g * apart,
+                            call.at.k + slice * kSlice);
+  multiply_integer_groups<1>(
+      panel_row(call, slice, tile.row), units, blocks_of(k), tile.sums + j,
+      call.plan.tile_columns, apart, call.at.first_slab && slice == 0);
 }
 
 // Columns in the order of memory, or of several streams through it, which is
 // then read at its full speed.
 static void multiply_few(const GemmCall &call, const OutputTile<float> &tile) {
   StagedUnits staged;
-  const bool streams = call.rows == 1 && call.b.packed;
+  const bool streams = call.at.rows == 1 && call.problem.b.is_packed_weight;
   const int64_t apart =
       streams ? tile.columns / (kStreams * kGroupColumns) * kGroupColumns : 0;
   for (int64_t j = 0; j < apart; j += kGroupColumns)
-    for (int64_t slice = 0; slice < call.slices; ++slice)
+    for (int64_t slice = 0; slice < call.at.slices; ++slice)
       multiply_streams(call, tile, j, apart, slice);
   for (int64_t j = kStreams * apart; j < tile.columns; j += kGroupColumns)
-    for (int64_t slice = 0; slice < call.slices; ++slice)
+    for (int64_t slice = 0; slice < call.at.slices; ++slice)
       multiply_group(call, tile, j, slice, staged);
 }
 
@@ -245,15 +239,14 @@ void multiply_integers(const GemmCall &call, int64_t begin, int64_t end) {
                        kPanelGroups * kSliceBlocks * sizeof(IntegerUnit)));
   for (int64_t task = begin; task < end; ++task) {
     const OutputTile<float> tile = tile_of<float>(call, task);
-    if (call.few)
+    if (call.plan.few_rows)
       multiply_few(call, tile);
-    for (int64_t slice = 0; !call.few && slice < call.slices; ++slice)
+    for (int64_t slice = 0; !call.plan.few_rows && slice < call.at.slices;
+         ++slice)
       multiply_slice(call, tile, slice, columns);
-    if (call.last_slab)
+    if (call.at.last_slab)
       store_tile(call, tile);
   }
 }
-
-#endif
 
 } // namespace steelyard::STEELYARD_ISA

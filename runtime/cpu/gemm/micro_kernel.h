@@ -1,38 +1,22 @@
-// The product of two packed panels, kHeight rows by kWidth columns, in
+// The product of two panels, kHeight rows by kWidth columns, in
 // registers. Included by kernel sources only.
 #pragma once
 
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
-
 #include "cpu/gemm/gemm.h"
+#include "cpu/simd/simd.h"
 
 namespace steelyard::STEELYARD_ISA {
 
-#if defined(__AVX512F__)
-static constexpr int kVectorBytes = 64, kHeight = 12, kWidth = 32;
-#elif defined(__AVX2__)
-static constexpr int kVectorBytes = 32, kHeight = 6, kWidth = 16;
-#else
-static constexpr int kVectorBytes = 16, kHeight = 3, kWidth = 16;
-#endif
+static constexpr int kVectorBytes = sizeof(WidestFloats);
+// As many sums as the registers hold beside what is multiplied.
+static constexpr int kHeight = kVectorBytes == 64   ? 12
+                               : kVectorBytes == 32 ? 6
+                                                    : 3;
+static constexpr int kWidth = kVectorBytes == 64 ? 32 : 16;
 static_assert(kRowUnit % kHeight == 0 && kColumnUnit % kWidth == 0);
 
-typedef float Floats __attribute__((vector_size(kVectorBytes)));
-typedef double Doubles __attribute__((vector_size(kVectorBytes)));
-
-static inline Floats multiply_add(Floats a, Floats b, Floats c) {
-#if defined(__AVX512F__)
-  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__AVX2__)
-  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#else
-  return a * b + c;
-#endif
-}
-
-static inline Doubles multiply_add(Doubles a, Doubles b, Doubles c) {
+static inline WidestDoubles multiply_add(WidestDoubles a, WidestDoubles b,
+                                         WidestDoubles c) {
   return a * b + c;
 }
 
@@ -71,12 +55,12 @@ static inline void multiply_panel(const T *a, const T *b, int64_t k, T *c,
 
 static inline void multiply_panel(const float *a, const float *b, int64_t k,
                                   float *c, int64_t c_stride, bool first) {
-  multiply_panel<float, Floats>(a, b, k, c, c_stride, first);
+  multiply_panel<float, WidestFloats>(a, b, k, c, c_stride, first);
 }
 
 static inline void multiply_panel(const double *a, const double *b, int64_t k,
                                   double *c, int64_t c_stride, bool first) {
-  multiply_panel<double, Doubles>(a, b, k, c, c_stride, first);
+  multiply_panel<double, WidestDoubles>(a, b, k, c, c_stride, first);
 }
 
 } // namespace steelyard::STEELYARD_ISA

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cpu/gemm/packed_weight.h"
+#include "cpu/gemm/plan.h"
 
 namespace steelyard {
 namespace {
@@ -32,11 +33,10 @@ void describe_codes(const StoredCopy &copy, GemmOperand &x) {
 // has them all.
 void describe_mx_scales(const StoredCopy &copy, GemmOperand &x) {
   const StoredCopy array = stored_copy(copy);
-  const int64_t rows = array.stored().rows;
   x.scale_type = ScaleType::e8m0;
   x.k_shift = 5;
-  x.scale_count =
-      array.scale_row() * (array.columnwise ? ceil_div(rows, 32) : rows);
+  x.scale_count = array.scale_row() *
+                  scale_rows(array.scheme, array.columnwise, array.stored());
   if (!copy.scheme.borrowed()) {
     (copy.columnwise ? x.k_stride : x.outer_stride) = array.scale_row();
     return;
@@ -74,61 +74,60 @@ void describe_scales(const StoredCopy &copy, GemmOperand &x) {
 // Levels above the block scales wait for the end, where they cost nothing; one
 // that is not finite goes into the panels, for the NaN that it makes of zeros.
 void describe_second(const float *second, bool per_row, double range,
-                     PlannedOperand &planned) {
-  GemmOperand &x = planned.x;
+                     GemmOperand &x, OperandMemory &memory) {
   const int64_t levels = per_row ? x.outer : 1;
   const bool finite = std::all_of(second, second + levels,
                                   [](float v) { return std::isfinite(v); });
   if (!finite)
-    planned.fold.assign(x.outer, 1.0f);
+    memory.fold.assign(x.outer, 1.0f);
   for (int64_t i = 0; !finite && i < x.outer; ++i)
     if (const float level = second[per_row ? i : 0]; !std::isfinite(level))
-      planned.fold[i] = level;
+      memory.fold[i] = level;
   if (per_row)
     for (int64_t i = 0; i < levels; ++i)
-      planned.factors.push_back((std::isfinite(second[i]) ? second[i] : 1.0) /
-                                range);
+      memory.factors.push_back((std::isfinite(second[i]) ? second[i] : 1.0) /
+                               range);
   else
     x.factor = (finite ? *second : 1.0) / range;
-  x.fold = planned.fold.empty() ? nullptr : planned.fold.data();
-  x.factors = planned.factors.empty() ? nullptr : planned.factors.data();
+  x.fold = memory.fold.empty() ? nullptr : memory.fold.data();
+  x.factors = memory.factors.empty() ? nullptr : memory.factors.data();
 }
 
 } // namespace
 
-PlannedOperand plan_operand(const StoredCopy &copy) {
+OperandMemory describe_operand(const StoredCopy &copy, GemmOperand &x) {
   const SchemeBits scheme = copy.scheme;
-  PlannedOperand planned{};
-  GemmOperand &x = planned.x;
+  OperandMemory memory;
   x.unit = x.factor = 1.0;
   describe_codes(copy, x);
   describe_scales(copy, x);
   const float *levels = copy.amax;
-  if (scheme.packed()) {
+  if (scheme.is_packed_weight()) {
     const auto layout = PackedLayout::of(x.outer, x.k, scheme.row_scaled());
-    x.packed = true;
+    x.is_packed_weight = true;
     x.scales = x.codes + layout.scales();
     levels = reinterpret_cast<const float *>(x.codes + layout.amax());
   }
   const bool four_over_six = scheme.four_over_six() != FourOverSix::none;
   const double e4m3_max = four_over_six ? 256.0 : 448.0;
   if (scheme.family() == Family::tensor)
-    describe_second(static_cast<const float *>(x.scales), false, 1.0, planned);
+    describe_second(static_cast<const float *>(x.scales), false, 1.0, x,
+                    memory);
   if (scheme.family() == Family::nvfp4)
-    describe_second(levels, scheme.row_scaled(), 6.0 * e4m3_max, planned);
-  return planned;
+    describe_second(levels, scheme.row_scaled(), 6.0 * e4m3_max, x, memory);
+  return memory;
 }
 
-void unpack_operand(PlannedOperand &operand) {
-  GemmOperand &x = operand.x;
+void unpack_operand(GemmOperand &x, OperandMemory &memory) {
   const int64_t codes = x.outer * x.codes_stride,
                 scales = x.outer * x.outer_stride;
-  operand.unpacked.resize(codes + scales);
-  uint8_t *memory = operand.unpacked.data();
-  unpack_weight(x.codes, {memory, memory + codes, nullptr, x.outer, x.k});
-  x.codes = memory;
-  x.scales = memory + codes;
-  x.packed = false;
+  memory.unpacked.resize(codes + scales);
+  uint8_t *unpacked = memory.unpacked.data();
+  unpack_weight(x.codes,
+                {unpacked, unpacked + codes, nullptr, x.outer, x.k, false});
+  x.codes = unpacked;
+  x.scales = unpacked + codes;
+  x.is_packed_weight = false;
 }
 
 } // namespace steelyard

@@ -3,22 +3,23 @@
 
 #include <vector>
 
+#include "cpu/gemm/problem.h"
 #include "cpu/operations.h"
 
 namespace steelyard {
 
-// An operand with what its factors point to.
-struct PlannedOperand {
-  GemmOperand x;
+// What an operand points to beside the memory of its copy.
+struct OperandMemory {
   std::vector<double> factors;
   std::vector<float> fold;
-  std::vector<uint8_t> unpacked;
+  std::vector<uint8_t> unpacked; // codes and scales of a packed weight
 };
 
-PlannedOperand plan_operand(const StoredCopy &copy);
+// Fills in all of `x`, which must be zero.
+OperandMemory describe_operand(const StoredCopy &copy, GemmOperand &x);
 
-// Gives an operand of a packed weight the compact codes and scales that float32
-// panels are made from.
-void unpack_operand(PlannedOperand &operand);
+// Gives the operand of a packed weight the compact codes and scales that panels
+// of float32 are made from.
+void unpack_operand(GemmOperand &x, OperandMemory &memory);
 
 } // namespace steelyard

@@ -1,7 +1,7 @@
 // Operands as panels of decoded values. Included by kernel sources only.
 //
-// A packed row is [k]; packed columns are [k][kWidth]. Rows and columns that
-// the operand does not have are zero.
+// A row of a panel is [k]; columns are [k][kWidth]. Rows and columns that the
+// operand does not have are zero.
 #pragma once
 
 #include "cpu/gemm/decode.h"
@@ -9,13 +9,13 @@
 
 namespace steelyard::STEELYARD_ISA {
 
-// Codes a byte of E.
+// Codes per byte of E.
 template <Element E>
 static constexpr int64_t kPerByte = E == Element::e2m1 ? 2 : 1;
 
-template <Element E> class Packer {
+template <Element E> class PanelFiller {
 public:
-  explicit Packer(const GemmOperand &x) : x_(x) {
+  explicit PanelFiller(const GemmOperand &x) : x_(x) {
     if (x.scale_type != ScaleType::e8m0 && x.scale_type != ScaleType::e4m3)
       return;
     for (int byte = 0; byte < 256; ++byte) {
@@ -27,7 +27,7 @@ public:
 
   // `rows` rows from `first`, at most kRowUnit; `k` values each from `p`, at
   // most kSlice, and zeros up to a multiple of 32.
-  void pack_rows(int64_t first, int64_t rows, int64_t p, int64_t k,
+  void fill_rows(int64_t first, int64_t rows, int64_t p, int64_t k,
                  float *out) const {
     uint8_t lines[16][kSlice];
     for (int64_t r = 0; r < rows; ++r, out += kRowStride) {
@@ -47,20 +47,20 @@ public:
   }
 
   // kWidth columns from `first`.
-  void pack_columns(int64_t first, int64_t p, int64_t k, float *out) const {
+  void fill_columns(int64_t first, int64_t p, int64_t k, float *out) const {
     for (int64_t group = 0; group < kWidth; group += 16)
-      pack_group(first + group, p, k, out + group);
+      fill_group(first + group, p, k, out + group);
   }
 
   // The same in float64, exact for any scales.
-  void pack_rows(int64_t first, int64_t rows, int64_t p, int64_t k,
+  void fill_rows(int64_t first, int64_t rows, int64_t p, int64_t k,
                  double *out) const {
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t q = 0; q < k; ++q)
         out[r * kRowStride + q] = value(first + r, p + q);
   }
 
-  void pack_columns(int64_t first, int64_t p, int64_t k, double *out) const {
+  void fill_columns(int64_t first, int64_t p, int64_t k, double *out) const {
     for (int64_t q = 0; q < k; ++q)
       for (int64_t c = 0; c < kWidth; ++c)
         out[q * kWidth + c] = value(first + c, p + q);
@@ -95,8 +95,8 @@ private:
         const Bytes16 packed = load_some(codes + q / 2, (k - q + 1) / 2);
         const Bytes16 even = e5m2_of_e2m1(packed & 15);
         const Bytes16 odd = e5m2_of_e2m1(packed >> 4);
-        store_bytes(zip_low(even, odd), buffer + q);
-        store_bytes(zip_high(even, odd), buffer + q + 16);
+        store(buffer + q, zip_low(even, odd));
+        store(buffer + q + 16, zip_high(even, odd));
       }
       return buffer;
     }
@@ -109,7 +109,7 @@ private:
     alignas(16) uint8_t square[16][16];
     for (int64_t q = 0; q < k; q += 16) {
       for (int64_t s = 0; s < smaller(16, k - q); ++s)
-        store_bytes(k_line(first, p + q + s), square[s]);
+        store(square[s], k_line(first, p + q + s));
       transpose_16x16(square[0], 16, lines[0] + q, kSlice);
     }
   }
@@ -118,17 +118,17 @@ private:
                   float *out) const {
     float scale = 0.0f;
     for (int64_t q = 0; q < k; q += 16) {
-      if (q % x_.k_block() == 0)
+      if (q % k_block(x_) == 0)
         scale = factor(i, p + q);
       decode_16<E>(load_some(codes + q, k - q), scale, out + q);
     }
   }
 
   // 16 columns, [k][kWidth].
-  void pack_group(int64_t first, int64_t p, int64_t k, float *out) const {
+  void fill_group(int64_t first, int64_t p, int64_t k, float *out) const {
     const int64_t columns = smaller(16, x_.outer - first);
     float factors[kSlice / 16][16];
-    for (int64_t q = 0; q < k; q += x_.k_block())
+    for (int64_t q = 0; q < k; q += k_block(x_))
       for (int64_t c = 0; c < 16; ++c)
         factors[q >> x_.k_shift][c] =
             c < columns ? factor(first + c, p + q) : 0.0f;
@@ -142,12 +142,12 @@ private:
       return;
     }
     for (int64_t q = 0; q < k; q += kStaged * kPerByte<E>)
-      pack_staged(first, columns, p, q, k, put);
+      fill_staged(first, columns, p, q, k, put);
   }
 
   // One cache line of each row at a time: rows may all lie in one cache set.
   template <class Put>
-  void pack_staged(int64_t first, int64_t columns, int64_t p, int64_t q,
+  void fill_staged(int64_t first, int64_t columns, int64_t p, int64_t q,
                    int64_t k, const Put &put) const {
     alignas(64) uint8_t staged[16][kStaged];
     const int64_t bytes =
@@ -173,7 +173,7 @@ private:
   static void put_lines(const uint8_t (*lines)[16], int64_t q, int64_t k,
                         const Put &put) {
     for (int64_t s = 0; s < 16 && q < k; ++s) {
-      const Bytes16 codes = load_bytes(lines[s]);
+      const Bytes16 codes = load<Bytes16>(lines[s]);
       if constexpr (E == Element::e2m1) {
         put(q++, e5m2_of_e2m1(codes & 15));
         if (q < k)
@@ -192,14 +192,10 @@ private:
 
   static Bytes16 load_some(const uint8_t *bytes, int64_t n) {
     if (n >= 16)
-      return load_bytes(bytes);
+      return load<Bytes16>(bytes);
     Bytes16 loaded = {};
     std::memcpy(&loaded, bytes, n);
     return loaded;
-  }
-
-  static void store_bytes(Bytes16 bytes, uint8_t *out) {
-    std::memcpy(out, &bytes, sizeof bytes);
   }
 
   static constexpr int64_t kStaged = 64;

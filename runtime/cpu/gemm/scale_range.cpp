@@ -20,8 +20,8 @@ static ScaleRange range_of_bytes(const uint8_t *bytes, int64_t n) {
 }
 
 static bool is_zero_block(const GemmOperand &x, int64_t i, int64_t p) {
-  const int64_t bottom = smaller(i + x.outer_block(), x.outer);
-  const int64_t end = smaller(p + x.k_block(), x.k);
+  const int64_t bottom = smaller(i + outer_block(x), x.outer);
+  const int64_t end = smaller(p + k_block(x), x.k);
   for (int64_t r = i; r < bottom; ++r)
     for (int64_t q = p; q < end; ++q)
       if (code_at(x, r, q) != 0.0f)
@@ -45,8 +45,8 @@ static void include(ScaleRange &range, float scale) {
 
 static ScaleRange range_of_blocks(const GemmOperand &x, bool skip_zeros) {
   ScaleRange range{1000, -1000};
-  for (int64_t i = 0; i < x.outer; i += x.outer_block())
-    for (int64_t p = 0; p < x.k; p += x.k_block()) {
+  for (int64_t i = 0; i < x.outer; i += outer_block(x))
+    for (int64_t p = 0; p < x.k; p += k_block(x)) {
       const float scale = scale_at(x, scale_index(x, i, p));
       if (has_exponent(scale) && !(skip_zeros && is_zero_block(x, i, p)))
         include(range, scale);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu/gemm/tiles.h"
+#include "cpu/produce/activate.h"
 
 namespace steelyard::STEELYARD_ISA {
 
@@ -22,66 +23,70 @@ static void add_row(const Matrix &addend, int64_t row, int64_t column,
 }
 
 // One factor for all that float32 holds well, and nothing to add.
-static bool scales_in_float(const GemmCall &call) {
-  const double factor = call.a.factor * call.b.factor;
+static bool scales_in_float(const GemmProblem &problem, Panels panels) {
+  const double factor = problem.a.factor * problem.b.factor;
   const double magnitude = factor < 0 ? -factor : factor;
-  return call.panels != Panels::f64 && !call.a.factors && !call.b.factors &&
-         !call.addends[0].data && !call.addends[1].data &&
+  return panels != Panels::f64 && !problem.a.factors && !problem.b.factors &&
+         !problem.result.bias.data && !problem.result.accumulate.data &&
          magnitude >= 0x1p-126 && magnitude <= kFloatMax;
 }
 
 // factors * sums + addends, in float64 so that only the result overflows.
 template <class T>
-static void finish_row(const GemmCall &call, int64_t row, int64_t column,
+static void finish_row(const GemmProblem &problem, int64_t row, int64_t column,
                        int64_t n, const T *sums, float *out) {
   const double row_factor =
-      call.a.factors ? call.a.factors[row] : call.a.factor;
+      problem.a.factors ? problem.a.factors[row] : problem.a.factor;
   double values[kMostTileColumns];
   for (int64_t j = 0; j < n; ++j)
-    values[j] =
-        sums[j] * (row_factor * (call.b.factors ? call.b.factors[column + j]
-                                                : call.b.factor));
-  for (const Matrix &addend : call.addends)
-    if (addend.data)
-      add_row(addend, row, column, n, values);
+    values[j] = sums[j] *
+                (row_factor * (problem.b.factors ? problem.b.factors[column + j]
+                                                 : problem.b.factor));
+  const GemmResult &result = problem.result;
+  if (result.bias.data)
+    add_row(result.bias, row, column, n, values);
+  if (result.accumulate.data)
+    add_row(result.accumulate, row, column, n, values);
   for (int64_t j = 0; j < n; ++j)
     out[j] = static_cast<float>(values[j]);
 }
 
-static void *element_of(void *data, Dtype dtype, int64_t index) {
-  return static_cast<char *>(data) + index * (dtype == Dtype::f32 ? 4 : 2);
+// Rounds a part of a row to the dtype of an output.
+static void store_part(const Matrix &out, int64_t row, int64_t column,
+                       int64_t n, const float *values) {
+  const int64_t index = row * out.row_stride + column;
+  char *data = static_cast<char *>(const_cast<void *>(out.data));
+  store_row(values, n, out.dtype,
+            data + index * (out.dtype == Dtype::f32 ? 4 : 2));
 }
 
 // From what the epilogue is given to the output.
-static void store_values(const GemmCall &call, int64_t row, int64_t column,
+static void store_values(const GemmResult &result, int64_t row, int64_t column,
                          int64_t n, float *values) {
-  if (call.preactivation)
-    store_row(values, n, call.out_dtype,
-              element_of(call.preactivation, call.out_dtype,
-                         row * call.preactivation_stride + column));
-  activate(call.epilogue, values, n);
-  if (call.residual.data)
-    add_row(call.residual, row, column, n, values);
-  store_row(
-      values, n, call.out_dtype,
-      element_of(call.out, call.out_dtype, row * call.out_stride + column));
+  if (result.preactivation.data)
+    store_part(result.preactivation, row, column, n, values);
+  activate(result.epilogue, values, n);
+  if (result.residual.data)
+    add_row(result.residual, row, column, n, values);
+  store_part(result.out, row, column, n, values);
 }
 
 template <class T>
 static void store_tile(const GemmCall &call, const OutputTile<T> &tile) {
-  const int64_t column = call.column + tile.column;
-  const bool in_float = scales_in_float(call);
-  const float factor = static_cast<float>(call.a.factor * call.b.factor);
+  const int64_t column = call.at.column + tile.column;
+  const bool in_float = scales_in_float(call.problem, call.plan.panels);
+  const float factor =
+      static_cast<float>(call.problem.a.factor * call.problem.b.factor);
   float values[kMostTileColumns];
   for (int64_t i = 0; i < tile.rows; ++i) {
-    const T *sums = tile.sums + i * call.tile_columns;
-    const int64_t row = call.row + tile.row + i;
+    const T *sums = tile.sums + i * call.plan.tile_columns;
+    const int64_t row = call.at.row + tile.row + i;
     if (in_float)
       for (int64_t j = 0; j < tile.columns; ++j)
         values[j] = static_cast<float>(sums[j]) * factor;
     else
-      finish_row(call, row, column, tile.columns, sums, values);
-    store_values(call, row, column, tile.columns, values);
+      finish_row(call.problem, row, column, tile.columns, sums, values);
+    store_values(call.problem.result, row, column, tile.columns, values);
   }
 }
 

@@ -18,16 +18,16 @@ template <class T> struct OutputTile {
 
 template <class T>
 static OutputTile<T> tile_of(const GemmCall &call, int64_t task) {
-  const int64_t row = task % call.tiles_down() * call.tile_rows;
-  const int64_t column = task / call.tiles_down() * call.tile_columns;
-  return {row, smaller(call.tile_rows, call.rows - row), column,
-          smaller(call.tile_columns, call.columns - column),
-          static_cast<T *>(call.accumulators) +
-              task * call.tile_rows * call.tile_columns};
+  const int64_t row = task % tiles_down(call) * call.plan.tile_rows;
+  const int64_t column = task / tiles_down(call) * call.plan.tile_columns;
+  return {row, smaller(call.plan.tile_rows, call.at.rows - row), column,
+          smaller(call.plan.tile_columns, call.at.columns - column),
+          static_cast<T *>(call.plan.accumulators) +
+              task * call.plan.tile_rows * call.plan.tile_columns};
 }
 
 static inline int64_t slice_length(const GemmCall &call, int64_t slice) {
-  return smaller(kSlice, call.a.k - call.k - slice * kSlice);
+  return smaller(kSlice, call.problem.a.k - call.at.k - slice * kSlice);
 }
 
 } // namespace steelyard::STEELYARD_ISA

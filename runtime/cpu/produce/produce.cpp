@@ -1,5 +1,6 @@
 #include "cpu/produce/produce.h"
 
+#include "cpu/produce/activate.h"
 #include "cpu/produce/row_statistics.h"
 #include "cpu/tiles/tile_source.h"
 

@@ -16,6 +16,10 @@ enum class ProducerKind : int {
   rms_norm
 };
 
+// In the order of the enum: callers know kinds by name.
+inline constexpr const char *kProducerNames[] = {
+    "activation", "silu_and_multiply", "add", "layer_norm", "rms_norm"};
+
 // What a norm knows of a row.
 struct RowStatistics {
   float mean, mean_rest; // their sum is the mean, to twice the precision

@@ -4,11 +4,10 @@
 #pragma once
 
 #include "cpu/produce/produce.h"
+#include "cpu/simd/simd.h"
 #include "cpu/tiles/tile.h"
 
 namespace steelyard::STEELYARD_ISA {
-
-typedef float SumLanes __attribute__((vector_size(32)));
 
 static constexpr int64_t kSumVectors = 4, kSumWidth = 8, kSumChunk = 512;
 static constexpr int64_t kSumLanes = kSumVectors * kSumWidth;
@@ -50,12 +49,12 @@ struct CenteredSquare {
 template <class Term>
 static inline void sum_chunk(const float *values, int64_t n, const Term &term,
                              float (&lanes)[kSumLanes]) {
-  SumLanes sums[kSumVectors] = {};
+  Floats8 sums[kSumVectors] = {};
   const int64_t whole = n / kSumLanes * kSumLanes;
   for (int64_t j = 0; j < whole; j += kSumLanes)
 #pragma GCC unroll 4
     for (int64_t v = 0; v < kSumVectors; ++v) {
-      SumLanes terms;
+      Floats8 terms;
       std::memcpy(&terms, values + j + v * kSumWidth, sizeof terms);
       term(terms);
       sums[v] += terms;

@@ -16,15 +16,12 @@ struct alignas(64) CodeTile {
 
 template <class Format, Range range = Range::any, class Element>
 static inline void encode_row(const Element *x, int64_t n, float scale,
-                              uint8_t *out,
-                              [[maybe_unused]] bool streamed = false) {
+                              uint8_t *out, bool streamed = false) {
   int64_t j = 0;
-#if defined(__AVX2__)
   const Encoder<Format, range> encoder(scale);
   streamed &= is_aligned(out);
-  for (; j + 32 <= n; j += 32)
-    put_32(out + j, encoder.encode_32(x + j), streamed);
-#endif
+  for (; kHasVectors && j + 32 <= n; j += 32)
+    put(out + j, encoder.encode_32(x + j), streamed);
   for (; j < n; ++j)
     out[j] =
         static_cast<uint8_t>(encode<Format>(widen(x[j], Dtype::bf16) * scale));
@@ -34,22 +31,20 @@ static inline void encode_row(const Element *x, int64_t n, float scale,
 template <class Format, Range range, class Element>
 static inline void encode_row_twice(const Element *x, int64_t n, float scale,
                                     uint8_t *out, uint8_t *kept,
-                                    [[maybe_unused]] bool streamed) {
+                                    bool streamed) {
   int64_t j = 0;
-#if defined(__AVX2__)
   const Encoder<Format, range> encoder(scale);
   const auto encode_whole = [&](auto is_streamed) {
-    for (; j + 32 <= n; j += 32) {
-      const __m256i codes = encoder.encode_32(x + j);
-      put_32(kept + j, codes, false);
-      put_32(out + j, codes, is_streamed);
+    for (; kHasVectors && j + 32 <= n; j += 32) {
+      const Bytes32 codes = encoder.encode_32(x + j);
+      store(kept + j, codes);
+      put(out + j, codes, is_streamed);
     }
   };
   if (streamed && is_aligned(out))
     encode_whole(std::true_type{});
   else
     encode_whole(std::false_type{});
-#endif
   if (j < n) {
     encode_row<Format, range>(x + j, n - j, scale, kept + j);
     std::memcpy(out + j, kept + j, n - j);
@@ -60,13 +55,11 @@ static inline void encode_row_twice(const Element *x, int64_t n, float scale,
 template <class Format, Range range = Range::any, class Element>
 static inline void encode_row_by(const Element *x, int64_t n,
                                  const float *scales, uint8_t *out,
-                                 [[maybe_unused]] bool streamed = false) {
+                                 bool streamed = false) {
   int64_t j = 0;
-#if defined(__AVX2__)
   streamed &= is_aligned(out);
-  for (; j + 32 <= n; j += 32)
-    put_32(out + j, encode_32_by<Format, range>(x + j, scales + j), streamed);
-#endif
+  for (; kHasVectors && j + 32 <= n; j += 32)
+    put(out + j, encode_32_by<Format, range>(x + j, scales + j), streamed);
   for (; j < n; ++j)
     out[j] = static_cast<uint8_t>(
         encode<Format>(widen(x[j], Dtype::bf16) * scales[j]));
@@ -77,21 +70,18 @@ static inline void encode_row_by(const Element *x, int64_t n,
 template <class Format, Range range>
 static inline void
 encode_row_by_shifts(const uint16_t *x, int64_t n, const float *scales,
-                     [[maybe_unused]] const uint16_t *shifts, uint8_t *out,
-                     [[maybe_unused]] bool streamed) {
+                     const uint16_t *shifts, uint8_t *out, bool streamed) {
   int64_t j = 0;
-#if defined(__AVX2__)
   const bool is_streamed = streamed && is_aligned(out);
-  for (; shifts && j + 32 <= n; j += 32) {
-    __m256i codes;
-    if (__builtin_expect(!encode_narrow<Format>(x + j, load_shifts(shifts + j),
-                                                load_shifts(shifts + j + 16),
-                                                codes),
-                         0))
+  for (; kHasVectors && shifts && j + 32 <= n; j += 32) {
+    Bytes32 codes;
+    if (__builtin_expect(
+            !encode_narrow<Format>(x + j, load<Halves16>(shifts + j),
+                                   load<Halves16>(shifts + j + 16), codes),
+            0))
       codes = encode_32_by<Format, range>(x + j, scales + j);
-    put_32(out + j, codes, is_streamed);
+    put(out + j, codes, is_streamed);
   }
-#endif
   encode_row_by<Format, range>(x + j, n - j, scales + j, out + j, streamed);
 }
 
@@ -99,7 +89,7 @@ encode_row_by_shifts(const uint16_t *x, int64_t n, const float *scales,
 template <class Format, int Block, Range range, class Element>
 static inline void encode_blocks(const Element *x, int64_t n,
                                  const float *scales, uint8_t *out,
-                                 [[maybe_unused]] bool streamed = false) {
+                                 bool streamed = false) {
   for (int64_t j = 0; j < n; j += Block)
     encode_row<Format, range>(x + j, smaller(Block, n - j), scales[j / Block],
                               out + j, streamed);
@@ -135,16 +125,14 @@ static inline int32_t largest_of(const int32_t *amax, int64_t n) {
 template <Range range, class Element>
 static inline void encode_e2m1_blocks(const Element *x, int64_t n,
                                       const float *scales, uint8_t *out,
-                                      [[maybe_unused]] bool streamed = false) {
+                                      bool streamed = false) {
   int64_t j = 0;
-#if defined(__AVX2__)
   streamed &= is_aligned(out);
-  for (__m256 values[4]; j + 32 <= n; j += 32) {
-    multiply_32(x + j, _mm256_set1_ps(scales[j / 16]),
-                _mm256_set1_ps(scales[j / 16 + 1]), values);
-    put_16(out + j / 2, pack_nibbles(encode_32<E2M1, range>(values)), streamed);
+  for (Floats8 values[4]; kHasVectors && j + 32 <= n; j += 32) {
+    multiply_32(x + j, broadcast(scales[j / 16]), broadcast(scales[j / 16 + 1]),
+                values);
+    put(out + j / 2, pack_nibbles(encode_32<E2M1, range>(values)), streamed);
   }
-#endif
   for (uint8_t codes[16]; j < n; j += 16) {
     const int64_t columns = smaller(16, n - j);
     encode_row<E2M1>(x + j, columns, scales[j / 16], codes);
@@ -156,11 +144,8 @@ static inline void encode_e2m1_blocks(const Element *x, int64_t n,
 template <int Block, class Element>
 static inline void amax_blocks(const Element *x, int64_t n, int32_t *amax) {
   int64_t j = 0;
-#if defined(__AVX2__)
-  for (; j + 8 * Block <= n; j += 8 * Block)
-    _mm256_storeu_si256(reinterpret_cast<__m256i *>(amax + j / Block),
-                        amax_8_blocks<Block>(x + j));
-#endif
+  for (; kHasVectors && j + 8 * Block <= n; j += 8 * Block)
+    store(amax + j / Block, amax_8_blocks<Block>(x + j));
   for (; j < n; j += Block)
     amax[j / Block] =
         static_cast<int32_t>(amax_bits(x + j, smaller(Block, n - j)));
@@ -171,10 +156,8 @@ template <class Element>
 static inline void amax_of_columns(const TileOf<Element> &tile, int64_t first,
                                    int64_t rows, int32_t *amax) {
   int64_t j = 0;
-#if defined(__AVX2__)
-  for (; j + 32 <= tile.columns; j += 32)
+  for (; kHasVectors && j + 32 <= tile.columns; j += 32)
     amax_32_columns(tile.at(first) + j, tile.stride, rows, amax + j);
-#endif
   std::memset(amax + j, 0, (tile.columns - j) * sizeof *amax);
   for (int64_t i = first; i < first + rows; ++i)
     amax_columns(tile.at(i) + j, tile.columns - j, amax + j);

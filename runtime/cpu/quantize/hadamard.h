@@ -2,6 +2,7 @@
 // by kernel sources only.
 #pragma once
 
+#include "cpu/simd/simd.h"
 #include "cpu/tiles/tile.h"
 
 namespace steelyard::STEELYARD_ISA {
@@ -13,23 +14,19 @@ struct alignas(64) HadamardGroup {
   float values[16][kTileSide];
 };
 
-typedef float Lanes8 __attribute__((vector_size(32)));
-typedef uint32_t Words8 __attribute__((vector_size(32)));
-typedef int32_t Signed8 __attribute__((vector_size(32)));
-
 // `round_to_bf16` of 8 values.
-static inline Lanes8 round_lanes_to_bf16(Lanes8 values) {
+static inline Floats8 round_lanes_to_bf16(Floats8 values) {
   const Words8 bits = (Words8)values;
   const Words8 rounded = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
-  const Words8 is_nan =
-      (Words8)((Signed8)(bits & kAbsMask) > static_cast<int32_t>(kInfinity));
-  return (Lanes8)((rounded & ~is_nan) | (0x7fc00000 & is_nan));
+  const Words8 is_nan = (Words8)((SignedWords8)(bits & kAbsMask) >
+                                 static_cast<int32_t>(kInfinity));
+  return (Floats8)((rounded & ~is_nan) | (0x7fc00000 & is_nan));
 }
 
 // Rounds 16 values of 8 columns to bf16, transforms them (the signs,
 // butterflies and 1/4) and rounds again, all in registers. `in` may be `out`.
 static inline void transform_8(const float *in, int64_t stride, float *out) {
-  Lanes8 v[16];
+  Floats8 v[16];
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) {
     std::memcpy(&v[i], in + i * stride, sizeof v[i]);
@@ -41,7 +38,7 @@ static inline void transform_8(const float *in, int64_t stride, float *out) {
     for (int i = 0; i < 16; ++i) {
       if (i & stride)
         continue;
-      const Lanes8 a = v[i], b = v[i + stride];
+      const Floats8 a = v[i], b = v[i + stride];
       v[i] = a + b;
       v[i + stride] = a - b;
     }

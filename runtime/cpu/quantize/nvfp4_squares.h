@@ -141,7 +141,6 @@ static int32_t scale_plain_squares(const TileOf<T> &tile, const CopyCall *row,
   return largest_of(scales.amax[0], most * most);
 }
 
-#if defined(__AVX2__)
 // Whole tiles into both copies: two rows at a time, which share the bytes of
 // the transposed one.
 template <Range range, class T>
@@ -156,25 +155,23 @@ static void encode_whole_squares(const TileOf<T> &tile,
     const T *x = tile.at(i);
     uint8_t *out = first + i * row.codes_stride;
     for (int64_t j = 0; j < kTileSide; j += 32) {
-      __m256 values[4];
-      const __m256 low = _mm256_set1_ps(factors[j / kBlock]),
-                   high = _mm256_set1_ps(factors[j / kBlock + 1]);
+      Floats8 values[4];
+      const Floats8 low = broadcast(factors[j / kBlock]),
+                    high = broadcast(factors[j / kBlock + 1]);
       multiply_32(x + j, low, high, values);
-      const __m256i even = encode_32<E2M1, range>(values);
+      const Bytes32 even = encode_32<E2M1, range>(values);
       multiply_32(x + tile.stride + j, low, high, values);
-      const __m256i odd = encode_32<E2M1, range>(values);
-      const __m256i rows = pack_nibbles(even, odd);
-      put_16(out + j / 2, _mm256_castsi256_si128(rows), streamed);
-      put_16(out + row.codes_stride + j / 2, _mm256_extracti128_si256(rows, 1),
-             streamed);
-      put_32(pairs.values[i / 2] + j,
-             _mm256_or_si256(even, _mm256_slli_epi16(odd, 4)), false);
+      const Bytes32 odd = encode_32<E2M1, range>(values);
+      const Bytes32 rows = pack_nibbles(even, odd);
+      put(out + j / 2, low_half(rows), streamed);
+      put(out + row.codes_stride + j / 2, high_half(rows), streamed);
+      store(pairs.values[i / 2] + j,
+            even | as<Bytes32>(as<Halves16>(odd) << 4));
     }
     bring_next(tile);
     bring_next(tile);
   }
 }
-#endif
 
 template <Range range, class T>
 static void encode_part_squares(const TileOf<T> &tile,
@@ -196,14 +193,13 @@ static void encode_plain_squares(const TileOf<T> &tile, const CopyCall *row,
   SquareScales scales;
   CodeTile codes;
   const int32_t amax = scale_plain_squares(tile, row, col, scales);
-#if defined(__AVX2__)
-  if (row && col && tile.rows == kTileSide && tile.columns == kTileSide) {
+  const bool is_whole = tile.rows == kTileSide && tile.columns == kTileSide;
+  if (kHasVectors && row && col && is_whole) {
     with_range(amax, false, [&](auto range) {
       encode_whole_squares<range>(tile, scales, *row, codes);
     });
     return store_pairs(tile, tile.rows, codes, *col);
   }
-#endif
   with_range(amax, false, [&](auto range) {
     encode_part_squares<range>(tile, scales, codes);
   });

@@ -3,10 +3,7 @@
 #pragma once
 
 #include "cpu/formats/casts.h"
-
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
+#include "cpu/simd/simd.h"
 
 namespace steelyard::STEELYARD_ISA {
 
@@ -20,41 +17,36 @@ static constexpr int kPhiloxSlack = 16 * (kPhiloxLanes + 1);
 static constexpr uint32_t kPhiloxMultipliers[] = {0xD2511F53u, 0xCD9E8D57u};
 static constexpr uint32_t kPhiloxKeySteps[] = {0x9E3779B9u, 0xBB67AE85u};
 
-#if defined(__AVX2__)
-
 // The 16 bytes of each of the groups [first, first + 4) of 16 elements. One
-// group a 64-bit lane; the products ignore what is left in the upper halves.
-static inline void philox_groups(const PhiloxKey &key, uint64_t first,
-                                 uint8_t *out) {
-  __m256i c0 = _mm256_add_epi64(_mm256_set1_epi64x(first),
-                                _mm256_setr_epi64x(0, 1, 2, 3));
-  __m256i c1 = _mm256_set1_epi64x(key.copy);
-  __m256i c2 = _mm256_set1_epi64x(key.offset & 0xffffffff),
-          c3 = _mm256_set1_epi64x(key.offset >> 32);
-  const __m256i m0 = _mm256_set1_epi64x(kPhiloxMultipliers[0]),
-                m1 = _mm256_set1_epi64x(kPhiloxMultipliers[1]);
+// group per 64-bit lane; the products ignore what is left in the upper halves.
+static inline void philox_4_groups(const PhiloxKey &key, uint64_t first,
+                                   uint8_t *out) {
+  Longs4 c0 = broadcast(first) + Longs4{0, 1, 2, 3};
+  Longs4 c1 = broadcast(uint64_t{key.copy});
+  Longs4 c2 = broadcast(key.offset & 0xffffffff),
+         c3 = broadcast(key.offset >> 32);
+  const Longs4 m0 = broadcast(uint64_t{kPhiloxMultipliers[0]}),
+               m1 = broadcast(uint64_t{kPhiloxMultipliers[1]});
   uint32_t k0 = static_cast<uint32_t>(key.seed),
            k1 = static_cast<uint32_t>(key.seed >> 32);
   for (int round = 0; round < 10;
        ++round, k0 += kPhiloxKeySteps[0], k1 += kPhiloxKeySteps[1]) {
-    const __m256i p0 = _mm256_mul_epu32(c0, m0), p1 = _mm256_mul_epu32(c2, m1);
-    c0 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p1, 32), c1),
-                          _mm256_set1_epi64x(k0));
-    c2 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p0, 32), c3),
-                          _mm256_set1_epi64x(k1));
+    const Longs4 p0 = multiply_low_words(c0, m0),
+                 p1 = multiply_low_words(c2, m1);
+    c0 = (p1 >> 32) ^ c1 ^ broadcast(uint64_t{k0});
+    c2 = (p0 >> 32) ^ c3 ^ broadcast(uint64_t{k1});
     c1 = p1;
     c3 = p0;
   }
-  const __m256i low = _mm256_blend_epi32(c0, _mm256_slli_epi64(c1, 32), 0xaa);
-  const __m256i high = _mm256_blend_epi32(c2, _mm256_slli_epi64(c3, 32), 0xaa);
-  const __m256i even = _mm256_unpacklo_epi64(low, high),
-                odd = _mm256_unpackhi_epi64(low, high);
-  __m256i *words = reinterpret_cast<__m256i *>(out);
-  _mm256_storeu_si256(words, _mm256_permute2x128_si256(even, odd, 0x20));
-  _mm256_storeu_si256(words + 1, _mm256_permute2x128_si256(even, odd, 0x31));
+  const Longs4 low =
+      as<Longs4>(alternate(as<Words8>(c0), as<Words8>(c1 << 32)));
+  const Longs4 high =
+      as<Longs4>(alternate(as<Words8>(c2), as<Words8>(c3 << 32)));
+  const Words8 even = as<Words8>(zip_low(low, high)),
+               odd = as<Words8>(zip_high(low, high));
+  store(out, join_low(even, odd));
+  store(out + 32, join_high(even, odd));
 }
-
-#else
 
 static inline void philox_group(const PhiloxKey &key, uint64_t group,
                                 uint8_t *out) {
@@ -78,11 +70,11 @@ static inline void philox_group(const PhiloxKey &key, uint64_t group,
 
 static inline void philox_groups(const PhiloxKey &key, uint64_t first,
                                  uint8_t *out) {
+  if (kHasVectors)
+    return philox_4_groups(key, first, out);
   for (int lane = 0; lane < kPhiloxLanes; ++lane)
     philox_group(key, first + lane, out + 16 * lane);
 }
-
-#endif
 
 // The bytes of n elements from `first`, `stride` apart. `scratch` holds n plus
 // kPhiloxSlack; returns where the bytes start in it.

@@ -8,16 +8,12 @@
 // reduction rounded up to 16.
 #pragma once
 
-#include "cpu/formats/scale_rules.h"
+#include "cpu/formats/scheme.h"
 #include "cpu/tiles/matrix.h"
 
 namespace steelyard {
 
 struct Producer;
-
-enum class Family : int { tensor, block, mx, nvfp4 };
-enum class Element : int { e4m3, e5m2, e2m1 };
-enum class FourOverSix : int { none, mae, mse };
 
 struct CopyCall {
   Family family;

@@ -9,6 +9,7 @@
 #include "cpu/dispatch/kernel_table.h"
 #include "cpu/produce/produce.h"
 #include "cpu/quantize/amax.h"
+#include "cpu/quantize/quantize.h"
 #include "cpu/simd/float_environment.h"
 #include "cpu/threads/thread_pool.h"
 #include "cpu/tiles/tiling.h"
@@ -30,9 +31,12 @@ float largest(Dtype dtype) {
                                 : f16_max;
 }
 
-Copy make_copy(const TargetCopy &target, const Matrix &x,
-               const QuantizeOptions &options) {
+// `is_swapped`: the rowwise copy of a matrix is made as the columnwise copy of
+// its transpose, which x is; random bytes are those of the rowwise copy.
+Copy make_copy(const TargetCopy &target, const QuantizeArguments &arguments,
+               bool is_swapped) {
   const SchemeBits scheme = target.scheme;
+  const Matrix &x = arguments.x;
   const StoredShape stored = target.stored();
   Copy copy{};
   copy.family = scheme.family();
@@ -52,13 +56,13 @@ Copy make_copy(const TargetCopy &target, const Matrix &x,
   copy.scales_stride = target.scale_row();
   copy.amax = target.amax;
   copy.amax_given = target.amax_given;
-  copy.amax_size = scheme.row_scaled() ? stored.rows : 1;
+  copy.amax_size = amax_count(scheme, stored);
   copy.limit = largest(x.dtype);
-  copy.seed = options.seed;
-  copy.offset = options.offset;
-  copy.random_row = target.swapped ? 1 : x.columns;
-  copy.random_column = target.swapped ? stored.columns : 1;
-  copy.random_copy = target.columnwise && !target.swapped;
+  copy.seed = arguments.seed;
+  copy.offset = arguments.offset;
+  copy.random_row = is_swapped ? 1 : x.columns;
+  copy.random_column = is_swapped ? stored.columns : 1;
+  copy.random_copy = target.columnwise && !is_swapped;
   return copy;
 }
 
@@ -66,12 +70,12 @@ Copy make_copy(const TargetCopy &target, const Matrix &x,
 // anyone reads them.
 constexpr int64_t kStreamedBytes = 16 << 20;
 
-bool is_streamed(const Matrix &x, const TargetCopy *row,
-                 const TargetCopy *col) {
+bool is_streamed(const QuantizeArguments &arguments) {
+  const Matrix &x = arguments.x;
   int64_t bytes = x.rows * x.columns * (x.dtype == Dtype::f32 ? 4 : 2);
-  for (const TargetCopy *copy : {row, col})
-    if (copy)
-      bytes += copy->stored().rows * copy->code_row();
+  for (const auto *copy : {&arguments.row, &arguments.col})
+    if (*copy)
+      bytes += (*copy)->stored().rows * (*copy)->code_row();
   return bytes > kStreamedBytes;
 }
 
@@ -230,21 +234,47 @@ private:
   bool amax_on_the_way_ = false, had_amax_pass_ = false;
 };
 
+void quantize(const QuantizeArguments &arguments, bool is_swapped,
+              int threads) {
+  const bool streamed = is_streamed(arguments);
+  const auto make = [&](const std::optional<TargetCopy> &target) {
+    std::optional<Copy> copy;
+    if (target) {
+      copy = make_copy(*target, arguments, is_swapped);
+      copy->streamed = streamed;
+    }
+    return copy;
+  };
+  Quantization(arguments.x, arguments.producer, make(arguments.row),
+               make(arguments.col), arguments.scale, threads)
+      .run();
+}
+
+// The transform goes down columns, so the rowwise copy of x is made as the
+// columnwise copy of its transpose.
+void quantize_transformed_rows(const QuantizeArguments &arguments,
+                               int threads) {
+  QuantizeArguments swapped = arguments;
+  swapped.x = transposed(arguments.x);
+  swapped.row.reset();
+  swapped.col = arguments.row;
+  swapped.col->columnwise = true;
+  swapped.col->M = swapped.x.rows;
+  swapped.col->N = swapped.x.columns;
+  quantize(swapped, true, threads);
+}
+
 } // namespace
 
-void run_quantize(const Matrix &x, const TargetCopy *row, const TargetCopy *col,
-                  const QuantizeOptions &options, int threads) {
-  std::optional<Copy> copies[2];
-  if (row)
-    copies[0] = make_copy(*row, x, options);
-  if (col)
-    copies[1] = make_copy(*col, x, options);
-  for (std::optional<Copy> &copy : copies)
-    if (copy)
-      copy->streamed = is_streamed(x, row, col);
-  Quantization(x, options.producer, copies[0], copies[1], options.scale,
-               threads)
-      .run();
+void run_quantize(const QuantizeArguments &arguments, int threads) {
+  if (!arguments.row || !arguments.row->scheme.rht())
+    return quantize(arguments, false, threads);
+  quantize_transformed_rows(arguments, threads);
+  if (!arguments.col)
+    return;
+  QuantizeArguments rest = arguments;
+  rest.row.reset();
+  quantize(rest, false, threads);
 }
 
 } // namespace steelyard

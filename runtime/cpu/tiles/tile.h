@@ -134,15 +134,13 @@ static inline Integer amax_of_rows(const Element *x, int64_t stride,
   constexpr Integer mask = static_cast<Integer>((int64_t{1} << sign) - 1);
   Integer largest = 0;
   int64_t i = 0;
-#if defined(__AVX2__)
   // Memory serves several streams faster than one; the processor does not
   // foresee short ones.
-  for (; n % 64 == 0 && i + 4 <= rows; i += 4) {
+  for (; kHasVectors && n % 64 == 0 && i + 4 <= rows; i += 4) {
     const Integer found = amax_of_4_rows<Integer>(
         x + i * stride, stride, n, n <= kTileSide && i + 8 <= rows);
     largest = found > largest ? found : largest;
   }
-#endif
   for (; i < rows; ++i)
     for (int64_t j = 0; j < n; ++j) {
       Integer bits;

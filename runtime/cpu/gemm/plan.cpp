@@ -1,0 +1,142 @@
+#include "cpu/gemm/plan.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cpu/dispatch/kernel_table.h"
+#include "cpu/gemm/gemm.h"
+#include "cpu/gemm/workspace.h"
+
+namespace steelyard {
+namespace {
+
+// Most rows and elements of a block of the output, and elements of a slab: the
+// workspace should stay in the shared cache.
+constexpr int64_t kBlockRows = 22 * kRowUnit;
+constexpr int64_t kBlockElements = kBlockRows * kBlockRows;
+constexpr int64_t kSlabElements = 1 << 20;
+// If scales span more binades than this, over both operands, products of panels
+// leave float32.
+constexpr int kFloatBinades = 150;
+// The same where few rows are lifted.
+constexpr int kFewBinades = 90;
+
+bool has_wide_scales(const GemmOperand &x) {
+  return x.scale_type == ScaleType::f32 || x.scale_type == ScaleType::e8m0;
+}
+
+int binades(const ScaleRange &range) {
+  return std::max(range.high - range.low, 0);
+}
+
+void set_unit(GemmOperand &x, const ScaleRange &range) {
+  const int exponent = range.low > range.high ? 0 : range.high - kPanelExponent;
+  x.unit = std::ldexp(1.0, -exponent);
+  x.factor = std::ldexp(1.0, exponent);
+}
+
+// Few rows are multiplied by columns that are decoded to value * 2^-placed.
+void lift_few_rows(GemmProblem &problem) {
+  GemmOperand &a = problem.a, &b = problem.b;
+  const int placed = b.element == Element::e4m3 ? 120 : 112;
+  const bool by_scales = has_wide_scales(b) && a.outer > kFewestRows;
+  (by_scales ? b : a).unit *= std::ldexp(1.0, kFewLift);
+  a.factor *= std::ldexp(1.0, -kFewLift);
+  b.factor *= std::ldexp(1.0, placed);
+}
+
+// Chooses the units of panels, or float64 where no units would do.
+void choose_range(GemmProblem &problem, const KernelTable &table,
+                  GemmPlan &plan) {
+  GemmOperand &a = problem.a, &b = problem.b;
+  ScaleRange a_range{0, 0}, b_range{0, 0};
+  if (has_wide_scales(a)) {
+    a_range = table.gemm_scale_range(a, false);
+    b_range = table.gemm_scale_range(b, false);
+    if (binades(a_range) + binades(b_range) > kFloatBinades) {
+      a_range = table.gemm_scale_range(a, true);
+      b_range = table.gemm_scale_range(b, true);
+    }
+    if (binades(a_range) + binades(b_range) > kFloatBinades) {
+      plan.panels = Panels::f64;
+      return;
+    }
+    set_unit(a, a_range);
+    set_unit(b, b_range);
+  }
+  plan.few_rows = table.has_vectors && a.outer <= kFewRows && !b.k_major &&
+                  !b.fold && b.element != Element::e2m1 &&
+                  binades(a_range) + binades(b_range) <= kFewBinades;
+  if (plan.few_rows)
+    lift_few_rows(problem);
+}
+
+// The size of parts of at most `most`, as few and as even as can be.
+int64_t even_share(int64_t size, int64_t most, int64_t unit) {
+  return ceil_div(ceil_div(size, ceil_div(size, most)), unit) * unit;
+}
+
+// Tiles small enough that every thread gets some; which ones does not change
+// the result.
+void choose_tiles(int64_t rows, int64_t columns, int threads, GemmPlan &plan) {
+  const auto halve = [](int64_t size, int64_t unit) {
+    return std::max(ceil_div(size / 2, unit) * unit, unit);
+  };
+  plan.tile_rows = ceil_div(rows, kRowUnit) * kRowUnit;
+  plan.tile_columns = kMostTileColumns;
+  const int64_t wanted = threads > 1 ? 4 * threads : 1;
+  const auto tiles = [&] {
+    return ceil_div(rows, plan.tile_rows) *
+           ceil_div(columns, plan.tile_columns);
+  };
+  while (tiles() < wanted && plan.tile_rows > 2 * plan.tile_columns)
+    plan.tile_rows = halve(plan.tile_rows, kRowUnit);
+  while (tiles() < wanted && plan.tile_columns > kColumnUnit)
+    plan.tile_columns = halve(plan.tile_columns, kColumnUnit);
+  while (tiles() < wanted && plan.tile_rows > kRowUnit)
+    plan.tile_rows = halve(plan.tile_rows, kRowUnit);
+}
+
+void *workspace(WorkspaceUse use, int64_t elements, Panels panels) {
+  const size_t width = panels == Panels::f64 ? sizeof(double) : sizeof(float);
+  return thread_workspace(use, elements * width);
+}
+
+} // namespace
+
+GemmPlan plan_panels(GemmProblem &problem, const KernelTable &table) {
+  GemmPlan plan{};
+  const bool fp4 = problem.a.element == Element::e2m1;
+  if (fp4 && table.has_vectors && !problem.a.fold && !problem.b.fold) {
+    plan.panels = Panels::integers;
+    plan.few_rows = problem.a.outer <= kFewIntegerRows;
+  } else {
+    choose_range(problem, table, plan);
+  }
+  return plan;
+}
+
+void plan_tiles(const GemmProblem &problem, int threads, GemmPlan &plan) {
+  const int64_t M = problem.a.outer, N = problem.b.outer;
+  plan.block_rows = even_share(M, kBlockRows, kRowUnit);
+  plan.block_columns =
+      even_share(N, kBlockElements / plan.block_rows, kColumnUnit);
+  // Of the largest block, which the others use a part of.
+  const int64_t rows = std::min(plan.block_rows, M),
+                columns = std::min(plan.block_columns, N);
+  choose_tiles(rows, columns, threads, plan);
+  const int64_t panel_rows = ceil_div(rows, kRowUnit) * kRowUnit;
+  const int64_t slices = std::max<int64_t>(ceil_div(problem.a.k, kSlice), 1);
+  plan.slab_slices =
+      std::clamp<int64_t>(kSlabElements / (panel_rows * kSlice), 1, slices);
+  plan.row_panels =
+      workspace(WorkspaceUse::rows, panel_rows * kRowStride * plan.slab_slices,
+                plan.panels);
+  plan.accumulators =
+      workspace(WorkspaceUse::accumulators,
+                ceil_div(rows, plan.tile_rows) * plan.tile_rows *
+                    ceil_div(columns, plan.tile_columns) * plan.tile_columns,
+                plan.panels);
+}
+
+} // namespace steelyard

@@ -1,0 +1,40 @@
+// What a GEMM multiplies: factors * (a b^T), both operands quantized, and what
+// becomes of the product.
+#pragma once
+
+#include "cpu/formats/scheme.h"
+#include "cpu/gemm/result.h"
+
+namespace steelyard {
+
+enum class ScaleType : int { none, f32, e8m0, e4m3 };
+
+// One quantized operand, (outer, k) with k reduced; codes need no alignment.
+struct GemmOperand {
+  const uint8_t *codes;
+  int64_t codes_stride; // bytes from one stored row to the next
+  Element element;
+  bool k_major; // stored (k, outer), as columnwise MX; otherwise (outer, k)
+  bool is_packed_weight; // codes and scales lie as in packed_weight.h
+  int64_t outer, k;
+
+  const void *scales; // of element (i, p): [i >> outer_shift][p >> k_shift]
+  ScaleType scale_type;
+  int outer_shift, k_shift;       // the sides of a block are powers of two
+  int64_t outer_stride, k_stride; // in scales
+  int64_t scale_count;            // e8m0: bytes of `scales`
+
+  // Panels hold code * scale * unit * fold; the rest of the value is left to
+  // the factors at the end.
+  double unit;           // a power of two
+  const float *fold;     // (outer,): levels above `scales` that are not finite
+  const double *factors; // (outer,); null for one
+  double factor;
+};
+
+struct GemmProblem {
+  GemmOperand a, b;
+  const GemmResult &result; // (a.outer, b.outer)
+};
+
+} // namespace steelyard
