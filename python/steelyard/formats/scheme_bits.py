@@ -13,7 +13,7 @@ _ERRORS = ("none", "mae", "mse")
 
 @cache
 def scheme_bits(scheme: Scheme) -> int:
-    """A scheme packed as `SchemeBits` of copy_arguments.h reads it."""
+    """A scheme packed as `SchemeBits` in runtime/cpu/formats/scheme.h reads it."""
     if scheme.custom or scheme.layout != "compact":
         raise ConstraintError("quantize_scheme", f"the scheme must be a built-in one with compact scales, got {scheme}")
     fields = (
