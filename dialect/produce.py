@@ -73,7 +73,7 @@ class ProduceQuantizeOp(ScaledOp, name="produce_quantize", traits=[ext.Pure]):
         string_attribute(self, "role", ROLES, "produce_quantize_c6")
         self._check_state(source, result.schemes)
 
-    def _check_operands(self, producer: str) -> TensorInfo:
+    def _check_operands(self, producer: Producer) -> TensorInfo:
         wanted = PRODUCERS[producer]
         found = tuple(name for name in ("other", "weight", "bias") if getattr(self, name) is not None)
         message = f"{producer} reads ({', '.join(wanted)}) beside the source, got ({', '.join(found)})"

@@ -1,15 +1,15 @@
 // RUN: steelyard-opt %s -p 'scaled-verify-stage{stage=lowered}' --split-input-file --verify-diagnostics
 
-func.func private @quantize_0(tensor<8x64xf32>) -> tensor<8x64xi8> attributes {scaled.kernel = "cpu.quantize.mx", scaled.operands = ["source"], scaled.results = ["row.codes"]}
-func.func @holds(%x: tensor<8x64xf32>) -> tensor<8x64xi8> attributes {scaled.arena = 512 : i64} {
-  %0 = func.call @quantize_0(%x) {scaled.offsets = array<i64: 0>} : (tensor<8x64xf32>) -> tensor<8x64xi8>
-  return %0 : tensor<8x64xi8>
+func.func private @advance_rng_0(tensor<2xi64>) -> tensor<2xi64> attributes {scaled.config = {}, scaled.destinations, scaled.device = "cpu", scaled.kernel = "advance_rng", scaled.operands = ["rng"], scaled.results = ["result"]}
+func.func @holds(%x: tensor<2xi64>) -> tensor<2xi64> attributes {scaled.arena = 512 : i64} {
+  %0 = func.call @advance_rng_0(%x) {scaled.offsets = array<i64: 0>} : (tensor<2xi64>) -> tensor<2xi64>
+  return %0 : tensor<2xi64>
 }
 
 // -----
 
 // expected-error @+1 {{attribute 'scaled.operands' must be an array of strings, got [0] [stage_c5]}}
-func.func private @quantize_0(tensor<8x64xf32>) -> tensor<8x64xi8> attributes {scaled.kernel = "cpu.quantize.mx", scaled.operands = [0]}
+func.func private @quantize_0(tensor<8x64xf32>) -> tensor<8x64xi8> attributes {scaled.kernel = "quantize", scaled.operands = [0]}
 
 // -----
 
@@ -20,3 +20,9 @@ func.func @quantized_tensor() {
   %0 = func.call @make() : () -> !scaled.tensor<tensor<8x64xf32>, #mx, none>
   return
 }
+
+// -----
+
+// The settings, operands and results of a declared kernel are those of its operation.
+// expected-error @+1 {{advance_rng has the operands (rng), got (state) [call_c3]}}
+func.func private @advance_rng_0(tensor<2xi64>) -> tensor<2xi64> attributes {scaled.config = {}, scaled.device = "cpu", scaled.kernel = "advance_rng", scaled.operands = ["state"], scaled.results = ["result"]}

@@ -36,7 +36,9 @@ def part_shapes(scheme: Scheme, shape: tuple[Size, Size], columnwise: bool) -> d
         "scales": (scales, FLOATS if scheme.scale == "f32" else BYTES),
     }
     amax = amax_shape(scheme, stored)
-    return parts if amax is None else parts | {"amax": (amax, FLOATS)}
+    if amax is not None:
+        parts["amax"] = amax, FLOATS
+    return parts
 
 
 def part_names(scheme: Scheme) -> tuple[Part, ...]:
