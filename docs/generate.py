@@ -1,11 +1,13 @@
 """Writes the reference pages from the code. `--check` only says whether they are up to date."""
 
+import ast
 import contextlib
 import dataclasses
 import inspect
 import io
 import re
 import sys
+import textwrap
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -150,33 +152,46 @@ def _emphasize(constraints: str) -> str:
 
 def _field_table(dataclass: type) -> str:
     """The fields of a dataclass, each with the docstring below it."""
-    lines = [line for base in reversed(dataclass.__mro__[:-1]) for line in _source_lines(base)]
     names = {each.name for each in dataclasses.fields(dataclass)}
     rows = ["| field | default | meaning |", "|---|---|---|"]
-    for line, following in pairwise(lines):
-        name, colon, rest = line.partition(":")
-        if colon and name in names:
-            default = rest.partition(" = ")[2] or "required"
-            default = re.sub(r"field\(default=([^,]+).*", r"\1", default)
-            meaning = following.strip('"') if following.startswith('"""') else ""
-            rows.append(f"| `{name}` | {default} | {meaning} |")
+    for base in reversed(dataclass.__mro__[:-1]):
+        if not dataclasses.is_dataclass(base):
+            continue
+        (body,) = (node.body for node in ast.parse(textwrap.dedent(inspect.getsource(base))).body)
+        for node, following in pairwise([*body, ast.Pass()]):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id in names:
+                rows.append(f"| `{node.target.id}` | {_field_default(node.value)} | {_docstring_below(following)} |")
     return "\n".join(rows) + "\n"
 
 
-def _source_lines(base: type) -> list[str]:
-    try:
-        return [line.strip() for line in inspect.getsource(base).splitlines()]
-    except (OSError, TypeError):
-        return []
+def _field_default(value: ast.expr | None) -> str:
+    if isinstance(value, ast.Call):
+        value = next(keyword.value for keyword in value.keywords if keyword.arg == "default")
+    return "required" if value is None else "`{}`".format(ast.unparse(value).replace("'", '"'))
+
+
+def _docstring_below(node: ast.stmt) -> str:
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return " ".join(node.value.value.split()) if is_text else ""
 
 
 def _scheme_words(scheme: Scheme | None) -> str:
     if scheme is None:
         return "not quantized"
-    words = [f"{scheme.element} in {scheme.block}, {scheme.scale} scales"]
-    for name, value in scheme.options().items():
-        words.append(name if value is True else f"{name} {value}")
-    return ", ".join(words).replace("_", " ")
+    words = [f"{scheme.element}, one {scheme.scale} scale per {scheme.block}"]
+    return ", ".join([*words, *(_option_words(name, value) for name, value in scheme.options().items())])
+
+
+def _option_words(name: str, value: object) -> str:
+    """An option of a scheme as a reader would say it; a flag is its name."""
+    known = {
+        "source": f"{value}",
+        "power_of_two": "a power of two",
+        "rounding": f"{value} rounding",
+        "rht": "random Hadamard transform",
+        "second_level": f"under one f32 scale per {value}",
+    }
+    return known.get(name, name.replace("_", " ") if value is True else f"{name} {value}".replace("_", " "))
 
 
 def _operation_table(op: type) -> str:

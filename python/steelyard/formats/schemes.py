@@ -68,14 +68,14 @@ class Scheme:
     second_level: str = "none"
     """A second, f32 scale above the block scales: per `tensor` or per `row`."""
     four_over_six: str = "none"
-    """Each block also tries the map of its amax to 4 and keeps the smaller error, `mae` or `mse`."""
+    """Each block also tries to map its amax to 4 instead of 6, and keeps the smaller error: `mae` or `mse`."""
     epsilon: float = 0.0
-    """Lower bound of the amax."""
+    """A lower bound of the amax."""
     layout: str = "compact"
-    """`compact`; codes of a columnwise MX copy turned to lie along the reduction (`turned`); those, and scales in the
-    order that GPU GEMMs read (`gemm`); or the order of codes and scales that GEMMs of the CPU read (`packed`)."""
+    """`compact`; `turned`: the codes of a columnwise MX copy lie along the reduction; `gemm`: the same, with scales in
+    the order that GPU GEMMs read; `packed`: codes and scales in the order that the CPU's GEMMs read."""
     custom: str = ""
-    """Name of a user's quantizer; then the other fields only describe it."""
+    """The name of a user's quantizer. The other fields then only describe it."""
 
     def __post_init__(self):
         if not self.custom:
