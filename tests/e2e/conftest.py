@@ -38,6 +38,15 @@ def gemm_calls(monkeypatch):
 
 
 @pytest.fixture
+def two_threads():
+    """Kernels of compiled programs on two threads, however few each worker has."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
 def quantized_shapes(monkeypatch):
     """The shape of every tensor that a compiled program quantizes, weights included."""
     from steelyard.ir.kernel_calls import QuantizeCall

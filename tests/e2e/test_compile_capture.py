@@ -273,7 +273,7 @@ def test_new_sequence_lengths_lead_to_one_more_compilation(gemm_calls):
 
 
 @pytest.mark.parametrize("compiled_before", [True, False])
-def test_threads_get_the_result_of_one(compiled_before, gemm_calls):
+def test_threads_get_the_result_of_one(compiled_before, gemm_calls, two_threads):
     model, arguments = make_mlp()
     expected = steelyard.compile(model, "nvfp4").lower(**arguments)
     net = steelyard.compile(model, "nvfp4")

@@ -22,6 +22,8 @@ from steelyard.tensor import (
 )
 
 E4M3 = torch.float8_e4m3fn
+# One worker runs the ranks, once for all tests.
+pytestmark = pytest.mark.xdist_group("fsdp")
 WORLD_SIZE = 2
 STEPS = 3
 QUANTIZERS = {

@@ -19,6 +19,8 @@ from steelyard.recipes import DelayedScaling, get
 
 WORLD_SIZE = 2
 STEPS = 3
+# One worker runs the ranks, once for all tests.
+pytestmark = pytest.mark.xdist_group("distributed")
 RECIPES = {
     "fp8-current": get("fp8-current"),
     "fp8-delayed": DelayedScaling(amax_history_len=4, reduce_amax=False),

@@ -51,7 +51,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("recipe", ["fp8-delayed", "mxfp8", "nvfp4"])
-def test_steps_follow_the_oracle(recipe, optimizer):
+def test_steps_follow_the_oracle(recipe, optimizer, two_threads):
     model, numerics = make_mlp(), Numerics(recipe)
     start = copy.deepcopy(model.state_dict())
     oracle, net = make_training_oracle(model, numerics), steelyard.compile(model, recipe)

@@ -11,6 +11,8 @@ from torch import nn
 import steelyard
 from steelyard import recipes
 
+# One worker makes the runs, once for all tests.
+pytestmark = pytest.mark.xdist_group("resume")
 STEPS = 10
 
 
