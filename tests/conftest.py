@@ -11,6 +11,7 @@ settings.load_profile("steelyard")
 # The workers of one run, and the processes they start, share the cores: threads of several workers would only wait for
 # each other. Tests that are about threads ask for them.
 _WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _WORKERS)))
-# A collection of garbage after each compilation takes a tenth of the time of a small one.
+if _WORKERS > 1:
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _WORKERS)))
+# A garbage collection after each compilation takes a sixth of the time of a small test.
 os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
