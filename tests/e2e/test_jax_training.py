@@ -1,7 +1,6 @@
 """Training with the flax layer converges like float32."""
 
 import importlib.util
-import re
 from pathlib import Path
 
 import numpy as np
@@ -58,13 +57,3 @@ def test_state_is_where_flax_overwrites_it(example):
     # The newest amax is the last of the history, and 448 / 3 the scale of the next step.
     assert float(state.x.amax_history[-1]) == 3.0
     assert float(state.x.scale) == np.float32(448) / np.float32(3)
-
-
-def test_the_code_of_the_documentation_runs():
-    page = EXAMPLE.parents[1] / "docs" / "jax.md"
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    assert len(blocks) > 3
-    names: dict = {}
-    exec(compile("\n".join(blocks), str(page), "exec"), names)
-    assert float(names["value"]) < 1.0
-    assert names["row"].scale_inv.shape == (32, 8)

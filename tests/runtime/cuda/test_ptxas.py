@@ -3,13 +3,10 @@
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
-import torch
 from kernel_list import copy_kernels, fused_kernels, quantize_kernels, small_kernels
 
-import steelyard
 from steelyard.codegen.compilation import compile_kernel
 from steelyard.codegen.copies import Copy
 from steelyard.codegen.dequantize import DequantizeKernel
@@ -93,13 +90,8 @@ def test_no_multiply_and_add_may_be_contracted(kernel):
     assert "approx" not in text
 
 
-def test_the_documented_examples_print_ptx(capsys):
-    page = (Path(__file__).parents[3] / "docs" / "cuda.md").read_text()
-    first, second = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    given = {"steelyard": steelyard, "model": torch.nn.Linear(32, 32), "x": torch.randn(8, 32)}
-    exec(compile(first, "docs/cuda.md", "exec"), given)
-    exec(compile(second, "docs/cuda.md", "exec"), {})
-    printed = capsys.readouterr().out
-    assert printed.startswith(".version 8.6\n.target sm_100a\n")
-    assert "cuda mx scaled_mm" in printed
-    assert ".entry quantize_bf16_row_e4m3_1x32(" in printed
+def test_a_module_names_its_version_its_target_and_its_kernel():
+    text = ptx_of(QuantizeKernel(Source("bf16"), (Copy(MX, columnwise=False, aligned=True),)), "sm_100a")
+    lines = [line for line in text.splitlines() if line and not line.startswith("//")]
+    assert lines[:2] == [".version 8.6", ".target sm_100a"]
+    assert ".entry quantize_bf16_row_e4m3_1x32(" in text
