@@ -12,7 +12,9 @@ from steelyard.runtime import _cpu
 from steelyard.runtime.cpu import arguments, gemm, producers
 
 SHAPES = ((1, 1), (3, 47), (32, 16), (130, 257), (128, 512), (0, 16), (16, 0))
-COPIES = [(scheme, columnwise) for pair in scheme_pairs() for scheme, columnwise in zip(pair, (False, True), strict=True)]
+COPIES = [
+    (scheme, columnwise) for pair in scheme_pairs() for scheme, columnwise in zip(pair, (False, True), strict=True)
+]
 
 
 def test_epilogues_are_the_activations_that_kernels_know():

@@ -61,7 +61,8 @@ def test_kernels_in_their_namespace_pass_the_check_of_symbols(text, tmp_path):
         (f"namespace steelyard::avx512 {{ {BROKEN} }}", "_ZN9steelyard6avx5126sharedEi"),
         ("namespace steelyard { struct S { int x; int f() const { return x; } };\n"
          "namespace avx2 { int g(const S &s) { return s.f(); } } }", "_ZNK9steelyard1S1fEv"),
-        ("#include <algorithm>\nnamespace steelyard::avx2 { int f(int a, int b) { return std::max(a, b); } }", "St3max"),
+        ("#include <algorithm>\n"
+         "namespace steelyard::avx2 { int f(int a, int b) { return std::max(a, b); } }", "St3max"),
     ],
 )  # fmt: skip
 def test_a_symbol_that_others_may_share_fails_the_check(text, name, tmp_path):
@@ -94,7 +95,8 @@ def test_clang_builds_what_gpp_builds(tmp_path):
 
     build = run(
         "cmake", "-S", RUNTIME, "-B", tmp_path, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DSTEELYARD_COMPARE=ON",
-        f"-DCMAKE_CXX_COMPILER={compiler('clang++')}", "-DCMAKE_CXX_FLAGS=-Werror", f"-DPython_EXECUTABLE={sys.executable}",
+        f"-DCMAKE_CXX_COMPILER={compiler('clang++')}", "-DCMAKE_CXX_FLAGS=-Werror",
+        f"-DPython_EXECUTABLE={sys.executable}",
     )  # fmt: skip
     assert build.returncode == 0, build.stderr
     made = run("cmake", "--build", tmp_path)
