@@ -7,7 +7,11 @@ from torch_mlir import ir
 from torch_mlir._mlir_libs._mlir import globals as _mlir_globals
 from torch_mlir.dialects import torch as _torch_dialect
 
+from steelyard.dialect.assembly.printer import print_module
+from steelyard.dialect.assembly.reader import parse_module
 from steelyard.dialect.scaled import Scaled
+
+__all__ = ["load", "make_context", "parse_module", "print_module"]
 
 # Without this every lookup of an op class retries an import that fails, which costs 40 us each time.
 _mlir_globals.append_dialect_search_prefix("steelyard.dialect")

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from torch_mlir import ir
 from torch_mlir.dialects import ext
 
+from steelyard.dialect.assembly.spelling import shorten
 from steelyard.errors import ConstraintError
 
 _Choice = TypeVar("_Choice", bound=str)
@@ -33,6 +34,9 @@ class ScaledOp(Scaled.Operation):
     is checked for all: programs repeat few signatures, and MLIR verifies after every pass.
     """
 
+    assembly_format = ""
+    """The short form of the op; see `steelyard.dialect.assembly.formats`."""
+
     def check(self) -> None:
         raise NotImplementedError(f"{self.OPERATION_NAME} has no check")
 
@@ -57,7 +61,7 @@ class ScaledOp(Scaled.Operation):
         else:
             _remember(signature)
             return True
-        op.location.emit_error(f"'{cls.OPERATION_NAME}' op {message}{_layer_suffix(op)}")
+        op.location.emit_error(f"'{cls.OPERATION_NAME}' op {shorten(message)}{_layer_suffix(op)}")
         return False
 
     @classmethod

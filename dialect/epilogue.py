@@ -25,6 +25,8 @@ class EpilogueOp(ScaledOp, name="epilogue", traits=[ext.Pure]):
     - epilogue_c7: preactivation needs an epilogue other than none and has the result's type
     """
 
+    assembly_format = "$epilogue $source [bias($bias)] [residual($residual)] [accumulator($accumulator)]"
+
     source: ext.Operand[Any]
     result: ext.Result[Any]
     epilogue: ir.StringAttr

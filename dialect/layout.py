@@ -32,6 +32,8 @@ class PadOp(ScaledOp, name="pad", traits=[ext.Pure]):
     - pad_c4: copies are in the compact layout
     """
 
+    assembly_format = "$source to multiples($multiples...)"
+
     source: ext.Operand[Any]
     result: ext.Result[Any]
     multiples: Any
@@ -80,6 +82,8 @@ class UnpadOp(ScaledOp, name="unpad", traits=[ext.Pure]):
     - unpad_c3: there is one size, an index or a !torch.int, for each dim of the result known only at run time
     """
 
+    assembly_format = "$source [sizes($sizes...)]"
+
     source: ext.Operand[Any]
     sizes: Sequence[ext.Operand[Any]]
     result: ext.Result[Any]
@@ -118,6 +122,8 @@ class FlattenOp(ScaledOp, name="flatten", traits=[ext.Pure]):
     - flatten_c1: source is a !scaled.tensor with at least one dim before the last
     - flatten_c2: result is the source as a matrix
     """
+
+    assembly_format = "$source"
 
     source: ext.Operand[Any]
     result: ext.Result[Any]
@@ -161,6 +167,8 @@ class TurnOp(ScaledOp, name="turn", traits=[ext.Pure]):
     - turn_c2: result is the source with the turned layout
     """
 
+    assembly_format = "$source"
+
     source: ext.Operand[Any]
     result: ext.Result[Any]
 
@@ -197,6 +205,8 @@ class SwizzleOp(ScaledOp, name="swizzle", traits=[ext.Pure]):
     - swizzle_c2: result is the source with the gemm layout in every copy
     """
 
+    assembly_format = "$source"
+
     source: ext.Operand[Any]
     result: ext.Result[Any]
 
@@ -232,6 +242,8 @@ class PackOp(ScaledOp, name="pack", traits=[ext.Pure]):
     - pack_c1: source is a matrix of known size, and every copy is f4E2M1FN in the compact layout
     - pack_c2: result is the source with the packed layout in every copy
     """
+
+    assembly_format = "$source"
 
     source: ext.Operand[Any]
     result: ext.Result[Any]

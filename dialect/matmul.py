@@ -48,6 +48,8 @@ class MatmulOp(ScaledOp, name="matmul", traits=[ext.Pure]):
     - matmul_c8: bias needs kind fprop and has shape [N]
     """
 
+    assembly_format = '$kind $lhs, $rhs [bias($bias)] [batch_dims($batch_dims = 0)] [at $layer = ""]'
+
     lhs: ext.Operand[Any]
     rhs: ext.Operand[Any]
     result: ext.Result[Any]
@@ -118,6 +120,11 @@ class GemmOp(ScaledOp, name="gemm", traits=[ext.Pure]):
     - gemm_c17: only rhs is packed
     - gemm_c18: both copies are in the gemm layout, or neither is; neither is in the turned layout
     """
+
+    assembly_format = (
+        '$kind $lhs, $rhs [bias($bias)] [epilogue($epilogue = none)] [residual($residual)] '
+        '[accumulator($accumulator)] [batch_dims($batch_dims = 0)] [at $layer = ""]'
+    )
 
     lhs: ext.Operand[Any]
     rhs: ext.Operand[Any]

@@ -16,6 +16,8 @@ class FreeOp(ScaledOp, name="free"):
     - free_c1: value is a ranked tensor or a !scaled.tensor
     """
 
+    assembly_format = "$value"
+
     value: ext.Operand[Any]
 
     def check(self) -> None:

@@ -45,6 +45,11 @@ class ProduceQuantizeOp(ScaledOp, name="produce_quantize", traits=[ext.Pure]):
     - produce_quantize_c7: rounding is to nearest, and only a delayed scheme takes a scale, an f32 scalar
     """
 
+    assembly_format = (
+        '$role $producer $source [other($other)] [weight($weight)] [bias($bias)] [epsilon($epsilon = 0.0)] '
+        '[scale($scale)] [at $layer = ""]'
+    )
+
     source: ext.Operand[Any]
     result: ext.Result[Any]
     producer: ir.StringAttr

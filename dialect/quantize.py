@@ -42,6 +42,8 @@ class QuantizeOp(ScaledOp, name="quantize", traits=[ext.Pure]):
       second level per row; rng is two 64-bit integers
     """
 
+    assembly_format = '$role $source [scale($scale)] [amax($amax)] [rng($rng)] [at $layer = ""]'
+
     source: ext.Operand[Any]
     result: ext.Result[Any]
     role: ir.StringAttr
@@ -145,6 +147,8 @@ class DequantizeOp(ScaledOp, name="dequantize", traits=[ext.Pure]):
     - dequantize_c4: the copy is in the compact layout
     """
 
+    assembly_format = "$usage $source"
+
     source: ext.Operand[Any]
     result: ext.Result[Any]
     usage: ir.StringAttr
@@ -190,6 +194,8 @@ class TransposeOp(ScaledOp, name="transpose", traits=[ext.Pure]):
     - transpose_c4: result is the source with that scheme in the other usage
     """
 
+    assembly_format = "$source"
+
     source: ext.Operand[Any]
     result: ext.Result[Any]
 
@@ -225,6 +231,8 @@ class NarrowOp(ScaledOp, name="narrow", traits=[ext.Pure]):
     - narrow_c1: source has both copies
     - narrow_c2: result is the source with one of them
     """
+
+    assembly_format = "$source"
 
     source: ext.Operand[Any]
     result: ext.Result[Any]

@@ -23,6 +23,8 @@ class AmaxOp(ScaledOp, name="amax", traits=[ext.Pure]):
     - amax_c3: result is an f32 scalar or, where per_row is true, f32 with the source's shape without its last dim
     """
 
+    assembly_format = "$source [per_row] [rht]"
+
     source: ext.Operand[Any]
     result: ext.Result[Any]
     per_row: Any
@@ -57,6 +59,8 @@ class ComputeScaleOp(ScaledOp, name="compute_scale", traits=[ext.Pure]):
     - compute_scale_c2: amax and result are f32 scalars
     """
 
+    assembly_format = "$amax for $scheme"
+
     amax: ext.Operand[Any]
     result: ext.Result[Any]
     scheme: SchemeAttr
@@ -87,6 +91,8 @@ class UpdateScaleOp(ScaledOp, name="update_scale", traits=[ext.Pure]):
     - update_scale_c3: history and new_history are f32 of one length, at least 1
     - update_scale_c4: algorithm is max, most_recent or custom, which is a function of the user's
     """
+
+    assembly_format = "$scale, $history, $amax for $scheme [algorithm($algorithm = max)] [margin($margin = 0)]"
 
     scale: ext.Operand[Any]
     history: ext.Operand[Any]
@@ -139,6 +145,8 @@ class AdvanceRngOp(ScaledOp, name="advance_rng", traits=[ext.Pure]):
     Constraints:
     - advance_rng_c1: rng and result are two 64-bit integers
     """
+
+    assembly_format = "$rng"
 
     rng: ext.Operand[Any]
     result: ext.Result[Any]

@@ -28,6 +28,14 @@ class ConstraintError(IRError, ValueError):
         self.constraint = constraint
 
 
+class AssemblyError(IRError):
+    """A text is not what the dialect's syntax asks for; `line` and `column` count from 1, columns in bytes."""
+
+    def __init__(self, message: str, line: int, column: int):
+        super().__init__(f"{line}:{column}: {message}" if line else message)
+        self.message, self.line, self.column = message, line, column
+
+
 class PipelineError(IRError):
     """The text of a pass pipeline is wrong; nothing was run."""
 

@@ -4,11 +4,11 @@ import io
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import cached_property
 
 from torch_mlir import ir
 
-from steelyard.dialect import make_context
-from steelyard.dialect.printing import print_module
+from steelyard.dialect import make_context, print_module
 from steelyard.driver import stages
 from steelyard.driver.explanation import Row, rows_of
 from steelyard.driver.quantizers import UserQuantizers
@@ -20,20 +20,23 @@ from steelyard.runtime.program import Program
 from steelyard.runtime.state import State
 from steelyard.runtime.weights import Weights
 from steelyard.targets import cuda_target
+from steelyard.targets.architectures import Target
 
-CUDA_STAGES = ("gpu", "nvvm", "ptx")
+_KERNEL_STAGES = ("gpu", "nvvm")
+CUDA_STAGES = (*_KERNEL_STAGES, "ptx")
 """Stages of the generated kernels, which only programs for CUDA have."""
 
 
 class Compilation:
-    """One graph on its way from ATen ops to a program; keeps the text of every stage."""
+    """One graph on its way from ATen ops to a program; keeps the module of every stage."""
 
     def __init__(self, settings: Settings, state: State, weights: Weights):
         self.settings = settings
         self._state = state
         self._weights = weights
         self.context = make_context()
-        self.stages: dict[str, str] = {}
+        self.stages: dict[str, bytes] = {}
+        """The bytecode of each stage's module, which is printed only on request."""
         self.rows: list[Row] = []
         self.notes: list[str] = []
         """What else lost bits."""
@@ -44,13 +47,10 @@ class Compilation:
         """Bytes that torch would keep."""
         self.seconds = 0.0
         """How long the stages took."""
-        self._imported = b""
-        self._lowered = b""
 
     def run(self, module: ir.Module) -> Program:
         """Take an imported module through every stage."""
         start = time.perf_counter()
-        self._imported = _bytecode(module)
         self._record("traced", module)
         self.eager_kept = eager_bytes(module.operation)
         stages.make_raised(module, self.settings)
@@ -68,30 +68,47 @@ class Compilation:
         self._record("lowered", module)
         quantizers = UserQuantizers(self.settings)
         self.program = stages.make_program(module, self.settings, self._state, quantizers, self._weights)
-        self._lowered = _bytecode(module)
         self.seconds = time.perf_counter() - start
         return self.program
 
-    def stage(self, name: str) -> str:
-        """The text of a stage; kernels are generated when somebody looks at them, or runs them."""
-        if name in CUDA_STAGES and name not in self.stages:
-            target = cuda_target(self.settings.target)
-            if target is None:
-                raise SteelyardError(f"stage {name} is of programs for CUDA, and this net is compiled for the CPU")
-            self.stages[name] = stages.make_kernels(ir.Module.parse(self._lowered, make_context()), target, name)
-        return self.stages[name]
+    def module(self, stage: str) -> bytes:
+        """The bytecode of a stage; kernels are generated on request."""
+        if stage in _KERNEL_STAGES and stage not in self.stages:
+            module = ir.Module.parse(self.stages["lowered"], make_context())
+            stages.make_kernels(module, self._cuda_target(stage), stage)
+            self._record(stage, module)
+        return self.stages[stage]
+
+    def text(self, stage: str) -> str:
+        """The text of a stage."""
+        if stage == "ptx":
+            return self.ptx
+        module = ir.Module.parse(self.module(stage), make_context())
+        return print_module(module.operation)
+
+    @cached_property
+    def ptx(self) -> str:
+        """The kernels that the program launches, one PTX module per kernel."""
+        module = ir.Module.parse(self.stages["lowered"], make_context())
+        return stages.make_ptx(module, self._cuda_target("ptx"))
+
+    def _cuda_target(self, stage: str) -> Target:
+        target = cuda_target(self.settings.target)
+        if target is None:
+            raise SteelyardError(f"only programs for CUDA have the stage {stage}, and this net is compiled for the CPU")
+        return target
 
     def replay(self) -> Iterator[tuple[str, str]]:
         """Take the graph through every pass once more: the name of each pass, and the IR it leaves."""
         context = make_context()
-        module = ir.Module.parse(self._imported, context)
+        module = ir.Module.parse(self.stages["traced"], context)
         yield "traced", print_module(module.operation)
         for stage in stages.STAGES[1:]:
             for pass_name, left in run_pass_by_pass(module, stages.pipeline_of(stage, self.settings)):
                 yield pass_name, print_module(left.operation)
 
     def _record(self, stage: str, module: ir.Module) -> None:
-        self.stages[stage] = print_module(module.operation)
+        self.stages[stage] = _bytecode(module)
 
 
 def _bytecode(module: ir.Module) -> bytes:

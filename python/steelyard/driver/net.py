@@ -11,7 +11,7 @@ import torch
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit
 
 from steelyard import recipes
-from steelyard.dialect.printing import nest_modules
+from steelyard.dialect import make_context, print_module
 from steelyard.driver.backend import Backend
 from steelyard.driver.compilation import CUDA_STAGES
 from steelyard.driver.explanation import Explanation
@@ -19,6 +19,8 @@ from steelyard.driver.memory import Memory, parameter_bytes, tensor_bytes
 from steelyard.driver.settings import Settings, make_settings
 from steelyard.driver.stages import STAGES
 from steelyard.errors import RecipeError, SteelyardError, TargetError, UnsupportedModelError
+from steelyard.ir.layers import print_layers
+from steelyard.ir.nesting import nest_modules
 from steelyard.runtime.cuda.devices import device_among, target_among
 from steelyard.runtime.state import State
 from steelyard.targets import CPU, CUDA, check_target
@@ -290,19 +292,23 @@ class CompiledModule(torch.nn.Module):
                     tensor.data.copy_(value)
         return self
 
-    def ir(self, stage: str) -> str:
+    def ir(self, stage: str, layer: str | None = None) -> str:
         """The IR of a stage: traced, raised, quantized, fused, partitioned or lowered.
 
-        Several graphs are nested modules in one. A net for CUDA also has the generated kernels: gpu, nvvm and ptx, one
-        module per kernel.
+        Several graphs are nested modules in one. `layer` is a pattern of layer names, such as "blocks.0.*": only the
+        ops of these layers are shown, with the constants and declarations that they read. A net for CUDA also has the
+        generated kernels: gpu, nvvm and ptx, one module per kernel.
         """
         known = STAGES if self._steelyard.backend.settings.target == CPU else (*STAGES, *CUDA_STAGES)
         if stage not in known:
             raise SteelyardError(f"stage must be one of {', '.join(known)}, got {stage!r}")
-        texts = [compilation.stage(stage) for compilation in self._compilations()]
+        compilations = self._compilations()
         if stage == "ptx":
-            return "\n".join(text for text in texts if text)
-        return texts[0] if len(texts) == 1 else nest_modules({f"graph{i}": text for i, text in enumerate(texts)})
+            if layer is not None:
+                raise SteelyardError("PTX does not say which layers a kernel is for; look at stage lowered by layer")
+            return "\n".join(text for compilation in compilations if (text := compilation.ptx))
+        module = nest_modules([compilation.module(stage) for compilation in compilations], make_context())
+        return print_module(module.operation) if layer is None else print_layers(module.operation, layer)
 
     def ir_dump(self, folder: str | Path) -> list[Path]:
         """Write the IR after every pass, and the program, of every graph into numbered files; returns their paths."""
@@ -316,7 +322,7 @@ class CompiledModule(torch.nn.Module):
                 written.append(path)
             for stage in CUDA_STAGES if compilation.settings.target != CPU else ():
                 path = Path(folder, f"graph{graph}_kernels.{'ptx' if stage == 'ptx' else f'{stage}.mlir'}")
-                path.write_text(compilation.stage(stage))
+                path.write_text(compilation.text(stage))
                 written.append(path)
             path = Path(folder, f"graph{graph}_program.py")
             path.write_text(compilation.program.text)

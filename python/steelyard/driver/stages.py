@@ -4,7 +4,6 @@ from torch_mlir import ir
 
 from steelyard.codegen.compilation import compile_kernel
 from steelyard.codegen.ptx import lower_to_nvvm
-from steelyard.dialect.printing import print_module
 from steelyard.driver.settings import Settings
 from steelyard.errors import IRError
 from steelyard.ir.kernel_calls import calls_of
@@ -63,17 +62,20 @@ def make_program(
     return Program(module, state, quantizers, weights, settings.check_finite, devices)
 
 
-def make_kernels(module: ir.Module, target: Target, stage: str) -> str:
-    """A lowered program for CUDA -> the kernels that its calls launch: with them (gpu), in NVVM, or as PTX."""
+def make_kernels(module: ir.Module, target: Target, stage: str) -> None:
+    """A lowered program for CUDA -> the same with the kernels that its calls launch: as GPU code, or in NVVM."""
     with module.context:
-        if stage == "ptx":
-            launched = launched_kernels(calls_of(module.operation), target).values()
-            kernels = dict.fromkeys(kernel for kernels in launched for kernel in kernels)
-            return "\n".join(_without_heading(compile_kernel(kernel, target).ptx) for kernel in kernels)
         generate_kernels(module.operation, target=f"cuda:{target.name}")
     if stage == "nvvm":
         lower_to_nvvm(module)
-    return print_module(module.operation)
+
+
+def make_ptx(module: ir.Module, target: Target) -> str:
+    """A lowered program for CUDA -> the PTX of the kernels that its calls launch, one PTX module per kernel."""
+    with module.context:
+        launched = launched_kernels(calls_of(module.operation), target).values()
+    kernels = dict.fromkeys(kernel for kernels in launched for kernel in kernels)
+    return "\n".join(_without_heading(compile_kernel(kernel, target).ptx) for kernel in kernels)
 
 
 def _without_heading(ptx: str) -> str:
@@ -95,6 +97,7 @@ __all__ = [
     "make_lowered",
     "make_partitioned",
     "make_program",
+    "make_ptx",
     "make_quantized",
     "make_raised",
     "pipeline_of",

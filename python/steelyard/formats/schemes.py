@@ -14,14 +14,14 @@ FP8_ELEMENTS = ("f8E4M3FN", "f8E5M2")
 ELEMENT_MAX = {"f8E4M3FN": 448.0, "f8E5M2": 57344.0, "f4E2M1FN": 6.0}
 
 # Family -> legal elements, blocks (rows x columns of the array that is stored) and scale type.
-_FAMILIES = {
+FAMILIES = {
     "tensor": (FP8_ELEMENTS, ("tensor",), "f32"),
     "block": (FP8_ELEMENTS, ("1x128", "128x128"), "f32"),
     "mx": (FP8_ELEMENTS, ("1x32", "32x1", "32x32"), "f8E8M0FNU"),
     "nvfp4": (("f4E2M1FN",), ("1x16", "16x16"), "f8E4M3FN"),
 }
-BLOCKS = tuple(block for _, blocks, _ in _FAMILIES.values() for block in blocks)
-_CHOICES = {
+BLOCKS = tuple(block for _, blocks, _ in FAMILIES.values() for block in blocks)
+CHOICES = {
     "source": ("current", "delayed"),
     "rounding": ("nearest", "stochastic"),
     "rule": ("rceil", "floor", "ceil", "even"),
@@ -129,10 +129,10 @@ def _require(holds: bool, constraint: str, message: str) -> None:
 
 
 def _family(scheme: Scheme) -> str:
-    for family, (elements, blocks, scale) in _FAMILIES.items():
+    for family, (elements, blocks, scale) in FAMILIES.items():
         if scheme.element in elements and scheme.block in blocks and scheme.scale == scale:
             return family
-    known = "; ".join(f"{'|'.join(e)} in {'|'.join(b)} with {s}" for e, b, s in _FAMILIES.values())
+    known = "; ".join(f"{'|'.join(e)} in {'|'.join(b)} with {s}" for e, b, s in FAMILIES.values())
     raise ConstraintError(
         "scheme_c1",
         f"element, block and scale must be one of: {known}; got {scheme.element} in {scheme.block} with {scheme.scale}",
@@ -140,7 +140,7 @@ def _family(scheme: Scheme) -> str:
 
 
 def _check_choices(scheme: Scheme) -> None:
-    for name, values in _CHOICES.items():
+    for name, values in CHOICES.items():
         found = getattr(scheme, name)
         _require(found in values, "scheme_c2", f"{name} must be one of {', '.join(values)}, got {found!r}")
     for name in ("power_of_two", "rht"):

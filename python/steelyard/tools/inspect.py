@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print the IR of a stage: traced, raised, quantized, ..., lowered; of CUDA also gpu, nvvm, ptx",
     )
     add("--explain", action="store_true", help="print one row per GEMM (the default)")
+    add("--layer", metavar="PATTERN", help="print only the ops of these layers of the stage, for example blocks.0.*")
     add("--json", action="store_true", help="print the rows as JSON")
     add("--dump-ir", metavar="DIR", help="write the IR into numbered files of this folder")
 
@@ -71,6 +72,8 @@ def _compile(arguments: argparse.Namespace) -> Any:
     stages = STAGES if arguments.target == "cpu" else (*STAGES, *CUDA_STAGES)
     if arguments.stage and arguments.stage not in stages:
         raise SteelyardError(f"stage must be one of {', '.join(stages)}, got {arguments.stage!r}")
+    if arguments.layer is not None and not arguments.stage:
+        raise SteelyardError("--layer needs a stage to show, as in --stage quantized")
     make = _load_factory(arguments.factory)
     if not arguments.input:
         raise SteelyardError("give each argument of the model, as in --input 2x16:int64")
@@ -112,7 +115,7 @@ def _show(net: Any, arguments: argparse.Namespace) -> None:
         for path in net.ir_dump(arguments.dump_ir):
             print(path)
     if arguments.stage:
-        print(net.ir(arguments.stage))
+        print(net.ir(arguments.stage, arguments.layer))
     if arguments.json:
         print(net.explain().to_json())
     if arguments.explain or not (arguments.dump_ir or arguments.stage or arguments.json):

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from torch_mlir import ir
 
-_PARSER_NAME = "-"
-"""The file name that the parser gives to a text it got from memory."""
+from steelyard.dialect.assembly.positions import Positions
+from steelyard.dialect.assembly.reader import PARSED_FROM_MEMORY
+from steelyard.dialect.assembly.spelling import shorten
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,14 @@ class Diagnostic:
     notes: tuple["Diagnostic", ...] = ()
 
 
-def from_mlir(diagnostic: ir.DiagnosticInfo | ir.Diagnostic, source_name: str) -> Diagnostic:
-    """One of MLIR's diagnostics, with its notes."""
-    file, line, column = _place(diagnostic.location, source_name)
-    notes = tuple(from_mlir(note, source_name) for note in diagnostic.notes)
+def from_mlir(
+    diagnostic: ir.DiagnosticInfo | ir.Diagnostic, source_name: str, positions: Positions | None = None
+) -> Diagnostic:
+    """One of MLIR's diagnostics, with its notes; `positions` are those of the text that is being parsed."""
+    file, line, column = _place(diagnostic.location, source_name, positions)
+    notes = tuple(from_mlir(note, source_name, positions) for note in diagnostic.notes)
     severity = str(diagnostic.severity).rpartition(".")[2].lower()
-    return Diagnostic(severity, diagnostic.message, file, line, column, notes)
+    return Diagnostic(severity, shorten(diagnostic.message), file, line, column, notes)
 
 
 def format_diagnostic(diagnostic: Diagnostic, source_name: str, lines: list[str]) -> str:
@@ -49,11 +52,13 @@ def _caret_indent(line: str, column: int) -> str:
     return "".join("\t" if character == "\t" else " " for character in before)
 
 
-def _place(location: ir.Location, source_name: str) -> tuple[str, int, int]:
+def _place(location: ir.Location, source_name: str, positions: Positions | None) -> tuple[str, int, int]:
     # A diagnostic's location comes back without its kind; going through its attribute restores it.
     for place in _file_places(ir.Location.from_attr(location.attr, location.context)):
-        file = source_name if place.filename == _PARSER_NAME else place.filename
-        return file, place.start_line, place.start_col
+        if place.filename != PARSED_FROM_MEMORY:
+            return place.filename, place.start_line, place.start_col
+        line, column = place.start_line, place.start_col
+        return source_name, *(positions.to_source(line, column) if positions is not None else (line, column))
     return "", 0, 0
 
 

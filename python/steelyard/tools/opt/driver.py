@@ -14,12 +14,14 @@ from pathlib import Path
 from torch_mlir import ir
 from torch_mlir.passmanager import PassManager
 
-from steelyard.dialect import make_context
-from steelyard.dialect.printing import print_module
-from steelyard.errors import PipelineError
+from steelyard.dialect import make_context, print_module
+from steelyard.dialect.assembly.positions import Positions
+from steelyard.dialect.assembly.reader import relocate, translate
+from steelyard.errors import AssemblyError, PipelineError
 from steelyard.passes.pipeline.text import Element, add_element, build_pass_manager, parse_pipeline
 from steelyard.tools.opt.arguments import EXIT_DIAGNOSTICS, EXIT_OK, EXIT_USAGE, drop_standard_output
 from steelyard.tools.opt.diagnostics import Diagnostic, format_diagnostic, from_mlir
+from steelyard.tools.opt.dumps import Dumps, make_tree_folder, pass_names, text_of
 from steelyard.tools.opt.expectations import compare, find_expectations
 from steelyard.tools.opt.reproducer import describe_reproducer
 from steelyard.tools.opt.source import Source
@@ -47,7 +49,7 @@ def run(source: Source, arguments: argparse.Namespace) -> int:
         _check_printing_flags(arguments, elements)
         context = make_context()
         build_pass_manager(elements, context)
-        _make_tree_folder(arguments.mlir_print_ir_tree_dir)
+        make_tree_folder(arguments.mlir_print_ir_tree_dir)
     except OSError as error:
         return _say(f"steelyard-opt: error: cannot make '{error.filename}': {error.strerror}", EXIT_DIAGNOSTICS)
     except PipelineError as error:
@@ -65,30 +67,35 @@ def run(source: Source, arguments: argparse.Namespace) -> int:
     return max(exit_code, _write(SEPARATOR.join(outputs), arguments.output))
 
 
-def _make_tree_folder(path: str | None) -> None:
-    # MLIR writes nothing, and says nothing, where it cannot.
-    if path is not None:
-        Path(path).mkdir(parents=True, exist_ok=True)
-
-
 def _process(
     chunk: str | bytes, name: str, elements: list[Element], context: ir.Context, arguments: argparse.Namespace
 ) -> ChunkResult:
     result = ChunkResult()
+    # While it parses, MLIR names places in the translated text.
+    positions: Positions | None = None
 
     def collect(diagnostic: ir.Diagnostic) -> bool:
-        result.diagnostics.append(from_mlir(diagnostic, name))
+        result.diagnostics.append(from_mlir(diagnostic, name, positions))
         return True
 
     handler = context.attach_diagnostic_handler(collect)
     try:
-        module = ir.Module.parse(chunk, context)
+        if isinstance(chunk, bytes):
+            module = ir.Module.parse(chunk, context)
+        else:
+            translation = translate(chunk)
+            positions = translation.positions
+            module = ir.Module.parse(translation.text, context)
+            relocate(module, translation)
+            positions = None
         result.failed_pass = True
         _make_manager(elements, context, arguments).run(module.operation)
         result.failed_pass = False
         result.output = _print(module, name, arguments)
+    except AssemblyError as error:
+        result.diagnostics.append(Diagnostic("error", error.message, name, error.line, error.column))
     except ir.MLIRError as error:
-        result.diagnostics += _errors(error, name)
+        result.diagnostics += _errors(error, name, positions)
     except Exception as error:  # a bug of ours must still name the input and leave a reproducer
         message = f"internal error: {type(error).__name__}: {error}; please report it with the reproducer"
         result.diagnostics.append(Diagnostic("error", message))
@@ -98,58 +105,32 @@ def _process(
     return result
 
 
-def _errors(error: ir.MLIRError, name: str) -> list[Diagnostic]:
-    found = [from_mlir(diagnostic, name) for diagnostic in error.error_diagnostics]
+def _errors(error: ir.MLIRError, name: str, positions: Positions | None) -> list[Diagnostic]:
+    found = [from_mlir(diagnostic, name, positions) for diagnostic in error.error_diagnostics]
     return found or [Diagnostic("error", error.message)]
 
 
 def _make_manager(elements: list[Element], context: ir.Context, arguments: argparse.Namespace) -> PassManager:
-    before, after = (_names(text) for text in (arguments.mlir_print_ir_before, arguments.mlir_print_ir_after))
     with context:
         manager = PassManager("builtin.module")
-        for element in elements:
-            if element.name in before:
-                manager.add(_printer("Before", element), name="print-ir")
+        dumps = Dumps(arguments)
+        for index, element in enumerate(elements):
+            for print_ir in dumps.before(element):
+                manager.add(print_ir, name="print-ir")
             add_element(manager, element)
-            if element.name in after:
-                manager.add(_printer("After", element), name="print-ir")
-    _enable_printing(manager, arguments)
+            for print_ir in dumps.after(element, index):
+                manager.add(print_ir, name="print-ir")
     if arguments.mlir_timing:
         manager.enable_timing()
     return manager
 
 
-def _enable_printing(manager: PassManager, arguments: argparse.Namespace) -> None:
-    after = arguments.mlir_print_ir_after_all or arguments.mlir_print_ir_after_change
-    if after or arguments.mlir_print_ir_before_all or arguments.mlir_print_ir_tree_dir:
-        manager.enable_ir_printing(
-            print_before_all=arguments.mlir_print_ir_before_all,
-            # MLIR writes a tree only from the dumps after a pass.
-            print_after_all=bool(after or arguments.mlir_print_ir_tree_dir),
-            print_after_change=arguments.mlir_print_ir_after_change,
-            enable_debug_info=arguments.mlir_print_debuginfo,
-            tree_printing_dir_path=arguments.mlir_print_ir_tree_dir,
-        )
-
-
-def _printer(when: str, element: Element):
-    def print_ir(operation: ir.Operation, handle) -> None:
-        header = f"// -----// IR Dump {when} {element.name} ({element.text}) //----- //"
-        print(f"{header}\n{print_module(operation)}\n", file=sys.stderr)
-
-    return print_ir
-
-
 def _check_printing_flags(arguments: argparse.Namespace, elements: list[Element]) -> None:
     present = {element.name for element in elements}
     for flag in ("mlir_print_ir_before", "mlir_print_ir_after"):
-        absent = sorted(_names(getattr(arguments, flag)) - present)
+        absent = sorted(pass_names(getattr(arguments, flag)) - present)
         if absent:
             raise PipelineError(f"--{flag.replace('_', '-')} names {absent[0]}, which is not in the pipeline")
-
-
-def _names(text: str) -> set[str]:
-    return {name.strip() for name in text.split(",") if name.strip()}
 
 
 def _print(module: ir.Module, name: str, arguments: argparse.Namespace) -> bytes:
@@ -158,12 +139,8 @@ def _print(module: ir.Module, name: str, arguments: argparse.Namespace) -> bytes
         buffer = io.BytesIO()
         operation.write_bytecode(buffer)
         return buffer.getvalue()
-    debug_info = arguments.mlir_print_debuginfo
-    if arguments.mlir_print_local_scope:
-        text = operation.get_asm(enable_debug_info=debug_info, use_local_scope=True)
-    else:
-        text = print_module(operation, debug_info=debug_info)
-    if debug_info:
+    text = text_of(operation, arguments)
+    if arguments.mlir_print_debuginfo:
         # The parser calls every text that it gets from memory "-".
         text = re.sub(r'(?<!\\)"-":(?=\d)', lambda _: f"{json.dumps(name)}:", text)
     return (text.rstrip("\n") + "\n").encode()
@@ -184,7 +161,8 @@ def _report(result: ChunkResult, chunk: str | bytes, name: str, arguments: argpa
 
 
 def _text_of_bytecode(data: bytes) -> str:
-    return str(ir.Module.parse(data, make_context()))
+    module = ir.Module.parse(data, make_context())
+    return print_module(module.operation)
 
 
 def _write(data: bytes, path: str) -> int:

@@ -1,0 +1,89 @@
+"""Types and schemes in their short form, and back.
+
+| short                                                  | in full                                                     |
+|--------------------------------------------------------|-------------------------------------------------------------|
+| `#mxfp8_1x32`                                          | `#scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>`           |
+| `!scaled.tensor<8x64xbf16, #mxfp8_1x32, #mxfp8_32x1>`  | `!scaled.tensor<tensor<8x64xbf16>, #scaled.scheme<...>, #scaled.scheme<...>>` |
+| `!scaled.tensor<8x64xbf16, #mxfp8_1x32>`               | `!scaled.tensor<tensor<8x64xbf16>, #scaled.scheme<...>, none>` |
+
+The short form of a type starts with a size, as no type does, so that the two are never taken for each other.
+"""
+
+import re
+from collections.abc import Container
+
+from steelyard.dialect.assembly.scheme_names import full_by_name, name_by_full
+from steelyard.dialect.assembly.tokens import STRING, closing, split_at_commas
+
+_FULL = re.compile(rf"{STRING}|!scaled\.tensor<|#scaled\.scheme<")
+_BASE = re.compile(r"tensor<((?:(?:\d+|\?)x)+[^,]+)>")
+_SHORT_START = re.compile(r"!scaled\.tensor<[ \t\r\n]*[\d?]")
+
+
+def shorten(text: str) -> str:
+    """A text of MLIR's with every quantized type and every scheme in its short form."""
+    if "scaled." not in text:
+        return text
+    pieces: list[str] = []
+    position = 0
+    while (found := _FULL.search(text, position)) is not None:
+        if found.group().startswith('"'):
+            end = found.end()
+            pieces.append(text[position:end])
+        else:
+            end = closing(text, found.end() - 1)
+            if end < 0:
+                break
+            pieces += (text[position : found.start()], _shorten_one(text[found.start() : end]))
+        position = end
+    return "".join(pieces) + text[position:]
+
+
+_shortened: dict[str, str] = {}
+_MOST_SHORTENED = 20_000
+
+
+def _shorten_one(text: str) -> str:
+    short = _shortened.get(text)
+    if short is None:
+        if len(_shortened) >= _MOST_SHORTENED:
+            _shortened.clear()
+        short = _shortened[text] = _short_scheme(text) if text.startswith("#") else _short_type(text)
+    return short
+
+
+def _short_scheme(text: str) -> str:
+    return name_by_full().get(text, text)
+
+
+def _short_type(text: str) -> str:
+    """A type in its short form; one that stands for no ranked tensor stays as it is, but for its schemes."""
+    parts = [part.strip() for part in split_at_commas(text[len("!scaled.tensor<") : -1])]
+    base = _BASE.fullmatch(parts[0])
+    copies = [_short_scheme(part) for part in parts[1:]]
+    if base is None or len(copies) != 2:
+        return f"!scaled.tensor<{', '.join([parts[0], *copies])}>"
+    row, col = copies
+    return f"!scaled.tensor<{base[1]}, {row}>" if col == "none" else f"!scaled.tensor<{base[1]}, {row}, {col}>"
+
+
+def is_short_type(text: str, position: int) -> bool:
+    """Whether a quantized type in its short form starts here."""
+    return _SHORT_START.match(text, position) is not None
+
+
+def expand_type(text: str, aliases: Container[str]) -> str | None:
+    """A type in full; None where its parameters are not a shape and one or two schemes."""
+    parts = split_at_commas(text[len("!scaled.tensor<") : -1])
+    if len(parts) not in (2, 3):
+        return None
+    copies = [expand_scheme(part, aliases) for part in parts[1:]]
+    if len(copies) == 1:
+        copies.append(" none")
+    return f"!scaled.tensor<tensor<{parts[0].strip()}>,{','.join(copies)}>"
+
+
+def expand_scheme(text: str, aliases: Container[str]) -> str:
+    """A scheme in full, unless its name is one of the file's own aliases, or is none of ours."""
+    name = text.strip()
+    return text if name in aliases else text.replace(name, full_by_name().get(name, name))
