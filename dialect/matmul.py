@@ -122,7 +122,7 @@ class GemmOp(ScaledOp, name="gemm", traits=[ext.Pure]):
     """
 
     assembly_format = (
-        '$kind $lhs, $rhs [bias($bias)] [epilogue($epilogue = none)] [residual($residual)] '
+        "$kind $lhs, $rhs [bias($bias)] [epilogue($epilogue = none)] [residual($residual)] "
         '[accumulator($accumulator)] [batch_dims($batch_dims = 0)] [at $layer = ""]'
     )
 

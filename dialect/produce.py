@@ -46,7 +46,7 @@ class ProduceQuantizeOp(ScaledOp, name="produce_quantize", traits=[ext.Pure]):
     """
 
     assembly_format = (
-        '$role $producer $source [other($other)] [weight($weight)] [bias($bias)] [epsilon($epsilon = 0.0)] '
+        "$role $producer $source [other($other)] [weight($weight)] [bias($bias)] [epsilon($epsilon = 0.0)] "
         '[scale($scale)] [at $layer = ""]'
     )
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from steelyard.dialect.assembly.formats import Format, Item, Kind
 from steelyard.dialect.assembly.positions import Chunk
-from steelyard.dialect.assembly.tokens import Token, closing, skip_blank, token_at, type_end
+from steelyard.dialect.assembly.tokens import Token, closing, skip_blank, token_at
 from steelyard.errors import AssemblyError
 
 _INTEGER = re.compile(r"-?(?:0x[0-9a-fA-F]+|\d+)")

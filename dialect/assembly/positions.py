@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
 
-
 Chunk = tuple[str, int, bool]
 """A piece of translated text, the position that it comes from, and whether it is a copy of what stands there."""
 
@@ -27,7 +26,6 @@ class Positions:
         index = max(bisect_right(self._chunk_starts, offset) - 1, 0)
         _, origin, is_copy = self._chunks[index]
         return self.place(origin + offset - self._chunk_starts[index] if is_copy else origin)
-
 
     def place(self, offset: int) -> tuple[int, int]:
         """Line and column of an offset of the user's text."""

@@ -19,9 +19,7 @@ from steelyard.dialect.assembly.spelling import expand_type, is_short_type
 from steelyard.dialect.assembly.tokens import NAME, SIMPLE_TYPE, STRING, closing, skip_blank, token_at, type_end
 from steelyard.errors import AssemblyError
 
-_INTERESTING = re.compile(
-    rf"{STRING}|//[^\n]*|scaled\.[A-Za-z_]\w*|\#{NAME}|!scaled\.tensor(?=[ \t\r\n]*<)", re.ASCII
-)
+_INTERESTING = re.compile(rf"{STRING}|//[^\n]*|scaled\.[A-Za-z_]\w*|\#{NAME}|!scaled\.tensor(?=[ \t\r\n]*<)", re.ASCII)
 _BEHIND_ATTRIBUTE_NAME = ("=", ",", "}")
 
 
@@ -149,10 +147,10 @@ class _Reader:
         if simple is not None and known is not None:
             return [(known, start, False)], simple.end()
         end = type_end(self.text, start)
-        if end < 0:
-            return [], end
         if is_short_type(self.text, start):
             return [(self._expanded(start, end), start, False)], end
+        if end < 0:
+            return [], end
         return self.span(start, end), end
 
     def _translate_until(self, end: int) -> None:

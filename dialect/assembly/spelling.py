@@ -1,10 +1,8 @@
 """Types and schemes in their short form, and back.
 
-| short                                                  | in full                                                     |
-|--------------------------------------------------------|-------------------------------------------------------------|
-| `#mxfp8_1x32`                                          | `#scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>`           |
-| `!scaled.tensor<8x64xbf16, #mxfp8_1x32, #mxfp8_32x1>`  | `!scaled.tensor<tensor<8x64xbf16>, #scaled.scheme<...>, #scaled.scheme<...>>` |
-| `!scaled.tensor<8x64xbf16, #mxfp8_1x32>`               | `!scaled.tensor<tensor<8x64xbf16>, #scaled.scheme<...>, none>` |
+    #mxfp8_1x32                               #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
+    !scaled.tensor<8x64xbf16, #row, #col>     !scaled.tensor<tensor<8x64xbf16>, #row, #col>
+    !scaled.tensor<8x64xbf16, #row>           !scaled.tensor<tensor<8x64xbf16>, #row, none>
 
 The short form of a type starts with a size, as no type does, so that the two are never taken for each other.
 """
@@ -13,7 +11,7 @@ import re
 from collections.abc import Container
 
 from steelyard.dialect.assembly.scheme_names import full_by_name, name_by_full
-from steelyard.dialect.assembly.tokens import STRING, closing, split_at_commas
+from steelyard.dialect.assembly.tokens import STRING, closing, split_at_commas, token_at
 
 _FULL = re.compile(rf"{STRING}|!scaled\.tensor<|#scaled\.scheme<")
 _BASE = re.compile(r"tensor<((?:(?:\d+|\?)x)+[^,]+)>")
@@ -85,5 +83,6 @@ def expand_type(text: str, aliases: Container[str]) -> str | None:
 
 def expand_scheme(text: str, aliases: Container[str]) -> str:
     """A scheme in full, unless its name is one of the file's own aliases, or is none of ours."""
-    name = text.strip()
-    return text if name in aliases else text.replace(name, full_by_name().get(name, name))
+    name = token_at(text, 0)
+    full = None if name.text in aliases else full_by_name().get(name.text)
+    return text if full is None else text[: name.start] + full + text[name.end :]

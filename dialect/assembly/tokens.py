@@ -25,6 +25,7 @@ _TOKEN = re.compile(
 # `->` and the comparisons of affine sets hold a `>` that closes nothing.
 _BRACKET = re.compile(rf"{STRING}|//[^\n]*|->|[<>=]=|[(){{}}\[\]<>]")
 _COMMA_OR_BRACKET = re.compile(rf"{STRING}|//[^\n]*|->|[<>=]=|[(){{}}\[\]<>,]")
+_CLOSING = {"(": ")", "[": "]", "{": "}", "<": ">"}
 SIMPLE_TYPE = re.compile(r'!?[A-Za-z_][\w$.\-]*(?:<[^<>"/(){}=]*>)?', re.ASCII)
 
 
@@ -57,14 +58,15 @@ def token_at(text: str, position: int) -> Token:
 
 def closing(text: str, position: int) -> int:
     """The position behind the bracket that closes the one here; -1 where none does."""
-    depth = 0
+    expected: list[str] = []
     for found in _BRACKET.finditer(text, position):
         bracket = found.group()
-        if bracket in "([{<":
-            depth += 1
+        if bracket in _CLOSING:
+            expected.append(_CLOSING[bracket])
         elif bracket in ")]}>":
-            depth -= 1
-            if depth <= 0:
+            if expected.pop() != bracket:
+                return -1
+            if not expected:
                 return found.end()
     return -1
 

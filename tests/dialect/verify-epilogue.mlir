@@ -5,7 +5,7 @@
 // epilogue_c1
 func.func @f(%x: tensor<64x64xbf16>) {
   // expected-error @+1 {{source must be a tensor of f32, got tensor<64x64xbf16> [epilogue_c1]}}
-  %0 = "scaled.epilogue"(%x) {epilogue = "none", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (tensor<64x64xbf16>) -> tensor<64x64xf32>
+  %0 = scaled.epilogue none %x : tensor<64x64xbf16> -> tensor<64x64xf32>
   return
 }
 
@@ -14,7 +14,7 @@ func.func @f(%x: tensor<64x64xbf16>) {
 // epilogue_c1
 func.func @f(%x: tensor<64x64xi8>) {
   // expected-error @+1 {{source must be a ranked tensor of f32, bf16, f16, got tensor<64x64xi8> [epilogue_c1]}}
-  %0 = "scaled.epilogue"(%x) {epilogue = "none", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (tensor<64x64xi8>) -> tensor<64x64xf32>
+  %0 = scaled.epilogue none %x : tensor<64x64xi8> -> tensor<64x64xf32>
   return
 }
 
@@ -23,7 +23,7 @@ func.func @f(%x: tensor<64x64xi8>) {
 // epilogue_c2
 func.func @f(%x: tensor<64x64xf32>) {
   // expected-error @+1 {{result must be like the source, of shape [64,64], got tensor<64x32xf32> [epilogue_c2]}}
-  %0 = "scaled.epilogue"(%x) {epilogue = "none", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (tensor<64x64xf32>) -> tensor<64x32xf32>
+  %0 = scaled.epilogue none %x : tensor<64x64xf32> -> tensor<64x32xf32>
   return
 }
 
@@ -32,7 +32,7 @@ func.func @f(%x: tensor<64x64xf32>) {
 // epilogue_c2
 func.func @f(%x: tensor<64x64xf32>) {
   // expected-error @+1 {{result must be like the source, of shape [64,64], got !torch.vtensor<[64,64],f32> [epilogue_c2]}}
-  %0 = "scaled.epilogue"(%x) {epilogue = "none", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (tensor<64x64xf32>) -> !torch.vtensor<[64,64],f32>
+  %0 = scaled.epilogue none %x : tensor<64x64xf32> -> !torch.vtensor<[64,64],f32>
   return
 }
 
@@ -41,7 +41,7 @@ func.func @f(%x: tensor<64x64xf32>) {
 // epilogue_c3
 func.func @f(%x: tensor<64x64xf32>) {
   // expected-error @+1 {{epilogue must be one of none, relu, gelu, gelu_tanh, silu, got swish [epilogue_c3]}}
-  %0 = "scaled.epilogue"(%x) {epilogue = "swish", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (tensor<64x64xf32>) -> tensor<64x64xf32>
+  %0 = scaled.epilogue swish %x : tensor<64x64xf32> -> tensor<64x64xf32>
   return
 }
 
@@ -50,7 +50,7 @@ func.func @f(%x: tensor<64x64xf32>) {
 // epilogue_c4
 func.func @f(%x: tensor<64x64xf32>, %b: tensor<32xbf16>) {
   // expected-error @+1 {{bias must have shape [64], got tensor<32xbf16> [epilogue_c4]}}
-  %0 = "scaled.epilogue"(%x, %b) {epilogue = "none", operandSegmentSizes = array<i32: 1, 1, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (tensor<64x64xf32>, tensor<32xbf16>) -> tensor<64x64xf32>
+  %0 = scaled.epilogue none %x bias(%b) : tensor<64x64xf32>, tensor<32xbf16> -> tensor<64x64xf32>
   return
 }
 
@@ -59,7 +59,7 @@ func.func @f(%x: tensor<64x64xf32>, %b: tensor<32xbf16>) {
 // epilogue_c5
 func.func @f(%x: tensor<64x64xf32>, %r: tensor<64x64xf32>) {
   // expected-error @+1 {{residual must be tensor<64x64xbf16>, got tensor<64x64xf32> [epilogue_c5]}}
-  %0 = "scaled.epilogue"(%x, %r) {epilogue = "none", operandSegmentSizes = array<i32: 1, 0, 1, 0>, resultSegmentSizes = array<i32: 1, 0>} : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xbf16>
+  %0 = scaled.epilogue none %x residual(%r) : tensor<64x64xf32>, tensor<64x64xf32> -> tensor<64x64xbf16>
   return
 }
 
@@ -68,7 +68,7 @@ func.func @f(%x: tensor<64x64xf32>, %r: tensor<64x64xf32>) {
 // epilogue_c5
 func.func @f(%x: tensor<64x64xf32>, %a: tensor<64xf32>) {
   // expected-error @+1 {{accumulator must be tensor<64x64xf32>, got tensor<64xf32> [epilogue_c5]}}
-  %0 = "scaled.epilogue"(%x, %a) {epilogue = "none", operandSegmentSizes = array<i32: 1, 0, 0, 1>, resultSegmentSizes = array<i32: 1, 0>} : (tensor<64x64xf32>, tensor<64xf32>) -> tensor<64x64xf32>
+  %0 = scaled.epilogue none %x accumulator(%a) : tensor<64x64xf32>, tensor<64xf32> -> tensor<64x64xf32>
   return
 }
 
@@ -77,7 +77,7 @@ func.func @f(%x: tensor<64x64xf32>, %a: tensor<64xf32>) {
 // epilogue_c6
 func.func @f(%x: tensor<64x64xf32>, %b: tensor<64xf32>, %a: tensor<64x64xf32>) {
   // expected-error @+1 {{an accumulating epilogue must have no bias, residual or activation [epilogue_c6]}}
-  %0 = "scaled.epilogue"(%x, %b, %a) {epilogue = "none", operandSegmentSizes = array<i32: 1, 1, 0, 1>, resultSegmentSizes = array<i32: 1, 0>} : (tensor<64x64xf32>, tensor<64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
+  %0 = scaled.epilogue none %x bias(%b) accumulator(%a) : tensor<64x64xf32>, tensor<64xf32>, tensor<64x64xf32> -> tensor<64x64xf32>
   return
 }
 
@@ -86,7 +86,7 @@ func.func @f(%x: tensor<64x64xf32>, %b: tensor<64xf32>, %a: tensor<64x64xf32>) {
 // epilogue_c6
 func.func @f(%x: tensor<64x64xf32>, %a: tensor<64x64xf32>) {
   // expected-error @+1 {{an accumulating epilogue must have no bias, residual or activation [epilogue_c6]}}
-  %0 = "scaled.epilogue"(%x, %a) {epilogue = "relu", operandSegmentSizes = array<i32: 1, 0, 0, 1>, resultSegmentSizes = array<i32: 1, 0>} : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
+  %0 = scaled.epilogue relu %x accumulator(%a) : tensor<64x64xf32>, tensor<64x64xf32> -> tensor<64x64xf32>
   return
 }
 
@@ -95,7 +95,7 @@ func.func @f(%x: tensor<64x64xf32>, %a: tensor<64x64xf32>) {
 // epilogue_c7
 func.func @f(%x: tensor<64x64xf32>) {
   // expected-error @+1 {{a preactivation needs an epilogue other than none [epilogue_c7]}}
-  %0:2 = "scaled.epilogue"(%x) {epilogue = "none", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 1>} : (tensor<64x64xf32>) -> (tensor<64x64xf32>, tensor<64x64xf32>)
+  %0:2 = scaled.epilogue none %x : tensor<64x64xf32> -> tensor<64x64xf32>, tensor<64x64xf32>
   return
 }
 
@@ -104,6 +104,6 @@ func.func @f(%x: tensor<64x64xf32>) {
 // epilogue_c7
 func.func @f(%x: tensor<64x64xf32>) {
   // expected-error @+1 {{preactivation must be tensor<64x64xf32>, got tensor<64x64xbf16> [epilogue_c7]}}
-  %0:2 = "scaled.epilogue"(%x) {epilogue = "gelu", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 1>} : (tensor<64x64xf32>) -> (tensor<64x64xf32>, tensor<64x64xbf16>)
+  %0:2 = scaled.epilogue gelu %x : tensor<64x64xf32> -> tensor<64x64xf32>, tensor<64x64xbf16>
   return
 }

@@ -14,7 +14,7 @@ func.func @f(%x: tensor<60x64xf32>) {
 // pad_c1
 func.func @f(%x: tensor<4xi8>) {
   // expected-error @+1 {{source must be a ranked tensor of f32, bf16, f16, got tensor<4xi8> [pad_c1]}}
-  %0 = "scaled.pad"(%x) {multiples = array<i64: 8>} : (tensor<4xi8>) -> tensor<8xi8>
+  %0 = scaled.pad %x to multiples(8) : tensor<4xi8> -> tensor<8xi8>
   return
 }
 
@@ -23,7 +23,7 @@ func.func @f(%x: tensor<4xi8>) {
 // pad_c1
 func.func @f(%x: tensor<60x64xf32>) {
   // expected-error @+1 {{source and result must differ in shape only [pad_c1]}}
-  %0 = "scaled.pad"(%x) {multiples = array<i64: 16, 16>} : (tensor<60x64xf32>) -> tensor<64x64xbf16>
+  %0 = scaled.pad %x to multiples(16, 16) : tensor<60x64xf32> -> tensor<64x64xbf16>
   return
 }
 
@@ -32,7 +32,7 @@ func.func @f(%x: tensor<60x64xf32>) {
 // pad_c2
 func.func @f(%x: tensor<60x64xf32>) {
   // expected-error @+1 {{there must be 2 multiples, each at least 1, got [16] [pad_c2]}}
-  %0 = "scaled.pad"(%x) {multiples = array<i64: 16>} : (tensor<60x64xf32>) -> tensor<64x64xf32>
+  %0 = scaled.pad %x to multiples(16) : tensor<60x64xf32> -> tensor<64x64xf32>
   return
 }
 
@@ -41,7 +41,7 @@ func.func @f(%x: tensor<60x64xf32>) {
 // pad_c2
 func.func @f(%x: tensor<60x64xf32>) {
   // expected-error @+1 {{there must be 2 multiples, each at least 1, got [16, 0] [pad_c2]}}
-  %0 = "scaled.pad"(%x) {multiples = array<i64: 16, 0>} : (tensor<60x64xf32>) -> tensor<64x64xf32>
+  %0 = scaled.pad %x to multiples(16, 0) : tensor<60x64xf32> -> tensor<64x64xf32>
   return
 }
 
@@ -50,17 +50,16 @@ func.func @f(%x: tensor<60x64xf32>) {
 // pad_c3
 func.func @f(%x: tensor<60x?xf32>) {
   // expected-error @+1 {{result must have shape [64,?], got [60,64] [pad_c3]}}
-  %0 = "scaled.pad"(%x) {multiples = array<i64: 16, 16>} : (tensor<60x?xf32>) -> tensor<60x64xf32>
+  %0 = scaled.pad %x to multiples(16, 16) : tensor<60x?xf32> -> tensor<60x64xf32>
   return
 }
 
 // -----
 
-#mx = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
 // unpad_c1
-func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, #mx, none>) {
+func.func @f(%x: !scaled.tensor<64x64xf32, #mxfp8_1x32>) {
   // expected-error @+1 {{source and result must differ in shape only [unpad_c1]}}
-  %0 = "scaled.unpad"(%x) {operandSegmentSizes = array<i32: 1, 0>} : (!scaled.tensor<tensor<64x64xf32>, #mx, none>) -> tensor<60x64xf32>
+  %0 = scaled.unpad %x : !scaled.tensor<64x64xf32, #mxfp8_1x32> -> tensor<60x64xf32>
   return
 }
 
@@ -69,7 +68,7 @@ func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, #mx, none>) {
 // unpad_c2
 func.func @f(%x: tensor<64x64xf32>) {
   // expected-error @+1 {{no dim of the result may be larger than in [64,64], got [65,64] [unpad_c2]}}
-  %0 = "scaled.unpad"(%x) {operandSegmentSizes = array<i32: 1, 0>} : (tensor<64x64xf32>) -> tensor<65x64xf32>
+  %0 = scaled.unpad %x : tensor<64x64xf32> -> tensor<65x64xf32>
   return
 }
 
@@ -78,7 +77,7 @@ func.func @f(%x: tensor<64x64xf32>) {
 // unpad_c3
 func.func @f(%x: tensor<64x64xf32>) {
   // expected-error @+1 {{there must be 1 sizes of type index or !torch.int, got () [unpad_c3]}}
-  %0 = "scaled.unpad"(%x) {operandSegmentSizes = array<i32: 1, 0>} : (tensor<64x64xf32>) -> tensor<?x64xf32>
+  %0 = scaled.unpad %x : tensor<64x64xf32> -> tensor<?x64xf32>
   return
 }
 
@@ -87,148 +86,132 @@ func.func @f(%x: tensor<64x64xf32>) {
 // unpad_c3
 func.func @f(%x: tensor<64x64xf32>, %size: i32) {
   // expected-error @+1 {{there must be 1 sizes of type index or !torch.int, got (i32) [unpad_c3]}}
-  %0 = "scaled.unpad"(%x, %size) {operandSegmentSizes = array<i32: 1, 1>} : (tensor<64x64xf32>, i32) -> tensor<?x64xf32>
+  %0 = scaled.unpad %x sizes(%size) : tensor<64x64xf32>, i32 -> tensor<?x64xf32>
   return
 }
 
 // -----
 
-#tensor = #scaled.scheme<f8E4M3FN, "tensor", f32, {}>
 // swizzle_c1
-func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, #tensor, none>) {
+func.func @f(%x: !scaled.tensor<64x64xf32, #fp8_tensor>) {
   // expected-error @+1 {{every copy must have block scales in the compact layout, got block tensor in layout compact [swizzle_c1]}}
-  %0 = "scaled.swizzle"(%x) {} : (!scaled.tensor<tensor<64x64xf32>, #tensor, none>) -> !scaled.tensor<tensor<64x64xf32>, #tensor, none>
+  %0 = scaled.swizzle %x : !scaled.tensor<64x64xf32, #fp8_tensor> -> !scaled.tensor<64x64xf32, #fp8_tensor>
   return
 }
 
 // -----
 
-#mxg = #scaled.scheme<f8E4M3FN, "32x32", f8E8M0FNU, {layout = "gemm"}>
 // swizzle_c1
-func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, #mxg, none>) {
+func.func @f(%x: !scaled.tensor<64x64xf32, #mxfp8_32x32_gemm>) {
   // expected-error @+1 {{every copy must have block scales in the compact layout, got block 32x32 in layout gemm [swizzle_c1]}}
-  %0 = "scaled.swizzle"(%x) {} : (!scaled.tensor<tensor<64x64xf32>, #mxg, none>) -> !scaled.tensor<tensor<64x64xf32>, #mxg, none>
+  %0 = scaled.swizzle %x : !scaled.tensor<64x64xf32, #mxfp8_32x32_gemm> -> !scaled.tensor<64x64xf32, #mxfp8_32x32_gemm>
   return
 }
 
 // -----
 
-#mx = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
 // swizzle_c2
-func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, #mx, none>) {
-  // expected-error @+1 {{result must be the source with layout gemm in every copy, got !scaled.tensor<tensor<64x64xf32>, #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>, none> [swizzle_c2]}}
-  %0 = "scaled.swizzle"(%x) {} : (!scaled.tensor<tensor<64x64xf32>, #mx, none>) -> !scaled.tensor<tensor<64x64xf32>, #mx, none>
+func.func @f(%x: !scaled.tensor<64x64xf32, #mxfp8_1x32>) {
+  // expected-error @+1 {{result must be the source with layout gemm in every copy, got !scaled.tensor<64x64xf32, #mxfp8_1x32> [swizzle_c2]}}
+  %0 = scaled.swizzle %x : !scaled.tensor<64x64xf32, #mxfp8_1x32> -> !scaled.tensor<64x64xf32, #mxfp8_1x32>
   return
 }
 
 // -----
 
-#mx = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
 // pack_c1
-func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, #mx, none>) {
+func.func @f(%x: !scaled.tensor<64x64xf32, #mxfp8_1x32>) {
   // expected-error @+1 {{every copy must be in f4E2M1FN in the compact layout, got f8E4M3FN in layout compact [pack_c1]}}
-  %0 = "scaled.pack"(%x) {} : (!scaled.tensor<tensor<64x64xf32>, #mx, none>) -> !scaled.tensor<tensor<64x64xf32>, #mx, none>
+  %0 = scaled.pack %x : !scaled.tensor<64x64xf32, #mxfp8_1x32> -> !scaled.tensor<64x64xf32, #mxfp8_1x32>
   return
 }
 
 // -----
 
-#nv = #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {second_level = "tensor"}>
-#packed = #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {layout = "packed", second_level = "tensor"}>
 // pack_c1
-func.func @f(%x: !scaled.tensor<tensor<?x64xf32>, #nv, none>) {
+func.func @f(%x: !scaled.tensor<?x64xf32, #nvfp4_1x16>) {
   // expected-error @+1 {{source must be a matrix of known size, got [?,64] [pack_c1]}}
-  %0 = "scaled.pack"(%x) {} : (!scaled.tensor<tensor<?x64xf32>, #nv, none>) -> !scaled.tensor<tensor<?x64xf32>, #packed, none>
+  %0 = scaled.pack %x : !scaled.tensor<?x64xf32, #nvfp4_1x16> -> !scaled.tensor<?x64xf32, #nvfp4_1x16_packed>
   return
 }
 
 // -----
 
-#nv = #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {second_level = "tensor"}>
 // pack_c2
-func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, #nv, none>) {
-  // expected-error @+1 {{result must be the source with layout packed in every copy, got !scaled.tensor<tensor<64x64xf32>, #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {second_level = "tensor"}>, none> [pack_c2]}}
-  %0 = "scaled.pack"(%x) {} : (!scaled.tensor<tensor<64x64xf32>, #nv, none>) -> !scaled.tensor<tensor<64x64xf32>, #nv, none>
+func.func @f(%x: !scaled.tensor<64x64xf32, #nvfp4_1x16>) {
+  // expected-error @+1 {{result must be the source with layout packed in every copy, got !scaled.tensor<64x64xf32, #nvfp4_1x16> [pack_c2]}}
+  %0 = scaled.pack %x : !scaled.tensor<64x64xf32, #nvfp4_1x16> -> !scaled.tensor<64x64xf32, #nvfp4_1x16>
   return
 }
 
 // -----
 
-#mxg = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {layout = "gemm"}>
 // pad_c4
-func.func @f(%x: !scaled.tensor<tensor<60x64xf32>, #mxg, none>) {
+func.func @f(%x: !scaled.tensor<60x64xf32, #mxfp8_1x32_gemm>) {
   // expected-error @+1 {{copies must be in the compact layout, got gemm [pad_c4]}}
-  %0 = "scaled.pad"(%x) {multiples = array<i64: 16, 32>} : (!scaled.tensor<tensor<60x64xf32>, #mxg, none>) -> !scaled.tensor<tensor<64x64xf32>, #mxg, none>
+  %0 = scaled.pad %x to multiples(16, 32) : !scaled.tensor<60x64xf32, #mxfp8_1x32_gemm> -> !scaled.tensor<64x64xf32, #mxfp8_1x32_gemm>
   return
 }
 
 // -----
 
-#mx = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
 // flatten_c1
-func.func @f(%x: !scaled.tensor<tensor<64xf32>, #mx, none>) {
+func.func @f(%x: !scaled.tensor<64xf32, #mxfp8_1x32>) {
   // expected-error @+1 {{source must have at least one dim before the last, got [64] [flatten_c1]}}
-  %0 = "scaled.flatten"(%x) : (!scaled.tensor<tensor<64xf32>, #mx, none>) -> !scaled.tensor<tensor<1x64xf32>, #mx, none>
+  %0 = scaled.flatten %x : !scaled.tensor<64xf32, #mxfp8_1x32> -> !scaled.tensor<1x64xf32, #mxfp8_1x32>
   return
 }
 
 // -----
 
-#mx = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
 // flatten_c2
-func.func @f(%x: !scaled.tensor<tensor<2x3x64xf32>, #mx, none>) {
-  // expected-error @+1 {{result must be the source with shape [6,64], got !scaled.tensor<tensor<5x64xf32>, #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>, none> [flatten_c2]}}
-  %0 = "scaled.flatten"(%x) : (!scaled.tensor<tensor<2x3x64xf32>, #mx, none>) -> !scaled.tensor<tensor<5x64xf32>, #mx, none>
+func.func @f(%x: !scaled.tensor<2x3x64xf32, #mxfp8_1x32>) {
+  // expected-error @+1 {{result must be the source with shape [6,64], got !scaled.tensor<5x64xf32, #mxfp8_1x32> [flatten_c2]}}
+  %0 = scaled.flatten %x : !scaled.tensor<2x3x64xf32, #mxfp8_1x32> -> !scaled.tensor<5x64xf32, #mxfp8_1x32>
   return
 }
 
 // -----
 
-#mx = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
 // turn_c1
-func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, #mx, none>) {
+func.func @f(%x: !scaled.tensor<64x64xf32, #mxfp8_1x32>) {
   // expected-error @+1 {{source must be a matrix with one compact columnwise MX copy, got [64,64] with 1x32 in layout compact [turn_c1]}}
-  %0 = "scaled.turn"(%x) : (!scaled.tensor<tensor<64x64xf32>, #mx, none>) -> !scaled.tensor<tensor<64x64xf32>, #mx, none>
+  %0 = scaled.turn %x : !scaled.tensor<64x64xf32, #mxfp8_1x32> -> !scaled.tensor<64x64xf32, #mxfp8_1x32>
   return
 }
 
 // -----
 
-#mxt = #scaled.scheme<f8E4M3FN, "32x1", f8E8M0FNU, {layout = "turned"}>
 // turn_c1
-func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, none, #mxt>) {
+func.func @f(%x: !scaled.tensor<64x64xf32, none, #mxfp8_32x1_turned>) {
   // expected-error @+1 {{source must be a matrix with one compact columnwise MX copy, got [64,64] with 32x1 in layout turned [turn_c1]}}
-  %0 = "scaled.turn"(%x) : (!scaled.tensor<tensor<64x64xf32>, none, #mxt>) -> !scaled.tensor<tensor<64x64xf32>, none, #mxt>
+  %0 = scaled.turn %x : !scaled.tensor<64x64xf32, none, #mxfp8_32x1_turned> -> !scaled.tensor<64x64xf32, none, #mxfp8_32x1_turned>
   return
 }
 
 // -----
 
-#mxc = #scaled.scheme<f8E4M3FN, "32x1", f8E8M0FNU, {}>
-#mxt = #scaled.scheme<f8E4M3FN, "32x1", f8E8M0FNU, {layout = "turned"}>
 // turn_c1
-func.func @f(%x: !scaled.tensor<tensor<2x64x64xf32>, none, #mxc>) {
+func.func @f(%x: !scaled.tensor<2x64x64xf32, none, #mxfp8_32x1>) {
   // expected-error @+1 {{source must be a matrix with one compact columnwise MX copy, got [2,64,64] with 32x1 in layout compact [turn_c1]}}
-  %0 = "scaled.turn"(%x) : (!scaled.tensor<tensor<2x64x64xf32>, none, #mxc>) -> !scaled.tensor<tensor<2x64x64xf32>, none, #mxt>
+  %0 = scaled.turn %x : !scaled.tensor<2x64x64xf32, none, #mxfp8_32x1> -> !scaled.tensor<2x64x64xf32, none, #mxfp8_32x1_turned>
   return
 }
 
 // -----
 
-#mxc = #scaled.scheme<f8E4M3FN, "32x1", f8E8M0FNU, {}>
 // turn_c2
-func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, none, #mxc>) {
-  // expected-error @+1 {{result must be the source with layout turned, got !scaled.tensor<tensor<64x64xf32>, none, #scaled.scheme<f8E4M3FN, "32x1", f8E8M0FNU, {}>> [turn_c2]}}
-  %0 = "scaled.turn"(%x) : (!scaled.tensor<tensor<64x64xf32>, none, #mxc>) -> !scaled.tensor<tensor<64x64xf32>, none, #mxc>
+func.func @f(%x: !scaled.tensor<64x64xf32, none, #mxfp8_32x1>) {
+  // expected-error @+1 {{result must be the source with layout turned, got !scaled.tensor<64x64xf32, none, #mxfp8_32x1> [turn_c2]}}
+  %0 = scaled.turn %x : !scaled.tensor<64x64xf32, none, #mxfp8_32x1> -> !scaled.tensor<64x64xf32, none, #mxfp8_32x1>
   return
 }
 
 // -----
 
-#mxc = #scaled.scheme<f8E4M3FN, "32x1", f8E8M0FNU, {}>
 // swizzle_c1
-func.func @f(%x: !scaled.tensor<tensor<64x64xf32>, none, #mxc>) {
+func.func @f(%x: !scaled.tensor<64x64xf32, none, #mxfp8_32x1>) {
   // expected-error @+1 {{every copy must have block scales in the turned layout, got block 32x1 in layout compact [swizzle_c1]}}
-  %0 = "scaled.swizzle"(%x) : (!scaled.tensor<tensor<64x64xf32>, none, #mxc>) -> !scaled.tensor<tensor<64x64xf32>, none, #mxc>
+  %0 = scaled.swizzle %x : !scaled.tensor<64x64xf32, none, #mxfp8_32x1> -> !scaled.tensor<64x64xf32, none, #mxfp8_32x1>
   return
 }

@@ -14,7 +14,7 @@ func.func @f(%a: tensor<4x8xf32>, %b: tensor<6x8xf32>) {
 // matmul_c1
 func.func @f(%a: tensor<4x8xf32>, %b: tensor<6x8xf32>) {
   // expected-error @+1 {{kind must be one of fprop, dgrad, wgrad, got forward [matmul_c1]}}
-  %0 = "scaled.matmul"(%a, %b) {batch_dims = 0 : i64, kind = "forward", layer = "", operandSegmentSizes = array<i32: 1, 1, 0>} : (tensor<4x8xf32>, tensor<6x8xf32>) -> tensor<4x6xf32>
+  %0 = scaled.matmul forward %a, %b : tensor<4x8xf32>, tensor<6x8xf32> -> tensor<4x6xf32>
   return
 }
 
@@ -23,7 +23,7 @@ func.func @f(%a: tensor<4x8xf32>, %b: tensor<6x8xf32>) {
 // matmul_c2
 func.func @f(%a: tensor<4x8xi32>, %b: tensor<6x8xi32>) {
   // expected-error @+1 {{lhs must be a ranked tensor of f32, bf16, f16, got tensor<4x8xi32> [matmul_c2]}}
-  %0 = "scaled.matmul"(%a, %b) {batch_dims = 0 : i64, kind = "fprop", layer = "", operandSegmentSizes = array<i32: 1, 1, 0>} : (tensor<4x8xi32>, tensor<6x8xi32>) -> tensor<4x6xi32>
+  %0 = scaled.matmul fprop %a, %b : tensor<4x8xi32>, tensor<6x8xi32> -> tensor<4x6xi32>
   return
 }
 
@@ -32,7 +32,7 @@ func.func @f(%a: tensor<4x8xi32>, %b: tensor<6x8xi32>) {
 // matmul_c2
 func.func @f(%a: tensor<4x8xf32>, %b: tensor<*xf32>) {
   // expected-error @+1 {{rhs must be a ranked tensor of f32, bf16, f16, got tensor<*xf32> [matmul_c2]}}
-  %0 = "scaled.matmul"(%a, %b) {batch_dims = 0 : i64, kind = "fprop", layer = "", operandSegmentSizes = array<i32: 1, 1, 0>} : (tensor<4x8xf32>, tensor<*xf32>) -> tensor<4x6xf32>
+  %0 = scaled.matmul fprop %a, %b : tensor<4x8xf32>, tensor<*xf32> -> tensor<4x6xf32>
   return
 }
 
@@ -41,7 +41,7 @@ func.func @f(%a: tensor<4x8xf32>, %b: tensor<*xf32>) {
 // matmul_c2
 func.func @f(%a: tensor<4x8xf32>, %b: !torch.vtensor<[6,8],f32>) {
   // expected-error @+1 {{lhs, rhs and result must all be builtin or all torch tensors, got tensor<4x8xf32>, !torch.vtensor<[6,8],f32> and tensor<4x6xf32> [matmul_c2]}}
-  %0 = "scaled.matmul"(%a, %b) {batch_dims = 0 : i64, kind = "fprop", layer = "", operandSegmentSizes = array<i32: 1, 1, 0>} : (tensor<4x8xf32>, !torch.vtensor<[6,8],f32>) -> tensor<4x6xf32>
+  %0 = scaled.matmul fprop %a, %b : tensor<4x8xf32>, !torch.vtensor<[6,8],f32> -> tensor<4x6xf32>
   return
 }
 
@@ -50,7 +50,7 @@ func.func @f(%a: tensor<4x8xf32>, %b: !torch.vtensor<[6,8],f32>) {
 // matmul_c3
 func.func @f(%a: tensor<4x8xbf16>, %b: tensor<6x8xf32>) {
   // expected-error @+1 {{lhs and rhs must have one dtype, got bf16 and f32 [matmul_c3]}}
-  %0 = "scaled.matmul"(%a, %b) {batch_dims = 0 : i64, kind = "fprop", layer = "", operandSegmentSizes = array<i32: 1, 1, 0>} : (tensor<4x8xbf16>, tensor<6x8xf32>) -> tensor<4x6xf32>
+  %0 = scaled.matmul fprop %a, %b : tensor<4x8xbf16>, tensor<6x8xf32> -> tensor<4x6xf32>
   return
 }
 
@@ -59,7 +59,7 @@ func.func @f(%a: tensor<4x8xbf16>, %b: tensor<6x8xf32>) {
 // matmul_c4
 func.func @f(%a: tensor<4x8xf32>, %b: tensor<6x8xf32>) {
   // expected-error @+1 {{batch_dims must not be negative, got -1 [matmul_c4]}}
-  %0 = "scaled.matmul"(%a, %b) {batch_dims = -1 : i64, kind = "fprop", layer = "", operandSegmentSizes = array<i32: 1, 1, 0>} : (tensor<4x8xf32>, tensor<6x8xf32>) -> tensor<4x6xf32>
+  %0 = scaled.matmul fprop %a, %b batch_dims(-1) : tensor<4x8xf32>, tensor<6x8xf32> -> tensor<4x6xf32>
   return
 }
 
@@ -68,7 +68,7 @@ func.func @f(%a: tensor<4x8xf32>, %b: tensor<6x8xf32>) {
 // matmul_c4
 func.func @f(%a: tensor<4x8xf32>, %b: tensor<4x4x6x8xf32>) {
   // expected-error @+1 {{lhs must have more than 2 dims, got [4,8] [matmul_c4]}}
-  %0 = "scaled.matmul"(%a, %b) {batch_dims = 2 : i64, kind = "fprop", layer = "", operandSegmentSizes = array<i32: 1, 1, 0>} : (tensor<4x8xf32>, tensor<4x4x6x8xf32>) -> tensor<4x6xf32>
+  %0 = scaled.matmul fprop %a, %b batch_dims(2) : tensor<4x8xf32>, tensor<4x4x6x8xf32> -> tensor<4x6xf32>
   return
 }
 
@@ -77,7 +77,7 @@ func.func @f(%a: tensor<4x8xf32>, %b: tensor<4x4x6x8xf32>) {
 // matmul_c4
 func.func @f(%a: tensor<4x8xf32>, %b: tensor<2x6x8xf32>) {
   // expected-error @+1 {{rhs of fprop must have 2 dims, got [2,6,8] [matmul_c4]}}
-  %0 = "scaled.matmul"(%a, %b) {batch_dims = 0 : i64, kind = "fprop", layer = "", operandSegmentSizes = array<i32: 1, 1, 0>} : (tensor<4x8xf32>, tensor<2x6x8xf32>) -> tensor<4x6xf32>
+  %0 = scaled.matmul fprop %a, %b : tensor<4x8xf32>, tensor<2x6x8xf32> -> tensor<4x6xf32>
   return
 }
 
@@ -86,7 +86,7 @@ func.func @f(%a: tensor<4x8xf32>, %b: tensor<2x6x8xf32>) {
 // matmul_c4
 func.func @f(%a: tensor<2x4x6xf32>, %b: tensor<4x8xf32>) {
   // expected-error @+1 {{rhs of wgrad must have as many dims as lhs, got [4,8] [matmul_c4]}}
-  %0 = "scaled.matmul"(%a, %b) {batch_dims = 0 : i64, kind = "wgrad", layer = "", operandSegmentSizes = array<i32: 1, 1, 0>} : (tensor<2x4x6xf32>, tensor<4x8xf32>) -> tensor<6x8xf32>
+  %0 = scaled.matmul wgrad %a, %b : tensor<2x4x6xf32>, tensor<4x8xf32> -> tensor<6x8xf32>
   return
 }
 
@@ -95,7 +95,7 @@ func.func @f(%a: tensor<2x4x6xf32>, %b: tensor<4x8xf32>) {
 // matmul_c5
 func.func @f(%a: tensor<2x4x8xf32>, %b: tensor<3x6x8xf32>) {
   // expected-error @+1 {{batch dims of lhs and rhs must agree, got [2] and [3] [matmul_c5]}}
-  %0 = "scaled.matmul"(%a, %b) {batch_dims = 1 : i64, kind = "fprop", layer = "", operandSegmentSizes = array<i32: 1, 1, 0>} : (tensor<2x4x8xf32>, tensor<3x6x8xf32>) -> tensor<2x4x6xf32>
+  %0 = scaled.matmul fprop %a, %b batch_dims(1) : tensor<2x4x8xf32>, tensor<3x6x8xf32> -> tensor<2x4x6xf32>
   return
 }
 
@@ -104,7 +104,7 @@ func.func @f(%a: tensor<2x4x8xf32>, %b: tensor<3x6x8xf32>) {
 // matmul_c6
 func.func @f(%a: tensor<4x8xf32>, %b: tensor<6x9xf32>) {
   // expected-error @+1 {{the dims that fprop reduces over must agree, got [8] and [9] [matmul_c6]}}
-  %0 = "scaled.matmul"(%a, %b) {batch_dims = 0 : i64, kind = "fprop", layer = "", operandSegmentSizes = array<i32: 1, 1, 0>} : (tensor<4x8xf32>, tensor<6x9xf32>) -> tensor<4x6xf32>
+  %0 = scaled.matmul fprop %a, %b : tensor<4x8xf32>, tensor<6x9xf32> -> tensor<4x6xf32>
   return
 }
 
@@ -113,7 +113,7 @@ func.func @f(%a: tensor<4x8xf32>, %b: tensor<6x9xf32>) {
 // matmul_c6
 func.func @f(%a: tensor<4x6xf32>, %b: tensor<7x8xf32>) {
   // expected-error @+1 {{the dims that dgrad reduces over must agree, got [6] and [7] [matmul_c6]}}
-  %0 = "scaled.matmul"(%a, %b) {batch_dims = 0 : i64, kind = "dgrad", layer = "", operandSegmentSizes = array<i32: 1, 1, 0>} : (tensor<4x6xf32>, tensor<7x8xf32>) -> tensor<4x8xf32>
+  %0 = scaled.matmul dgrad %a, %b : tensor<4x6xf32>, tensor<7x8xf32> -> tensor<4x8xf32>
   return
 }
 
@@ -122,7 +122,7 @@ func.func @f(%a: tensor<4x6xf32>, %b: tensor<7x8xf32>) {
 // matmul_c6
 func.func @f(%a: tensor<2x?x6xf32>, %b: tensor<3x4x8xf32>) {
   // expected-error @+1 {{the dims that wgrad reduces over must agree, got [2,?] and [3,4] [matmul_c6]}}
-  %0 = "scaled.matmul"(%a, %b) {batch_dims = 0 : i64, kind = "wgrad", layer = "", operandSegmentSizes = array<i32: 1, 1, 0>} : (tensor<2x?x6xf32>, tensor<3x4x8xf32>) -> tensor<6x8xf32>
+  %0 = scaled.matmul wgrad %a, %b : tensor<2x?x6xf32>, tensor<3x4x8xf32> -> tensor<6x8xf32>
   return
 }
 
@@ -131,7 +131,7 @@ func.func @f(%a: tensor<2x?x6xf32>, %b: tensor<3x4x8xf32>) {
 // matmul_c7
 func.func @f(%a: tensor<?x8xf32>, %b: tensor<6x8xf32>) {
   // expected-error @+1 {{the result must have shape [?,6], got [4,7] [matmul_c7]}}
-  %0 = "scaled.matmul"(%a, %b) {batch_dims = 0 : i64, kind = "fprop", layer = "", operandSegmentSizes = array<i32: 1, 1, 0>} : (tensor<?x8xf32>, tensor<6x8xf32>) -> tensor<4x7xf32>
+  %0 = scaled.matmul fprop %a, %b : tensor<?x8xf32>, tensor<6x8xf32> -> tensor<4x7xf32>
   return
 }
 
@@ -140,7 +140,7 @@ func.func @f(%a: tensor<?x8xf32>, %b: tensor<6x8xf32>) {
 // matmul_c8
 func.func @f(%a: tensor<4x6xf32>, %b: tensor<6x8xf32>, %c: tensor<8xf32>) {
   // expected-error @+1 {{only fprop takes a bias, got kind dgrad [matmul_c8]}}
-  %0 = "scaled.matmul"(%a, %b, %c) {batch_dims = 0 : i64, kind = "dgrad", layer = "", operandSegmentSizes = array<i32: 1, 1, 1>} : (tensor<4x6xf32>, tensor<6x8xf32>, tensor<8xf32>) -> tensor<4x8xf32>
+  %0 = scaled.matmul dgrad %a, %b bias(%c) : tensor<4x6xf32>, tensor<6x8xf32>, tensor<8xf32> -> tensor<4x8xf32>
   return
 }
 
@@ -149,6 +149,6 @@ func.func @f(%a: tensor<4x6xf32>, %b: tensor<6x8xf32>, %c: tensor<8xf32>) {
 // matmul_c8
 func.func @f(%a: tensor<4x8xf32>, %b: tensor<6x8xf32>, %c: tensor<5xf32>) {
   // expected-error @+1 {{bias must have shape [6], got tensor<5xf32> [matmul_c8]}}
-  %0 = "scaled.matmul"(%a, %b, %c) {batch_dims = 0 : i64, kind = "fprop", layer = "", operandSegmentSizes = array<i32: 1, 1, 1>} : (tensor<4x8xf32>, tensor<6x8xf32>, tensor<5xf32>) -> tensor<4x6xf32>
+  %0 = scaled.matmul fprop %a, %b bias(%c) : tensor<4x8xf32>, tensor<6x8xf32>, tensor<5xf32> -> tensor<4x6xf32>
   return
 }

@@ -14,7 +14,7 @@ func.func @f(%x: tensor<64x64xf32>) {
 // amax_c1
 func.func @f(%x: tensor<64xi32>) {
   // expected-error @+1 {{source must be a ranked tensor of f32, bf16, f16, got tensor<64xi32> [amax_c1]}}
-  %0 = "scaled.amax"(%x) {per_row = false, rht = false} : (tensor<64xi32>) -> tensor<f32>
+  %0 = scaled.amax %x : tensor<64xi32> -> tensor<f32>
   return
 }
 
@@ -23,7 +23,7 @@ func.func @f(%x: tensor<64xi32>) {
 // amax_c2
 func.func @f(%x: tensor<64x64xf32>) {
   // expected-error @+1 {{per_row and rht exclude each other, got both [amax_c2]}}
-  %0 = "scaled.amax"(%x) {per_row = true, rht = true} : (tensor<64x64xf32>) -> tensor<f32>
+  %0 = scaled.amax %x per_row rht : tensor<64x64xf32> -> tensor<f32>
   return
 }
 
@@ -32,7 +32,7 @@ func.func @f(%x: tensor<64x64xf32>) {
 // amax_c3
 func.func @f(%x: tensor<64x64xf32>) {
   // expected-error @+1 {{result must be tensor<f32>, got tensor<64xf32> [amax_c3]}}
-  %0 = "scaled.amax"(%x) {per_row = false, rht = false} : (tensor<64x64xf32>) -> tensor<64xf32>
+  %0 = scaled.amax %x : tensor<64x64xf32> -> tensor<64xf32>
   return
 }
 
@@ -41,7 +41,7 @@ func.func @f(%x: tensor<64x64xf32>) {
 // amax_c3
 func.func @f(%x: !torch.vtensor<[64,64],f32>) {
   // expected-error @+1 {{result must be !torch.vtensor<[64],f32>, got !torch.vtensor<[],f32> [amax_c3]}}
-  %0 = "scaled.amax"(%x) {per_row = true, rht = false} : (!torch.vtensor<[64,64],f32>) -> !torch.vtensor<[],f32>
+  %0 = scaled.amax %x per_row : !torch.vtensor<[64,64],f32> -> !torch.vtensor<[],f32>
   return
 }
 
@@ -50,7 +50,7 @@ func.func @f(%x: !torch.vtensor<[64,64],f32>) {
 // compute_scale_c1
 func.func @f(%x: tensor<f32>) {
   // expected-error @+1 {{scheme must have one current scale a tensor, got delayed scales for block tensor [compute_scale_c1]}}
-  %0 = "scaled.compute_scale"(%x) {scheme = #scaled.scheme<f8E4M3FN, "tensor", f32, {source = "delayed"}>} : (tensor<f32>) -> tensor<f32>
+  %0 = scaled.compute_scale %x for #fp8_tensor_delayed : tensor<f32> -> tensor<f32>
   return
 }
 
@@ -59,7 +59,7 @@ func.func @f(%x: tensor<f32>) {
 // compute_scale_c1
 func.func @f(%x: tensor<f32>) {
   // expected-error @+1 {{scheme must have one current scale a tensor, got current scales for block 1x128 [compute_scale_c1]}}
-  %0 = "scaled.compute_scale"(%x) {scheme = #scaled.scheme<f8E4M3FN, "1x128", f32, {}>} : (tensor<f32>) -> tensor<f32>
+  %0 = scaled.compute_scale %x for #fp8_1x128 : tensor<f32> -> tensor<f32>
   return
 }
 
@@ -68,7 +68,7 @@ func.func @f(%x: tensor<f32>) {
 // compute_scale_c2
 func.func @f(%x: tensor<2xf32>) {
   // expected-error @+1 {{amax must be tensor<f32>, got tensor<2xf32> [compute_scale_c2]}}
-  %0 = "scaled.compute_scale"(%x) {scheme = #scaled.scheme<f8E4M3FN, "tensor", f32, {}>} : (tensor<2xf32>) -> tensor<f32>
+  %0 = scaled.compute_scale %x for #fp8_tensor : tensor<2xf32> -> tensor<f32>
   return
 }
 
@@ -77,7 +77,7 @@ func.func @f(%x: tensor<2xf32>) {
 // compute_scale_c2
 func.func @f(%x: tensor<f32>) {
   // expected-error @+1 {{result must be tensor<f32>, got tensor<bf16> [compute_scale_c2]}}
-  %0 = "scaled.compute_scale"(%x) {scheme = #scaled.scheme<f8E4M3FN, "tensor", f32, {}>} : (tensor<f32>) -> tensor<bf16>
+  %0 = scaled.compute_scale %x for #fp8_tensor : tensor<f32> -> tensor<bf16>
   return
 }
 
@@ -86,7 +86,7 @@ func.func @f(%x: tensor<f32>) {
 // update_scale_c1
 func.func @f(%scale: tensor<f32>, %history: tensor<16xf32>, %amax: tensor<f32>) {
   // expected-error @+1 {{scheme must have a delayed scale, got a current one [update_scale_c1]}}
-  %0:2 = "scaled.update_scale"(%scale, %history, %amax) {algorithm = "max", margin = 0 : i64, scheme = #scaled.scheme<f8E4M3FN, "tensor", f32, {}>} : (tensor<f32>, tensor<16xf32>, tensor<f32>) -> (tensor<f32>, tensor<16xf32>)
+  %0:2 = scaled.update_scale %scale, %history, %amax for #fp8_tensor : tensor<f32>, tensor<16xf32>, tensor<f32> -> tensor<f32>, tensor<16xf32>
   return
 }
 
@@ -95,7 +95,7 @@ func.func @f(%scale: tensor<f32>, %history: tensor<16xf32>, %amax: tensor<f32>) 
 // update_scale_c2
 func.func @f(%scale: tensor<f32>, %history: tensor<16xf32>, %amax: tensor<1xf32>) {
   // expected-error @+1 {{amax must be tensor<f32>, got tensor<1xf32> [update_scale_c2]}}
-  %0:2 = "scaled.update_scale"(%scale, %history, %amax) {algorithm = "max", margin = 0 : i64, scheme = #scaled.scheme<f8E4M3FN, "tensor", f32, {source = "delayed"}>} : (tensor<f32>, tensor<16xf32>, tensor<1xf32>) -> (tensor<f32>, tensor<16xf32>)
+  %0:2 = scaled.update_scale %scale, %history, %amax for #fp8_tensor_delayed : tensor<f32>, tensor<16xf32>, tensor<1xf32> -> tensor<f32>, tensor<16xf32>
   return
 }
 
@@ -104,7 +104,7 @@ func.func @f(%scale: tensor<f32>, %history: tensor<16xf32>, %amax: tensor<1xf32>
 // update_scale_c3
 func.func @f(%scale: tensor<f32>, %history: tensor<0xf32>, %amax: tensor<f32>) {
   // expected-error @+1 {{history must have one dim, at least 1 long, got tensor<0xf32> [update_scale_c3]}}
-  %0:2 = "scaled.update_scale"(%scale, %history, %amax) {algorithm = "max", margin = 0 : i64, scheme = #scaled.scheme<f8E4M3FN, "tensor", f32, {source = "delayed"}>} : (tensor<f32>, tensor<0xf32>, tensor<f32>) -> (tensor<f32>, tensor<16xf32>)
+  %0:2 = scaled.update_scale %scale, %history, %amax for #fp8_tensor_delayed : tensor<f32>, tensor<0xf32>, tensor<f32> -> tensor<f32>, tensor<16xf32>
   return
 }
 
@@ -113,7 +113,7 @@ func.func @f(%scale: tensor<f32>, %history: tensor<0xf32>, %amax: tensor<f32>) {
 // update_scale_c3
 func.func @f(%scale: tensor<f32>, %history: tensor<16xf32>, %amax: tensor<f32>) {
   // expected-error @+1 {{new_history must be tensor<16xf32>, got tensor<17xf32> [update_scale_c3]}}
-  %0:2 = "scaled.update_scale"(%scale, %history, %amax) {algorithm = "max", margin = 0 : i64, scheme = #scaled.scheme<f8E4M3FN, "tensor", f32, {source = "delayed"}>} : (tensor<f32>, tensor<16xf32>, tensor<f32>) -> (tensor<f32>, tensor<17xf32>)
+  %0:2 = scaled.update_scale %scale, %history, %amax for #fp8_tensor_delayed : tensor<f32>, tensor<16xf32>, tensor<f32> -> tensor<f32>, tensor<17xf32>
   return
 }
 
@@ -122,7 +122,7 @@ func.func @f(%scale: tensor<f32>, %history: tensor<16xf32>, %amax: tensor<f32>) 
 // update_scale_c4
 func.func @f(%scale: tensor<f32>, %history: tensor<16xf32>, %amax: tensor<f32>) {
   // expected-error @+1 {{algorithm must be one of max, most_recent, custom, got mean [update_scale_c4]}}
-  %0:2 = "scaled.update_scale"(%scale, %history, %amax) {algorithm = "mean", margin = 0 : i64, scheme = #scaled.scheme<f8E4M3FN, "tensor", f32, {source = "delayed"}>} : (tensor<f32>, tensor<16xf32>, tensor<f32>) -> (tensor<f32>, tensor<16xf32>)
+  %0:2 = scaled.update_scale %scale, %history, %amax for #fp8_tensor_delayed algorithm(mean) : tensor<f32>, tensor<16xf32>, tensor<f32> -> tensor<f32>, tensor<16xf32>
   return
 }
 
@@ -131,7 +131,7 @@ func.func @f(%scale: tensor<f32>, %history: tensor<16xf32>, %amax: tensor<f32>) 
 // advance_rng_c1
 func.func @f(%x: i64) {
   // expected-error @+1 {{rng must be a tensor of two 64-bit integers, got i64 [advance_rng_c1]}}
-  %0 = "scaled.advance_rng"(%x) {} : (i64) -> i64
+  %0 = scaled.advance_rng %x : i64 -> i64
   return
 }
 
@@ -140,7 +140,7 @@ func.func @f(%x: i64) {
 // advance_rng_c1
 func.func @f(%x: tensor<3xi64>) {
   // expected-error @+1 {{rng must be tensor<2xi64>, got tensor<3xi64> [advance_rng_c1]}}
-  %0 = "scaled.advance_rng"(%x) {} : (tensor<3xi64>) -> tensor<3xi64>
+  %0 = scaled.advance_rng %x : tensor<3xi64> -> tensor<3xi64>
   return
 }
 
@@ -149,6 +149,6 @@ func.func @f(%x: tensor<3xi64>) {
 // advance_rng_c1
 func.func @f(%x: tensor<2xi64>) {
   // expected-error @+1 {{result must be tensor<2xi64>, got tensor<2xi32> [advance_rng_c1]}}
-  %0 = "scaled.advance_rng"(%x) {} : (tensor<2xi64>) -> tensor<2xi32>
+  %0 = scaled.advance_rng %x : tensor<2xi64> -> tensor<2xi32>
   return
 }

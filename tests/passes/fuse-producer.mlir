@@ -1,14 +1,12 @@
 // RUN: steelyard-opt %s -p scaled-fuse-producer,canonicalize | FileCheck %s
 
-#mx = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
-
 // A layer norm is quantized as it is computed; its input takes the shape that was quantized.
 // CHECK-LABEL: func.func @layer_norm
 // CHECK: %[[X:.*]] = torch.aten.reshape %arg0, {{.*}} -> !torch.vtensor<[10,64],f32>
-// CHECK: "scaled.produce_quantize"(%[[X]], %arg1, %arg2) {epsilon = 1.000000e-05 : f64, {{.*}}producer = "layer_norm", role = "input"}{{.*}} -> !scaled.tensor<tensor<10x64xf32>, #mxfp8_1x32, none>
+// CHECK: scaled.produce_quantize input layer_norm %[[X]] weight(%arg1) bias(%arg2) epsilon(1.000000e-05) {{.*}} -> !scaled.tensor<10x64xf32, #mxfp8_1x32>
 // CHECK-NOT: native_layer_norm
-// CHECK-NOT: "scaled.quantize"
-func.func @layer_norm(%x: !torch.vtensor<[2,5,64],f32>, %w: !torch.vtensor<[64],f32>, %b: !torch.vtensor<[64],f32>) -> !scaled.tensor<tensor<10x64xf32>, #mx, none> {
+// CHECK-NOT: scaled.quantize
+func.func @layer_norm(%x: !torch.vtensor<[2,5,64],f32>, %w: !torch.vtensor<[64],f32>, %b: !torch.vtensor<[64],f32>) -> !scaled.tensor<10x64xf32, #mxfp8_1x32> {
   %ten = torch.constant.int 10
   %width = torch.constant.int 64
   %norm_sizes = torch.prim.ListConstruct %width : (!torch.int) -> !torch.list<int>
@@ -16,14 +14,14 @@ func.func @layer_norm(%x: !torch.vtensor<[2,5,64],f32>, %w: !torch.vtensor<[64],
   %n, %mean, %inverse = torch.aten.native_layer_norm %x, %norm_sizes, %w, %b, %epsilon : !torch.vtensor<[2,5,64],f32>, !torch.list<int>, !torch.vtensor<[64],f32>, !torch.vtensor<[64],f32>, !torch.float -> !torch.vtensor<[2,5,64],f32>, !torch.vtensor<[2,5,1],f32>, !torch.vtensor<[2,5,1],f32>
   %sizes = torch.prim.ListConstruct %ten, %width : (!torch.int, !torch.int) -> !torch.list<int>
   %v = torch.aten.view %n, %sizes : !torch.vtensor<[2,5,64],f32>, !torch.list<int> -> !torch.vtensor<[10,64],f32>
-  %q = "scaled.quantize"(%v) {layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "input"} : (!torch.vtensor<[10,64],f32>) -> !scaled.tensor<tensor<10x64xf32>, #mx, none>
-  return %q : !scaled.tensor<tensor<10x64xf32>, #mx, none>
+  %q = scaled.quantize input %v : !torch.vtensor<[10,64],f32> -> !scaled.tensor<10x64xf32, #mxfp8_1x32>
+  return %q : !scaled.tensor<10x64xf32, #mxfp8_1x32>
 }
 
 // CHECK-LABEL: func.func @rms_norm
-// CHECK-NEXT: %[[Q:.*]] = "scaled.produce_quantize"(%arg0, %arg1) {epsilon = 9.99{{.*}} : f64, {{.*}}producer = "rms_norm"
+// CHECK-NEXT: %[[Q:.*]] = scaled.produce_quantize {{\w+}} rms_norm %arg0 weight(%arg1) epsilon(9.99{{.*}})
 // CHECK-NEXT: return %[[Q]]
-func.func @rms_norm(%x: !torch.vtensor<[?,64],f32>, %w: !torch.vtensor<[64],f32>) -> !scaled.tensor<tensor<?x64xf32>, #mx, none> {
+func.func @rms_norm(%x: !torch.vtensor<[?,64],f32>, %w: !torch.vtensor<[64],f32>) -> !scaled.tensor<?x64xf32, #mxfp8_1x32> {
   %one = torch.constant.int 1
   %two = torch.constant.int 2
   %minus_one = torch.constant.int -1
@@ -37,14 +35,14 @@ func.func @rms_norm(%x: !torch.vtensor<[?,64],f32>, %w: !torch.vtensor<[64],f32>
   %rsqrt = torch.aten.rsqrt %add : !torch.vtensor<[?,1],f32> -> !torch.vtensor<[?,1],f32>
   %normal = torch.aten.mul.Tensor %x, %rsqrt : !torch.vtensor<[?,64],f32>, !torch.vtensor<[?,1],f32> -> !torch.vtensor<[?,64],f32>
   %y = torch.aten.mul.Tensor %w, %normal : !torch.vtensor<[64],f32>, !torch.vtensor<[?,64],f32> -> !torch.vtensor<[?,64],f32>
-  %q = "scaled.quantize"(%y) {layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "input"} : (!torch.vtensor<[?,64],f32>) -> !scaled.tensor<tensor<?x64xf32>, #mx, none>
-  return %q : !scaled.tensor<tensor<?x64xf32>, #mx, none>
+  %q = scaled.quantize input %y : !torch.vtensor<[?,64],f32> -> !scaled.tensor<?x64xf32, #mxfp8_1x32>
+  return %q : !scaled.tensor<?x64xf32, #mxfp8_1x32>
 }
 
 // CHECK-LABEL: func.func @rms_norm_of_dim_1
-// CHECK-NEXT: %[[Q:.*]] = "scaled.produce_quantize"(%arg0, %arg1) {epsilon = 9.99{{.*}} : f64, {{.*}}producer = "rms_norm"
+// CHECK-NEXT: %[[Q:.*]] = scaled.produce_quantize {{\w+}} rms_norm %arg0 weight(%arg1) epsilon(9.99{{.*}})
 // CHECK-NEXT: return %[[Q]]
-func.func @rms_norm_of_dim_1(%x: !torch.vtensor<[?,64],f32>, %w: !torch.vtensor<[64],f32>) -> !scaled.tensor<tensor<?x64xf32>, #mx, none> {
+func.func @rms_norm_of_dim_1(%x: !torch.vtensor<[?,64],f32>, %w: !torch.vtensor<[64],f32>) -> !scaled.tensor<?x64xf32, #mxfp8_1x32> {
   %one = torch.constant.int 1
   %two = torch.constant.int 2
   %true = torch.constant.bool true
@@ -57,13 +55,13 @@ func.func @rms_norm_of_dim_1(%x: !torch.vtensor<[?,64],f32>, %w: !torch.vtensor<
   %rsqrt = torch.aten.rsqrt %add : !torch.vtensor<[?,1],f32> -> !torch.vtensor<[?,1],f32>
   %normal = torch.aten.mul.Tensor %x, %rsqrt : !torch.vtensor<[?,64],f32>, !torch.vtensor<[?,1],f32> -> !torch.vtensor<[?,64],f32>
   %y = torch.aten.mul.Tensor %w, %normal : !torch.vtensor<[64],f32>, !torch.vtensor<[?,64],f32> -> !torch.vtensor<[?,64],f32>
-  %q = "scaled.quantize"(%y) {layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "input"} : (!torch.vtensor<[?,64],f32>) -> !scaled.tensor<tensor<?x64xf32>, #mx, none>
-  return %q : !scaled.tensor<tensor<?x64xf32>, #mx, none>
+  %q = scaled.quantize input %y : !torch.vtensor<[?,64],f32> -> !scaled.tensor<?x64xf32, #mxfp8_1x32>
+  return %q : !scaled.tensor<?x64xf32, #mxfp8_1x32>
 }
 
 // CHECK-LABEL: func.func @mean_over_columns
-// CHECK: %[[Q:.*]] = "scaled.quantize"(
-func.func @mean_over_columns(%x: !torch.vtensor<[?,64],f32>, %w: !torch.vtensor<[64],f32>) -> !scaled.tensor<tensor<?x64xf32>, #mx, none> {
+// CHECK: %[[Q:.*]] = scaled.quantize {{\w+}} 
+func.func @mean_over_columns(%x: !torch.vtensor<[?,64],f32>, %w: !torch.vtensor<[64],f32>) -> !scaled.tensor<?x64xf32, #mxfp8_1x32> {
   %one = torch.constant.int 1
   %two = torch.constant.int 2
   %zero = torch.constant.int 0
@@ -77,43 +75,42 @@ func.func @mean_over_columns(%x: !torch.vtensor<[?,64],f32>, %w: !torch.vtensor<
   %rsqrt = torch.aten.rsqrt %add : !torch.vtensor<[1,64],f32> -> !torch.vtensor<[1,64],f32>
   %normal = torch.aten.mul.Tensor %x, %rsqrt : !torch.vtensor<[?,64],f32>, !torch.vtensor<[1,64],f32> -> !torch.vtensor<[?,64],f32>
   %y = torch.aten.mul.Tensor %w, %normal : !torch.vtensor<[64],f32>, !torch.vtensor<[?,64],f32> -> !torch.vtensor<[?,64],f32>
-  %q = "scaled.quantize"(%y) {layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "input"} : (!torch.vtensor<[?,64],f32>) -> !scaled.tensor<tensor<?x64xf32>, #mx, none>
-  return %q : !scaled.tensor<tensor<?x64xf32>, #mx, none>
+  %q = scaled.quantize input %y : !torch.vtensor<[?,64],f32> -> !scaled.tensor<?x64xf32, #mxfp8_1x32>
+  return %q : !scaled.tensor<?x64xf32, #mxfp8_1x32>
 }
 
-
 // CHECK-LABEL: func.func @silu_and_multiply
-// CHECK: "scaled.produce_quantize"(%arg1, %arg0) {{.*}}producer = "silu_and_multiply"
-func.func @silu_and_multiply(%up: !torch.vtensor<[8,64],bf16>, %gate: !torch.vtensor<[8,64],bf16>) -> !scaled.tensor<tensor<8x64xbf16>, #mx, none> {
+// CHECK: scaled.produce_quantize {{\w+}} silu_and_multiply %arg1 other(%arg0)
+func.func @silu_and_multiply(%up: !torch.vtensor<[8,64],bf16>, %gate: !torch.vtensor<[8,64],bf16>) -> !scaled.tensor<8x64xbf16, #mxfp8_1x32> {
   %s = torch.aten.silu %gate : !torch.vtensor<[8,64],bf16> -> !torch.vtensor<[8,64],bf16>
   %m = torch.aten.mul.Tensor %up, %s : !torch.vtensor<[8,64],bf16>, !torch.vtensor<[8,64],bf16> -> !torch.vtensor<[8,64],bf16>
-  %q = "scaled.quantize"(%m) {layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "input"} : (!torch.vtensor<[8,64],bf16>) -> !scaled.tensor<tensor<8x64xbf16>, #mx, none>
-  return %q : !scaled.tensor<tensor<8x64xbf16>, #mx, none>
+  %q = scaled.quantize input %m : !torch.vtensor<[8,64],bf16> -> !scaled.tensor<8x64xbf16, #mxfp8_1x32>
+  return %q : !scaled.tensor<8x64xbf16, #mxfp8_1x32>
 }
 
 // CHECK-LABEL: func.func @gelu
-// CHECK: "scaled.produce_quantize"(%arg0) {{.*}}producer = "gelu_tanh"
-func.func @gelu(%x: !torch.vtensor<[8,64],f16>) -> !scaled.tensor<tensor<8x64xf16>, #mx, none> {
+// CHECK: scaled.produce_quantize {{\w+}} gelu_tanh %arg0
+func.func @gelu(%x: !torch.vtensor<[8,64],f16>) -> !scaled.tensor<8x64xf16, #mxfp8_1x32> {
   %tanh = torch.constant.str "tanh"
   %g = torch.aten.gelu %x, %tanh : !torch.vtensor<[8,64],f16>, !torch.str -> !torch.vtensor<[8,64],f16>
-  %q = "scaled.quantize"(%g) {layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "input"} : (!torch.vtensor<[8,64],f16>) -> !scaled.tensor<tensor<8x64xf16>, #mx, none>
-  return %q : !scaled.tensor<tensor<8x64xf16>, #mx, none>
+  %q = scaled.quantize input %g : !torch.vtensor<[8,64],f16> -> !scaled.tensor<8x64xf16, #mxfp8_1x32>
+  return %q : !scaled.tensor<8x64xf16, #mxfp8_1x32>
 }
 
 // A value that something else reads, and a norm without weight and bias, stay.
 // CHECK-LABEL: func.func @stays
 // CHECK: torch.aten.relu
-// CHECK: "scaled.quantize"
+// CHECK: scaled.quantize
 // CHECK: torch.aten.native_layer_norm
-// CHECK: "scaled.quantize"
-func.func @stays(%x: !torch.vtensor<[8,64],f32>) -> (!torch.vtensor<[8,64],f32>, !scaled.tensor<tensor<8x64xf32>, #mx, none>, !scaled.tensor<tensor<8x64xf32>, #mx, none>) {
+// CHECK: scaled.quantize
+func.func @stays(%x: !torch.vtensor<[8,64],f32>) -> (!torch.vtensor<[8,64],f32>, !scaled.tensor<8x64xf32, #mxfp8_1x32>, !scaled.tensor<8x64xf32, #mxfp8_1x32>) {
   %r = torch.aten.relu %x : !torch.vtensor<[8,64],f32> -> !torch.vtensor<[8,64],f32>
-  %q = "scaled.quantize"(%r) {layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "input"} : (!torch.vtensor<[8,64],f32>) -> !scaled.tensor<tensor<8x64xf32>, #mx, none>
+  %q = scaled.quantize input %r : !torch.vtensor<[8,64],f32> -> !scaled.tensor<8x64xf32, #mxfp8_1x32>
   %width = torch.constant.int 64
   %sizes = torch.prim.ListConstruct %width : (!torch.int) -> !torch.list<int>
   %epsilon = torch.constant.float 1.000000e-05
   %none = torch.constant.none
   %n, %mean, %inverse = torch.aten.native_layer_norm %x, %sizes, %none, %none, %epsilon : !torch.vtensor<[8,64],f32>, !torch.list<int>, !torch.none, !torch.none, !torch.float -> !torch.vtensor<[8,64],f32>, !torch.vtensor<[8,1],f32>, !torch.vtensor<[8,1],f32>
-  %p = "scaled.quantize"(%n) {layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "input"} : (!torch.vtensor<[8,64],f32>) -> !scaled.tensor<tensor<8x64xf32>, #mx, none>
-  return %r, %q, %p : !torch.vtensor<[8,64],f32>, !scaled.tensor<tensor<8x64xf32>, #mx, none>, !scaled.tensor<tensor<8x64xf32>, #mx, none>
+  %p = scaled.quantize input %n : !torch.vtensor<[8,64],f32> -> !scaled.tensor<8x64xf32, #mxfp8_1x32>
+  return %r, %q, %p : !torch.vtensor<[8,64],f32>, !scaled.tensor<8x64xf32, #mxfp8_1x32>, !scaled.tensor<8x64xf32, #mxfp8_1x32>
 }

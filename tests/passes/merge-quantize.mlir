@@ -1,63 +1,59 @@
 // RUN: steelyard-opt %s -p scaled-merge-quantize | FileCheck %s
 
-#row = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
-#col = #scaled.scheme<f8E4M3FN, "32x1", f8E8M0FNU, {}>
-#fp8 = #scaled.scheme<f8E4M3FN, "tensor", f32, {}>
-
 // A rowwise and a columnwise copy of one tensor come from one pass over it.
 // CHECK-LABEL: func.func @copies_of_one_tensor
-// CHECK: %[[Q:.*]] = "scaled.quantize"(%arg0) {{.*}} -> !scaled.tensor<tensor<8x64xf32>, #mxfp8_1x32, #mxfp8_32x1>
-// CHECK-NOT: "scaled.quantize"
-// CHECK: "scaled.dequantize"(%[[Q]]) {usage = "rowwise"}
-// CHECK: "scaled.dequantize"(%[[Q]]) {usage = "columnwise"}
+// CHECK: %[[Q:.*]] = scaled.quantize {{\w+}} %arg0 {{.*}} -> !scaled.tensor<8x64xf32, #mxfp8_1x32, #mxfp8_32x1>
+// CHECK-NOT: scaled.quantize
+// CHECK: scaled.dequantize rowwise %[[Q]]
+// CHECK: scaled.dequantize columnwise %[[Q]]
 func.func @copies_of_one_tensor(%x: tensor<8x64xf32>) -> (tensor<8x64xf32>, tensor<8x64xf32>) {
-  %0 = "scaled.quantize"(%x) {layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "input"} : (tensor<8x64xf32>) -> !scaled.tensor<tensor<8x64xf32>, #row, none>
-  %1 = "scaled.dequantize"(%0) {usage = "rowwise"} : (!scaled.tensor<tensor<8x64xf32>, #row, none>) -> tensor<8x64xf32>
-  %2 = "scaled.quantize"(%x) {layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "input"} : (tensor<8x64xf32>) -> !scaled.tensor<tensor<8x64xf32>, none, #col>
-  %3 = "scaled.dequantize"(%2) {usage = "columnwise"} : (!scaled.tensor<tensor<8x64xf32>, none, #col>) -> tensor<8x64xf32>
+  %0 = scaled.quantize input %x : tensor<8x64xf32> -> !scaled.tensor<8x64xf32, #mxfp8_1x32>
+  %1 = scaled.dequantize rowwise %0 : !scaled.tensor<8x64xf32, #mxfp8_1x32> -> tensor<8x64xf32>
+  %2 = scaled.quantize input %x : tensor<8x64xf32> -> !scaled.tensor<8x64xf32, none, #mxfp8_32x1>
+  %3 = scaled.dequantize columnwise %2 : !scaled.tensor<8x64xf32, none, #mxfp8_32x1> -> tensor<8x64xf32>
   return %1, %3 : tensor<8x64xf32>, tensor<8x64xf32>
 }
 
 // torch flattens the same tensor anew for each linear layer.
 // CHECK-LABEL: func.func @two_views_of_one_tensor
-// CHECK-COUNT-1: "scaled.quantize"
-// CHECK-NOT: "scaled.quantize"
+// CHECK-COUNT-1: scaled.quantize
+// CHECK-NOT: scaled.quantize
 // CHECK: return
 func.func @two_views_of_one_tensor(%x: !torch.vtensor<[2,5,64],f32>) -> (!torch.vtensor<[10,64],f32>, !torch.vtensor<[10,64],f32>) {
   %ten = torch.constant.int 10
   %width = torch.constant.int 64
   %list = torch.prim.ListConstruct %ten, %width : (!torch.int, !torch.int) -> !torch.list<int>
   %a = torch.aten.view %x, %list : !torch.vtensor<[2,5,64],f32>, !torch.list<int> -> !torch.vtensor<[10,64],f32>
-  %0 = "scaled.quantize"(%a) {layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "input"} : (!torch.vtensor<[10,64],f32>) -> !scaled.tensor<tensor<10x64xf32>, #row, none>
-  %1 = "scaled.dequantize"(%0) {usage = "rowwise"} : (!scaled.tensor<tensor<10x64xf32>, #row, none>) -> !torch.vtensor<[10,64],f32>
+  %0 = scaled.quantize input %a : !torch.vtensor<[10,64],f32> -> !scaled.tensor<10x64xf32, #mxfp8_1x32>
+  %1 = scaled.dequantize rowwise %0 : !scaled.tensor<10x64xf32, #mxfp8_1x32> -> !torch.vtensor<[10,64],f32>
   %b = torch.aten.view %x, %list : !torch.vtensor<[2,5,64],f32>, !torch.list<int> -> !torch.vtensor<[10,64],f32>
-  %2 = "scaled.quantize"(%b) {layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "input"} : (!torch.vtensor<[10,64],f32>) -> !scaled.tensor<tensor<10x64xf32>, #row, none>
-  %3 = "scaled.dequantize"(%2) {usage = "rowwise"} : (!scaled.tensor<tensor<10x64xf32>, #row, none>) -> !torch.vtensor<[10,64],f32>
+  %2 = scaled.quantize input %b : !torch.vtensor<[10,64],f32> -> !scaled.tensor<10x64xf32, #mxfp8_1x32>
+  %3 = scaled.dequantize rowwise %2 : !scaled.tensor<10x64xf32, #mxfp8_1x32> -> !torch.vtensor<[10,64],f32>
   return %1, %3 : !torch.vtensor<[10,64],f32>, !torch.vtensor<[10,64],f32>
 }
 
 // A view that changes the last dim is another tensor: its blocks are others.
 // CHECK-LABEL: func.func @another_last_dim
-// CHECK-COUNT-2: "scaled.quantize"
+// CHECK-COUNT-2: scaled.quantize
 func.func @another_last_dim(%x: !torch.vtensor<[10,64],f32>) -> (!torch.vtensor<[10,64],f32>, !torch.vtensor<[20,32],f32>) {
-  %0 = "scaled.quantize"(%x) {layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "input"} : (!torch.vtensor<[10,64],f32>) -> !scaled.tensor<tensor<10x64xf32>, #row, none>
-  %1 = "scaled.dequantize"(%0) {usage = "rowwise"} : (!scaled.tensor<tensor<10x64xf32>, #row, none>) -> !torch.vtensor<[10,64],f32>
+  %0 = scaled.quantize input %x : !torch.vtensor<[10,64],f32> -> !scaled.tensor<10x64xf32, #mxfp8_1x32>
+  %1 = scaled.dequantize rowwise %0 : !scaled.tensor<10x64xf32, #mxfp8_1x32> -> !torch.vtensor<[10,64],f32>
   %rows = torch.constant.int 20
   %width = torch.constant.int 32
   %list = torch.prim.ListConstruct %rows, %width : (!torch.int, !torch.int) -> !torch.list<int>
   %b = torch.aten.view %x, %list : !torch.vtensor<[10,64],f32>, !torch.list<int> -> !torch.vtensor<[20,32],f32>
-  %2 = "scaled.quantize"(%b) {layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "input"} : (!torch.vtensor<[20,32],f32>) -> !scaled.tensor<tensor<20x32xf32>, #row, none>
-  %3 = "scaled.dequantize"(%2) {usage = "rowwise"} : (!scaled.tensor<tensor<20x32xf32>, #row, none>) -> !torch.vtensor<[20,32],f32>
+  %2 = scaled.quantize input %b : !torch.vtensor<[20,32],f32> -> !scaled.tensor<20x32xf32, #mxfp8_1x32>
+  %3 = scaled.dequantize rowwise %2 : !scaled.tensor<20x32xf32, #mxfp8_1x32> -> !torch.vtensor<[20,32],f32>
   return %1, %3 : !torch.vtensor<[10,64],f32>, !torch.vtensor<[20,32],f32>
 }
 
 // Two formats for one usage stay apart.
 // CHECK-LABEL: func.func @two_formats
-// CHECK-COUNT-2: "scaled.quantize"
+// CHECK-COUNT-2: scaled.quantize
 func.func @two_formats(%x: tensor<8x64xf32>) -> (tensor<8x64xf32>, tensor<8x64xf32>) {
-  %0 = "scaled.quantize"(%x) {layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "input"} : (tensor<8x64xf32>) -> !scaled.tensor<tensor<8x64xf32>, #row, none>
-  %1 = "scaled.dequantize"(%0) {usage = "rowwise"} : (!scaled.tensor<tensor<8x64xf32>, #row, none>) -> tensor<8x64xf32>
-  %2 = "scaled.quantize"(%x) {layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "input"} : (tensor<8x64xf32>) -> !scaled.tensor<tensor<8x64xf32>, #fp8, none>
-  %3 = "scaled.dequantize"(%2) {usage = "rowwise"} : (!scaled.tensor<tensor<8x64xf32>, #fp8, none>) -> tensor<8x64xf32>
+  %0 = scaled.quantize input %x : tensor<8x64xf32> -> !scaled.tensor<8x64xf32, #mxfp8_1x32>
+  %1 = scaled.dequantize rowwise %0 : !scaled.tensor<8x64xf32, #mxfp8_1x32> -> tensor<8x64xf32>
+  %2 = scaled.quantize input %x : tensor<8x64xf32> -> !scaled.tensor<8x64xf32, #fp8_tensor>
+  %3 = scaled.dequantize rowwise %2 : !scaled.tensor<8x64xf32, #fp8_tensor> -> tensor<8x64xf32>
   return %1, %3 : tensor<8x64xf32>, tensor<8x64xf32>
 }

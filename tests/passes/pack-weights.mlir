@@ -4,10 +4,6 @@
 
 // TARGET: target must be one of {{.*}}, got 'abacus'
 
-#nv = #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {second_level = "tensor"}>
-#tiles = #scaled.scheme<f4E2M1FN, "16x16", f8E4M3FN, {second_level = "tensor"}>
-#mx = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
-
 // LOWERED: func.func private @gemm_0
 // LOWERED-SAME: scaled.device = "cpu", scaled.kernel = "gemm", scaled.operands = ["lhs.codes", "lhs.scales", "lhs.amax", "rhs.packed"]
 
@@ -16,20 +12,20 @@
 // LOWERED-SAME: scaled.destinations, scaled.device = "cpu", scaled.kernel = "pack", scaled.operands = ["row.codes", "row.scales", "row.amax"], scaled.results = ["row.packed"]
 
 // CHECK-LABEL: func.func @step
-// CHECK-SAME: %arg2: !scaled.tensor<tensor<10x33xf32>, #[[PACKED:nvfp4_16x16_packed]], none> {scaled.parameter = "up.weight"
-// CHECK-SAME: %arg4: !scaled.tensor<tensor<10x33xf32>, #mxfp8_1x32, none> {scaled.parameter = "gate.weight"
-// CHECK-SAME: %arg6: !scaled.tensor<tensor<10x33xf32>, #nvfp4_16x16, none> {scaled.parameter = "down.weight"
+// CHECK-SAME: %arg2: !scaled.tensor<10x33xf32, #[[PACKED:nvfp4_16x16_packed]]> {scaled.parameter = "up.weight"
+// CHECK-SAME: %arg4: !scaled.tensor<10x33xf32, #mxfp8_1x32> {scaled.parameter = "gate.weight"
+// CHECK-SAME: %arg6: !scaled.tensor<10x33xf32, #nvfp4_16x16> {scaled.parameter = "down.weight"
 // LOWERED-LABEL: func.func @step
 // LOWERED-SAME: %arg2: !torch.vtensor<[452],ui8> {scaled.parameter = "up.weight", scaled.part = "row.packed"
 // LOWERED: call @gemm_0({{.*}}, %arg2)
-func.func @step(%x: !torch.vtensor<[8,33],f32>, %w: !torch.vtensor<[10,33],f32> {scaled.parameter = "up.weight"}, %qw: !scaled.tensor<tensor<10x33xf32>, #tiles, none> {scaled.parameter = "up.weight", scaled.sources = array<i64: 1>, scaled.weight = @weight_0}, %v: !torch.vtensor<[10,33],f32> {scaled.parameter = "gate.weight"}, %qv: !scaled.tensor<tensor<10x33xf32>, #mx, none> {scaled.parameter = "gate.weight", scaled.sources = array<i64: 3>, scaled.weight = @weight_1}, %u: !torch.vtensor<[10,33],f32> {scaled.parameter = "down.weight"}, %qu: !scaled.tensor<tensor<10x33xf32>, #tiles, none> {scaled.parameter = "down.weight", scaled.sources = array<i64: 5>, scaled.weight = @weight_2}) -> (!torch.vtensor<[8,10],f32>, !torch.vtensor<[8,10],f32>, !torch.vtensor<[10,33],f32>) {
-  %0 = "scaled.quantize"(%x) {layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "input"} : (!torch.vtensor<[8,33],f32>) -> !scaled.tensor<tensor<8x33xf32>, #nv, none>
-  %1 = "scaled.gemm"(%0, %qw) {batch_dims = 0 : i64, epilogue = "none", kind = "fprop", layer = "up", operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!scaled.tensor<tensor<8x33xf32>, #nv, none>, !scaled.tensor<tensor<10x33xf32>, #tiles, none>) -> !torch.vtensor<[8,10],f32>
+func.func @step(%x: !torch.vtensor<[8,33],f32>, %w: !torch.vtensor<[10,33],f32> {scaled.parameter = "up.weight"}, %qw: !scaled.tensor<10x33xf32, #nvfp4_16x16> {scaled.parameter = "up.weight", scaled.sources = array<i64: 1>, scaled.weight = @weight_0}, %v: !torch.vtensor<[10,33],f32> {scaled.parameter = "gate.weight"}, %qv: !scaled.tensor<10x33xf32, #mxfp8_1x32> {scaled.parameter = "gate.weight", scaled.sources = array<i64: 3>, scaled.weight = @weight_1}, %u: !torch.vtensor<[10,33],f32> {scaled.parameter = "down.weight"}, %qu: !scaled.tensor<10x33xf32, #nvfp4_16x16> {scaled.parameter = "down.weight", scaled.sources = array<i64: 5>, scaled.weight = @weight_2}) -> (!torch.vtensor<[8,10],f32>, !torch.vtensor<[8,10],f32>, !torch.vtensor<[10,33],f32>) {
+  %0 = scaled.quantize input %x : !torch.vtensor<[8,33],f32> -> !scaled.tensor<8x33xf32, #nvfp4_1x16>
+  %1 = scaled.gemm fprop %0, %qw at "up" : !scaled.tensor<8x33xf32, #nvfp4_1x16>, !scaled.tensor<10x33xf32, #nvfp4_16x16> -> !torch.vtensor<[8,10],f32>
   // FP8 codes are read as they are.
-  %2 = "scaled.quantize"(%x) {layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "input"} : (!torch.vtensor<[8,33],f32>) -> !scaled.tensor<tensor<8x33xf32>, #mx, none>
-  %3 = "scaled.gemm"(%2, %qv) {batch_dims = 0 : i64, epilogue = "none", kind = "fprop", layer = "gate", operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!scaled.tensor<tensor<8x33xf32>, #mx, none>, !scaled.tensor<tensor<10x33xf32>, #mx, none>) -> !torch.vtensor<[8,10],f32>
+  %2 = scaled.quantize input %x : !torch.vtensor<[8,33],f32> -> !scaled.tensor<8x33xf32, #mxfp8_1x32>
+  %3 = scaled.gemm fprop %2, %qv at "gate" : !scaled.tensor<8x33xf32, #mxfp8_1x32>, !scaled.tensor<10x33xf32, #mxfp8_1x32> -> !torch.vtensor<[8,10],f32>
   // A weight that something else reads too stays compact.
-  %4 = "scaled.dequantize"(%qu) {usage = "rowwise"} : (!scaled.tensor<tensor<10x33xf32>, #tiles, none>) -> !torch.vtensor<[10,33],f32>
+  %4 = scaled.dequantize rowwise %qu : !scaled.tensor<10x33xf32, #nvfp4_16x16> -> !torch.vtensor<[10,33],f32>
   return %1, %3, %4 : !torch.vtensor<[8,10],f32>, !torch.vtensor<[8,10],f32>, !torch.vtensor<[10,33],f32>
 }
 
@@ -40,19 +36,19 @@ func.func @step(%x: !torch.vtensor<[8,33],f32>, %w: !torch.vtensor<[10,33],f32> 
 // LOWERED: %[[P:.*]] = call @pack_0(%[[Q]]#0, %[[Q]]#1, %[[Q]]#2)
 // LOWERED: return %[[P]]
 // CHECK: func.func private @weight_0
-// CHECK: %[[Q:.*]] = "scaled.quantize"(%arg0)
-// CHECK: %[[P:.*]] = "scaled.pack"(%[[Q]])
-// CHECK: return %[[P]] : !scaled.tensor<tensor<10x33xf32>, #[[PACKED]], none>
-func.func private @weight_0(%w: !torch.vtensor<[10,33],f32> {scaled.parameter = "up.weight"}) -> !scaled.tensor<tensor<10x33xf32>, #tiles, none> {
-  %0 = "scaled.quantize"(%w) {layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "weight"} : (!torch.vtensor<[10,33],f32>) -> !scaled.tensor<tensor<10x33xf32>, #tiles, none>
-  return %0 : !scaled.tensor<tensor<10x33xf32>, #tiles, none>
+// CHECK: %[[Q:.*]] = scaled.quantize {{\w+}} %arg0
+// CHECK: %[[P:.*]] = scaled.pack %[[Q]]
+// CHECK: return %[[P]] : !scaled.tensor<10x33xf32, #[[PACKED]]>
+func.func private @weight_0(%w: !torch.vtensor<[10,33],f32> {scaled.parameter = "up.weight"}) -> !scaled.tensor<10x33xf32, #nvfp4_16x16> {
+  %0 = scaled.quantize weight %w : !torch.vtensor<[10,33],f32> -> !scaled.tensor<10x33xf32, #nvfp4_16x16>
+  return %0 : !scaled.tensor<10x33xf32, #nvfp4_16x16>
 }
 // CHECK-NOT: scaled.pack
-func.func private @weight_1(%w: !torch.vtensor<[10,33],f32> {scaled.parameter = "gate.weight"}) -> !scaled.tensor<tensor<10x33xf32>, #mx, none> {
-  %0 = "scaled.quantize"(%w) {layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "weight"} : (!torch.vtensor<[10,33],f32>) -> !scaled.tensor<tensor<10x33xf32>, #mx, none>
-  return %0 : !scaled.tensor<tensor<10x33xf32>, #mx, none>
+func.func private @weight_1(%w: !torch.vtensor<[10,33],f32> {scaled.parameter = "gate.weight"}) -> !scaled.tensor<10x33xf32, #mxfp8_1x32> {
+  %0 = scaled.quantize weight %w : !torch.vtensor<[10,33],f32> -> !scaled.tensor<10x33xf32, #mxfp8_1x32>
+  return %0 : !scaled.tensor<10x33xf32, #mxfp8_1x32>
 }
-func.func private @weight_2(%w: !torch.vtensor<[10,33],f32> {scaled.parameter = "down.weight"}) -> !scaled.tensor<tensor<10x33xf32>, #tiles, none> {
-  %0 = "scaled.quantize"(%w) {layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "weight"} : (!torch.vtensor<[10,33],f32>) -> !scaled.tensor<tensor<10x33xf32>, #tiles, none>
-  return %0 : !scaled.tensor<tensor<10x33xf32>, #tiles, none>
+func.func private @weight_2(%w: !torch.vtensor<[10,33],f32> {scaled.parameter = "down.weight"}) -> !scaled.tensor<10x33xf32, #nvfp4_16x16> {
+  %0 = scaled.quantize weight %w : !torch.vtensor<[10,33],f32> -> !scaled.tensor<10x33xf32, #nvfp4_16x16>
+  return %0 : !scaled.tensor<10x33xf32, #nvfp4_16x16>
 }

@@ -1,23 +1,21 @@
 // RUN: steelyard-opt %s --split-input-file -p scaled-partition | FileCheck %s
 
 // Of an input that is quantized twice over, the backward keeps the copy it reads; the high-precision input goes.
-// CHECK-LABEL: func.func @forward(%arg0: !torch.vtensor<[8,64],f32>, %arg1: !scaled.tensor<tensor<48x64xf32>, #mxfp8_1x32, #mxfp8_32x1> {scaled.parameter = "up.weight"})
-// CHECK-SAME: -> (!torch.vtensor<[8,48],f32>, !scaled.tensor<tensor<8x64xf32>, none, #mxfp8_32x1> {scaled.saved})
-// CHECK: %[[X:.*]] = "scaled.quantize"(%arg0)
-// CHECK: %[[COLUMNS:.*]] = "scaled.narrow"(%[[X]])
-// CHECK: %[[Y:.*]] = "scaled.gemm"(%[[X]], %arg1)
+// CHECK-LABEL: func.func @forward(%arg0: !torch.vtensor<[8,64],f32>, %arg1: !scaled.tensor<48x64xf32, #mxfp8_1x32, #mxfp8_32x1> {scaled.parameter = "up.weight"})
+// CHECK-SAME: -> (!torch.vtensor<[8,48],f32>, !scaled.tensor<8x64xf32, none, #mxfp8_32x1> {scaled.saved})
+// CHECK: %[[X:.*]] = scaled.quantize {{\w+}} %arg0
+// CHECK: %[[COLUMNS:.*]] = scaled.narrow %[[X]]
+// CHECK: %[[Y:.*]] = scaled.gemm {{\w+}} %[[X]], %arg1
 // CHECK: return %[[Y]], %[[COLUMNS]]
-// CHECK-LABEL: func.func @backward(%arg0: !scaled.tensor<tensor<8x64xf32>, none, #mxfp8_32x1> {scaled.saved}, %arg1: !torch.vtensor<[8,48],f32> {scaled.tangent})
+// CHECK-LABEL: func.func @backward(%arg0: !scaled.tensor<8x64xf32, none, #mxfp8_32x1> {scaled.saved}, %arg1: !torch.vtensor<[8,48],f32> {scaled.tangent})
 // CHECK-SAME: -> (!torch.vtensor<[48,64],f32> {scaled.gradient = "up.weight"})
-// CHECK: %[[DY:.*]] = "scaled.quantize"(%arg1)
-// CHECK: "scaled.gemm"(%[[DY]], %arg0) {{.*}}kind = "wgrad"
-#row = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
-#col = #scaled.scheme<f8E4M3FN, "32x1", f8E8M0FNU, {}>
-func.func @joint(%x: !torch.vtensor<[8,64],f32>, %w: !scaled.tensor<tensor<48x64xf32>, #row, #col> {scaled.parameter = "up.weight"}, %dy: !torch.vtensor<[8,48],f32> {scaled.tangent}) -> (!torch.vtensor<[8,48],f32>, !torch.vtensor<[48,64],f32> {scaled.gradient = "up.weight"}) {
-  %0 = "scaled.quantize"(%x) {role = "input", layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!torch.vtensor<[8,64],f32>) -> !scaled.tensor<tensor<8x64xf32>, #row, #col>
-  %1 = "scaled.gemm"(%0, %w) {kind = "fprop", batch_dims = 0 : i64, epilogue = "none", layer = "up", operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!scaled.tensor<tensor<8x64xf32>, #row, #col>, !scaled.tensor<tensor<48x64xf32>, #row, #col>) -> !torch.vtensor<[8,48],f32>
-  %2 = "scaled.quantize"(%dy) {role = "grad_output", layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!torch.vtensor<[8,48],f32>) -> !scaled.tensor<tensor<8x48xf32>, #row, #col>
-  %3 = "scaled.gemm"(%2, %0) {kind = "wgrad", batch_dims = 0 : i64, epilogue = "none", layer = "up", operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!scaled.tensor<tensor<8x48xf32>, #row, #col>, !scaled.tensor<tensor<8x64xf32>, #row, #col>) -> !torch.vtensor<[48,64],f32>
+// CHECK: %[[DY:.*]] = scaled.quantize {{\w+}} %arg1
+// CHECK: scaled.gemm wgrad %[[DY]], %arg0
+func.func @joint(%x: !torch.vtensor<[8,64],f32>, %w: !scaled.tensor<48x64xf32, #mxfp8_1x32, #mxfp8_32x1> {scaled.parameter = "up.weight"}, %dy: !torch.vtensor<[8,48],f32> {scaled.tangent}) -> (!torch.vtensor<[8,48],f32>, !torch.vtensor<[48,64],f32> {scaled.gradient = "up.weight"}) {
+  %0 = scaled.quantize input %x : !torch.vtensor<[8,64],f32> -> !scaled.tensor<8x64xf32, #mxfp8_1x32, #mxfp8_32x1>
+  %1 = scaled.gemm fprop %0, %w at "up" : !scaled.tensor<8x64xf32, #mxfp8_1x32, #mxfp8_32x1>, !scaled.tensor<48x64xf32, #mxfp8_1x32, #mxfp8_32x1> -> !torch.vtensor<[8,48],f32>
+  %2 = scaled.quantize grad_output %dy : !torch.vtensor<[8,48],f32> -> !scaled.tensor<8x48xf32, #mxfp8_1x32, #mxfp8_32x1>
+  %3 = scaled.gemm wgrad %2, %0 at "up" : !scaled.tensor<8x48xf32, #mxfp8_1x32, #mxfp8_32x1>, !scaled.tensor<8x64xf32, #mxfp8_1x32, #mxfp8_32x1> -> !torch.vtensor<[48,64],f32>
   return %1, %3 : !torch.vtensor<[8,48],f32>, !torch.vtensor<[48,64],f32>
 }
 
@@ -27,17 +25,15 @@ func.func @joint(%x: !torch.vtensor<[8,64],f32>, %w: !scaled.tensor<tensor<48x64
 // CHECK-LABEL: func.func @forward(%arg0: !torch.vtensor<[8,64],f32>, %arg1: !torch.vtensor<[48,64],f32> {scaled.parameter = "up.weight"}, %arg2: {{.*}}scaled.sources = array<i64: 1>, scaled.weight = @weight_0})
 // CHECK-SAME: -> !torch.vtensor<[8,48],f32> {
 // CHECK-LABEL: func.func @backward(%arg0: !torch.vtensor<[48,64],f32> {scaled.parameter = "up.weight", scaled.primal = 1 : i64}, %arg1: !torch.vtensor<[8,48],f32> {scaled.tangent}, %arg2: {{.*}}scaled.sources = array<i64: 0>, scaled.weight = @weight_0})
-// CHECK: "scaled.gemm"({{.*}}, %arg2) {{.*}}kind = "dgrad"
-#row = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
-#col = #scaled.scheme<f8E4M3FN, "32x1", f8E8M0FNU, {}>
-func.func @joint(%x: !torch.vtensor<[8,64],f32>, %p: !torch.vtensor<[48,64],f32> {scaled.parameter = "up.weight"}, %dy: !torch.vtensor<[8,48],f32> {scaled.tangent}, %w: !scaled.tensor<tensor<48x64xf32>, #row, #col> {scaled.parameter = "up.weight", scaled.sources = array<i64: 1>, scaled.weight = @weight_0}) -> (!torch.vtensor<[8,48],f32>, !torch.vtensor<[8,64],f32> {scaled.gradient = "input 0"}) {
-  %0 = "scaled.quantize"(%x) {role = "input", layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!torch.vtensor<[8,64],f32>) -> !scaled.tensor<tensor<8x64xf32>, #row, none>
-  %1 = "scaled.gemm"(%0, %w) {kind = "fprop", batch_dims = 0 : i64, epilogue = "none", layer = "up", operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!scaled.tensor<tensor<8x64xf32>, #row, none>, !scaled.tensor<tensor<48x64xf32>, #row, #col>) -> !torch.vtensor<[8,48],f32>
-  %2 = "scaled.quantize"(%dy) {role = "grad_output", layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!torch.vtensor<[8,48],f32>) -> !scaled.tensor<tensor<8x48xf32>, #row, none>
-  %3 = "scaled.gemm"(%2, %w) {kind = "dgrad", batch_dims = 0 : i64, epilogue = "none", layer = "up", operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!scaled.tensor<tensor<8x48xf32>, #row, none>, !scaled.tensor<tensor<48x64xf32>, #row, #col>) -> !torch.vtensor<[8,64],f32>
+// CHECK: scaled.gemm dgrad {{.*}}, %arg2
+func.func @joint(%x: !torch.vtensor<[8,64],f32>, %p: !torch.vtensor<[48,64],f32> {scaled.parameter = "up.weight"}, %dy: !torch.vtensor<[8,48],f32> {scaled.tangent}, %w: !scaled.tensor<48x64xf32, #mxfp8_1x32, #mxfp8_32x1> {scaled.parameter = "up.weight", scaled.sources = array<i64: 1>, scaled.weight = @weight_0}) -> (!torch.vtensor<[8,48],f32>, !torch.vtensor<[8,64],f32> {scaled.gradient = "input 0"}) {
+  %0 = scaled.quantize input %x : !torch.vtensor<[8,64],f32> -> !scaled.tensor<8x64xf32, #mxfp8_1x32>
+  %1 = scaled.gemm fprop %0, %w at "up" : !scaled.tensor<8x64xf32, #mxfp8_1x32>, !scaled.tensor<48x64xf32, #mxfp8_1x32, #mxfp8_32x1> -> !torch.vtensor<[8,48],f32>
+  %2 = scaled.quantize grad_output %dy : !torch.vtensor<[8,48],f32> -> !scaled.tensor<8x48xf32, #mxfp8_1x32>
+  %3 = scaled.gemm dgrad %2, %w at "up" : !scaled.tensor<8x48xf32, #mxfp8_1x32>, !scaled.tensor<48x64xf32, #mxfp8_1x32, #mxfp8_32x1> -> !torch.vtensor<[8,64],f32>
   return %1, %3 : !torch.vtensor<[8,48],f32>, !torch.vtensor<[8,64],f32>
 }
-func.func private @weight_0(%p: !torch.vtensor<[48,64],f32>) -> !scaled.tensor<tensor<48x64xf32>, #row, #col>
+func.func private @weight_0(%p: !torch.vtensor<[48,64],f32>) -> !scaled.tensor<48x64xf32, #mxfp8_1x32, #mxfp8_32x1>
 
 // -----
 
@@ -101,11 +97,10 @@ func.func @joint(%x: !torch.vtensor<[8,64],f32>, %dy: !torch.vtensor<[8,64],f32>
 // CHECK-SAME: -> (!torch.vtensor<[8,64],f32>, !torch.vtensor<[],f32> {scaled.state = "up.input.scale"}, !torch.vtensor<[],f32> {scaled.saved})
 // CHECK-LABEL: func.func @backward(%arg0: !torch.vtensor<[],f32> {scaled.saved}
 // CHECK-NOT: scaled.state
-// CHECK: %[[Q:.*]] = "scaled.quantize"(%{{.*}}, %arg0)
-#delayed = #scaled.scheme<f8E4M3FN, "tensor", f32, {source = "delayed"}>
+// CHECK: %[[Q:.*]] = scaled.quantize {{\w+}} %{{.*}} scale(%arg0)
 func.func @joint(%x: !torch.vtensor<[8,64],f32>, %dy: !torch.vtensor<[8,64],f32> {scaled.tangent}, %scale: !torch.vtensor<[],f32> {scaled.state = "up.input.scale"}) -> (!torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],f32> {scaled.gradient = "input 0"}, !torch.vtensor<[],f32> {scaled.state = "up.input.scale"}) {
-  %0 = "scaled.quantize"(%x, %scale) {layer = "up", operandSegmentSizes = array<i32: 1, 1, 0, 0>, resultSegmentSizes = array<i32: 1, 0>, role = "input"} : (!torch.vtensor<[8,64],f32>, !torch.vtensor<[],f32>) -> !scaled.tensor<tensor<8x64xf32>, #delayed, none> loc("up"("recompute"("model.py":1:1)))
-  %1 = "scaled.dequantize"(%0) {usage = "rowwise"} : (!scaled.tensor<tensor<8x64xf32>, #delayed, none>) -> !torch.vtensor<[8,64],f32>
+  %0 = scaled.quantize input %x scale(%scale) at "up" : !torch.vtensor<[8,64],f32>, !torch.vtensor<[],f32> -> !scaled.tensor<8x64xf32, #fp8_tensor_delayed> loc("up"("recompute"("model.py":1:1)))
+  %1 = scaled.dequantize rowwise %0 : !scaled.tensor<8x64xf32, #fp8_tensor_delayed> -> !torch.vtensor<[8,64],f32>
   %2 = torch.aten.mul.Tensor %dy, %1 : !torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],f32> -> !torch.vtensor<[8,64],f32>
   %3 = torch.aten.reciprocal %scale : !torch.vtensor<[],f32> -> !torch.vtensor<[],f32>
   return %1, %2, %3 : !torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],f32>, !torch.vtensor<[],f32>
@@ -117,11 +112,11 @@ func.func @joint(%x: !torch.vtensor<[8,64],f32>, %dy: !torch.vtensor<[8,64],f32>
 // CHECK-LABEL: func.func @forward
 // CHECK-NOT: scaled.advance_rng
 // CHECK-LABEL: func.func @backward(%arg0: !torch.vtensor<[8,64],f32> {scaled.tangent}, %arg1: !torch.vtensor<[2],si64> {scaled.state = "rng"})
-// CHECK: %[[R:.*]] = "scaled.advance_rng"(%arg1)
+// CHECK: %[[R:.*]] = scaled.advance_rng %arg1
 // CHECK: return %{{.*}}, %[[R]]
 func.func @joint(%x: !torch.vtensor<[8,64],f32>, %dy: !torch.vtensor<[8,64],f32> {scaled.tangent}, %rng: !torch.vtensor<[2],si64> {scaled.state = "rng"}) -> (!torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],f32> {scaled.gradient = "input 0"}, !torch.vtensor<[2],si64> {scaled.state = "rng"}) {
   %0 = torch.aten.relu %x : !torch.vtensor<[8,64],f32> -> !torch.vtensor<[8,64],f32>
   %1 = torch.aten.neg %dy : !torch.vtensor<[8,64],f32> -> !torch.vtensor<[8,64],f32>
-  %2 = "scaled.advance_rng"(%rng) : (!torch.vtensor<[2],si64>) -> !torch.vtensor<[2],si64>
+  %2 = scaled.advance_rng %rng : !torch.vtensor<[2],si64> -> !torch.vtensor<[2],si64>
   return %0, %1, %2 : !torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],f32>, !torch.vtensor<[2],si64>
 }

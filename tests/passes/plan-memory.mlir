@@ -8,14 +8,14 @@ func.func private @step_2(!torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64]
 // CHECK-LABEL: func.func @chain
 // CHECK-SAME: scaled.arena = 8192
 // CHECK: %[[A:.*]] = call @step_0(%arg0) {scaled.offsets = array<i64: 0>}
-// CHECK: "scaled.free"(%arg0)
+// CHECK: scaled.free %arg0
 // CHECK: %[[B:.*]] = call @step_0(%[[A]]) {scaled.offsets = array<i64: 4096>}
-// CHECK: "scaled.free"(%[[A]])
+// CHECK: scaled.free %[[A]]
 // CHECK: %[[C:.*]] = call @step_0(%[[B]]) {scaled.offsets = array<i64: 0>}
-// CHECK: "scaled.free"(%[[B]])
+// CHECK: scaled.free %[[B]]
 // CHECK: %[[D:.*]] = call @step_0(%[[C]]) {scaled.offsets = array<i64: -1>}
-// CHECK: "scaled.free"(%[[C]])
-// CHECK-NOT: "scaled.free"(%[[D]])
+// CHECK: scaled.free %[[C]]
+// CHECK-NOT: scaled.free %[[D]]
 // CHECK: return %[[D]]
 func.func @chain(%x: !torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32> {
   %0 = call @step_0(%x) : (!torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32>
@@ -48,7 +48,7 @@ func.func @elsewhere(%x: !torch.vtensor<[16,64],f32>, %y: !torch.vtensor<[?,64],
 // CHECK: %[[L:.*]] = torch.prim.ListConstruct %arg0, %arg1
 // CHECK-NOT: scaled.free
 // CHECK: torch.aten.cat %[[L]]
-// CHECK-NEXT: "scaled.free"(%arg0)
+// CHECK-NEXT: scaled.free %arg0
 // CHECK-NEXT: return
 func.func @held(%x: !torch.vtensor<[16,64],f32>, %w: !torch.vtensor<[16,64],f32> {scaled.parameter = "w"}) -> !torch.vtensor<[32,64],f32> {
   %int0 = torch.constant.int 0

@@ -2,7 +2,7 @@
 
 // A weight is read as [N, K], through the transpose that torch puts before mm.
 // CHECK-LABEL: func.func @addmm_of_transposed_weight
-// CHECK: %[[Y:.*]] = "scaled.matmul"(%arg0, %arg1, %arg2) {{.*}}kind = "fprop", layer = "mlp.up"{{.*}} : (!torch.vtensor<[10,64],f32>, !torch.vtensor<[48,64],f32>, !torch.vtensor<[48],f32>) -> !torch.vtensor<[10,48],f32>
+// CHECK: %[[Y:.*]] = scaled.matmul fprop %arg0, %arg1 bias(%arg2) at "mlp.up" {{.*}} -> !torch.vtensor<[10,48],f32>
 // CHECK: return %[[Y]]
 func.func @addmm_of_transposed_weight(%x: !torch.vtensor<[10,64],f32>, %w: !torch.vtensor<[48,64],f32>, %b: !torch.vtensor<[48],f32>) -> !torch.vtensor<[10,48],f32> {
   %t = torch.aten.t %w : !torch.vtensor<[48,64],f32> -> !torch.vtensor<[64,48],f32>
@@ -14,7 +14,7 @@ func.func @addmm_of_transposed_weight(%x: !torch.vtensor<[10,64],f32>, %w: !torc
 // A weight that is stored [K, N] gets a transpose.
 // CHECK-LABEL: func.func @addmm_of_stored_transpose
 // CHECK: %[[T:.*]] = torch.aten.transpose.int %arg1, {{.*}} -> !torch.vtensor<[48,64],f32>
-// CHECK: "scaled.matmul"(%arg0, %[[T]], %arg2)
+// CHECK: scaled.matmul {{\w+}} %arg0, %[[T]] bias(%arg2)
 func.func @addmm_of_stored_transpose(%x: !torch.vtensor<[10,64],f32>, %w: !torch.vtensor<[64,48],f32>, %b: !torch.vtensor<[48],f32>) -> !torch.vtensor<[10,48],f32> {
   %one = torch.constant.int 1
   %y = torch.aten.addmm %b, %x, %w, %one, %one : !torch.vtensor<[48],f32>, !torch.vtensor<[10,64],f32>, !torch.vtensor<[64,48],f32>, !torch.int, !torch.int -> !torch.vtensor<[10,48],f32>
@@ -22,7 +22,7 @@ func.func @addmm_of_stored_transpose(%x: !torch.vtensor<[10,64],f32>, %w: !torch
 }
 
 // CHECK-LABEL: func.func @linear
-// CHECK: "scaled.matmul"(%arg0, %arg1) {{.*}} -> !torch.vtensor<[2,?,48],bf16>
+// CHECK: scaled.matmul {{\w+}} %arg0, %arg1 {{.*}} -> !torch.vtensor<[2,?,48],bf16>
 func.func @linear(%x: !torch.vtensor<[2,?,64],bf16>, %w: !torch.vtensor<[48,64],bf16>) -> !torch.vtensor<[2,?,48],bf16> {
   %none = torch.constant.none
   %y = torch.aten.linear %x, %w, %none : !torch.vtensor<[2,?,64],bf16>, !torch.vtensor<[48,64],bf16>, !torch.none -> !torch.vtensor<[2,?,48],bf16>
@@ -30,7 +30,7 @@ func.func @linear(%x: !torch.vtensor<[2,?,64],bf16>, %w: !torch.vtensor<[48,64],
 }
 
 // CHECK-LABEL: func.func @mm_of_permuted_weight
-// CHECK: "scaled.matmul"(%arg0, %arg1)
+// CHECK: scaled.matmul {{\w+}} %arg0, %arg1
 func.func @mm_of_permuted_weight(%x: !torch.vtensor<[10,64],f16>, %w: !torch.vtensor<[48,64],f16>) -> !torch.vtensor<[10,48],f16> {
   %zero = torch.constant.int 0
   %one = torch.constant.int 1
@@ -41,9 +41,9 @@ func.func @mm_of_permuted_weight(%x: !torch.vtensor<[10,64],f16>, %w: !torch.vte
 }
 
 // CHECK-LABEL: func.func @attention_scores
-// CHECK: "scaled.matmul"(%arg0, %arg1) {batch_dims = 2 : i64{{.*}} -> !torch.vtensor<[2,4,?,?],f32>
+// CHECK: scaled.matmul {{\w+}} %arg0, %arg1 batch_dims(2) {{.*}} -> !torch.vtensor<[2,4,?,?],f32>
 // CHECK: %[[V:.*]] = torch.aten.transpose.int %arg2
-// CHECK: "scaled.matmul"({{.*}}, %[[V]]) {batch_dims = 1 : i64
+// CHECK: scaled.matmul {{\w+}} {{.*}}, %[[V]] batch_dims(1)
 func.func @attention_scores(%q: !torch.vtensor<[2,4,?,16],f32>, %k: !torch.vtensor<[2,4,?,16],f32>, %v: !torch.vtensor<[8,5,16],f32>, %p: !torch.vtensor<[8,5,5],f32>) -> (!torch.vtensor<[2,4,?,?],f32>, !torch.vtensor<[8,5,16],f32>) {
   %minus_one = torch.constant.int -1
   %minus_two = torch.constant.int -2
@@ -57,7 +57,7 @@ func.func @attention_scores(%q: !torch.vtensor<[2,4,?,16],f32>, %k: !torch.vtens
 // CHECK-LABEL: func.func @einsum_with_parameter
 // CHECK: %[[X:.*]] = torch.aten.squeeze.dim %arg0, {{.*}} -> !torch.vtensor<[10,33],f32>
 // CHECK: %[[W:.*]] = torch.aten.transpose.int {{.*}} -> !torch.vtensor<[24,33],f32>
-// CHECK: %[[Y:.*]] = "scaled.matmul"(%[[X]], %[[W]]) {batch_dims = 0 : i64{{.*}} -> !torch.vtensor<[10,24],f32>
+// CHECK: %[[Y:.*]] = scaled.matmul {{\w+}} %[[X]], %[[W]] {{.*}} -> !torch.vtensor<[10,24],f32>
 // CHECK: torch.aten.unsqueeze %[[Y]], {{.*}} -> !torch.vtensor<[1,10,24],f32>
 func.func @einsum_with_parameter(%x: !torch.vtensor<[1,10,33],f32>, %w: !torch.vtensor<[33,4,6],f32> {scaled.parameter = "w"}) -> !torch.vtensor<[1,10,24],f32> {
   %zero = torch.constant.int 0
@@ -74,7 +74,7 @@ func.func @einsum_with_parameter(%x: !torch.vtensor<[1,10,33],f32>, %w: !torch.v
 // A weight on the left: the product is that of the transposes, so that the weight is the second operand.
 // CHECK-LABEL: func.func @weight_on_the_left
 // CHECK: %[[X:.*]] = torch.aten.transpose.int %arg1, {{.*}} -> !torch.vtensor<[7,33],f32>
-// CHECK: %[[Y:.*]] = "scaled.matmul"(%[[X]], %arg0) {{.*}} -> !torch.vtensor<[7,20],f32>
+// CHECK: %[[Y:.*]] = scaled.matmul {{\w+}} %[[X]], %arg0 {{.*}} -> !torch.vtensor<[7,20],f32>
 // CHECK: %[[T:.*]] = torch.aten.transpose.int %[[Y]], {{.*}} -> !torch.vtensor<[20,7],f32>
 // CHECK: torch.operator "torch.aten.clone"(%[[T]], {{.*}}) : {{.*}} -> !torch.vtensor<[20,7],f32>
 func.func @weight_on_the_left(%w: !torch.vtensor<[20,33],f32> {scaled.parameter = "w"}, %x: !torch.vtensor<[33,7],f32>) -> !torch.vtensor<[20,7],f32> {
@@ -86,7 +86,7 @@ func.func @weight_on_the_left(%w: !torch.vtensor<[20,33],f32> {scaled.parameter 
 // CHECK-LABEL: func.func @batch_of_one
 // CHECK: %[[X:.*]] = torch.aten.squeeze.dim %arg0, {{.*}} -> !torch.vtensor<[33,10],f32>
 // CHECK: %[[T:.*]] = torch.aten.transpose.int %[[X]], {{.*}} -> !torch.vtensor<[10,33],f32>
-// CHECK: "scaled.matmul"(%[[T]], {{.*}}) {batch_dims = 0 : i64
+// CHECK: scaled.matmul {{\w+}} %[[T]], {{.*}}
 func.func @batch_of_one(%x: !torch.vtensor<[1,33,10],f32>, %y: !torch.vtensor<[1,33,24],f32>) -> !torch.vtensor<[1,10,24],f32> {
   %one = torch.constant.int 1
   %two = torch.constant.int 2
@@ -115,13 +115,13 @@ func.func @not_raised(%x: !torch.vtensor<[10,64],f32>, %w: !torch.vtensor<[64,48
 
 // The backward of a linear layer: dx = dy w, dw = dy^T x; a weight that is stored transposed gets its gradient so.
 // CHECK-LABEL: func.func @gradients
-// CHECK: "scaled.matmul"(%arg0, %arg1) {{.*}}kind = "fprop"
-// CHECK: "scaled.matmul"(%arg2, %arg1) {{.*}}kind = "dgrad"
-// CHECK: "scaled.matmul"(%arg2, %arg0) {{.*}}kind = "wgrad"{{.*}} -> !torch.vtensor<[48,64],f32>
-// CHECK: %[[DW:.*]] = "scaled.matmul"(%arg2, %arg0) {{.*}}kind = "wgrad"{{.*}} -> !torch.vtensor<[48,64],f32>
+// CHECK: scaled.matmul fprop %arg0, %arg1
+// CHECK: scaled.matmul dgrad %arg2, %arg1
+// CHECK: scaled.matmul wgrad %arg2, %arg0 {{.*}} -> !torch.vtensor<[48,64],f32>
+// CHECK: %[[DW:.*]] = scaled.matmul wgrad %arg2, %arg0 {{.*}} -> !torch.vtensor<[48,64],f32>
 // CHECK: torch.aten.transpose.int %[[DW]]
 // No parameter, and no input of a product of this layer: just a product.
-// CHECK: "scaled.matmul"({{.*}}) {{.*}}kind = "fprop"
+// CHECK: scaled.matmul fprop {{.*}}
 func.func @gradients(%x: !torch.vtensor<[8,64],f32>, %w: !torch.vtensor<[48,64],f32> {scaled.parameter = "up.weight"}, %dy: !torch.vtensor<[8,48],f32> {scaled.tangent}, %z: !torch.vtensor<[8,64],f32>) -> (!torch.vtensor<[8,48],f32>, !torch.vtensor<[8,64],f32>, !torch.vtensor<[48,64],f32>, !torch.vtensor<[64,48],f32>, !torch.vtensor<[48,64],f32>) {
   %wt = torch.aten.t %w : !torch.vtensor<[48,64],f32> -> !torch.vtensor<[64,48],f32>
   %y = torch.aten.mm %x, %wt : !torch.vtensor<[8,64],f32>, !torch.vtensor<[64,48],f32> -> !torch.vtensor<[8,48],f32>
@@ -137,8 +137,8 @@ func.func @gradients(%x: !torch.vtensor<[8,64],f32>, %w: !torch.vtensor<[48,64],
 
 // A dgrad is the gradient that the products before it read: nothing lies between two layers.
 // CHECK-LABEL: func.func @chain
-// CHECK: %[[DH:.*]] = "scaled.matmul"(%arg2, %arg1) {{.*}}kind = "dgrad"
-// CHECK: "scaled.matmul"(%[[DH]], %arg0) {{.*}}kind = "dgrad"
+// CHECK: %[[DH:.*]] = scaled.matmul dgrad %arg2, %arg1
+// CHECK: scaled.matmul dgrad %[[DH]], %arg0
 func.func @chain(%v: !torch.vtensor<[48,64],f32> {scaled.parameter = "a.weight"}, %w: !torch.vtensor<[32,48],f32> {scaled.parameter = "b.weight"}, %dy: !torch.vtensor<[8,32],f32> {scaled.tangent}) -> !torch.vtensor<[8,64],f32> {
   %dh = torch.aten.mm %dy, %w : !torch.vtensor<[8,32],f32>, !torch.vtensor<[32,48],f32> -> !torch.vtensor<[8,48],f32>
   %dx = torch.aten.mm %dh, %v : !torch.vtensor<[8,48],f32>, !torch.vtensor<[48,64],f32> -> !torch.vtensor<[8,64],f32>

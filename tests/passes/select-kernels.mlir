@@ -4,13 +4,11 @@
 
 // TARGET: target must be one of cpu, cuda:sm_89, cuda:sm_90a, cuda:sm_100a, cuda:sm_120a, got 'abacus'
 
-#mx = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
-#mx_gemm = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {layout = "gemm"}>
 #own = #scaled.scheme<i8, "tensor", f32, {custom = "Mine"}>
 
 // CHECK: @quantize_0
 // CHECK-SAME: scaled.destinations, scaled.device = "cpu", scaled.kernel = "quantize"
-func.func private @quantize_0(!torch.vtensor<[8,64],f32>) -> (!torch.vtensor<[8,64],ui8>, !torch.vtensor<[8,2],ui8>) attributes {scaled.config = {role = "input", row = #mx}, scaled.kernel = "quantize", scaled.operands = ["source"], scaled.results = ["row.codes", "row.scales"]}
+func.func private @quantize_0(!torch.vtensor<[8,64],f32>) -> (!torch.vtensor<[8,64],ui8>, !torch.vtensor<[8,2],ui8>) attributes {scaled.config = {role = "input", row = #mxfp8_1x32}, scaled.kernel = "quantize", scaled.operands = ["source"], scaled.results = ["row.codes", "row.scales"]}
 
 // CUDA: @quantize_0
 // CUDA-SAME: scaled.destinations, scaled.device = "cuda", scaled.kernel = "quantize"
@@ -19,7 +17,7 @@ func.func private @quantize_0(!torch.vtensor<[8,64],f32>) -> (!torch.vtensor<[8,
 // CHECK: @quantize_1
 // CHECK-NOT: scaled.destinations
 // CHECK-SAME: scaled.device = "custom", scaled.kernel = "quantize"
-func.func private @quantize_1(!torch.vtensor<[8,64],f32>) -> !scaled.tensor<tensor<8x64xf32>, #own, none> attributes {scaled.config = {layer = "up", role = "input", row = #own}, scaled.kernel = "quantize", scaled.operands = ["source"], scaled.results = ["storage"]}
+func.func private @quantize_1(!torch.vtensor<[8,64],f32>) -> !scaled.tensor<8x64xf32, #own> attributes {scaled.config = {layer = "up", role = "input", row = #own}, scaled.kernel = "quantize", scaled.operands = ["source"], scaled.results = ["storage"]}
 
 // CUDA: @quantize_1
 // CUDA-NOT: scaled.destinations
@@ -28,18 +26,18 @@ func.func private @quantize_1(!torch.vtensor<[8,64],f32>) -> !scaled.tensor<tens
 // CUDA: @swizzle_0
 // CUDA-NOT: scaled.destinations
 // CUDA-SAME: scaled.device = "cuda", scaled.kernel = "swizzle"
-func.func private @swizzle_0(!torch.vtensor<[8,2],ui8>) -> !torch.vtensor<[128,4],ui8> attributes {scaled.config = {scheme = #mx, shape = array<i64: 8, 64>, usage = "rowwise"}, scaled.kernel = "swizzle", scaled.operands = ["row.scales"], scaled.results = ["row.scales"]}
+func.func private @swizzle_0(!torch.vtensor<[8,2],ui8>) -> !torch.vtensor<[128,4],ui8> attributes {scaled.config = {scheme = #mxfp8_1x32, shape = array<i64: 8, 64>, usage = "rowwise"}, scaled.kernel = "swizzle", scaled.operands = ["row.scales"], scaled.results = ["row.scales"]}
 
 // CUDA: @gemm_0
 // CUDA-SAME: path = "native"
 // CUDA-NOT: scaled.destinations
 // CUDA-SAME: scaled.device = "cuda", scaled.kernel = "gemm"
-func.func private @gemm_0(!torch.vtensor<[8,64],ui8>, !torch.vtensor<[128,4],ui8>, !torch.vtensor<[16,64],ui8>, !torch.vtensor<[128,4],ui8>) -> !torch.vtensor<[8,16],f32> attributes {scaled.config = {epilogue = "none", kind = "fprop", lhs = #mx_gemm, lhs_shape = array<i64: 8, 64>, path = "native", rhs = #mx_gemm, rhs_shape = array<i64: 16, 64>}, scaled.kernel = "gemm", scaled.operands = ["lhs.codes", "lhs.scales", "rhs.codes", "rhs.scales"], scaled.results = ["result"]}
+func.func private @gemm_0(!torch.vtensor<[8,64],ui8>, !torch.vtensor<[128,4],ui8>, !torch.vtensor<[16,64],ui8>, !torch.vtensor<[128,4],ui8>) -> !torch.vtensor<[8,16],f32> attributes {scaled.config = {epilogue = "none", kind = "fprop", lhs = #mxfp8_1x32_gemm, lhs_shape = array<i64: 8, 64>, path = "native", rhs = #mxfp8_1x32_gemm, rhs_shape = array<i64: 16, 64>}, scaled.kernel = "gemm", scaled.operands = ["lhs.codes", "lhs.scales", "rhs.codes", "rhs.scales"], scaled.results = ["result"]}
 
 // CUDA: @gemm_1
 // CUDA-NOT: scaled.destinations
 // CUDA-SAME: scaled.device = "cuda", scaled.kernel = "gemm"
-func.func private @gemm_1(!torch.vtensor<[24,32],ui8>, !torch.vtensor<[24,1],ui8>, !torch.vtensor<[24,32],ui8>, !torch.vtensor<[24,1],ui8>) -> !torch.vtensor<[3,8,8],f32> attributes {scaled.config = {batch_dims = 1 : i64, epilogue = "none", kind = "fprop", lhs = #mx, lhs_shape = array<i64: 3, 8, 32>, path = "emulated", rhs = #mx, rhs_shape = array<i64: 3, 8, 32>}, scaled.kernel = "gemm", scaled.operands = ["lhs.codes", "lhs.scales", "rhs.codes", "rhs.scales"], scaled.results = ["result"]}
+func.func private @gemm_1(!torch.vtensor<[24,32],ui8>, !torch.vtensor<[24,1],ui8>, !torch.vtensor<[24,32],ui8>, !torch.vtensor<[24,1],ui8>) -> !torch.vtensor<[3,8,8],f32> attributes {scaled.config = {batch_dims = 1 : i64, epilogue = "none", kind = "fprop", lhs = #mxfp8_1x32, lhs_shape = array<i64: 3, 8, 32>, path = "emulated", rhs = #mxfp8_1x32, rhs_shape = array<i64: 3, 8, 32>}, scaled.kernel = "gemm", scaled.operands = ["lhs.codes", "lhs.scales", "rhs.codes", "rhs.scales"], scaled.results = ["result"]}
 
 // CUDA: @epilogue_0
 // CUDA-SAME: scaled.destinations, scaled.device = "cuda", scaled.kernel = "epilogue"
@@ -57,9 +55,9 @@ func.func private @epilogue_0(!torch.vtensor<[8,16],f32>, !torch.vtensor<[16],f3
 // CHECK: %[[K:.*]] = torch.aten.transpose.int %arg3
 // CHECK: torch.aten.matmul %arg3, %[[K]]
 func.func @high_precision(%x: !torch.vtensor<[2,4,64],f32>, %w: !torch.vtensor<[5,64],f32>, %dy: !torch.vtensor<[2,4,5],f32>, %q: !torch.vtensor<[3,6,8],f32>) -> (!torch.vtensor<[2,4,5],f32>, !torch.vtensor<[2,4,64],f32>, !torch.vtensor<[5,64],f32>, !torch.vtensor<[3,6,6],f32>) {
-  %0 = "scaled.matmul"(%x, %w) {batch_dims = 0 : i64, kind = "fprop", layer = "up", operandSegmentSizes = array<i32: 1, 1, 0>} : (!torch.vtensor<[2,4,64],f32>, !torch.vtensor<[5,64],f32>) -> !torch.vtensor<[2,4,5],f32>
-  %1 = "scaled.matmul"(%dy, %w) {batch_dims = 0 : i64, kind = "dgrad", layer = "up", operandSegmentSizes = array<i32: 1, 1, 0>} : (!torch.vtensor<[2,4,5],f32>, !torch.vtensor<[5,64],f32>) -> !torch.vtensor<[2,4,64],f32>
-  %2 = "scaled.matmul"(%dy, %x) {batch_dims = 0 : i64, kind = "wgrad", layer = "up", operandSegmentSizes = array<i32: 1, 1, 0>} : (!torch.vtensor<[2,4,5],f32>, !torch.vtensor<[2,4,64],f32>) -> !torch.vtensor<[5,64],f32>
-  %3 = "scaled.matmul"(%q, %q) {batch_dims = 1 : i64, kind = "fprop", layer = "up", operandSegmentSizes = array<i32: 1, 1, 0>} : (!torch.vtensor<[3,6,8],f32>, !torch.vtensor<[3,6,8],f32>) -> !torch.vtensor<[3,6,6],f32>
+  %0 = scaled.matmul fprop %x, %w at "up" : !torch.vtensor<[2,4,64],f32>, !torch.vtensor<[5,64],f32> -> !torch.vtensor<[2,4,5],f32>
+  %1 = scaled.matmul dgrad %dy, %w at "up" : !torch.vtensor<[2,4,5],f32>, !torch.vtensor<[5,64],f32> -> !torch.vtensor<[2,4,64],f32>
+  %2 = scaled.matmul wgrad %dy, %x at "up" : !torch.vtensor<[2,4,5],f32>, !torch.vtensor<[2,4,64],f32> -> !torch.vtensor<[5,64],f32>
+  %3 = scaled.matmul fprop %q, %q batch_dims(1) at "up" : !torch.vtensor<[3,6,8],f32>, !torch.vtensor<[3,6,8],f32> -> !torch.vtensor<[3,6,6],f32>
   return %0, %1, %2, %3 : !torch.vtensor<[2,4,5],f32>, !torch.vtensor<[2,4,64],f32>, !torch.vtensor<[5,64],f32>, !torch.vtensor<[3,6,6],f32>
 }

@@ -4,6 +4,6 @@
 // CHECK: model.py:12:8: error: 'scaled.matmul' op kind must be one of fprop, dgrad, wgrad, got forward [matmul_c1] (layer 'layers.0.q_proj')
 
 func.func @f(%x: tensor<8x64xf32>, %w: tensor<48x64xf32>) -> tensor<8x48xf32> {
-  %y = "scaled.matmul"(%x, %w) {batch_dims = 0 : i64, kind = "forward", layer = "layers.0.q_proj", operandSegmentSizes = array<i32: 1, 1, 0>} : (tensor<8x64xf32>, tensor<48x64xf32>) -> tensor<8x48xf32> loc("layers.0.q_proj"(callsite("model.py":12:8 at "train.py":3:1)))
+  %y = scaled.matmul forward %x, %w at "layers.0.q_proj" : tensor<8x64xf32>, tensor<48x64xf32> -> tensor<8x48xf32> loc("layers.0.q_proj"(callsite("model.py":12:8 at "train.py":3:1)))
   return %y : tensor<8x48xf32>
 }

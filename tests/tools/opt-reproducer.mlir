@@ -12,6 +12,6 @@
 // AGAIN: error: 'scaled.matmul' op stays in high precision, which only a program of torch's tensors can run
 
 func.func @f(%dy: tensor<8x48xf32>, %w: tensor<48x64xf32>) -> tensor<8x64xf32> {
-  %y = "scaled.matmul"(%dy, %w) {batch_dims = 0 : i64, kind = "dgrad", layer = "mlp.up", operandSegmentSizes = array<i32: 1, 1, 0>} : (tensor<8x48xf32>, tensor<48x64xf32>) -> tensor<8x64xf32>
+  %y = scaled.matmul dgrad %dy, %w at "mlp.up" : tensor<8x48xf32>, tensor<48x64xf32> -> tensor<8x64xf32>
   return %y : tensor<8x64xf32>
 }

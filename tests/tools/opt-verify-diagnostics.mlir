@@ -11,11 +11,11 @@ func.func @fine() { return }
 
 // CHECK: error: unexpected error: 'scaled.advance_rng' op rng must be a tensor of two 64-bit integers, got i64
 // PLAIN: opt-verify-diagnostics.mlir:18:8: error: 'scaled.advance_rng' op rng must be a tensor
-// PLAIN-NEXT: %0 = "scaled.advance_rng"
+// PLAIN-NEXT: %0 = scaled.advance_rng
 // PLAIN-NEXT: ^
 func.func @unexpected(%rng: i64) {
 
-  %0 = "scaled.advance_rng"(%rng) : (i64) -> i64
+  %0 = scaled.advance_rng %rng : i64 -> i64
   return
 }
 
@@ -25,7 +25,7 @@ func.func @wrong_line(%rng: i64) {
   // CHECK: unexpected error
   // CHECK: was not produced
   // expected-error @+2 {{rng must be a tensor}}
-  %0 = "scaled.advance_rng"(%rng) : (i64) -> i64
+  %0 = scaled.advance_rng %rng : i64 -> i64
   return
 }
 
@@ -34,6 +34,6 @@ func.func @wrong_line(%rng: i64) {
 // CHECK-NOT: {{[0-9]+:[0-9]+}}: error
 func.func @right(%rng: i64) {
   // expected-error @below {{rng must be a tensor}}
-  %0 = "scaled.advance_rng"(%rng) : (i64) -> i64
+  %0 = scaled.advance_rng %rng : i64 -> i64
   return
 }

@@ -110,7 +110,7 @@ def _indent(line: str) -> str:
 
 
 def _symbol(op: ir.Operation) -> str:
-    name = op.attributes["sym_name"] if "sym_name" in op.attributes else None
+    name = op.attributes.get("sym_name")
     return name.value if isinstance(name, ir.StringAttr) else ""
 
 

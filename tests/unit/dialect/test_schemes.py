@@ -7,9 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch_mlir import ir
 
-from steelyard.dialect import make_context
+from steelyard.dialect import make_context, parse_module, print_module
 from steelyard.dialect.attributes import SchemeAttr
-from steelyard.dialect.printing import print_module
 from steelyard.errors import ConstraintError
 from steelyard.formats.schemes import BLOCKS, Scheme
 
@@ -56,7 +55,7 @@ def test_attribute_and_scheme_are_inverses(scheme):
 
 
 @given(st.lists(schemes(), min_size=1, max_size=4), st.text(max_size=20))
-def test_text_with_aliases_and_bytecode_keep_the_module(chosen, note):
+def test_text_with_names_and_bytecode_keep_the_module(chosen, note):
     with CONTEXT, ir.Location.unknown():
         module = ir.Module.create()
         with ir.InsertionPoint(module.body):
@@ -64,7 +63,7 @@ def test_text_with_aliases_and_bytecode_keep_the_module(chosen, note):
                 attribute = SchemeAttr.from_scheme(scheme)
                 decoy = ir.StringAttr.get(f"{note} {attribute} \\ {attribute}")
                 ir.Operation.create("test.op", attributes={"scheme": attribute, "decoy": decoy})
-        again = ir.Module.parse(print_module(module.operation))
+        again = parse_module(print_module(module.operation), CONTEXT)
         assert str(again) == str(module)
         buffer = io.BytesIO()
         module.operation.write_bytecode(buffer)

@@ -8,7 +8,7 @@ from torch.nn.functional import ScalingType, SwizzleType, scaled_mm
 from torch_mlir import ir
 
 import steelyard
-from steelyard.dialect import make_context
+from steelyard.dialect import make_context, parse_module
 from steelyard.dialect.matmul import GemmOp
 from steelyard.dialect.types import tensor_info
 from steelyard.driver.explanation import Explanation, rows_of
@@ -49,7 +49,7 @@ def trained(recipe: str, sizes: tuple[int, int, int]) -> tuple[str, str]:
 
 
 def after(text: str, pipeline: str) -> ir.Module:
-    module = ir.Module.parse(text, make_context())
+    module = parse_module(text, make_context())
     build_pass_manager(parse_pipeline(pipeline), module.context).run(module.operation)
     return module
 
@@ -156,7 +156,7 @@ def test_steps_convert_no_weights(recipe):
 def test_rows_say_what_the_ir_says(recipe, sizes):
     fused, partitioned = trained(recipe, sizes)
     for target in CUDA:
-        rows = rows_of(ir.Module.parse(fused, make_context()), target)
+        rows = rows_of(parse_module(fused, make_context()), target)
         module = after(partitioned, f"scaled-legalize{{target={target}}}")
         gemms = [op for op in walk_ops(module.operation) if isinstance(op.opview, GemmOp)]
         found = {(op.opview.layer.value, op.opview.kind.value): op for op in gemms}
@@ -183,14 +183,14 @@ def _unpadded(op: ir.Operation) -> ir.Value:
 
 def test_explanation_of_padded_and_emulated_gemms():
     fused, _ = trained("mxfp8", ODD)
-    blackwell = Explanation(rows_of(ir.Module.parse(fused, make_context()), "cuda:sm_100a"))
+    blackwell = Explanation(rows_of(parse_module(fused, make_context()), "cuda:sm_100a"))
     rows = {(row.layer, row.kind): row for row in blackwell.rows}
     assert rows["up", "fprop"].padding == "N 40 to 48, K 72 to 96"
     assert rows["up", "fprop"].epilogue == "bias (own kernel)"
     assert rows["down", "fprop"].epilogue == "bias, residual (own kernel)"
     assert rows["up", "wgrad"].padding == "N 72 to 80, K 50 to 64"
     assert str(blackwell).endswith("\n9 GEMMs quantized, 0 left in high precision")
-    ada = Explanation(rows_of(ir.Module.parse(fused, make_context()), "cuda:sm_89"))
+    ada = Explanation(rows_of(parse_module(fused, make_context()), "cuda:sm_89"))
     assert {row.reason for row in ada.rows} == {"tensor cores read MX scales from sm_100 on"}
     assert {row.padding for row in ada.rows} == {""}
     assert str(ada).endswith("\n9 GEMMs quantized, 9 of them emulated, 0 left in high precision")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from steelyard.dialect import make_context, parse_module, print_module
 from steelyard.tools.opt import main
 
 TESTS = Path(__file__).parents[2]
@@ -27,6 +28,7 @@ SNIPPETS = (
     *("0", "-1", "1", "99999999999999999999", "9223372036854775808", "1.0e400", "0x7FF", "?", "*", "tensor<", "none"),
     *("unit", "!scaled.tensor<", "#scaled.scheme<", "!torch.vtensor<[", '"', "{{", "}}", "->", "loc(unknown)"),
     *("\\", "é"),
+    *("scaled.gemm", "scaled.", "fprop", "bias(", "at", "at \"up\"", "epilogue(none)", "#mxfp8_1x32", "8x64xf32, ", ":"),
     *("f8E4M3FN", "f4E2M1FN", "f32", "i1", "index", "array<i32: 1, 2, 3>", "array<i64>", "dense<0> : ", "@", "^bb0"),
     *("\x00", "\x7f", "// -----\n", "module {", "func.func @f() {", "return", "<" * 300, "(" * 300),
 )
@@ -49,7 +51,7 @@ class Outcome:
 
 
 def corpus() -> tuple[list[bytes], list[bytes]]:
-    """The functions of the lit tests that are right, and the parts of those that are wrong on purpose."""
+    """The functions of the lit tests that are right, in both forms, and the parts of those that are wrong on purpose."""
     paths = sorted(path for folder in ("dialect", "passes", "tools") for path in (TESTS / folder).glob("*.mlir"))
     right, wrong = [], []
     for path in paths:
@@ -58,13 +60,19 @@ def corpus() -> tuple[list[bytes], list[bytes]]:
                 wrong.append(part)
             else:
                 right += _functions(part)
-    return right, wrong
+    return right + [_generic(text) for text in right], wrong
 
 
 def _functions(text: bytes) -> list[bytes]:
     """Each function of a text alone, with the aliases it may use: a mutation then breaks one and not all."""
     aliases = b"".join(line + b"\n" for line in text.splitlines() if line.startswith(b"#"))
     return [aliases + match.group() for match in re.finditer(rb"^func\.func .*?^}\n", text, re.DOTALL | re.MULTILINE)]
+
+
+def _generic(text: bytes) -> bytes:
+    """The same functions in MLIR's generic form."""
+    module = parse_module(text.decode(), make_context())
+    return print_module(module.operation, generic=True).encode()
 
 
 def mutants(seed: int, count: int) -> Iterator[tuple[bytes, str]]:
