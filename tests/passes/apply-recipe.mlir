@@ -10,7 +10,7 @@
 // FORM: error: {{.*}}an override must be pattern=recipe, got 'lm_head'
 // RECIPE: error: option 'recipe' of scaled-apply-recipe: {{.*}}got 'mxfp9'; did you mean 'mxfp8'?
 // CHOICE: error: {{.*}}unmatched must be fail or allow, got 'maybe'
-// ALLOWED: layer = "layers.0.q", lhs_scheme = #mxfp8_1x32
+// ALLOWED: at "layers.0.q" {lhs_scheme = #mxfp8_1x32
 
 // CHECK-LABEL: func.func @model
 // ALL-LABEL: func.func @model
