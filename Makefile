@@ -6,7 +6,7 @@ STAMP := $(VENV)/.steelyard
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 JOBS ?= 2
 
-NATIVE := $(shell find runtime -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
+NATIVE := $(shell find runtime -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt -o -name '*.cmake')
 
 .PHONY: help demo test test-slow lint format docs bench bench-quick clean FORCE
 

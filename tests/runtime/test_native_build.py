@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,11 @@ WARNINGS = ("-Wall", "-Wextra", "-Werror")
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512_VNNI = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
 BROKEN = "inline int shared(int x) { return x + 1; }\nint (*use())(int) { return shared; }\n"
+
+
+def tool(name: str) -> Path:
+    """What the build installed beside the interpreter."""
+    return Path(sys.executable).parent / name
 
 
 def compiler(name: str) -> str:
@@ -28,8 +34,7 @@ def run(*command) -> subprocess.CompletedProcess:
 
 def check_symbols(isa: str, *objects: Path) -> subprocess.CompletedProcess:
     arguments = ("-D", "NM=nm", "-D", f"ISA={isa}", "-D", f"OBJECTS={';'.join(map(str, objects))}")
-    cmake = shutil.which("cmake") or str(Path(shutil.which("python") or "").parent / "cmake")
-    return run(cmake, *arguments, "-P", RUNTIME / "cmake/check_symbols.cmake")
+    return run(tool("cmake"), *arguments, "-P", RUNTIME / "cmake/check_symbols.cmake")
 
 
 def compile_text(text: str, target: Path) -> Path:
@@ -61,8 +66,8 @@ def test_kernels_in_their_namespace_pass_the_check_of_symbols(text, tmp_path):
         (f"namespace steelyard::avx512 {{ {BROKEN} }}", "_ZN9steelyard6avx5126sharedEi"),
         ("namespace steelyard { struct S { int x; int f() const { return x; } };\n"
          "namespace avx2 { int g(const S &s) { return s.f(); } } }", "_ZNK9steelyard1S1fEv"),
-        ("#include <algorithm>\n"
-         "namespace steelyard::avx2 { int f(int a, int b) { return std::max(a, b); } }", "St3max"),
+        ("#include <algorithm>\nnamespace steelyard::avx2 { int f(int a, int b) { return std::max(a, b); } }",
+         "St3max"),
     ],
 )  # fmt: skip
 def test_a_symbol_that_others_may_share_fails_the_check(text, name, tmp_path):
@@ -91,15 +96,17 @@ def test_operations_of_vectors_equal_the_portable_ones(name, tmp_path):
 @pytest.mark.slow
 def test_clang_builds_what_gpp_builds(tmp_path):
     """Without a warning, and with the same bytes on every instruction set as its own baseline."""
-    import sys
-
-    build = run(
-        "cmake", "-S", RUNTIME, "-B", tmp_path, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DSTEELYARD_COMPARE=ON",
-        f"-DCMAKE_CXX_COMPILER={compiler('clang++')}", "-DCMAKE_CXX_FLAGS=-Werror",
-        f"-DPython_EXECUTABLE={sys.executable}",
-    )  # fmt: skip
-    assert build.returncode == 0, build.stderr
-    made = run("cmake", "--build", tmp_path)
+    options = {
+        "CMAKE_BUILD_TYPE": "Release",
+        "CMAKE_CXX_COMPILER": compiler("clang++"),
+        "CMAKE_CXX_FLAGS": "-Werror",
+        "CMAKE_MAKE_PROGRAM": tool("ninja"),
+        "Python_EXECUTABLE": sys.executable,
+        "STEELYARD_COMPARE": "ON",
+    }
+    made = run(tool("cmake"), "-S", RUNTIME, "-B", tmp_path, "-G", "Ninja", *(f"-D{k}={v}" for k, v in options.items()))
+    assert made.returncode == 0, made.stderr
+    made = run(tool("cmake"), "--build", tmp_path)
     assert made.returncode == 0, made.stdout[-4000:]
     compared = run(tmp_path / "instruction_sets")
     assert compared.returncode == 0, compared.stdout
