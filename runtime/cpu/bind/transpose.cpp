@@ -29,7 +29,7 @@ void bind_transpose(nb::module_ &m) {
                        table.transpose(call, begin, end);
                      });
       },
-      "Transpose codes: bytes, or nibbles two a byte.");
+      "Transpose codes: bytes, or nibbles two per byte.");
 }
 
 } // namespace steelyard

@@ -14,7 +14,7 @@ struct DequantizeCall {
   bool transposed; // the stored array is the transpose of the output
   bool rht, row_scaled;
   const uint8_t *codes;
-  int64_t codes_stride; // bytes a stored row
+  int64_t codes_stride; // bytes per stored row
   const uint8_t *scales;
   int64_t scales_stride, scale_rows, scale_columns;
   const float *amax;

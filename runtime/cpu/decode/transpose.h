@@ -1,4 +1,4 @@
-// The transpose of an array of codes: bytes, or nibbles two a byte along each
+// The transpose of an array of codes: bytes, or nibbles two per byte along each
 // row, the first in the low nibble.
 #pragma once
 

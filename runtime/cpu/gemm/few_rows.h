@@ -109,21 +109,22 @@ private:
 
   void add_strip(Part part, Group group, int64_t q, int64_t k,
                  ColumnSums *sums) const {
-    const int64_t whole = k / kRun * kRun, stride = strip_length(call_);
+    const int64_t whole = k / kChunk * kChunk, stride = strip_length(call_);
     const uint8_t *codes =
         x_.codes + group.first * x_.codes_stride + call_.at.k + q;
     const int64_t step = group.step * x_.codes_stride;
     const float *rows = few_row(call_, part.row, q);
     sum(part, group, call_.at.k + q,
-        {codes, step, group.count, whole / kRun, ahead_of(q, k), rows, stride},
+        {codes, step, group.count, whole / kChunk, ahead_of(q, k), rows,
+         stride},
         sums);
     if (whole == k)
       return;
-    alignas(32) uint8_t rest[kMostGroup][kRun] = {};
+    alignas(32) uint8_t rest[kMostGroup][kChunk] = {};
     for (int64_t c = 0; c < group.count; ++c)
       std::memcpy(rest[c], codes + c * step + whole, k - whole);
     sum(part, group, call_.at.k + q + whole,
-        {rest[0], kRun, group.count, 1, 0, rows + whole, stride}, sums);
+        {rest[0], kChunk, group.count, 1, 0, rows + whole, stride}, sums);
   }
 
   // From codes of a strip to those that are read next: of the same columns, or
@@ -134,42 +135,42 @@ private:
     return q + k == length_ ? group_columns() * x_.codes_stride - q : k;
   }
 
-  void sum(Part part, Group group, int64_t k, const StripRuns &runs,
+  void sum(Part part, Group group, int64_t k, const StripCodes &strip,
            ColumnSums *sums) const {
     const int64_t column = group.first, step = group.step;
     switch (x_.scale_type) {
     case ScaleType::f32:
       if (call_.at.rows > kFewestRows)
-        return sum_rows(part, runs,
+        return sum_rows(part, strip,
                         FloatScales<Scaling::values>{x_, column, k, step},
                         sums);
-      return sum_few(part, runs,
+      return sum_few(part, strip,
                      FloatScales<Scaling::sums>{x_, column, k, step}, sums);
     case ScaleType::e8m0:
       if (call_.at.rows > kFewestRows)
         return sum_rows(
-            part, runs,
+            part, strip,
             ByteScales<Scaling::values>{x_, table_, column, k, step}, sums);
-      return sum_few(part, runs,
+      return sum_few(part, strip,
                      ByteScales<Scaling::sums>{x_, table_, column, k, step},
                      sums);
     default:
-      return sum_few(part, runs, NoScales{}, sums);
+      return sum_few(part, strip, NoScales{}, sums);
     }
   }
 
   template <class Scales>
-  void sum_few(Part part, const StripRuns &runs, const Scales &scales,
+  void sum_few(Part part, const StripCodes &strip, const Scales &scales,
                ColumnSums *sums) const {
     if (call_.at.rows == 1)
-      sum_streams<E>(runs, scales, sums);
+      sum_streams<E>(strip, scales, sums);
     else
-      sum_rows(part, runs, scales, sums);
+      sum_rows(part, strip, scales, sums);
   }
 
   // At least two: a single row takes streams.
   template <int Rows = 2, class Scales>
-  static void sum_rows(Part part, const StripRuns &runs, const Scales &scales,
+  static void sum_rows(Part part, const StripCodes &strip, const Scales &scales,
                        ColumnSums *sums) {
     constexpr bool is_used =
         Scales::kScaling == Scaling::none ||
@@ -177,9 +178,9 @@ private:
                                            : Rows >= kFewestRows);
     if constexpr (Rows < kRowsAtOnce)
       if (part.rows > Rows)
-        return sum_rows<Rows + 1>(part, runs, scales, sums);
+        return sum_rows<Rows + 1>(part, strip, scales, sums);
     if constexpr (is_used)
-      sum_strip<E, Rows>(runs, scales, part.row, sums);
+      sum_strip<E, Rows>(strip, scales, part.row, sums);
   }
 
   // At most four columns from `j` in the tile, `step` apart.
@@ -214,12 +215,12 @@ private:
   // Columns side by side share their largest code.
   bool holds_special(int64_t column) const {
     Bytes32 largest = Bytes32{};
-    alignas(32) uint8_t run[kRun];
+    alignas(32) uint8_t chunk[kChunk];
     const uint8_t *codes = x_.codes + column * x_.codes_stride + call_.at.k;
-    for (int64_t q = 0; q < length_; q += kRun) {
-      std::memset(run, 0, kRun);
-      std::memcpy(run, codes + q, smaller(kRun, length_ - q));
-      const Bytes32 bytes = load<Bytes32>(run);
+    for (int64_t q = 0; q < length_; q += kChunk) {
+      std::memset(chunk, 0, kChunk);
+      std::memcpy(chunk, codes + q, smaller(kChunk, length_ - q));
+      const Bytes32 bytes = load<Bytes32>(chunk);
       largest = maximum(largest, bytes + bytes);
     }
     return is_special(largest);

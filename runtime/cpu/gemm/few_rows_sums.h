@@ -13,13 +13,13 @@
 namespace steelyard::STEELYARD_ISA {
 
 // Codes that are decoded together, and a scale stands for a multiple of them.
-static constexpr int64_t kRun = 32;
-// Runs of a turn of the loop: two cache lines, and whole blocks of any scale.
-static constexpr int kRunsAtOnce = 4;
+static constexpr int64_t kChunk = 32;
+// Chunks per turn of the loop: two cache lines, and whole blocks of any scale.
+static constexpr int kChunksAtOnce = 4;
 
-// The order in which the codes of a run come out: by their place in four bytes,
-// the odd ones first.
-static inline void arrange_run(float *row) {
+// The order in which the codes of a chunk come out: by their place in four
+// bytes, the odd ones first.
+static inline void arrange_chunk(float *row) {
   Words8 pairs[4], fours[4];
   for (int j = 0; j < 2; ++j) {
     const Words8 low = load<Words8>(row + 8 * j),
@@ -39,13 +39,13 @@ static inline void arrange_run(float *row) {
   store(row + 24, zip_low(even[0], even[1]));
 }
 
-// Where `arrange_run` puts value `q` of a row.
+// Where `arrange_chunk` puts value `q` of a row.
 static inline int64_t arranged(int64_t q) {
   constexpr int places[4] = {3, 1, 2, 0};
-  return q / kRun * kRun + 8 * places[q % 4] + q % kRun / 4;
+  return q / kChunk * kChunk + 8 * places[q % 4] + q % kChunk / 4;
 }
 
-template <Element E> struct RunDecoder {
+template <Element E> struct ChunkDecoder {
   static constexpr int kShift = E == Element::e4m3 ? 4 : 3;
   static constexpr uint16_t kMask = E == Element::e4m3 ? 0x87f0 : 0x8fe0;
 
@@ -69,10 +69,10 @@ template <Element E> struct RunDecoder {
 };
 
 // A strip of k of some columns, and of the rows.
-struct StripRuns {
+struct StripCodes {
   const uint8_t *codes; // of the first column
   int64_t codes_stride, columns;
-  int64_t count;     // whole runs of a column
+  int64_t count;     // whole chunks of a column
   int64_t ahead;     // bytes to the codes that are wanted later
   const float *rows; // arranged
   int64_t row_stride;
@@ -91,17 +91,17 @@ enum class Scaling { none, sums, values };
 
 struct NoScales {
   static constexpr Scaling kScaling = Scaling::none;
-  static constexpr int kBlockRuns = 1;
+  static constexpr int kBlockChunks = 1;
 
   inline void start(int64_t) {}
   inline Floats8 at(int64_t) const { return Floats8{}; }
   inline bool infinite() const { return false; }
 };
 
-// E8M0, one a run.
+// E8M0, one per chunk.
 template <Scaling S> struct ByteScales {
   static constexpr Scaling kScaling = S;
-  static constexpr int kBlockRuns = 1;
+  static constexpr int kBlockChunks = 1;
 
   const GemmOperand &x;
   const float *table; // as panels hold them
@@ -123,7 +123,7 @@ template <Scaling S> struct ByteScales {
 // Float32, one for 128 codes.
 template <Scaling S> struct FloatScales {
   static constexpr Scaling kScaling = S;
-  static constexpr int kBlockRuns = 4;
+  static constexpr int kBlockChunks = 4;
 
   const GemmOperand &x;
   int64_t column, k; // of the strip
@@ -148,10 +148,10 @@ template <Scaling S> struct FloatScales {
   inline bool infinite() const { return largest == kInfinity; }
 };
 
-template <int Rows, int Chains> struct RunSums {
+template <int Rows, int Chains> struct ChunkSums {
   Floats8 chains[Rows][Chains];
 
-  [[gnu::always_inline]] inline RunSums() {
+  [[gnu::always_inline]] inline ChunkSums() {
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
@@ -169,7 +169,7 @@ template <int Rows, int Chains> struct RunSums {
           values, load<Floats8>(rows + r * stride), chains[r][Chain % Chains]);
   }
 
-  [[gnu::always_inline]] inline void add_scaled(const RunSums &sums,
+  [[gnu::always_inline]] inline void add_scaled(const ChunkSums &sums,
                                                 Floats8 scale) {
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r)
@@ -192,12 +192,12 @@ template <int Rows, int Chains> struct RunSums {
 
 template <Element E, Scaling S, int Rows, int Chains>
 [[gnu::always_inline]] static inline void
-add_run(const uint8_t *codes, const float *rows, int64_t row_stride,
-        Floats8 scale, Bytes32 &largest, RunSums<Rows, Chains> &sums) {
+add_chunk(const uint8_t *codes, const float *rows, int64_t row_stride,
+          Floats8 scale, Bytes32 &largest, ChunkSums<Rows, Chains> &sums) {
   const Bytes32 bytes = load<Bytes32>(codes);
   largest = maximum(largest, bytes + bytes);
   Floats8 values[4];
-  RunDecoder<E>::decode(bytes, values);
+  ChunkDecoder<E>::decode(bytes, values);
   if constexpr (S == Scaling::values)
     for (Floats8 &value : values)
       value *= scale;
@@ -207,24 +207,26 @@ add_run(const uint8_t *codes, const float *rows, int64_t row_stride,
   sums.template add<3>(values[3], rows + 24, row_stride);
 }
 
-// `Count` runs from `first` of a column, whole blocks of them.
+// `Count` chunks from `first` of a column, whole blocks of them.
 template <Element E, int Count, class Scales, class Sums>
 [[gnu::always_inline]] static inline void
-add_runs(const StripRuns &runs, const uint8_t *codes, int64_t first,
-         Scales &scales, Bytes32 &largest, Sums &sums) {
-  constexpr int block = Count < Scales::kBlockRuns ? Count : Scales::kBlockRuns;
+add_chunks(const StripCodes &strip, const uint8_t *codes, int64_t first,
+           Scales &scales, Bytes32 &largest, Sums &sums) {
+  constexpr int block =
+      Count < Scales::kBlockChunks ? Count : Scales::kBlockChunks;
 #pragma GCC unroll 2
   for (int line = 0; line < Count; line += 2)
-    __builtin_prefetch(codes + (first + line) * kRun + runs.ahead);
+    __builtin_prefetch(codes + (first + line) * kChunk + strip.ahead);
 #pragma GCC unroll 4
-  for (int run = 0; run < Count; run += block) {
-    const Floats8 scale = scales.at((first + run) / Scales::kBlockRuns);
+  for (int chunk = 0; chunk < Count; chunk += block) {
+    const Floats8 scale = scales.at((first + chunk) / Scales::kBlockChunks);
     Sums products;
     Sums &target = Scales::kScaling == Scaling::sums ? products : sums;
 #pragma GCC unroll 4
-    for (int64_t r = first + run; r < first + run + block; ++r)
-      add_run<E, Scales::kScaling>(codes + r * kRun, runs.rows + r * kRun,
-                                   runs.row_stride, scale, largest, target);
+    for (int64_t r = first + chunk; r < first + chunk + block; ++r)
+      add_chunk<E, Scales::kScaling>(codes + r * kChunk,
+                                     strip.rows + r * kChunk, strip.row_stride,
+                                     scale, largest, target);
     if constexpr (Scales::kScaling == Scaling::sums)
       sums.add_scaled(products, scale);
   }
@@ -232,23 +234,23 @@ add_runs(const StripRuns &runs, const uint8_t *codes, int64_t first,
 
 // One chain of sums would wait for itself, unless each block starts another.
 template <class Scales> constexpr int chains_of(int rows) {
-  constexpr bool by_run =
-      Scales::kScaling == Scaling::sums && Scales::kBlockRuns == 1;
-  return rows > 4 || by_run ? 1 : 2;
+  constexpr bool by_chunk =
+      Scales::kScaling == Scaling::sums && Scales::kBlockChunks == 1;
+  return rows > 4 || by_chunk ? 1 : 2;
 }
 
 // One column: total[r] += the products of row r.
 template <Element E, int Rows, class Scales>
 [[gnu::always_inline]] static inline void
-sum_column(const StripRuns &runs, const uint8_t *codes, Scales &scales,
+sum_column(const StripCodes &strip, const uint8_t *codes, Scales &scales,
            Floats8 *total, Bytes32 &largest) {
-  RunSums<Rows, chains_of<Scales>(Rows)> sums;
+  ChunkSums<Rows, chains_of<Scales>(Rows)> sums;
   Bytes32 most = largest;
-  int64_t run = 0;
-  for (; run + kRunsAtOnce <= runs.count; run += kRunsAtOnce)
-    add_runs<E, kRunsAtOnce>(runs, codes, run, scales, most, sums);
-  for (; run < runs.count; ++run)
-    add_runs<E, 1>(runs, codes, run, scales, most, sums);
+  int64_t chunk = 0;
+  for (; chunk + kChunksAtOnce <= strip.count; chunk += kChunksAtOnce)
+    add_chunks<E, kChunksAtOnce>(strip, codes, chunk, scales, most, sums);
+  for (; chunk < strip.count; ++chunk)
+    add_chunks<E, 1>(strip, codes, chunk, scales, most, sums);
   largest = most;
   sums.add_to(total);
 }
@@ -257,29 +259,30 @@ sum_column(const StripRuns &runs, const uint8_t *codes, Scales &scales,
 // last, so that a sum is the same in any company. The largest code is that of
 // all of them.
 template <Element E, class Scales>
-[[gnu::noinline]] static void
-sum_streams(const StripRuns &given, const Scales &scales, ColumnSums *columns) {
-  constexpr int together = Scales::kBlockRuns > 2 ? Scales::kBlockRuns : 2;
-  const StripRuns runs = given;
-  RunSums<1, chains_of<Scales>(1)> sums[kStreams];
+[[gnu::noinline]] static void sum_streams(const StripCodes &given,
+                                          const Scales &scales,
+                                          ColumnSums *columns) {
+  constexpr int together = Scales::kBlockChunks > 2 ? Scales::kBlockChunks : 2;
+  const StripCodes strip = given;
+  ChunkSums<1, chains_of<Scales>(1)> sums[kStreams];
   Scales of[kStreams] = {scales, scales, scales, scales};
   const uint8_t *codes[kStreams];
   for (int64_t c = 0; c < kStreams; ++c) {
-    const int64_t column = smaller(c, runs.columns - 1);
+    const int64_t column = smaller(c, strip.columns - 1);
     of[c].start(column);
-    codes[c] = runs.codes + column * runs.codes_stride;
+    codes[c] = strip.codes + column * strip.codes_stride;
   }
   Bytes32 largest = Bytes32{};
-  int64_t run = 0;
-  for (; run + together <= runs.count; run += together)
+  int64_t chunk = 0;
+  for (; chunk + together <= strip.count; chunk += together)
 #pragma GCC unroll 4
     for (int64_t c = 0; c < kStreams; ++c)
-      add_runs<E, together>(runs, codes[c], run, of[c], largest, sums[c]);
-  for (; run < runs.count; ++run)
+      add_chunks<E, together>(strip, codes[c], chunk, of[c], largest, sums[c]);
+  for (; chunk < strip.count; ++chunk)
 #pragma GCC unroll 4
     for (int64_t c = 0; c < kStreams; ++c)
-      add_runs<E, 1>(runs, codes[c], run, of[c], largest, sums[c]);
-  for (int64_t c = 0; c < runs.columns; ++c) {
+      add_chunks<E, 1>(strip, codes[c], chunk, of[c], largest, sums[c]);
+  for (int64_t c = 0; c < strip.columns; ++c) {
     sums[c].add_to(columns[c].total);
     columns[c].largest = maximum(columns[c].largest, largest);
     columns[c].infinite_scale |= of[c].infinite();
@@ -288,12 +291,12 @@ sum_streams(const StripRuns &given, const Scales &scales, ColumnSums *columns) {
 
 // Every column of the strip, for `Rows` rows from `row`.
 template <Element E, int Rows, class Scales>
-[[gnu::noinline]] static void sum_strip(const StripRuns &given, Scales scales,
+[[gnu::noinline]] static void sum_strip(const StripCodes &given, Scales scales,
                                         int64_t row, ColumnSums *sums) {
-  const StripRuns runs = given;
-  for (int64_t c = 0; c < runs.columns; ++c) {
+  const StripCodes strip = given;
+  for (int64_t c = 0; c < strip.columns; ++c) {
     scales.start(c);
-    sum_column<E, Rows>(runs, runs.codes + c * runs.codes_stride, scales,
+    sum_column<E, Rows>(strip, strip.codes + c * strip.codes_stride, scales,
                         sums[c].total + row, sums[c].largest);
     sums[c].infinite_scale |= scales.infinite();
   }

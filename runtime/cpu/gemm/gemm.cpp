@@ -38,8 +38,8 @@ static void fill_few_rows(const GemmCall &call, int64_t begin, int64_t end) {
       float *out = few_row(call, row, slice * kSlice);
       filler.fill_rows(call.at.row + row, 1, call.at.k + slice * kSlice, k,
                        out);
-      for (int64_t q = 0; q < k; q += kRun)
-        arrange_run(out + q);
+      for (int64_t q = 0; q < k; q += kChunk)
+        arrange_chunk(out + q);
     }
 }
 

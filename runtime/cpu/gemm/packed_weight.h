@@ -2,10 +2,10 @@
 // reads.
 //
 // Units of 8 columns by 16 k, [group of columns][block of k]: 64 bytes of codes
-// as two runs of 8 columns x 4 bytes, the codes of each column in the order of
-// its row (k even in low nibbles, odd in high ones). Then 8 scale bytes a unit
-// in the same order, then, from a multiple of 64 bytes, the float32 amaxes.
-// What the weight does not have is zero.
+// in two halves, each with 4 bytes (a quad) of every column. The codes of a
+// column are in the order of its row (k even in low nibbles, odd in high ones).
+// Then 8 scale bytes per unit in the same order, then, from a multiple of 64
+// bytes, the float32 amaxes. What the weight does not have is zero.
 #pragma once
 
 #include <cstdint>

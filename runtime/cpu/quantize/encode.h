@@ -51,7 +51,7 @@ static inline void encode_row_twice(const Element *x, int64_t n, float scale,
   }
 }
 
-// One scale a column.
+// One scale per column.
 template <class Format, Range range = Range::any, class Element>
 static inline void encode_row_by(const Element *x, int64_t n,
                                  const float *scales, uint8_t *out,
@@ -85,7 +85,7 @@ encode_row_by_shifts(const uint16_t *x, int64_t n, const float *scales,
   encode_row_by<Format, range>(x + j, n - j, scales + j, out + j, streamed);
 }
 
-// One scale a block of `Block` columns; the last block may be short.
+// One scale per block of `Block` columns; the last block may be short.
 template <class Format, int Block, Range range, class Element>
 static inline void encode_blocks(const Element *x, int64_t n,
                                  const float *scales, uint8_t *out,
@@ -121,7 +121,7 @@ static inline int32_t largest_of(const int32_t *amax, int64_t n) {
   return largest;
 }
 
-// The same in E2M1, 16 columns a scale, two codes a byte.
+// The same in E2M1, 16 columns per scale, two codes per byte.
 template <Range range, class Element>
 static inline void encode_e2m1_blocks(const Element *x, int64_t n,
                                       const float *scales, uint8_t *out,

@@ -8,8 +8,8 @@ namespace steelyard::STEELYARD_ISA {
 
 static constexpr float kFourOverSixRange = 6.0f * 256.0f;
 
-// Runs of 16 values, one a lane: a 1x16 block, or a row of a 16x16 tile. A
-// missing value is zero, which has no error.
+// Sequences of 16 values, one per lane: a 1x16 block, or a row of a 16x16 tile.
+// A missing value is zero, which has no error.
 struct alignas(64) BlockLanes {
   int64_t count;
   float values[16][kTileSide];

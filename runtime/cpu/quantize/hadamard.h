@@ -1,5 +1,5 @@
-// The random Hadamard transform of 16 rows at once, one column a lane. Included
-// by kernel sources only.
+// The random Hadamard transform of 16 rows at once, one column per lane.
+// Included by kernel sources only.
 #pragma once
 
 #include "cpu/simd/simd.h"

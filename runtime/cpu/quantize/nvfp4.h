@@ -69,7 +69,7 @@ static inline const uint8_t *random_bytes(const CopyCall &copy,
   return philox_bytes(key, first, copy.random_column, tile.columns, scratch);
 }
 
-// One factor a column.
+// One factor per column.
 static inline void encode_row_stochastic(const float *x, int64_t n,
                                          const float *factors,
                                          const uint8_t *random, uint8_t *out) {

@@ -2,8 +2,8 @@
 // pass over its tiles.
 //
 // Stored arrays are contiguous and need no alignment: codes (rows, columns) of
-// bytes, FP4 two codes a byte along a row; rows and columns are those of x for
-// a rowwise copy and for MX, those of its transpose for other columnwise
+// bytes, FP4 two codes per byte along a row; rows and columns are those of x
+// for a rowwise copy and for MX, those of its transpose for other columnwise
 // copies. Scales are compact. A copy with the Hadamard transform stores its
 // reduction rounded up to 16.
 #pragma once
@@ -24,10 +24,10 @@ struct CopyCall {
   float epsilon;
 
   uint8_t *codes;
-  int64_t codes_stride; // bytes a stored row
+  int64_t codes_stride; // bytes per stored row
   uint8_t *scales;
-  int64_t scales_stride; // bytes a row of scales
-  float *amax;           // tensor, nvfp4: one, or one a stored row
+  int64_t scales_stride; // bytes per row of scales
+  float *amax;           // tensor, nvfp4: one, or one per stored row
 
   float scale;   // tensor: what values are multiplied by
   float limit;   // block: the scale where element_max / amax overflows

@@ -1,5 +1,5 @@
 // NVFP4: E4M3 scales per 1x16 block or 16x16 tile under a float32 scale per
-// tensor or row, two codes a byte.
+// tensor or row, two codes per byte.
 #include "cpu/quantize/nvfp4_squares.h"
 
 namespace steelyard::STEELYARD_ISA {
@@ -42,7 +42,7 @@ static void choose_row(const Tile &tile, int64_t i, const CopyCall &copy,
       scratch.codes[b * kBlock + k] = best.codes[k][b];
 }
 
-// Codes of a row with one factor a block, two a byte.
+// Codes of a row with one factor per block, two per byte.
 static void encode_row_blocks(const Tile &tile, int64_t i, const CopyCall &copy,
                               RowScratch &scratch, uint8_t *out) {
   if (!copy.stochastic) {

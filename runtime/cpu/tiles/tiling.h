@@ -29,7 +29,7 @@ inline Tiling make_tiling(const Matrix &x, TileShape shape) {
   return tiling;
 }
 
-// Tiles a task: at least 64 Ki elements, below which a thread does not pay,
+// Tiles per task: at least 64 Ki elements, below which a thread does not pay,
 // more of a large matrix, as the first tile of a task comes while nothing else
 // is done, and whole rows where a tile needs them.
 inline int64_t tile_grain(const Tiling &tiling, bool whole_rows = false) {
