@@ -19,8 +19,12 @@ template <Dtype dtype> static inline float rounded(float value) {
 
 template <Dtype dtype, class F>
 static void fill_as(float *out, int64_t n, const F &value) {
-  // What is read and written in one place is so at the same index.
+  // An input may be the output, but only at the same index.
+#if defined(__clang__)
+#pragma clang loop vectorize(assume_safety)
+#else
 #pragma GCC ivdep
+#endif
   for (int64_t j = 0; j < n; ++j)
     out[j] = rounded<dtype>(value(j));
 }
@@ -58,7 +62,7 @@ static void normalize_row(const Producer &producer, const RowStatistics &row,
                           const ProducerScratch &scratch, const float *x,
                           int64_t n, float *out) {
   const float *weight = scratch.weight, *bias = scratch.bias;
-  const auto [mean, mean_rest, scale] = row;
+  const float mean = row.mean, mean_rest = row.mean_rest, scale = row.scale;
   fill(producer.dtype, out, n, [=](int64_t j) {
     return ((x[j] - mean) - mean_rest) * scale * weight[j] + bias[j];
   });
