@@ -141,10 +141,16 @@ TileShape tile_shape(const std::optional<Copy> &row,
 
 class Quantization {
 public:
-  Quantization(const Matrix &x, Producer *producer, std::optional<Copy> row,
-               std::optional<Copy> col, const float *scale, int threads)
-      : x_(x), producer_(producer), row_(row), col_(col), scale_(scale),
-        threads_(threads) {}
+  Quantization(const QuantizeArguments &arguments, bool is_swapped, int threads)
+      : x_(arguments.x), producer_(arguments.producer), scale_(arguments.scale),
+        threads_(threads) {
+    const bool streamed = is_streamed(arguments);
+    if (arguments.row)
+      row_ = make_copy(*arguments.row, arguments, is_swapped);
+    if (arguments.col)
+      col_ = make_copy(*arguments.col, arguments, is_swapped);
+    for_each([=](Copy &copy) { copy.streamed = streamed; });
+  }
 
   void run() {
     FloatEnvironment environment;
@@ -224,7 +230,7 @@ private:
     });
   }
 
-  const Matrix x_;
+  const Matrix &x_;
   Producer *const producer_;
   std::vector<RowStatistics> statistics_;
   std::optional<Copy> row_, col_;
@@ -233,22 +239,6 @@ private:
   uint32_t tensor_amax_ = 0;
   bool amax_on_the_way_ = false, had_amax_pass_ = false;
 };
-
-void quantize(const QuantizeArguments &arguments, bool is_swapped,
-              int threads) {
-  const bool streamed = is_streamed(arguments);
-  const auto make = [&](const std::optional<TargetCopy> &target) {
-    std::optional<Copy> copy;
-    if (target) {
-      copy = make_copy(*target, arguments, is_swapped);
-      copy->streamed = streamed;
-    }
-    return copy;
-  };
-  Quantization(arguments.x, arguments.producer, make(arguments.row),
-               make(arguments.col), arguments.scale, threads)
-      .run();
-}
 
 // The transform goes down columns, so the rowwise copy of x is made as the
 // columnwise copy of its transpose.
@@ -261,20 +251,20 @@ void quantize_transformed_rows(const QuantizeArguments &arguments,
   swapped.col->columnwise = true;
   swapped.col->M = swapped.x.rows;
   swapped.col->N = swapped.x.columns;
-  quantize(swapped, true, threads);
+  Quantization(swapped, true, threads).run();
 }
 
 } // namespace
 
 void run_quantize(const QuantizeArguments &arguments, int threads) {
   if (!arguments.row || !arguments.row->scheme.rht())
-    return quantize(arguments, false, threads);
+    return Quantization(arguments, false, threads).run();
   quantize_transformed_rows(arguments, threads);
   if (!arguments.col)
     return;
   QuantizeArguments rest = arguments;
   rest.row.reset();
-  quantize(rest, false, threads);
+  Quantization(rest, false, threads).run();
 }
 
 } // namespace steelyard
