@@ -15,7 +15,7 @@ from pathlib import Path
 from torch_mlir.dialects import ext
 
 from steelyard import recipes
-from steelyard.dialect import matmul
+from steelyard.dialect import launch, matmul
 from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.base import Scaled
 from steelyard.dialect.types import TensorType
@@ -34,6 +34,7 @@ def dialect_page() -> str:
     parts += ["### Fields\n", _field_table(Scheme), _constraints(Scheme)]
     parts += ["## Type `!scaled.tensor`\n", _body(TensorType)]
     parts += ["## The three GEMMs of a linear layer\n", inspect.getdoc(matmul).partition("\n\n")[2] + "\n"]
+    parts += ["## Launch plans\n", inspect.getdoc(launch).partition("\n\n")[2] + "\n"]
     for op in sorted(Scaled.operations, key=lambda op: op.OPERATION_NAME):
         parts += [f"## `{op.OPERATION_NAME}`\n", _body(op), _operation_table(op)]
     return "\n".join(parts)
@@ -103,7 +104,8 @@ and the gradient of the weight (wgrad) reads both of its operands columnwise.
 
 _DIALECT_INTRODUCTION = """\
 Quantized tensors and the operations on them. Ops are written in MLIR's generic form. No op has side effects: random
-state and the state of delayed scaling are operands and results, so `cse` and dead-code elimination are safe. Every op
+state and the state of delayed scaling are operands and results, so `cse` and dead-code elimination are safe. Only the
+steps of launch plans, which nothing reorders, and `scaled.free` say what happens to memory. Every op
 works on builtin `tensor` and on `!torch.vtensor` operands, with dims that are known only at run time (`?`), and takes
 ragged edges: missing elements of a block count as zero.
 

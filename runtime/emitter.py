@@ -13,6 +13,7 @@ import torch
 from torch_mlir import ir
 from torch_mlir.extras import fx_importer
 
+from steelyard.dialect.launch import ContiguousOp
 from steelyard.dialect.memory import FreeOp
 from steelyard.errors import UnsupportedModelError
 from steelyard.ir.attributes import ARENA, ELSEWHERE, OFFSETS
@@ -20,8 +21,9 @@ from steelyard.ir.kernel_calls import KernelCall, QuantizingCall, callee_of, cal
 from steelyard.ir.locations import layer_of
 from steelyard.ir.torch_ops import constant_int
 from steelyard.runtime.arena import Arenas, Place
+from steelyard.runtime.cuda.planned import contiguous
 from steelyard.runtime.dtypes import result_dtype, shape_of
-from steelyard.runtime.kernels import BoundKernel, bind
+from steelyard.runtime.kernels import BoundKernel, bind_all
 from steelyard.runtime.quantizers import Quantizers
 
 _CONSTANTS = {"torch.constant.int", "torch.constant.float", "torch.constant.bool", "torch.constant.str"}
@@ -55,7 +57,11 @@ class Emitter:
         self._calls = calls_of(module)
         self._check_finite = check_finite
         self._takes_device = takes_device
-        self._bound = {symbol: bind(call, quantizers) for symbol, call in self._calls.items()}
+        self._bound = bind_all(module, self._calls, quantizers)
+
+    def kernel_texts(self) -> list[str]:
+        """The Python of the kernels that were made for this module."""
+        return [bound.text for bound in self._bound.values() if bound.text]
 
     def emit(self, function: ir.Operation) -> Emitted:
         """The Python function of an IR function: it takes the arguments and returns a tuple of results.
@@ -147,6 +153,9 @@ class _Body:
             return [f"{self._results(op)} = {self._names[op.operands[0]]}.size({constant_int(op.operands[1])})"]
         if name == "func.return":
             return [f"return ({''.join(operand + ', ' for operand in self._operands(op))})"]
+        if isinstance(op.opview, ContiguousOp):
+            called = self._bind("contiguous", contiguous)
+            return [f"{self._new_variable(op.result)} = {called}({self._operands(op)[0]})"]
         if isinstance(op.opview, FreeOp):
             return self._emit_free(op.operands[0])
         if callee_of(op) is not None:

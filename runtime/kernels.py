@@ -1,15 +1,18 @@
 """From a kernel that a program declares to the function that runs it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch_mlir import ir
+
+from steelyard.codegen.launches.plan import LaunchPlan
+from steelyard.codegen.launches.text import read_plans
 from steelyard.errors import UnsupportedModelError
 from steelyard.ir.kernel_calls import KernelCall
 from steelyard.runtime import custom
 from steelyard.runtime.cpu import bound
 from steelyard.runtime.cuda import bound as cuda_bound
-from steelyard.runtime.cuda.devices import kernels_on
 from steelyard.runtime.quantizers import Quantizers
 
 
@@ -25,10 +28,25 @@ class BoundKernel:
     run: Callable
     allocate: Callable | None = None
     takes_addresses: bool = True
+    text: str = ""
+    """Its Python, where it was made for this program."""
 
 
-def bind(call: KernelCall, quantizers: Quantizers) -> BoundKernel:
-    """The function of a call."""
+def bind_all(module: ir.Operation, calls: Mapping[str, KernelCall], quantizers: Quantizers) -> dict[str, BoundKernel]:
+    """The functions of the calls that a module declares, by symbol."""
+    plans = read_plans(module, calls)
+    planned = {symbol: _bind_planned(symbol, calls[symbol], plan, quantizers) for symbol, plan in plans.items()}
+    return {symbol: planned.get(symbol) or _bind(call, quantizers) for symbol, call in calls.items()}
+
+
+def _bind_planned(symbol: str, call: KernelCall, plan: LaunchPlan, quantizers: Quantizers) -> BoundKernel:
+    made = cuda_bound.bind_planned(symbol, call, plan, quantizers)
+    if call.has_destinations:
+        return BoundKernel(made.run, made.allocate, takes_addresses=False, text=made.text)
+    return BoundKernel(_allocating(made.run, made.allocate), takes_addresses=False, text=made.text)
+
+
+def _bind(call: KernelCall, quantizers: Quantizers) -> BoundKernel:
     match call.device:
         case "custom":
             return BoundKernel(custom.bind(call, quantizers))
@@ -36,10 +54,7 @@ def bind(call: KernelCall, quantizers: Quantizers) -> BoundKernel:
             run, allocate = bound.bind(call, quantizers)
             return BoundKernel(run, allocate if call.has_destinations else None)
         case "cuda":
-            run, allocate = cuda_bound.bind(call, quantizers, kernels_on)
-            if allocate is not None and not call.has_destinations:
-                return BoundKernel(_allocating(run, allocate), takes_addresses=False)
-            return BoundKernel(run, allocate, takes_addresses=False)
+            return BoundKernel(cuda_bound.bind(call), takes_addresses=False)
         case None:
             raise UnsupportedModelError(f"no device runs '{call.OPERATION}' yet; run scaled-select-kernels first")
 

@@ -41,7 +41,7 @@ class Program:
         emitter = Emitter(module.operation, quantizers, check, takes_device=devices is not None)
         makers = {name: function for name, function in functions.items() if is_weight(function)}
         made = {name: emitter.emit(function) for name, function in functions.items()}
-        self.text = "\n\n".join(emitted.text for emitted in made.values())
+        self.text = "\n\n".join([*emitter.kernel_texts(), *(emitted.text for emitted in made.values())])
         self._functions = {
             name: _Function(functions[name], made, makers, state, weights, devices)
             for name in ("forward", "backward")

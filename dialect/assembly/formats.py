@@ -2,12 +2,13 @@
 
     assembly_format = '$kind $lhs, $rhs [bias($bias)] [epilogue($epilogue = none)] [at $layer = ""]'
 
-- `$name` is an operand or an attribute; `$name...` is any number of operands or of integers
+- `$name` is an operand or an attribute; `$name...` is any number of operands, of integers, or of integers and strings
 - words and punctuation stand for themselves
 - `[...]` is left out where its operand is absent, or where its attribute has the value behind the `=`; a lone word
   that is an attribute's name, as in `[per_row]`, is there where that attribute is true
 
-What every op ends with is not declared: other attributes in braces, then ` : operand types -> result types`.
+What every op ends with is not declared: other attributes in braces, then ` : operand types -> result types`, where it
+has any.
 """
 
 import re
@@ -37,6 +38,9 @@ class Kind(Enum):
     FLOAT = "float"
     SCHEME = "scheme"
     FLAG = "flag"
+    SYMBOL = "symbol"
+    SIZE = "size"
+    ARGUMENTS = "arguments"
 
 
 OPERAND_KINDS = (Kind.OPERAND, Kind.OPERANDS)
@@ -103,6 +107,11 @@ class Format:
         return any(result.can_vary for result in self.results)
 
     @cached_property
+    def has_signature(self) -> bool:
+        """Whether the op ends with the types of operands or results."""
+        return bool(self.operands or self.results)
+
+    @cached_property
     def fewest_results(self) -> int:
         """How many results are always there."""
         return sum(result.fewest for result in self.results)
@@ -114,7 +123,8 @@ class Format:
             text = f"{item.lead}{_placeholder(item)}{item.tail}"
             words.append(f" [{text.strip()}]" if item.is_optional else text)
         arrow = " -> result types" if self.results else ""
-        return "".join(words) + f" [{{attributes}}] : operand types{arrow}"
+        signature = f" : operand types{arrow}" if self.has_signature else ""
+        return "".join(words) + f" [{{attributes}}]{signature}"
 
 
 @cache
@@ -159,15 +169,26 @@ def _item(field: Any, piece: re.Match[str], before: list[str], in_group: bool) -
     if isinstance(field, ext.OperandDef):
         kind, default = (Kind.OPERANDS if several else Kind.OPERAND), None
     else:
-        kind = Kind.INTEGERS if several else _attribute_kind(field, piece["default"])
+        kind = _array_kind(field) if several else _attribute_kind(field, piece["default"])
         default = _generic_default(kind, piece["default"])
     return Item(field.name, kind, tuple(before), (), in_group, default)
+
+
+def _array_kind(field: Any) -> Kind:
+    return Kind.ARGUMENTS if field.constraint is ir.ArrayAttr else Kind.INTEGERS
 
 
 def _attribute_kind(field: Any, default: str | None) -> Kind:
     if field.constraint is ir.StringAttr:
         return Kind.STRING if default is not None and default.startswith('"') else Kind.WORD
-    return {ir.IntegerAttr: Kind.INTEGER, ir.FloatAttr: Kind.FLOAT, SchemeAttr: Kind.SCHEME}[field.constraint]
+    kinds = {
+        ir.IntegerAttr: Kind.INTEGER,
+        ir.FloatAttr: Kind.FLOAT,
+        SchemeAttr: Kind.SCHEME,
+        ir.FlatSymbolRefAttr: Kind.SYMBOL,
+        Any: Kind.SIZE,
+    }
+    return kinds[field.constraint]
 
 
 def _generic_default(kind: Kind, default: str | None) -> str | None:
@@ -208,5 +229,12 @@ def _spaced(literals: Sequence[str]) -> str:
 def _placeholder(item: Item) -> str:
     if item.kind is Kind.FLAG:
         return ""
-    name = {Kind.OPERAND: f"%{item.name}", Kind.OPERANDS: f"%{item.name}, ...", Kind.STRING: f'"{item.name}"'}
-    return name.get(item.kind, f"<{item.name}>" if item.kind is not Kind.INTEGERS else f"<{item.name}>, ...")
+    name = {
+        Kind.OPERAND: f"%{item.name}",
+        Kind.OPERANDS: f"%{item.name}, ...",
+        Kind.STRING: f'"{item.name}"',
+        Kind.SYMBOL: f"@{item.name}",
+        Kind.INTEGERS: f"<{item.name}>, ...",
+        Kind.ARGUMENTS: f"<{item.name}>, ...",
+    }
+    return name.get(item.kind, f"<{item.name}>")

@@ -19,6 +19,9 @@ _DESCRIPTIONS = {
     Kind.INTEGERS: "an integer",
     Kind.FLOAT: "a number with a decimal point",
     Kind.SCHEME: "a scheme, as in #mxfp8_1x32",
+    Kind.SYMBOL: "a symbol, as in @amax_f32",
+    Kind.SIZE: "an integer or a string",
+    Kind.ARGUMENTS: "an integer or a string",
 }
 
 
@@ -99,14 +102,14 @@ class OpReader:
         self._advance(token.end)
         return token
 
-    def _take_list(self, item: Item, kind: str) -> list[Token]:
+    def _take_list(self, item: Item, *kinds: str) -> list[Token]:
         """Any number of tokens with commas between them."""
         if item.after and self._token.text == item.after[0]:
             return []
-        tokens = [self._take(item, kind)]
+        tokens = [self._take(item, *kinds)]
         while self._token.text == ",":
             self._expect(",")
-            tokens.append(self._take(item, kind))
+            tokens.append(self._take(item, *kinds))
         return tokens
 
     def _read_attribute(self, item: Item) -> str:
@@ -119,6 +122,13 @@ class OpReader:
             case Kind.INTEGERS:
                 integers = [token.text for token in self._take_list(item, "number")]
                 return f"array<i64: {', '.join(integers)}>" if integers else "array<i64>"
+            case Kind.ARGUMENTS:
+                return f"[{', '.join(token.text for token in self._take_list(item, 'number', 'string'))}]"
+            case Kind.SYMBOL:
+                return self._take(item, "symbol").text
+            case Kind.SIZE:
+                token = self._take(item, "number", "string")
+                return token.text if token.kind == "string" else f"{token.text} : i64"
             case Kind.INTEGER:
                 return f"{self._take(item, 'number').text} : i64"
             case _:
@@ -149,6 +159,8 @@ class OpReader:
         self._advance(end)
 
     def _read_signature(self, operands: Sequence[Token]) -> tuple[list[list[Chunk]], list[list[Chunk]]]:
+        if not self._format.has_signature:
+            return [], []
         self._expect(":")
         start = self._token.start
         operand_types = self._read_types()

@@ -13,12 +13,14 @@ from torch_mlir import ir
 
 from steelyard.dialect.assembly.formats import OPERAND_KINDS, Format, Item, Kind, formats
 from steelyard.dialect.assembly.spelling import shorten
-from steelyard.dialect.assembly.tokens import STRING, closing, split_at_commas, type_end
+from steelyard.dialect.assembly.tokens import NAME, STRING, closing, split_at_commas, type_end
 
 _STRING_OR_SCALED = re.compile(rf"{STRING}|!scaled\.tensor<|#scaled\.scheme<")
 _BARE = re.compile(r'"([A-Za-z_]\w*)"', re.ASCII)
 _TYPED_NUMBER = re.compile(r"(-?[\w.+\-]+) : (i64|f64)", re.ASCII)
 _INTEGERS = re.compile(r"array<i64(?:: ([\d, \-]+))?>")
+_INTEGER = re.compile(r"-?\d+", re.ASCII)
+_SYMBOL = re.compile(rf"@(?:{NAME}|{STRING})", re.ASCII)
 _KEY = re.compile(rf"{STRING}|[^ ]+")
 _SIZES = re.compile(r"array<i32: ([\d, ]+)>")
 
@@ -195,10 +197,26 @@ def _short_value(item: Item, generic: str) -> str | None:
         case Kind.INTEGERS:
             integers = _INTEGERS.fullmatch(generic)
             return (integers[1] or "") if integers else None
+        case Kind.SYMBOL:
+            return generic if _SYMBOL.fullmatch(generic) else None
+        case Kind.SIZE:
+            number = _TYPED_NUMBER.fullmatch(generic)
+            return number[1] if number and number[2] == "i64" else _string(generic)
+        case Kind.ARGUMENTS:
+            return _arguments(generic)
         case Kind.SCHEME:
             return shorten(generic) if generic.startswith("#scaled.scheme<") else None
         case _:
             return "" if generic == "true" else None
+
+
+def _arguments(generic: str) -> str | None:
+    """Integers and strings without the brackets around them."""
+    if not generic.startswith("[") or not generic.endswith("]"):
+        return None
+    values = [value.strip() for value in split_at_commas(generic[1:-1])] if generic != "[]" else []
+    fits = all(value.startswith('"') or _INTEGER.fullmatch(value) for value in values)
+    return ", ".join(values) if fits else None
 
 
 def _string(generic: str) -> str | None:
@@ -223,5 +241,7 @@ def _short_signature(text: str, format_: Format) -> str | None:
     count = len(split_at_commas(results)) if results else 0
     if end < 0 or not format_.fewest_results <= count <= len(format_.results):
         return None
+    if not format_.has_signature:
+        return shorten(text[end:]) if not inputs else None
     arrow = f" -> {shorten(results)}" if count else ""
     return f" : {shorten(inputs)}{arrow}{shorten(text[end:])}"

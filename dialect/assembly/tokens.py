@@ -18,6 +18,7 @@ _TOKEN = re.compile(
     |(?P<string>{STRING})
     |(?P<number>-?(?:0x[0-9a-fA-F]+|\d+(?:\.\d*(?:[eE][-+]?\d+)?)?))
     |(?P<name>[\#!]{NAME})
+    |(?P<symbol>@(?:\d+|{NAME}|{STRING}))
     |(?P<other>.)
     |(?P<end>\Z))""",
     re.VERBOSE | re.ASCII,

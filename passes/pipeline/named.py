@@ -60,8 +60,8 @@ _PIPELINES = (
     Pipeline(
         "steelyard-lowered",
         "scaled-legalize{target=<target>},scaled-pack-weights{target=<target>},scaled-expand-scales,"
-        "scaled-lower-storage,scaled-select-kernels{target=<target>},scaled-plan-memory,"
-        "scaled-verify-stage{stage=lowered}",
+        "scaled-lower-storage,scaled-select-kernels{target=<target>},scaled-plan-launches{target=<target>},"
+        "scaled-plan-memory,scaled-verify-stage{stage=lowered}",
         {"target": "cpu"},
         "Only calls of kernels, and torch's ops on plain tensors, are left.",
     ),

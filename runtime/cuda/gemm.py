@@ -1,13 +1,16 @@
 """Scaled GEMMs on CUDA: the calls of `torch.nn.functional.scaled_mm`, and the emulating path."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import ScalingType, SwizzleType, scaled_mm
 
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.schemes import Scheme
-from steelyard.runtime.cuda.kernels import Kernels
+
+if TYPE_CHECKING:
+    from steelyard.runtime.cuda.kernels import Kernels
 
 _ELEMENTS = {
     "f8E4M3FN": torch.float8_e4m3fn,
@@ -40,7 +43,7 @@ class GemmOperand:
     scheme: Scheme
 
 
-def gemm_operand(kernels: Kernels, copy: QuantizedCopy) -> GemmOperand:
+def gemm_operand(kernels: "Kernels", copy: QuantizedCopy) -> GemmOperand:
     """A copy turned and swizzled as a GEMM reads it; its sizes must be padded."""
     codes, scheme = copy.codes, copy.scheme
     if scheme.family == "mx" and copy.columnwise:
@@ -70,16 +73,13 @@ def multiply(
     )
 
 
-def decode(kernels: Kernels, copy: QuantizedCopy) -> torch.Tensor:
+def decode(kernels: "Kernels", copy: QuantizedCopy) -> torch.Tensor:
     """The values of a copy in float32, its rows along the reduction.
 
     Those of a copy with the Hadamard transform stay transformed, and none is left out: the rounding of what the
     transform put behind the last row is part of the product, as in a native GEMM.
     """
-    if copy.columnwise and copy.scheme.family == "mx":
-        return kernels.dequantize(copy).t()
-    plain = replace(copy.scheme, rht=False)
-    return kernels.dequantize(replace(copy, scheme=plain, shape=copy.stored_shape, columnwise=False))
+    return kernels.decode(copy)
 
 
 def multiply_decoded(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ from steelyard.codegen import hadamard
 from steelyard.codegen.copies import CHUNK, amax_bits
 from steelyard.codegen.kernel import Kernel, Parameter, Scope
 from steelyard.codegen.memory import barrier, first_lane, warp_maximum
+from steelyard.codegen.sizes import Size
 from steelyard.codegen.sources import Place, Source, place_of, tiles_of
 from steelyard.codegen.tile import Tile
 from steelyard.codegen.values import Value, constant, loop, maximum_unsigned, signed_to, when
@@ -32,7 +33,7 @@ class AmaxKernel(Kernel):
     def parameters(self) -> tuple[Parameter, ...]:
         return (*self.source.parameters, Parameter("amax"))
 
-    def blocks(self, rows: int, columns: int) -> int:
+    def blocks(self, rows: Size, columns: Size) -> Size:
         return tiles_of(rows, columns, _SIDE)
 
     def body(self, scope: Scope) -> None:

@@ -10,6 +10,7 @@ from steelyard.codegen.formats import decode_e4m3, decode_e8m0, decode_words
 from steelyard.codegen.kernel import Kernel, Parameter, Scope
 from steelyard.codegen.memory import Pointer, barrier
 from steelyard.codegen.scale_rules import nvfp4_range
+from steelyard.codegen.sizes import Size
 from steelyard.codegen.sources import tiles_of
 from steelyard.codegen.tile import ITEM_BYTES, narrow, narrow_words
 from steelyard.codegen.values import (
@@ -45,7 +46,7 @@ class DequantizeKernel(Kernel):
         sizes = (Parameter("rows", "i32"), Parameter("columns", "i32"))
         return (Parameter("codes"), Parameter("scales"), *amax, Parameter("out"), *sizes)
 
-    def blocks(self, rows: int, columns: int) -> int:
+    def blocks(self, rows: Size, columns: Size) -> Size:
         return tiles_of(rows, columns, _SIDE)
 
     def body(self, scope: Scope) -> None:

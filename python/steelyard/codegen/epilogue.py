@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from steelyard.codegen.activations import ACTIVATIONS
 from steelyard.codegen.kernel import Kernel, Parameter, Scope
+from steelyard.codegen.sizes import Size
 from steelyard.codegen.sources import Place, place_of, tiles_of
 from steelyard.codegen.tile import ITEM_BYTES, narrow, narrow_words, widen, widen_word
 from steelyard.codegen.values import Value, loop, select, signed_to, when
@@ -58,7 +59,7 @@ class EpilogueKernel(Kernel):
         """Neighbours that a thread takes at once: a vector of the result."""
         return _VECTOR_BYTES // ITEM_BYTES[self.dtype] if self.aligned else 1
 
-    def blocks(self, rows: int, columns: int) -> int:
+    def blocks(self, rows: Size, columns: Size) -> Size:
         return tiles_of(rows, columns, _SIDE)
 
     def body(self, scope: Scope) -> None:

@@ -7,6 +7,7 @@ from torch_mlir import ir
 
 from steelyard.codegen.memory import GLOBAL, SHARED, SHARED_SYMBOL, Pointer, SharedMemory, block_index
 from steelyard.codegen.memory import thread_index as read_thread_index
+from steelyard.codegen.sizes import Size
 from steelyard.codegen.values import Value, integer, type_of
 from steelyard.targets.architectures import Target
 
@@ -36,7 +37,7 @@ class Kernel(ABC):
     def parameters(self) -> tuple[Parameter, ...]: ...
 
     @abstractmethod
-    def blocks(self, rows: int, columns: int) -> int:
+    def blocks(self, rows: Size, columns: Size) -> Size:
         """How many blocks of threads a matrix takes."""
 
     @abstractmethod
@@ -74,8 +75,13 @@ def append_gpu_module(kernel: Kernel, target: Target, symbol: str) -> int:
     """Add a `gpu.module` with the kernel at the current place; the bytes of shared memory it takes."""
     gpu_module = ir.Operation.create("gpu.module", attributes={"sym_name": ir.StringAttr.get(symbol)}, regions=1)
     with ir.InsertionPoint(gpu_module.regions[0].blocks.append()):
-        _declare_shared_memory()
-        return _append_function(kernel, target)
+        return append_entry(kernel, target)
+
+
+def append_entry(kernel: Kernel, target: Target) -> int:
+    """Add the kernel's function to the current `gpu.module`; the bytes of shared memory it takes."""
+    _declare_shared_memory()
+    return _append_function(kernel, target)
 
 
 def _declare_shared_memory() -> None:

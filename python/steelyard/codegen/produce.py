@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from steelyard.codegen.kernel import Kernel, Parameter, Scope
 from steelyard.codegen.memory import barrier
+from steelyard.codegen.sizes import Size
 from steelyard.codegen.sources import Source, place_of, tiles_of
 from steelyard.codegen.tile import ITEM_BYTES, Tile
 from steelyard.codegen.values import Value, loop, signed_to, when
@@ -25,7 +26,7 @@ class ProduceKernel(Kernel):
     def parameters(self) -> tuple[Parameter, ...]:
         return (*self.source.parameters, Parameter("out"))
 
-    def blocks(self, rows: int, columns: int) -> int:
+    def blocks(self, rows: Size, columns: Size) -> Size:
         return tiles_of(rows, columns, _SIDE)
 
     def body(self, scope: Scope) -> None:

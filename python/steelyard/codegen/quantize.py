@@ -6,6 +6,7 @@ from steelyard.codegen.copies import Copy, CopyPass
 from steelyard.codegen.kernel import Kernel, Parameter, Scope
 from steelyard.codegen.memory import barrier
 from steelyard.codegen.rounding import RandomTile
+from steelyard.codegen.sizes import Size
 from steelyard.codegen.sources import Source, place_of, tiles_of
 from steelyard.codegen.tile import Tile
 
@@ -29,7 +30,7 @@ class QuantizeKernel(Kernel):
     def side(self) -> int:
         return max(copy.tile_side for copy in self.copies)
 
-    def blocks(self, rows: int, columns: int) -> int:
+    def blocks(self, rows: Size, columns: Size) -> Size:
         return tiles_of(rows, columns, self.side)
 
     def body(self, scope: Scope) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from steelyard.codegen.kernel import Kernel, Parameter, Scope
+from steelyard.codegen.sizes import Size, ceil_div
 from steelyard.codegen.values import Value, select, signed_to, when
 
 Index = tuple[Value, Value]
@@ -53,8 +54,8 @@ class ScaleLayoutKernel(Kernel):
         sizes = ("source_rows", "source_columns", "rows", "columns")
         return (Parameter("scales"), Parameter("out"), *(Parameter(name, "i32") for name in sizes))
 
-    def blocks(self, rows: int, columns: int) -> int:
-        return -(-rows * columns // self.threads)
+    def blocks(self, rows: Size, columns: Size) -> Size:
+        return ceil_div(rows * columns, self.threads)
 
     def body(self, scope: Scope) -> None:
         size, source_of = _KINDS[self.kind]

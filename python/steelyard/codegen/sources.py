@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from steelyard.codegen.kernel import Parameter, Scope
 from steelyard.codegen.producers import Producer
+from steelyard.codegen.sizes import Size, ceil_div
 from steelyard.codegen.tile import ITEM_BYTES, Tile, narrow, narrow_words, widen_word, zero_word
 from steelyard.codegen.values import Value, convert, i32, loop, select, signed_to
 
@@ -132,8 +133,8 @@ def _starts(place: Place, row: Value, column: Value) -> tuple:
     return (place.row, row), (place.column, column)
 
 
-def tiles_of(rows: int, columns: int, side: int) -> int:
-    return -(-rows // side) * -(-columns // side)
+def tiles_of(rows: Size, columns: Size, side: int) -> Size:
+    return ceil_div(rows, side) * ceil_div(columns, side)
 
 
 def place_of(scope: Scope, side: int) -> Place:

@@ -8,6 +8,7 @@ from steelyard.codegen.formats import CANONICAL_NAN
 from steelyard.codegen.kernel import Kernel, Parameter, Scope
 from steelyard.codegen.memory import warp_maximum
 from steelyard.codegen.scale_rules import scale_from_amax
+from steelyard.codegen.sizes import Size
 from steelyard.codegen.values import (
     Value,
     bitcast,
@@ -41,7 +42,7 @@ class ComputeScaleKernel(Kernel):
     def parameters(self) -> tuple[Parameter, ...]:
         return Parameter("amax"), Parameter("scale")
 
-    def blocks(self, rows: int, columns: int) -> int:
+    def blocks(self, rows: Size, columns: Size) -> Size:
         return 1
 
     def body(self, scope: Scope) -> None:
@@ -53,6 +54,28 @@ class ComputeScaleKernel(Kernel):
             power_of_two=scheme.power_of_two,
         )
         when(scope.thread.equals(0), lambda: scope.pointer("scale").store(scale))
+
+
+@dataclass(frozen=True)
+class InverseScaleKernel(Kernel):
+    """The scale that decodes, of one that encodes."""
+
+    threads = _WARP
+
+    @property
+    def name(self) -> str:
+        return "inverse_scale"
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return Parameter("scale"), Parameter("inverse")
+
+    def blocks(self, rows: Size, columns: Size) -> Size:
+        return 1
+
+    def body(self, scope: Scope) -> None:
+        inverse = 1.0 / scope.pointer("scale").load("f32")
+        when(scope.thread.equals(0), lambda: scope.pointer("inverse").store(inverse))
 
 
 @dataclass(frozen=True)
@@ -76,7 +99,7 @@ class UpdateScaleKernel(Kernel):
         names = ("scale", "history", "amax", "new_scale", "new_history")
         return (*(Parameter(name) for name in names), Parameter("length", "i32"))
 
-    def blocks(self, rows: int, columns: int) -> int:
+    def blocks(self, rows: Size, columns: Size) -> Size:
         return 1
 
     def body(self, scope: Scope) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from steelyard.codegen.kernel import Kernel, Parameter, Scope
 from steelyard.codegen.memory import Pointer, first_lane, shuffle_from
 from steelyard.codegen.producers import STATISTICS
+from steelyard.codegen.sizes import Size, ceil_div
 from steelyard.codegen.tile import ITEM_BYTES, widen
 from steelyard.codegen.values import (
     Value,
@@ -40,8 +41,8 @@ class RowStatisticsKernel(Kernel):
         sizes = (Parameter("rows", "i32"), Parameter("columns", "i32"))
         return (Parameter("input0"), *strides, *sizes, Parameter("epsilon", "i64"), Parameter("statistics"))
 
-    def blocks(self, rows: int, columns: int) -> int:
-        return -(-rows // (self.threads // _WARP))
+    def blocks(self, rows: Size, columns: Size) -> Size:
+        return ceil_div(rows, self.threads // _WARP)
 
     def body(self, scope: Scope) -> None:
         row = scope.block * (self.threads // _WARP) + (scope.thread >> 5)

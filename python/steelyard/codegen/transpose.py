@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from steelyard.codegen.kernel import Kernel, Parameter, Scope
 from steelyard.codegen.memory import Pointer, barrier
+from steelyard.codegen.sizes import Size
 from steelyard.codegen.sources import Place, place_of, tiles_of
 from steelyard.codegen.values import Value, constant, convert, loop, select, signed_to, when
 
@@ -28,7 +29,7 @@ class TransposeKernel(Kernel):
         sizes = (Parameter("rows", "i32"), Parameter("columns", "i32"))
         return (Parameter("codes"), Parameter("out"), *sizes)
 
-    def blocks(self, rows: int, columns: int) -> int:
+    def blocks(self, rows: Size, columns: Size) -> Size:
         return tiles_of(rows, columns, _SIDE)
 
     def body(self, scope: Scope) -> None:

@@ -3,6 +3,7 @@
 from torch_mlir import ir
 
 from steelyard.codegen.compilation import compile_kernel
+from steelyard.codegen.launches.text import generated_kernels
 from steelyard.codegen.ptx import lower_to_nvvm
 from steelyard.driver.settings import Settings
 from steelyard.errors import IRError
@@ -12,7 +13,6 @@ from steelyard.passes.generate_kernels import generate_kernels
 from steelyard.passes.pipeline.named import STAGES
 from steelyard.passes.pipeline.text import Element, named_pipeline
 from steelyard.runtime.cuda.devices import Devices
-from steelyard.runtime.cuda.generation import launched_kernels
 from steelyard.runtime.program import Program
 from steelyard.runtime.quantizers import Quantizers
 from steelyard.runtime.state import State
@@ -73,8 +73,7 @@ def make_kernels(module: ir.Module, target: Target, stage: str) -> None:
 def make_ptx(module: ir.Module, target: Target) -> str:
     """A lowered program for CUDA -> the PTX of the kernels that its calls launch, one PTX module per kernel."""
     with module.context:
-        launched = launched_kernels(calls_of(module.operation), target).values()
-    kernels = dict.fromkeys(kernel for kernels in launched for kernel in kernels)
+        kernels = generated_kernels(module.operation).values()
     return "\n".join(_without_heading(compile_kernel(kernel, target).ptx) for kernel in kernels)
 
 

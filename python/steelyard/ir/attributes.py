@@ -14,7 +14,7 @@ class Fact:
     carriers: tuple[str, ...]
     """What may have it: `argument`, `result`, `function`, `kernel` (a declaration), `call`, or an op by its name."""
     kind: str
-    """`unit`, `string`, `strings`, `integer`, `integers`, `symbol`, `symbols`, `dictionary` or `scheme`."""
+    """`unit`, `string`, `strings`, `integer`, `integers`, `symbol`, `dictionary` or `scheme`."""
     stages: tuple[str, ...]
     """The stages that may have it; empty for one that lives only between two passes."""
     meaning: str
@@ -76,7 +76,10 @@ RESULTS = _fact("scaled.results", "kernel", "strings", _ALL[5:], "What each resu
 DESTINATIONS = _fact(
     "scaled.destinations", "kernel", "unit", _ALL[5:], "Calls write their results into memory that they are given."
 )
-LAUNCHES = _fact("scaled.launches", "kernel", "symbols", _ALL[5:], "The generated kernels that a call launches.")
+PLAN = _fact(
+    "scaled.plan", "builtin.module", "symbol", _ALL[5:], "The declared kernel whose calls take the module's steps."
+)
+CODE = _fact("scaled.code", "gpu.module", "dictionary", _ALL[5:], "The kernel whose code it holds, or is to hold.")
 
 ARENA = _fact("scaled.arena", "function", "integer", _ALL[5:], "Bytes of the memory that the function's calls share.")
 OFFSETS = _fact("scaled.offsets", "call", "integers", _ALL[5:], "Where in that memory each result of the call lies.")

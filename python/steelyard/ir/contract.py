@@ -19,7 +19,7 @@ OPS = {
     "quantized": _QUANTIZING,
     "fused": (*_QUANTIZING, "produce_quantize"),
     "partitioned": (*_QUANTIZING, "produce_quantize", "narrow"),
-    "lowered": ("free",),
+    "lowered": ("allocate", "contiguous", "free", "launch", "torch_call"),
 }
 """Stage -> the ops of the `scaled` dialect that it may have."""
 
@@ -32,9 +32,8 @@ _KINDS: Mapping[str, tuple[type, str]] = {
     "dictionary": (ir.DictAttr, "a dictionary"),
     "scheme": (SchemeAttr, "a scheme"),
     "strings": (ir.ArrayAttr, "an array of strings"),
-    "symbols": (ir.ArrayAttr, "an array of symbols"),
 }
-_ELEMENTS: Mapping[str, type] = {"strings": ir.StringAttr, "symbols": ir.SymbolRefAttr}
+_ELEMENTS: Mapping[str, type] = {"strings": ir.StringAttr}
 
 
 def check_stage(op: ir.Operation, stage: str) -> None:

@@ -14,7 +14,7 @@ from steelyard.codegen.quantize import QuantizeKernel
 from steelyard.codegen.scale_layouts import KINDS as SCALE_LAYOUTS
 from steelyard.codegen.scale_layouts import ScaleLayoutKernel
 from steelyard.codegen.sources import Source
-from steelyard.codegen.state import ComputeScaleKernel, UpdateScaleKernel
+from steelyard.codegen.state import ComputeScaleKernel, InverseScaleKernel, UpdateScaleKernel
 from steelyard.codegen.statistics import RowStatisticsKernel
 from steelyard.codegen.transpose import TransposeKernel
 from steelyard.formats.schemes import Scheme
@@ -85,6 +85,7 @@ def small_kernels(dtype: str, aligned: bool) -> list[Kernel]:
         *(TransposeKernel(nibbles, aligned) for nibbles in (True, False)),
         *(ScaleLayoutKernel(kind) for kind in SCALE_LAYOUTS),
         ComputeScaleKernel(Scheme("f8E4M3FN", "tensor", "f32")),
+        InverseScaleKernel(),
         UpdateScaleKernel(delayed),
         UpdateScaleKernel(delayed, -1, most_recent=True),
     ]

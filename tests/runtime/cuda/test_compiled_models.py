@@ -140,6 +140,26 @@ def test_sizes_known_only_at_run_time(monkeypatch, library, recipe):
         assert_same(run("cuda:sm_100a"), expected)
 
 
+def test_inputs_may_lie_in_memory_in_any_way(monkeypatch, library):
+    """They are put in order once, so that launches are the planned ones."""
+    model, _ = make_mlp()
+    x = torch.randn(24, 64)
+    model[0] = nn.Linear(64, 70)
+    shifted = torch.empty(24 * 64 + 1)[1:].view(24, 64).copy_(x)
+    assert shifted.data_ptr() % 16 == 4
+    views = [x, x.t().contiguous().t(), torch.cat((x, x), dim=1)[:, :64], shifted, torch._neg_view(-x)]
+    net = steelyard.compile(model, "mxfp8", target="cuda:sm_100a")
+    found = []
+    with mock_gpu(monkeypatch, library, "sm_100a") as launcher, torch.no_grad():
+        for view in views:
+            launcher.launches.clear()
+            y = net(view)
+            found.append((y, [(launch.kernel, launch.blocks) for launch in launcher.launches[-4:]]))
+    assert all(torch.equal(y, found[0][0]) for y, _ in found)
+    assert all(launches == found[0][1] for _, launches in found)
+    assert len(found[0][1]) == 4
+
+
 def test_attention_is_emulated(monkeypatch, library):
     model, x = make_block()
 

@@ -55,7 +55,10 @@ attributes = {
     Kind.FLOAT: st.floats().map(lambda number: ir.FloatAttr.get_f64(number)),
     Kind.SCHEME: schemes.map(lambda text: ir.Attribute.parse(text)),
     Kind.FLAG: st.booleans().map(lambda flag: ir.BoolAttr.get(flag)),
+    Kind.SYMBOL: texts.filter(bool).map(lambda text: ir.FlatSymbolRefAttr.get(text)),
 }
+sizes = st.one_of(attributes[Kind.STRING], attributes[Kind.INTEGER])
+attributes |= {Kind.SIZE: sizes, Kind.ARGUMENTS: st.lists(sizes, max_size=3).map(lambda items: ir.ArrayAttr.get(items))}
 others = st.one_of(
     texts.map(lambda text: ir.StringAttr.get(text)),
     types.map(lambda text: ir.TypeAttr.get(ir.Type.parse(text))),
@@ -232,6 +235,14 @@ FREE = "func.func @f(%x: tensor<f32>) {\n  "
             36,
             "expected a scheme, as in #mxfp8_1x32 for 'scheme' in 'scaled.compute_scale', got 'fp8'",
         ),
+        (
+            "scaled.launch amax_f32() blocks(1)",
+            2,
+            17,
+            "expected a symbol, as in @amax_f32 for 'kernel' in 'scaled.launch', got 'amax_f32'",
+        ),
+        ("scaled.launch @amax_f32(%x)", 2, 27, "expected an integer or a string for 'arguments' in 'scaled.launch'"),
+        ("scaled.launch @amax_f32() blocks(1.5)", 2, 36, "expected an integer or a string for 'blocks'"),
         ("scaled.free %x : !scaled.tensor<4xf32, #mxfp8_1x32", 2, 20, "expected '>' to close !scaled.tensor<"),
         ("scaled.free %x : !scaled.tensor<4xf32>", 2, 20, None),
         # MLIR's own errors, in what was translated and behind it.

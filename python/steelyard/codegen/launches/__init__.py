@@ -1,0 +1,1 @@
+"""Launches of generated kernels, planned without tensors: see `plan.LaunchPlan`."""

@@ -1,0 +1,112 @@
+"""Amaxes, quantize and producers, planned."""
+
+from collections.abc import Sequence
+
+from steelyard.codegen.amax import AmaxKernel
+from steelyard.codegen.launches.plan import Argument, Buffer, PlanBuilder
+from steelyard.codegen.launches.sources import Filling
+from steelyard.codegen.launches.values import StoredCopy
+from steelyard.codegen.produce import ProduceKernel
+from steelyard.codegen.quantize import QuantizeKernel
+from steelyard.codegen.sizes import is_zero
+from steelyard.codegen.state import ComputeScaleKernel, InverseScaleKernel
+
+
+def find_amax(
+    plan: PlanBuilder,
+    filling: Filling,
+    out: Buffer,
+    *,
+    columnwise: bool = False,
+    rht: bool = False,
+    per_line: bool = False,
+) -> None:
+    """The largest magnitude of a matrix or of each of its lines; 0 where there is none."""
+    plan.call("zero", out)
+    kernel = AmaxKernel(filling.source, columnwise, rht, per_line)
+    plan.launch(kernel, {**filling.named, "amax": out}, filling.rows, filling.columns)
+
+
+def produce_into(plan: PlanBuilder, filling: Filling, out: Buffer) -> None:
+    """What a producer makes, in memory."""
+    plan.launch(ProduceKernel(filling.source), {**filling.named, "out": out}, filling.rows, filling.columns)
+
+
+def quantize_into(
+    plan: PlanBuilder,
+    filling: Filling,
+    copies: Sequence[StoredCopy],
+    *,
+    scale: Buffer | None = None,
+    amaxes: Sequence[Buffer | None] | None = None,
+    rng: Buffer | None = None,
+) -> None:
+    """Copies of a matrix by one kernel, after the amaxes that their codes wait for.
+
+    `scale`: that of per-tensor copies; `amaxes`: those that are known already, one for each copy; `rng`: seed and
+    offset of stochastic rounding.
+    """
+    given = list(amaxes or [None] * len(copies))
+    found: dict[tuple[bool, bool, bool], Buffer] = {}
+    for copy, known in zip(copies, given, strict=True):
+        _prepare_amax(plan, filling, copy, scale, known, found)
+    _launch_quantize(plan, filling, copies, scale, rng)
+    _scale_nothing(plan, filling, copies, scale)
+    for copy, known in zip(copies, given, strict=True):
+        if scale is not None and known is not None and copy.amax is not None:
+            plan.call("copy", known, copy.amax)
+
+
+def _prepare_amax(
+    plan: PlanBuilder,
+    filling: Filling,
+    copy: StoredCopy,
+    scale: Buffer | None,
+    given: Buffer | None,
+    found: dict[tuple[bool, bool, bool], Buffer],
+) -> None:
+    """Fill the amax that a copy's codes wait for; with a given scale the quantize itself records it."""
+    if copy.amax is None:
+        return
+    if given is not None:
+        plan.call("copy", given, copy.amax)
+        return
+    scheme = copy.scheme
+    if scheme.family != "nvfp4" and scale is not None:
+        plan.call("zero", copy.amax)
+        return
+    per_line = scheme.second_level == "row"
+    columnwise = copy.columnwise and (per_line or scheme.rht)
+    options = columnwise, scheme.rht, per_line
+    if options in found:
+        plan.call("copy", found[options], copy.amax)  # the other copy has the same one
+        return
+    find_amax(plan, filling, copy.amax, columnwise=columnwise, rht=scheme.rht, per_line=per_line)
+    found[options] = copy.amax
+
+
+def _launch_quantize(
+    plan: PlanBuilder, filling: Filling, copies: Sequence[StoredCopy], scale: Buffer | None, rng: Buffer | None
+) -> None:
+    if not copies:
+        return
+    named: dict[str, Argument] = dict(filling.named)
+    for copy in copies:
+        usage = "col" if copy.columnwise else "row"
+        parts = {"codes": copy.codes, "scales": copy.scales, "amax": copy.amax, "scale": scale, "rng": rng}
+        named |= {f"{usage}_{name}": part for name, part in parts.items() if part is not None}
+    specs = tuple(copy.spec(given_scale=scale is not None) for copy in copies)
+    plan.launch(QuantizeKernel(filling.source, specs), named, filling.rows, filling.columns)
+
+
+def _scale_nothing(plan: PlanBuilder, filling: Filling, copies: Sequence[StoredCopy], scale: Buffer | None) -> None:
+    """A matrix with no elements, which no quantize is launched for, has a per-tensor scale all the same."""
+    blocks = is_zero(filling.elements)
+    for copy in copies:
+        if blocks == 0 or copy.scheme.family != "tensor" or copy.amax is None:
+            continue
+        own = scale
+        if own is None:
+            own = plan.temporary()
+            plan.launch_blocks(ComputeScaleKernel(copy.scheme), {"amax": copy.amax, "scale": own}, blocks)
+        plan.launch_blocks(InverseScaleKernel(), {"scale": own, "inverse": copy.scales}, blocks)

@@ -1,0 +1,70 @@
+"""What tiles are filled from, planned: a matrix, or what a producer makes of one or two."""
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from steelyard.codegen.launches.plan import Argument, Buffer, PlanBuilder
+from steelyard.codegen.launches.values import Matrix, Vector
+from steelyard.codegen.producers import KINDS, STATISTICS, Producer
+from steelyard.codegen.sizes import Size
+from steelyard.codegen.sources import Source
+from steelyard.codegen.statistics import RowStatisticsKernel
+from steelyard.errors import ConstraintError
+
+
+@dataclass(frozen=True)
+class Filling:
+    """A source of tiles, with the arguments that kernels take for it."""
+
+    source: Source
+    named: Mapping[str, Argument]
+    rows: Size
+    columns: Size
+
+    @property
+    def elements(self) -> Size:
+        return self.rows * self.columns
+
+
+def fill_from(
+    matrices: Sequence[Matrix], producer: Producer | None = None, named: Mapping[str, Argument] | None = None
+) -> Filling:
+    """One or two matrices of one shape and dtype; `named` is what the producer takes besides them."""
+    first = matrices[0]
+    arguments: dict[str, Argument] = {"rows": first.rows, "columns": first.columns, **(named or {})}
+    for index, matrix in enumerate(matrices):
+        arguments |= matrix.arguments(f"input{index}", f"row_stride{index}", f"column_stride{index}")
+    aligned = all(matrix.is_aligned for matrix in matrices)
+    return Filling(Source(first.dtype, aligned, producer), arguments, first.rows, first.columns)
+
+
+def fill_from_producer(
+    plan: PlanBuilder,
+    kind: str,
+    matrices: Sequence[Matrix],
+    vectors: Mapping[str, Vector],
+    epsilon: float,
+) -> Filling:
+    """What a producer makes. Norms have the vectors `weight` and `bias`, or one or none of them."""
+    if kind not in KINDS:
+        raise ConstraintError("producer_kind", f"producer must be one of {', '.join(KINDS)}, got {kind!r}")
+    if not kind.endswith("_norm"):
+        return fill_from(matrices, Producer(kind))
+    named: dict[str, Argument] = {"statistics": _row_statistics(plan, matrices[0], kind == "layer_norm", epsilon)}
+    for name, vector in vectors.items():
+        named |= {name: vector.buffer, f"{name}_stride": vector.stride}
+    dtypes = {name: vector.dtype for name, vector in vectors.items()}
+    return fill_from(matrices, Producer(kind, **dtypes), named)
+
+
+def _row_statistics(plan: PlanBuilder, matrix: Matrix, centered: bool, epsilon: float) -> Buffer:
+    """Launch the kernel that reads each row once; where it leaves what it found."""
+    statistics = plan.temporary(matrix.rows, STATISTICS)
+    if matrix.elements == 0:
+        return statistics
+    (bits,) = struct.unpack("<q", struct.pack("<d", epsilon))
+    named: dict[str, Argument] = matrix.arguments("input0", "row_stride0", "column_stride0")
+    named |= {"rows": matrix.rows, "columns": matrix.columns, "epsilon": bits, "statistics": statistics}
+    plan.launch(RowStatisticsKernel(matrix.dtype, centered), named, matrix.rows, matrix.columns)
+    return statistics
