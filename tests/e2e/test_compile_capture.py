@@ -406,13 +406,13 @@ def test_torch_compile_without_a_recipe_says_so():
 
 
 @torch.no_grad()
-def test_ir_dump_has_a_numbered_file_a_pass(tmp_path):
+def test_ir_dump_has_a_numbered_file_per_pass(tmp_path):
     torch.manual_seed(0)
     net = steelyard.compile(nn.Sequential(nn.Linear(33, 40), nn.GELU(), nn.Linear(40, 7)), "mxfp8")
     net(torch.randn(4, 33))
     names = [path.name for path in net.ir_dump(tmp_path / "dump")]
     assert names[0] == "graph0_00_traced.mlir"
-    assert names[-2:] == [f"graph0_{len(names) - 2:02}_scaled-plan-memory.mlir", "graph0_program.py"]
+    assert names[-2:] == [f"graph0_{len(names) - 2:02}_scaled-verify-stage.mlir", "graph0_program.py"]
     for word in ("raise-gemms", "apply-recipe", "insert-quantize", "partition", "lower-storage", "select-kernels"):
         assert sum(f"scaled-{word}.mlir" in name for name in names) == 1
     # The passes run once more for it, and end where the program began.
