@@ -12,6 +12,7 @@ from torch_mlir import ir
 from steelyard.dialect import print_module
 from steelyard.dialect.assembly.tokens import closing, split_at_commas
 from steelyard.errors import SteelyardError
+from steelyard.ir.attributes import PLAN
 from steelyard.ir.locations import layer_of
 from steelyard.ir.torch_ops import walk_ops
 
@@ -49,12 +50,12 @@ class _Excerpt:
         spans = list(self._spans(start + 1, end - 1))
         shown: dict[int, list[str]] = {}
         for index, (op, span) in enumerate(zip(ops, spans, strict=True)):
-            if op.operation.name == "builtin.module":
+            if op.operation.name == "builtin.module" and PLAN not in op.attributes:
                 shown[index] = self._module(op.operation, *span)
             elif op.operation.name == "func.func" and span[1] > span[0] + 1:
                 shown[index] = self._function(op.operation, *span)
         for index, (op, span) in enumerate(zip(ops, spans, strict=True)):
-            if index not in shown and _symbol(op.operation) in self._symbols:
+            if index not in shown and _declared(op.operation) in self._symbols:
                 shown[index] = self._source[slice(*span)]
         if not any(shown.values()):
             return []
@@ -109,9 +110,10 @@ def _indent(line: str) -> str:
     return line[: len(line) - len(line.lstrip())]
 
 
-def _symbol(op: ir.Operation) -> str:
-    name = op.attributes.get("sym_name")
-    return name.value if isinstance(name, ir.StringAttr) else ""
+def _declared(op: ir.Operation) -> str:
+    """The symbol that an op declares, or plans the launches of."""
+    name = op.attributes.get(PLAN, op.attributes.get("sym_name"))
+    return name.value if isinstance(name, ir.StringAttr | ir.FlatSymbolRefAttr) else ""
 
 
 def _referenced_symbols(op: ir.Operation) -> set[str]:

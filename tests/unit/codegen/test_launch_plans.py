@@ -102,3 +102,15 @@ def test_steps_that_cannot_be_read_say_why(step, message):
 def test_a_step_that_can_be_read():
     (plan,) = read(LAUNCH % (ARGUMENTS, '"(source[0] + 63) // 64"')).values()
     assert [kernel.name for kernel in plan.kernels] == ["amax_f32"]
+
+
+def test_a_layer_is_shown_with_its_launches():
+    net = steelyard.compile(Model(), "mxfp8", target="cuda:sm_100a")
+    with torch.no_grad():
+        net.lower(torch.randn(24, 40))
+    whole, layer = net.ir("lowered"), net.ir("lowered", layer="down")
+    shown = [name for name in ("@quantize_0", "@produce_quantize_0", "@produce_quantize_1") if f"call {name}" in layer]
+    assert shown == ["@produce_quantize_1"]
+    assert "scaled.plan = @produce_quantize_1}" in layer
+    assert "scaled.plan = @produce_quantize_0}" not in layer
+    assert whole.count("scaled.plan = ") > layer.count("scaled.plan = ") > 0
