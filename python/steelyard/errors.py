@@ -1,4 +1,4 @@
-"""The errors that users meet.
+"""The errors that users see.
 
 Each class says whose fault it is. Each message says what must hold, what was found, where, and what to do.
 """
@@ -41,12 +41,12 @@ class PipelineError(IRError):
 
 
 class TargetError(SteelyardError):
-    """A target is unknown, or cannot do what it was asked."""
+    """A target is unknown, or does not support what was asked for."""
 
 
 class NonFiniteError(SteelyardError, ArithmeticError):
-    """An operand of a GEMM holds an infinity or a NaN, and `check_finite=True` asked to be told."""
+    """With `check_finite=True`: an operand of a GEMM holds an infinity or a NaN."""
 
 
 class InternalError(SteelyardError):
-    """Steelyard is wrong: please report it."""
+    """A bug in Steelyard: please report it."""

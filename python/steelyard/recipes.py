@@ -19,7 +19,7 @@ from steelyard.formats.schemes import Scheme
 Schemes = tuple[Scheme | None, Scheme | None]
 
 AMAX_ALGORITHM = "amax_compute_algo"
-"""The key, in the place of a role, of a user's own algorithm among the quantizers of a layer."""
+"""Among the quantizers of a layer, the key of a user's own amax algorithm: it stands where a role would."""
 
 _NOT_QUANTIZED: Schemes = (None, None)
 _CHOICES = {
@@ -31,14 +31,14 @@ _CHOICES = {
     "backward": ("normal", "high_precision", "dequantized"),
 }
 _SMALLEST = {"margin": 0, "amax_history_len": 1}
-# 2^-margin must be a normal float32, and epsilon, unless it is 0, must neither overflow nor vanish in float32.
+# 2^-margin must be a normal float32, and epsilon, unless it is 0, must not overflow or vanish in float32.
 _LARGEST = {"margin": 126}
 _EPSILON_RANGE = (2.0**-149, (2 - 2.0**-23) * 2.0**127)
 EPSILON = "0 or a finite, positive number that float32 holds, from {:.3g} to {:.3g}".format(*_EPSILON_RANGE)
 
 
 class Role(str):
-    """The name of an operand, with the name and the kind of its layer, by which a custom recipe may choose."""
+    """The name of an operand, with the name and kind of its layer. Custom recipes choose by these."""
 
     __slots__ = ("kind", "layer")
 
@@ -51,7 +51,7 @@ class Role(str):
 
 @dataclass(frozen=True)
 class Recipe(ABC):
-    """Base of the recipes: validation, serialization, and the choice of the backward."""
+    """Base class of recipes: validation, serialization and the mode of the backward."""
 
     name: ClassVar[str] = ""
 
@@ -63,7 +63,7 @@ class Recipe(ABC):
             _check_field(type(self).__name__, each.name, each.type, getattr(self, each.name))
 
     def schemes(self, role: str) -> Schemes:
-        """The rowwise and the columnwise scheme of an operand; None where that copy is not quantized."""
+        """The rowwise and the columnwise scheme of an operand; None if that copy is not quantized."""
         if role not in ROLES:
             raise RecipeError(f"role must be one of {', '.join(ROLES)}, got {role!r}")
         row, col = self._schemes(role)
@@ -89,7 +89,7 @@ class Recipe(ABC):
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Recipe":
-        """The recipe that `to_dict` gave; missing fields have their defaults."""
+        """The recipe from the result of `to_dict`; missing fields have their defaults."""
         if not isinstance(values, Mapping):
             raise RecipeError(f"a recipe must be a dict of its fields, got {type(values).__name__} {values!r}")
         values = dict(values)
@@ -108,7 +108,7 @@ class Recipe(ABC):
 
     @classmethod
     def from_toml(cls, text: str) -> "Recipe":
-        """The recipe that `to_toml` gave."""
+        """The recipe from the result of `to_toml`."""
         if not isinstance(text, str):
             raise RecipeError(f"the recipe must be TOML in a str, got {type(text).__name__}; decode or read it first")
         try:
@@ -194,7 +194,7 @@ class MXFP8BlockScaling(Recipe):
     fp8_format: str = "E4M3"
     """`E4M3` for everything, or `HYBRID`: E5M2 for gradients."""
     scale_rule: str = "rceil"
-    """How the scale follows from a block's amax: rceil, floor, ceil or even."""
+    """How the scale is computed from a block's amax: rceil, floor, ceil or even."""
     weight_tiles: bool = False
     """Weights in 32x32 tiles, so that the rowwise and the columnwise copy hold the same values."""
 
@@ -292,7 +292,7 @@ class Overrides(dict[str, Recipe | None]):
         return overrides
 
     def pattern_of(self, layer: str) -> str | None:
-        """The pattern that decides a layer; None where none matches."""
+        """The first pattern that matches a layer; None if none does."""
         return next((pattern for pattern in self if fnmatchcase(layer, pattern)), None)
 
     def recipe_of(self, layer: str, default: Recipe) -> Recipe | None:
@@ -301,7 +301,7 @@ class Overrides(dict[str, Recipe | None]):
         return default if pattern is None else self[pattern]
 
     def unmatched(self, layers: Iterable[str]) -> list[str]:
-        """The patterns that decide none of these layers."""
+        """The patterns that are not the first match of any of these layers."""
         deciding = {self.pattern_of(layer) for layer in layers}
         return [pattern for pattern in self if pattern not in deciding]
 
@@ -322,7 +322,7 @@ def _class_of(name: str) -> type[Recipe]:
         if recipe.name == name:
             return recipe
     if name == CustomRecipe.name:
-        raise RecipeError("a custom recipe holds a factory, which no name or file can give; build CustomRecipe in code")
+        raise RecipeError("a custom recipe holds a factory, which no name or file can hold; build CustomRecipe in code")
     known = ", ".join(NAMES)
     raise RecipeError(f"recipe must be a recipe object or one of {known}; got {name!r}{_nearest(name, NAMES)}")
 
@@ -337,7 +337,7 @@ def _fp8_element(fp8_format: str, role: str) -> str:
 
 
 def _check_field(owner: str, name: str, kind: Any, value: Any) -> None:
-    """Refuse a value that its field cannot have."""
+    """Refuse a value that is not valid for its field."""
     if name in _SMALLEST:
         largest = _LARGEST.get(name)
         holds = type(value) is int and value >= _SMALLEST[name] and (largest is None or value <= largest)
@@ -358,7 +358,7 @@ def _check_field(owner: str, name: str, kind: Any, value: Any) -> None:
 
 
 def is_epsilon(value: Any) -> bool:
-    """Whether a value can bound amaxes from below: it must be `EPSILON` in words."""
+    """Whether a value is a valid lower bound of amaxes; `EPSILON` says the condition in words."""
     smallest, largest = _EPSILON_RANGE
     return type(value) in (int, float) and (value == 0 or smallest <= value <= largest)
 

@@ -152,7 +152,7 @@ func.func @nvfp4_wgrad(%dy: !scaled.tensor<40x48xbf16, none, #nvfp4_1x16_rht>, %
 
 // One second scale a row has no native product.
 // CHECK-LABEL: func.func @row_scaled
-// NEW-NEXT: scaled.gemm {{\w+}} %arg0, %arg1 {{.*}}scaled.reason = "cuBLASLt takes one second scale a tensor, not one a row"
+// NEW-NEXT: scaled.gemm {{\w+}} %arg0, %arg1 {{.*}}scaled.reason = "cuBLASLt takes one second-level scale per tensor, not one per row"
 // OLD-NEXT: scaled.gemm {{\w+}} %arg0, %arg1 {{.*}}scaled.path = "emulated"
 func.func @row_scaled(%x: !scaled.tensor<8x64xbf16, #nvfp4_1x16_per_row>, %w: !scaled.tensor<32x64xbf16, #nvfp4_1x16>) -> (!torch.vtensor<[8,32],bf16>) {
   %0 = scaled.gemm fprop %x, %w at "up" : !scaled.tensor<8x64xbf16, #nvfp4_1x16_per_row>, !scaled.tensor<32x64xbf16, #nvfp4_1x16> -> !torch.vtensor<[8,32],bf16>

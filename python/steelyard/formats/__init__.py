@@ -1,4 +1,4 @@
-"""What every other room agrees on: schemes, the tensors that a quantized copy stores, and the GEMMs of a layer.
+"""What all other packages share: schemes, the tensors that a quantized copy stores, and the GEMMs of a layer.
 
-Plain data: importing these modules imports neither torch nor MLIR, but for `copies` and `checks`, which hold tensors.
+Plain data: only `copies` and `checks`, which hold tensors, import torch. Nothing here imports MLIR.
 """

@@ -1,4 +1,4 @@
-"""The activations that kernels compute, by the names that the IR, the reference and every target know them by."""
+"""The activations that kernels compute, under the names that the IR, the reference and every target use."""
 
 from typing import Literal, get_args
 
@@ -7,4 +7,4 @@ ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
 Epilogue = Literal["none", Activation]
 EPILOGUES: tuple[Epilogue, ...] = get_args(Epilogue)
-"""What a GEMM may apply to its product."""
+"""What a GEMM can apply to its product."""

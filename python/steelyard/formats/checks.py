@@ -1,4 +1,4 @@
-"""What must hold of the arguments of a quantization, whoever runs it: the reference, the CPU or CUDA."""
+"""Checks of the arguments of a quantize, shared by the reference, the CPU kernels and the CUDA kernels."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ INPUT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_input(x: torch.Tensor) -> None:
-    """The source is a tensor of a dtype that is quantized."""
+    """Refuse a source that cannot be quantized."""
     if x.dtype not in INPUT_DTYPES or x.dim() == 0:
         raise ConstraintError(
             "quantize_input",
@@ -20,7 +20,7 @@ def check_input(x: torch.Tensor) -> None:
 
 
 def check_amax_options(*, rht: bool, per_row: bool) -> None:
-    """An amax is of one kind."""
+    """Refuse options that exclude each other."""
     if rht and per_row:
         raise ConstraintError(
             "amax_options", "an amax per row excludes the random Hadamard transform; ask for one of them"
@@ -28,7 +28,7 @@ def check_amax_options(*, rht: bool, per_row: bool) -> None:
 
 
 def check_scheme(scheme: Scheme, *, columnwise: bool, scale: Any, rng: Any) -> None:
-    """The scheme is one that kernels know, and has what it needs."""
+    """Refuse a scheme that kernels do not support, or whose operands are missing."""
     usage, refused, taken = ("columnwise", "1x32", "32x1") if columnwise else ("rowwise", "32x1", "1x32")
     if scheme.custom or scheme.layout != "compact":
         raise ConstraintError("quantize_scheme", f"the scheme must be a built-in one with compact scales, got {scheme}")
@@ -41,7 +41,7 @@ def check_scheme(scheme: Scheme, *, columnwise: bool, scale: Any, rng: Any) -> N
 
 
 def amax_pair(amax: Any, row: Scheme | None, col: Scheme | None) -> tuple:
-    """The amax that was given for each copy: one serves both where they are of the same values."""
+    """The given amax of each copy. One amax is enough for both if both copies quantize the same values."""
     if isinstance(amax, tuple):
         if len(amax) != 2:
             raise ConstraintError("quantize_amax", f"a pair of amaxes must be (row, col), got {len(amax)} values")

@@ -1,4 +1,4 @@
-"""The data that a quantize leaves and a GEMM reads, shared by the reference, the kernels and the tensor classes."""
+"""The data that a quantize writes and a GEMM reads, shared by the reference, the kernels and the tensor classes."""
 
 from dataclasses import dataclass, replace
 
@@ -18,26 +18,26 @@ class QuantizedCopy:
     """
 
     codes: torch.Tensor
-    """uint8, the stored array; FP4 holds two codes a byte along its last dim, the first in the low nibble."""
+    """uint8, the stored array; FP4 holds two codes per byte along its last dim, the first in the low nibble."""
     scales: torch.Tensor
-    """Decode scales, compact: f32 scale_inv (0-d per tensor, or one a block), E8M0 bytes (mx), E4M3 bytes (nvfp4)."""
+    """Decode scales, compact: f32 scale_inv (0-d, or one per block), E8M0 bytes (mx), E4M3 bytes (nvfp4)."""
     amax: torch.Tensor | None
-    """f32: 0-d for the tensor and nvfp4 families (after the transform, if any), one a stored row when row-scaled."""
+    """f32: 0-d for the tensor and nvfp4 families (after the transform, if any), one per stored row when row-scaled."""
     scheme: Scheme
     shape: tuple[int, int]
     """Logical (M, N)."""
     columnwise: bool
     borrowed: bool = False
-    """The parts are those of the copy of the other usage; see `other_usage`."""
+    """The parts belong to the copy of the other usage; see `other_usage`."""
 
     @property
     def is_stored_transposed(self) -> bool:
-        """The stored array is the transpose of the logical matrix."""
+        """Whether the stored array is the transpose of the logical matrix."""
         return is_stored_transposed(self.scheme, self._is_stored_columnwise)
 
     @property
     def stored_shape(self) -> tuple[int, int]:
-        """Elements of the stored array: its codes, before two FP4 codes share a byte."""
+        """Shape of the stored array in elements, before FP4 codes are packed two per byte."""
         return stored_shape(self.scheme, self.shape, self._is_stored_columnwise)
 
     @property
@@ -46,9 +46,9 @@ class QuantizedCopy:
 
 
 def other_usage(copy: QuantizedCopy) -> QuantizedCopy:
-    """The copy of the other usage without moving a byte: GEMMs transpose FP8 codes while they pack them.
+    """The copy of the other usage, without moving a byte: GEMMs transpose FP8 codes while they pack them.
 
-    For one scale a tensor, 128x128 and 32x32 tiles, where both usages have the same codes.
+    Only for per-tensor scales and for 128x128 and 32x32 tiles: there, both usages have the same codes.
     """
     if not copy.scheme.is_transposable or copy.scheme.element == "f4E2M1FN":
         raise ConstraintError(

@@ -1,4 +1,4 @@
-"""The element types of tensors in the IR, and the bytes of each."""
+"""The element types of tensors in the IR, and their sizes in bytes."""
 
 FLOAT_DTYPES = ("f32", "bf16", "f16")
 """What recipes quantize."""

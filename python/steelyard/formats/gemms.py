@@ -1,4 +1,4 @@
-"""The three GEMMs of a linear layer: what their operands are to a recipe, and which copy of each they read."""
+"""The three GEMMs of a linear layer: the roles of their operands, and which copy of each they read."""
 
 from typing import Literal, get_args
 
@@ -8,27 +8,27 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 Role = Literal["input", "weight", "grad_output"]
 ROLES: tuple[Role, ...] = get_args(Role)
-"""What a quantized tensor is to a recipe."""
+"""The roles by which a recipe chooses the schemes of a tensor."""
 
 Usage = Literal["rowwise", "columnwise"]
 ROWWISE: Usage = "rowwise"
 COLUMNWISE: Usage = "columnwise"
 USAGES: tuple[Usage, ...] = (ROWWISE, COLUMNWISE)
-"""The copies that a quantized tensor may have."""
+"""The copies that a quantized tensor can have."""
 
 OPERAND_ROLES: dict[str, tuple[Role, Role]] = {
     "fprop": ("input", "weight"),
     "dgrad": ("grad_output", "weight"),
     "wgrad": ("grad_output", "input"),
 }
-"""What lhs and rhs of each kind are to a recipe."""
+"""The roles of lhs and rhs, by kind."""
 
 OPERAND_USAGES: dict[str, tuple[Usage, Usage]] = {
     "fprop": (ROWWISE, ROWWISE),
     "dgrad": (ROWWISE, COLUMNWISE),
     "wgrad": (COLUMNWISE, COLUMNWISE),
 }
-"""Which copies of lhs and rhs each kind reads: those whose blocks run along the reduction."""
+"""Which copies of lhs and rhs each kind reads: the ones whose blocks run along the reduction."""
 
 
 def reads_columnwise(kind: str) -> tuple[bool, bool]:

@@ -1,7 +1,7 @@
 """What a quantized copy stores: its parts by name, and the shape of each.
 
-The parts are `codes`, `scales` and, where the scheme has one, `amax`. A packed copy is one part, `packed`. Sizes may be
-None where they are known only at run time. Plain numbers for every framework: nothing here imports torch.
+The parts are `codes`, `scales` and, if the scheme has one, `amax`. A packed copy has one part, `packed`. A size that is
+known only at run time is None. Nothing here imports torch, so that every framework can use it.
 """
 
 from typing import Literal, TypeVar, get_args
@@ -9,7 +9,7 @@ from typing import Literal, TypeVar, get_args
 from steelyard.formats.schemes import Scheme
 
 Size = int | None
-"""None where a size is known only at run time."""
+"""None if the size is known only at run time."""
 AnySize = TypeVar("AnySize", int, Size)
 
 Part = Literal["codes", "scales", "amax", "packed"]
@@ -49,12 +49,12 @@ def part_names(scheme: Scheme) -> tuple[Part, ...]:
 
 
 def is_stored_transposed(scheme: Scheme, columnwise: bool) -> bool:
-    """The stored array is the transpose of the matrix: for every columnwise copy but MX."""
+    """Whether the stored array is the transpose of the matrix: every columnwise copy except MX."""
     return columnwise and scheme.family != "mx"
 
 
 def stored_shape(scheme: Scheme, shape: tuple[AnySize, AnySize], columnwise: bool) -> tuple[AnySize, AnySize]:
-    """Rows and columns of the stored array; the random Hadamard transform fills whole groups of 16."""
+    """Rows and columns of the stored array; the random Hadamard transform pads to whole groups of 16."""
     rows, columns = shape[::-1] if is_stored_transposed(scheme, columnwise) else shape
     return rows, round_up(columns, 16) if scheme.rht else columns
 
@@ -78,7 +78,7 @@ def scales_shape(scheme: Scheme, stored: tuple[AnySize, AnySize], columnwise: bo
 
 
 def amax_shape(scheme: Scheme, stored: tuple[AnySize, AnySize]) -> tuple[AnySize, ...] | None:
-    """Shape of the amax of a stored array; None where the scheme keeps none."""
+    """Shape of the amax of a stored array; None if the scheme keeps none."""
     if scheme.family in ("block", "mx"):
         return None
     return (stored[0],) if scheme.second_level == "row" else ()
@@ -107,7 +107,7 @@ def packed_size(rows: int, columns: int, row_scaled: bool) -> int:
 
 
 def ceil_div(size: AnySize, divisor: int) -> AnySize:
-    """The quotient, rounded up."""
+    """`size / divisor`, rounded up."""
     return size if size is None else -(-size // divisor)
 
 

@@ -1,4 +1,4 @@
-"""The bits by which native kernels know a scheme."""
+"""A scheme as the bits that are passed to native kernels."""
 
 from functools import cache
 

@@ -13,7 +13,7 @@ from steelyard.errors import ConstraintError
 FP8_ELEMENTS = ("f8E4M3FN", "f8E5M2")
 ELEMENT_MAX = {"f8E4M3FN": 448.0, "f8E5M2": 57344.0, "f4E2M1FN": 6.0}
 
-# Family -> legal elements, blocks (rows x columns of the array that is stored) and scale type.
+# Family -> legal elements, blocks (rows x columns of the stored array) and scale type.
 FAMILIES = {
     "tensor": (FP8_ELEMENTS, ("tensor",), "f32"),
     "block": (FP8_ELEMENTS, ("1x128", "128x128"), "f32"),
@@ -64,7 +64,7 @@ class Scheme:
     rht: bool = False
     """A random Hadamard transform runs along the reduction before quantizing."""
     rule: str = "rceil"
-    """How an f8E8M0FNU scale follows from the amax: rceil, floor, ceil or even."""
+    """How an f8E8M0FNU scale is computed from the amax: rceil, floor, ceil or even."""
     second_level: str = "none"
     """A second, f32 scale above the block scales: per `tensor` or per `row`."""
     four_over_six: str = "none"
@@ -84,7 +84,7 @@ class Scheme:
 
     @cached_property
     def family(self) -> str:
-        """`tensor`, `block`, `mx`, `nvfp4` or `custom`: GEMM operands of one family go together."""
+        """`tensor`, `block`, `mx`, `nvfp4` or `custom`: both operands of a GEMM must have the same family."""
         return "custom" if self.custom else _family(self)
 
     @cached_property
@@ -97,19 +97,19 @@ class Scheme:
 
     @property
     def block_sizes(self) -> tuple[int, int]:
-        """Rows and columns of a block, of a scheme that has blocks."""
+        """Rows and columns of a block; an error if the scheme has no blocks."""
         if self.block_shape is None:
-            raise ValueError("a scheme with one scale a tensor has no blocks")
+            raise ValueError("a scheme with one scale per tensor has no blocks")
         return self.block_shape
 
     @property
     def is_tiled(self) -> bool:
-        """Blocks are square: the columnwise copy holds the same values as the rowwise one."""
+        """Whether blocks are square, so that the columnwise copy holds the same values as the rowwise one."""
         return self.block_shape is not None and self.block_shape[0] == self.block_shape[1]
 
     @property
     def is_transposable(self) -> bool:
-        """The codes of the other usage follow from the codes of this one, without the source."""
+        """Whether the codes of the other usage can be computed from these codes, without the source."""
         return not self.custom and (self.block == "tensor" or self.is_tiled)
 
     @property
@@ -196,7 +196,7 @@ def _check_fp4(scheme: Scheme) -> None:
     _require(
         fp4 == (scheme.second_level != "none"),
         "scheme_c8",
-        f"a second level must be there for f4E2M1FN and nothing else, got {scheme.second_level!r} for {scheme.element}",
+        f"f4E2M1FN, and only f4E2M1FN, must have a second level, got {scheme.second_level!r} for {scheme.element}",
     )
     _require(
         scheme.second_level != "row" or (scheme.block == "1x16" and not scheme.rht and not stochastic),

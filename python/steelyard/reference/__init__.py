@@ -1,6 +1,6 @@
 """The reference: every format and rule in plain NumPy and torch, slow and readable.
 
-Kernels on every target leave the same codes, scales and amaxes, byte for byte.
+Kernels on every target write the same codes, scales and amaxes, byte for byte.
 """
 
 from steelyard.reference.delayed import update_scale

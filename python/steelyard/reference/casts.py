@@ -7,7 +7,7 @@ import numpy as np
 
 from steelyard.formats.schemes import ELEMENT_MAX
 
-NAN_CODE = 0x7F  # both FP8 formats; what hardware conversions make of any NaN
+NAN_CODE = 0x7F  # in both FP8 formats; hardware conversions turn every NaN into it
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Format:
 
     @property
     def nan_code(self) -> int:
-        """What NaN becomes: E2M1 has none, so its largest value."""
+        """The code that NaN becomes. E2M1 has no NaN, so it becomes the largest value."""
         return NAN_CODE if self.sign_bit == 0x80 else self.sign_bit - 1
 
     @cached_property
@@ -70,7 +70,7 @@ def encode(x: np.ndarray, fmt: Format) -> np.ndarray:
     absolute = magnitude.view(np.uint32)
     rounded = absolute + np.uint32((1 << (dropped - 1)) - 1) + (absolute >> np.uint32(dropped) & np.uint32(1))
     normal = (rounded >> np.uint32(dropped)).astype(np.int64) - ((127 - fmt.bias) << fmt.mantissa_bits)
-    # Below the smallest normal the format is fixed point: scaling by a power of two is exact, rint ties to even.
+    # Below the smallest normal the format is fixed point: scaling by a power of two is exact, and rint ties to even.
     with np.errstate(invalid="ignore", over="ignore"):
         subnormal = np.rint(magnitude * np.float32(2.0 ** (fmt.bias - 1 + fmt.mantissa_bits))).astype(np.int64)
     codes = np.where(magnitude < np.float32(2.0 ** (1 - fmt.bias)), subnormal, normal)
@@ -84,9 +84,9 @@ def decode(codes: np.ndarray, fmt: Format) -> np.ndarray:
 
 
 def encode_e2m1_stochastic(x: np.ndarray, random_bytes: np.ndarray) -> np.ndarray:
-    """E2M1 codes rounded up with the probability of the distance, from one random byte an element."""
+    """E2M1 codes, rounded up with a probability equal to the distance from below, by one random byte per element."""
     magnitude = np.abs(x)
-    # float64 holds byte/256 * step + |x| exactly wherever it matters, so one rounding remains: a fused multiply-add.
+    # float64 holds byte/256 * step + |x| exactly where it matters, so it is rounded once, as in a fused multiply-add.
     sum_exact = random_bytes / 256.0 * _e2m1_step(magnitude) + magnitude.astype(np.float64)
     dithered = sum_exact.astype(np.float32)
     step = _e2m1_step(dithered)

@@ -1,4 +1,4 @@
-"""The state of delayed scaling: a scale and a history of amaxes, updated once a step."""
+"""The state of delayed scaling: a scale and a history of amaxes, updated once per step."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ def update_scale(
     margin: int = 0,
     algorithm: str | Callable[[torch.Tensor], torch.Tensor] = "max",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scale and history of the next step; nothing changes where the newest amax (slot 0) is 0."""
+    """The scale and history of the next step. Nothing changes if the newest amax (slot 0) is 0."""
     history = amax_history.detach().numpy()
     if history.ndim != 1 or not history.size:
         raise ConstraintError("update_scale_history", f"the history must be a vector, got shape {history.shape}")

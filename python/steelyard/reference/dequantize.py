@@ -23,7 +23,7 @@ def dequantize(copy: QuantizedCopy, dtype: torch.dtype = torch.float32) -> torch
 
 
 def decode_stored(copy: QuantizedCopy) -> np.ndarray:
-    """The float32 values of the stored array, still transformed where the scheme transforms."""
+    """The float32 values of the stored array; a random Hadamard transform is not undone."""
     scheme = copy.scheme
     values = element_values(copy)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -44,7 +44,7 @@ def element_values(copy: QuantizedCopy) -> np.ndarray:
 
 
 def spread_scales(copy: QuantizedCopy) -> np.ndarray:
-    """The block scales as float32, one for each element of the stored array (0-d per tensor)."""
+    """The block scales as float32, repeated for each element of the stored array (0-d for a per-tensor scale)."""
     scheme = copy.scheme
     scales = copy.scales.numpy()
     if scheme.family == "tensor":
@@ -56,7 +56,7 @@ def spread_scales(copy: QuantizedCopy) -> np.ndarray:
 
 
 def _scale_extent(scheme: Scheme, columnwise: bool) -> tuple[int, int]:
-    """Elements that one compact scale stands for; MX and NVFP4 tiles repeat theirs along one dim."""
+    """Rows and columns that one compact scale covers; MX and NVFP4 tiles repeat their scales along one dim."""
     rows, columns = scheme.block_sizes
     if scheme.block == "32x32":
         return (32, 1) if columnwise else (1, 32)

@@ -1,4 +1,4 @@
-"""Four over six: each NVFP4 block also tries the map of its amax to 4 and keeps the smaller error."""
+"""Four over six: each NVFP4 block also tries to map its amax to 4 instead of 6 and keeps the smaller error."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from steelyard.reference.scales import FOUR_OVER_SIX_E4M3_MAX, nvfp4_encode_fact
 
 
 def choose(blocks, block_amax, amax, encode_scale, decode_scale, error: str) -> tuple[np.ndarray, np.ndarray]:
-    """Codes and E4M3 bytes of blocks (row blocks, rows, column blocks, columns); the rest broadcasts over blocks."""
+    """Codes and E4M3 bytes of `blocks` (row blocks, rows, column blocks, columns); other arguments broadcast."""
     measure = {"mae": np.abs, "mse": np.square}[error]
     with np.errstate(over="ignore", invalid="ignore"):
         base = block_amax / np.float32(6) * encode_scale
@@ -27,7 +27,7 @@ def _candidate(blocks, scale, amax, decode_scale, measure: Callable) -> tuple[np
 
 
 def _block_sum(errors: np.ndarray) -> np.ndarray:
-    """Float32 sums in a fixed order: along a row one by one, then the rows of a tile as a tree."""
+    """Float32 sums in a fixed order: one by one along a row, then the rows of a tile as a tree."""
     total = errors[..., 0]
     for column in range(1, errors.shape[-1]):
         total = total + errors[..., column]

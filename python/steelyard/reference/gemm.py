@@ -53,8 +53,8 @@ def qgemm(
     """`epilogue(a b^T (+ bias)) (+ residual)` or `a b^T (+ bias) (+ accumulate)`, each operand reduced along the dim
     that its copy is quantized along.
 
-    So fprop takes (x row, w row), dgrad (dy row, w col), wgrad (dy col, x col). With `preactivation` what the epilogue
-    is given is a second result.
+    So fprop takes (x row, w row), dgrad (dy row, w col), wgrad (dy col, x col). With
+    `preactivation`, the input of the epilogue is a second result.
     """
     check_operands(a, b)
     check_epilogue(epilogue, accumulate, residual, preactivation)
@@ -73,12 +73,12 @@ def qgemm(
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
-    """x times the normal distribution, by erfc: torch's 1 + erf leaves nothing of the lower tail."""
+    """x times the normal distribution, computed by erfc: torch's 1 + erf loses the lower tail."""
     return x * 0.5 * torch.special.erfc(x * -math.sqrt(0.5))
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """torch's tanh approximation of gelu, with (1 + tanh y) / 2 as the sigmoid of 2 y for the same reason."""
+    """torch's tanh approximation of gelu, with (1 + tanh y) / 2 computed as the sigmoid of 2 y for the same reason."""
     return x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3))
 
 
@@ -92,7 +92,7 @@ EPILOGUES = {
 
 
 def check_epilogue(epilogue: str, accumulate, residual, preactivation: bool) -> None:
-    """Refuse an epilogue that is not known, or one of sums that are not finished."""
+    """Refuse an unknown epilogue, or one on a sum that is not complete."""
     if epilogue not in EPILOGUES:
         raise ConstraintError("gemm_epilogue", f"epilogue must be one of {', '.join(EPILOGUES)}, got {epilogue!r}")
     if accumulate is not None and (epilogue != "none" or residual is not None or preactivation):
@@ -106,7 +106,7 @@ def check_epilogue(epilogue: str, accumulate, residual, preactivation: bool) -> 
 def check_addends(
     a: QuantizedCopy, b: QuantizedCopy, addends: dict[str, torch.Tensor | None], out_dtype: torch.dtype
 ) -> tuple[int, int]:
-    """Refuse addends that do not fit the product, and a dtype that it is not rounded to; the shape of the product."""
+    """The shape of the product. Refuses addends that do not fit it, and result dtypes that are not supported."""
     shape = a.shape[1 if a.columnwise else 0], b.shape[1 if b.columnwise else 0]
     if out_dtype not in _DTYPES:
         raise ConstraintError("gemm_out", f"out_dtype must be float32, bfloat16 or float16, got {out_dtype}")
@@ -126,7 +126,7 @@ def check_addends(
 
 
 def operand(copy: QuantizedCopy) -> np.ndarray:
-    """The exact float64 values of a copy, reduction last; still transformed where the scheme transforms."""
+    """The exact float64 values of a copy, reduction last; a random Hadamard transform is not undone."""
     if copy.borrowed:
         return operand(other_usage(copy)).T
     values = element_values(copy).astype(np.float64) * spread_scales(copy)

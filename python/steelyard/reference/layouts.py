@@ -1,4 +1,4 @@
-"""How codes and scales lie in memory: blocks, nibbles, the other usage's transpose, the order GPU GEMMs read."""
+"""How codes and scales are laid out in memory: blocks, nibbles, transposes, and the order that GPU GEMMs read."""
 
 from dataclasses import replace
 
@@ -18,25 +18,25 @@ def to_blocks(array: np.ndarray, block_shape: tuple[int, int]) -> np.ndarray:
 
 
 def from_blocks(blocks: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    """The array of `shape` that `to_blocks` took apart."""
+    """The inverse of `to_blocks`: an array of `shape`."""
     whole = blocks.reshape(blocks.shape[0] * blocks.shape[1], blocks.shape[2] * blocks.shape[3])
     return whole[: shape[0], : shape[1]]
 
 
 def pack_nibbles(codes: np.ndarray) -> np.ndarray:
-    """Two 4-bit codes a byte along the last dim, the first in the low nibble; a missing last one is 0."""
+    """Two 4-bit codes per byte along the last dim, the first in the low nibble; an odd last code is paired with 0."""
     even = np.pad(codes, ((0, 0), (0, codes.shape[1] % 2)))
     return even[:, 0::2] | even[:, 1::2] << 4
 
 
 def unpack_nibbles(packed: np.ndarray, columns: int) -> np.ndarray:
-    """The 4-bit codes of `pack_nibbles`, one a byte."""
+    """The 4-bit codes of `pack_nibbles`, one per byte."""
     pairs = np.stack((packed & 0xF, packed >> 4), axis=-1)
     return pairs.reshape(packed.shape[0], 2 * packed.shape[1])[:, :columns]
 
 
 def transpose(copy: QuantizedCopy) -> QuantizedCopy:
-    """The copy of the other usage, from the codes."""
+    """The copy of the other usage, computed from the codes."""
     if not copy.scheme.is_transposable:
         raise ConstraintError(
             "transpose_scheme",
@@ -64,7 +64,7 @@ def _transpose_arrays(copy: QuantizedCopy) -> tuple[np.ndarray, np.ndarray]:
 
 
 def swizzle(copy: QuantizedCopy) -> torch.Tensor:
-    """The scales in the layout that GPU GEMMs read, padded with zeros; for MX and NVFP4 the order of its bytes."""
+    """The scales in the layout that GPU GEMMs read, padded with zeros; for MX and NVFP4, as bytes in that order."""
     scales = copy.scales.numpy()
     if copy.scheme.family == "tensor":
         raise ConstraintError(

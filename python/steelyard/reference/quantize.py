@@ -28,7 +28,7 @@ from steelyard.reference.scales import (
 
 @dataclass(frozen=True)
 class _Request:
-    """One copy to make: the logical matrix in float32, and what the caller gave beside it."""
+    """One copy to make: the logical matrix in float32, and the caller's other arguments."""
 
     matrix: np.ndarray
     input_max: float
@@ -47,10 +47,10 @@ def quantize(
     amax: torch.Tensor | tuple | None = None,
     rng: tuple[int, int] | None = None,
 ) -> tuple[QuantizedCopy | None, QuantizedCopy | None]:
-    """The rowwise and the columnwise copy of `x`, its leading dims flattened; None where no scheme is given.
+    """The rowwise and the columnwise copy of `x`, its leading dims flattened; None for a copy without a scheme.
 
-    `scale`: the scale of per-tensor copies (needed for delayed ones); `amax`: one already reduced, for per-tensor and
-    NVFP4 copies, or a pair (row, col); `rng`: (seed, offset) of stochastic rounding.
+    `scale`: the scale of per-tensor copies (required for delayed ones); `amax`: an amax that is already reduced, for
+    per-tensor and NVFP4 copies, or a pair (row, col); `rng`: (seed, offset) of stochastic rounding.
     """
     matrix = _matrix(x)
     input_max = torch.finfo(x.dtype).max

@@ -8,7 +8,7 @@ _LOW = np.uint64(0xFFFFFFFF)
 
 
 def philox4x32(counter: tuple, key: tuple[int, int]) -> list[np.ndarray]:
-    """Four 32-bit words (as uint64 arrays) of ten rounds; counter words may be arrays, they broadcast."""
+    """Four 32-bit words (as uint64 arrays) after ten rounds; counter words may be arrays, which broadcast."""
     words = [np.asarray(word, np.uint64) for word in counter]
     keys = list(key)
     for _ in range(10):
@@ -24,7 +24,7 @@ def philox4x32(counter: tuple, key: tuple[int, int]) -> list[np.ndarray]:
 
 
 def rounding_bytes(shape: tuple[int, int], columnwise: bool, rng: tuple[int, int]) -> np.ndarray:
-    """One random byte for each element of a logical (M, N) matrix, the same however it is stored."""
+    """One random byte per element of a logical (M, N) matrix, independent of how the matrix is stored."""
     seed, offset = (int(word) & 0xFFFFFFFFFFFFFFFF for word in rng)
     groups = -(-(shape[0] * shape[1]) // 16)
     counter = (np.arange(groups, dtype=np.uint64), int(columnwise), offset & 0xFFFFFFFF, offset >> 32)

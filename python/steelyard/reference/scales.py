@@ -51,7 +51,7 @@ def _split(value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def e8m0_encode_factor(byte: np.ndarray) -> np.ndarray:
-    """What values are multiplied by before the cast: 2^(127 - byte)."""
+    """The factor of values before the cast: 2^(127 - byte)."""
     bits = (np.uint32(254) - np.minimum(byte, 254).astype(np.uint32)) << np.uint32(23)
     factor = np.where(byte == 254, np.float32(2.0**-127), bits.view(np.float32))
     return np.where(byte == 255, np.float32(np.nan), factor)
@@ -63,18 +63,18 @@ def nvfp4_range(scheme: Scheme) -> float:
 
 
 def nvfp4_tensor_scale(amax: np.ndarray, largest: float) -> tuple[np.ndarray, np.ndarray]:
-    """S_enc and S_dec, the second level: they map the amax to `largest`, a code times a block scale."""
+    """S_enc and S_dec, the second level. They map the amax to `largest`, a code times a block scale."""
     encode_scale = scale_from_amax(amax, largest)
     return encode_scale, np.float32(1) / encode_scale
 
 
 def nvfp4_block_scale(block_amax: np.ndarray, encode_scale: np.ndarray) -> np.ndarray:
-    """The E4M3 byte of each block; the order of the products decides bytes."""
+    """The E4M3 byte of each block. The order of the products matters: another order gives other bytes."""
     with np.errstate(over="ignore"):
         return encode(np.minimum(block_amax * (encode_scale * SIXTH), FLT_MAX), E4M3)
 
 
 def nvfp4_encode_factor(byte: np.ndarray, decode_scale: np.ndarray) -> np.ndarray:
-    """What values are multiplied by before the cast to E2M1; NaN where the byte is."""
+    """The factor of values before the cast to E2M1; NaN where the byte is NaN."""
     with np.errstate(divide="ignore", over="ignore"):
         return np.minimum(np.float32(1) / (decode(byte, E4M3) * decode_scale), FLT_MAX)

@@ -7,12 +7,12 @@ from steelyard.errors import TargetError
 
 @dataclass(frozen=True)
 class Target:
-    """An architecture as PTX names it, with the oldest PTX version that has what its kernels use."""
+    """An architecture by its PTX name, with the oldest PTX version that has what its kernels use."""
 
     name: str
     ptx_version: tuple[int, int]
     has_block_formats: bool
-    """Converts E2M1 and E8M0 in hardware; E4M3 and E5M2 all targets do."""
+    """Whether it converts E2M1 and E8M0 in hardware. Every target converts E4M3 and E5M2."""
 
 
 TARGETS = {

@@ -1,7 +1,7 @@
-"""Which GEMMs a target multiplies in low precision, what they need before, and what becomes of the others.
+"""Which GEMMs a target runs in low precision, what must be inserted before them, and how the others run.
 
-The one place that says so: `steelyard targets` prints it, and `scaled-legalize` reads it. Native GEMMs are those of
-`torch.nn.functional.scaled_mm`, which takes rows of A and columns of B that lie along the reduction.
+`steelyard targets` prints this, and `scaled-legalize` reads it. Native GEMMs call `torch.nn.functional.scaled_mm`,
+which takes rows of A and columns of B that are contiguous along the reduction.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from steelyard.formats.schemes import Scheme
 from steelyard.targets.architectures import Target
 
 NATIVE, EMULATED, HIGH_PRECISION, CUSTOM = "native", "emulated", "high precision", "custom"
-# What torch asks of the rows of B, and of FP8 reductions. Of the rows of A it asks nothing.
+# torch requires this multiple of the rows of B and of FP8 reductions, but not of the rows of A.
 _MULTIPLE = 16
 
 
@@ -20,19 +20,19 @@ class GemmPath:
     """How a GEMM runs on a target.
 
     Emulated: quantized as the recipe says, decoded to float32 and multiplied by torch, within the same error bound.
-    High precision: not quantized at all. Custom: multiplied by the user's own quantizer.
+    High precision: not quantized. Custom: multiplied by the user's own quantizer.
     """
 
     path: str
     reason: str
     steps: tuple[str, ...] = ()
-    """What is inserted before it where sizes or usages ask for it: `pad`, `turn`, `swizzle`."""
+    """What is inserted before it if sizes or usages need it: `pad`, `turn`, `swizzle`."""
     multiples: tuple[int, int, int] = (1, 1, 1)
-    """What rows of lhs, rows of rhs, and the reduction are padded to."""
+    """The multiples to which rows of lhs, rows of rhs and the reduction are padded."""
 
 
 def gemm_path(kind: str, lhs: Scheme | None, rhs: Scheme | None, target: Target) -> GemmPath:
-    """How a GEMM of this kind runs whose operands have these schemes."""
+    """How a GEMM of this kind runs if its operands have these schemes."""
     if lhs is None or rhs is None:
         return GemmPath(HIGH_PRECISION, "the recipe leaves an operand in high precision")
     if lhs.family == rhs.family == "custom":
@@ -48,7 +48,7 @@ def gemm_path(kind: str, lhs: Scheme | None, rhs: Scheme | None, target: Target)
 
 
 def _per_tensor(_kind: str, _lhs: Scheme, _rhs: Scheme, _target: Target) -> GemmPath:
-    return GemmPath(NATIVE, "FP8 with a scale a tensor", ("pad",), (1, _MULTIPLE, _MULTIPLE))
+    return GemmPath(NATIVE, "FP8 with a scale per tensor", ("pad",), (1, _MULTIPLE, _MULTIPLE))
 
 
 def _per_block(_kind: str, lhs: Scheme, rhs: Scheme, target: Target) -> GemmPath:
@@ -56,7 +56,7 @@ def _per_block(_kind: str, lhs: Scheme, rhs: Scheme, target: Target) -> GemmPath
         return GemmPath(EMULATED, "cuBLASLt has no product of two operands in 128x128 tiles")
     if target.name != "sm_90a":
         return GemmPath(EMULATED, "torch has 1x128 and 128x128 scales on sm_90 only")
-    # torch wants the scales of A's rows without padding between columns, cuBLASLt wants whole vectors of them.
+    # torch wants the scales of A's rows without padding between columns; cuBLASLt reads them as whole vectors.
     rows = [128 if scheme.block == "128x128" else _MULTIPLE for scheme in (lhs, rhs)]
     return GemmPath(NATIVE, "FP8 with 1x128 and 128x128 scales", ("pad", "swizzle"), (rows[0], rows[1], 128))
 
@@ -64,7 +64,7 @@ def _per_block(_kind: str, lhs: Scheme, rhs: Scheme, target: Target) -> GemmPath
 def _mx(kind: str, _lhs: Scheme, _rhs: Scheme, target: Target) -> GemmPath:
     if not target.has_block_formats:
         return GemmPath(EMULATED, "tensor cores read MX scales from sm_100 on")
-    # MX columns are stored as they lie in the matrix, across the reduction.
+    # A columnwise MX copy is stored untransposed, across the reduction.
     turned = ("turn",) if any(reads_columnwise(kind)) else ()
     return GemmPath(NATIVE, "MXFP8", ("pad", *turned, "swizzle"), (1, _MULTIPLE, 32))
 
@@ -73,14 +73,13 @@ def _nvfp4(_kind: str, lhs: Scheme, rhs: Scheme, target: Target) -> GemmPath:
     if not target.has_block_formats:
         return GemmPath(EMULATED, "tensor cores read FP4 from sm_100 on")
     if "row" in (lhs.second_level, rhs.second_level):
-        return GemmPath(EMULATED, "cuBLASLt takes one second scale a tensor, not one a row")
+        return GemmPath(EMULATED, "cuBLASLt takes one second-level scale per tensor, not one per row")
     return GemmPath(NATIVE, "NVFP4", ("pad", "swizzle"), (1, _MULTIPLE, 32))
 
 
 def takes_bias(path: str, result: str, bias: str) -> bool:
-    """Whether a GEMM adds a bias of this dtype itself: torch's on CUDA does in bf16 and f16, the result's own dtype.
-
-    Its meta device accepts more.
+    """Whether a GEMM itself adds a bias of this dtype: torch on CUDA does so in bf16 and f16, if the result has the
+    same dtype. Torch's meta device accepts more.
     """
     return path == CUSTOM or (path == NATIVE and result == bias and result in ("bf16", "f16"))
 
