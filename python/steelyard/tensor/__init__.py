@@ -35,7 +35,7 @@ __all__ = [
     "restore_from_saved",
 ]
 
-# What `torch.load(weights_only=True)` needs to be allowed to name.
+# What `torch.load(weights_only=True)` must be allowed to load.
 torch.serialization.add_safe_globals(
     [
         rebuild_quantizer,

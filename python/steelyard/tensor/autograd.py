@@ -1,4 +1,4 @@
-"""Gradients pass through quantize and dequantize as they are."""
+"""Gradients pass through quantize and dequantize unchanged."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What torch operations do with quantized tensors: a table of those that keep codes, and decoding for the rest."""
+"""How torch operations run on quantized tensors: a table of those that keep codes; all others decode."""
 
 import torch
 from torch.utils._pytree import tree_map
@@ -21,7 +21,7 @@ def dispatch(func, args, kwargs):
 
 
 def _check_keeps_shape(func, args) -> None:
-    """Refuse operations that change the shape or the memory of a tensor under its codes."""
+    """Refuse operations that would change the shape or memory of a tensor without changing its codes."""
     if torch.Tag.inplace_view in func.tags and isinstance(args[0], SchemeStorage):
         name = func._schema.name.removeprefix("aten::")
         raise RecipeError(
@@ -31,7 +31,7 @@ def _check_keeps_shape(func, args) -> None:
 
 
 def _run_decoded(func, args, kwargs):
-    """Run in high precision; what the operation writes is quantized again."""
+    """Run in high precision, then quantize what the operation wrote."""
     decoded = {}
 
     def decode(value):
@@ -53,7 +53,7 @@ def _run_decoded(func, args, kwargs):
 
 
 def _written(func, args, kwargs) -> tuple[list, list]:
-    """The quantized tensors that an operation writes to: those that are arguments, and those in lists."""
+    """The quantized tensors that an operation writes to: the arguments, and those in lists."""
     alone, listed = [], []
     for position, argument in enumerate(func._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
@@ -72,7 +72,7 @@ def root_of(tensor):
 
 
 def _write(tensor, dense: torch.Tensor) -> None:
-    """Quantize into a tensor; into the whole of which it is a view, because a scale may span more than the view."""
+    """Quantize into a tensor. A view writes to the tensor it views, because a scale may span more than the view."""
     root = root_of(tensor)
     if root is tensor or (tensor.numel() == root.numel() and tensor.is_contiguous() and root.is_contiguous()):
         root._quantizer.write(dense.reshape(root.shape), root)
@@ -80,13 +80,13 @@ def _write(tensor, dense: torch.Tensor) -> None:
         whole = _decode_in_place(root)
         whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).copy_(dense)
         root._quantizer.write(whole, root)
-    # A copy that this view derived for itself has memory that the whole does not know of.
+    # A copy that this view derived has memory of its own, which the write above did not reach.
     own = [columnwise for columnwise in tensor._decode_order() if not root._has(columnwise)]
     tensor._write_copies(tensor._derive(columnwise) for columnwise in own)
 
 
 def _decode_in_place(tensor) -> torch.Tensor:
-    """The values, laid out in memory as the tensor says."""
+    """The values, with the strides of the tensor."""
     dense = tensor._decode(tensor.dtype)
     if tensor.is_contiguous():
         return dense
@@ -94,7 +94,7 @@ def _decode_in_place(tensor) -> torch.Tensor:
 
 
 def _view(func, tensor, *args, **kwargs):
-    """A view with codes where the scheme allows; otherwise the view of a decoded copy."""
+    """A view that keeps codes if the scheme allows it; otherwise a view of a decoded copy."""
     canonical = actual = func(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), *args, **kwargs)
     if not tensor.is_contiguous() or tensor.storage_offset():
         actual = func(tensor._layout(), *args, **kwargs)
@@ -110,7 +110,7 @@ def _view(func, tensor, *args, **kwargs):
 
 
 def _quantized_view(tensor, canonical: torch.Tensor, actual: torch.Tensor):
-    """The quantized tensor that a view shows, from the view of a contiguous tensor; None if there is none."""
+    """The quantized tensor of a view, found from the same view of a contiguous tensor; None if there is none."""
     box = read_box(canonical, tensor._matrix)
     if box is None:
         return None
@@ -121,7 +121,7 @@ def _quantized_view(tensor, canonical: torch.Tensor, actual: torch.Tensor):
         copy = tensor._raw_copy(columnwise) if _is_matrix(tensor, columnwise) else None
         if copy is not None:
             views.append(view_copy(copy, box))
-        # The copy that holds the values must be in the view, or the view would show others.
+        # The copy that holds the values must be in the view: the other one may hold different values.
         if not views or views[0] is None:
             return None
     quantizer = tensor._quantizer.of_transpose() if box.transposed else tensor._quantizer
@@ -137,7 +137,7 @@ def _assemble_view(tensor, actual: torch.Tensor, quantizer, copies):
 
 
 def _is_matrix(tensor, columnwise: bool) -> bool:
-    """The codes of a copy exist and lie in memory as a matrix does."""
+    """Whether the codes of a copy exist and are laid out as a matrix."""
     codes = getattr(tensor, tensor._fields(columnwise).codes)
     if codes is None:
         return False
@@ -148,7 +148,7 @@ def _is_matrix(tensor, columnwise: bool) -> bool:
 
 
 def _elementwise_views(func, tensor, actual, args, kwargs):
-    """With one scale for all, any view of the tensor is that view of its codes."""
+    """With one scale per tensor, a view of the tensor is the same view of its codes."""
     fields = tensor._fields(columnwise=False)
     codes = getattr(tensor, fields.codes)
     if tensor._scheme(False).family != "tensor" or codes is None or codes.stride() != tensor.stride():
@@ -199,7 +199,7 @@ def _to_copy(func, tensor, *, dtype=None, device=None, non_blocking=False, **kwa
 
 
 def _map_parts(tensor, change, func, kwargs, dtype=None):
-    """A tensor of changed parts, with the strides that an operation would give it, and memory of its own."""
+    """A tensor of changed parts with memory of its own, and the strides that the operation would give it."""
     storage = tensor._as_storage()
     storage._root, storage._dtype = None, dtype or tensor.dtype
     for name in tensor.PARTS:
@@ -235,7 +235,7 @@ def _copy_(func, dst, src, non_blocking=False):
 
 
 def _takes_codes(dst, src) -> bool:
-    """Codes can be copied as they are: the same schemes, and no scale that spans more than `dst`."""
+    """Whether codes can be copied unchanged: the schemes are equal, and no scale spans more than `dst`."""
     root = root_of(dst)
     if dst._with_gemm_swizzled_scales or src._with_gemm_swizzled_scales:
         return False

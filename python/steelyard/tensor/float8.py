@@ -128,7 +128,7 @@ class Float8CurrentScalingQuantizer(SchemeQuantizer):
 
 
 def as_codes(name: str, data: torch.Tensor | None, dtype: torch.dtype | None = None) -> torch.Tensor | None:
-    """Codes as bytes; a dtype that says what the bytes mean must say what they are read as."""
+    """Codes as bytes. Data of an FP8 dtype must have the expected dtype."""
     if data is None:
         return None
     if not isinstance(data, torch.Tensor) or data.dim() == 0:
@@ -141,7 +141,7 @@ def as_codes(name: str, data: torch.Tensor | None, dtype: torch.dtype | None = N
 
 
 def shape_of(shape, rowwise: torch.Tensor | None, transposed: torch.Tensor | None = None):
-    """The shape of a tensor: as given, or as its codes say."""
+    """The shape of a tensor: as given, or that of its codes."""
     if shape is not None:
         return shape
     if rowwise is not None:

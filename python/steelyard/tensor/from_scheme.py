@@ -1,4 +1,4 @@
-"""From a scheme to the quantizer that makes tensors of it."""
+"""Make the quantizer of a scheme."""
 
 import torch
 
@@ -13,7 +13,7 @@ _FP8_DTYPES = {"f8E4M3FN": torch.float8_e4m3fn, "f8E5M2": torch.float8_e5m2}
 
 
 def make_quantizer(scheme: Scheme, scale: torch.Tensor | None = None) -> SchemeQuantizer | None:
-    """A quantizer whose rowwise copies are of a scheme, None if none is; `scale` is that of delayed scaling."""
+    """A quantizer whose rowwise copies have this scheme; None if there is none. `scale` is for delayed scaling."""
     made = _MAKERS[scheme.family](scheme, scale) if scheme.family in _MAKERS else None
     return made if made is not None and made.row_scheme == scheme else None
 

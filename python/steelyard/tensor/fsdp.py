@@ -11,16 +11,16 @@ from steelyard.tensor.elements import matrix_shape
 
 
 class _Gathered(NamedTuple):
-    """What each rank knows of a gather without asking the others."""
+    """What each rank knows about a gather without communication."""
 
     columnwise: tuple[bool, ...]
     shape: torch.Size
 
 
 def pre_all_gather(shard, mesh, outer_size) -> tuple[tuple[torch.Tensor, ...], _Gathered]:
-    """The codes, scales and amaxes of a shard, each with rows of the shard first."""
+    """The codes, scales and amaxes of a shard, each with the rows of the shard as its first dim."""
     _check_shard(shard, mesh.size(), outer_size)
-    # From now on the optimizer's updates of all shards must agree on one scale.
+    # From now on, the optimizer must update all shards with the same scale.
     owner, group = shard if shard._root is None else shard._root, mesh.get_group()
     if owner._quantizer.amax_reduction_group is not group:
         owner._quantizer = owner._quantizer.copy()
@@ -35,7 +35,7 @@ def pre_all_gather(shard, mesh, outer_size) -> tuple[tuple[torch.Tensor, ...], _
 
 
 def post_all_gather(shard, outputs, gathered: _Gathered, dtype: torch.dtype, out):
-    """The whole parameter, whose parts are views of what was gathered; `out` takes them if it is there."""
+    """The whole parameter, whose parts are views of what was gathered; stored in `out` if it is given."""
     outputs = list(outputs)
     copies = [_gathered_copy(shard, columnwise, gathered.shape, outputs) for columnwise in gathered.columnwise]
     quantizer = shard._quantizer.copy()
@@ -51,7 +51,7 @@ def post_all_gather(shard, outputs, gathered: _Gathered, dtype: torch.dtype, out
 
 
 def _gathered_usages(tensor) -> tuple[bool, ...]:
-    """Both copies, unless one follows from the codes of the other."""
+    """Both copies, unless one can be computed from the codes of the other."""
     rowwise, columnwise = tensor._has(False), tensor._has(True)
     if rowwise and columnwise and tensor._scheme(False).is_transposable:
         return (False,)
@@ -59,7 +59,7 @@ def _gathered_usages(tensor) -> tuple[bool, ...]:
 
 
 def _check_shard(tensor, world_size: int, outer_size) -> None:
-    """Refuse shards that do not put together the blocks of the whole."""
+    """Refuse shards whose blocks are not the blocks of the whole parameter."""
     rows = matrix_shape(tensor.shape)[0]
     if tensor._with_gemm_swizzled_scales:
         raise RecipeError("a parameter to shard must have compact scales, got swizzled ones; unset optimize_for_gemm")
@@ -79,7 +79,7 @@ def _check_shard(tensor, world_size: int, outer_size) -> None:
 
 
 def _rows_first(copy: QuantizedCopy, part: torch.Tensor) -> torch.Tensor:
-    """A part whose first dim follows the rows of the shard; one value for the tensor is a row by itself."""
+    """A part with the rows of the shard as its first dim; a single value becomes one row."""
     if part.dim() == 0:
         return part.reshape(1)
     return part.T.contiguous() if copy.is_stored_transposed else part
@@ -101,7 +101,7 @@ def _gathered_copy(shard, columnwise: bool, shape: torch.Size, outputs: list[tor
 
 
 def _shared(values: torch.Tensor, name: str) -> torch.Tensor:
-    """The value that every rank holds."""
+    """The one value that all ranks must hold."""
     bits = values.view(torch.int32)
     if not bool((bits == bits[0]).all()):
         raise RecipeError(

@@ -1,6 +1,6 @@
-"""Where the tensor layer's arithmetic comes from: native kernels, and the reference for what they do not have.
+"""The arithmetic of the tensor classes: native kernels, and the reference for what they lack.
 
-Chosen once, here. Both leave the same bytes. What torch.compile traces goes through operators that call the same.
+Both write the same bytes. Under torch.compile, tracing goes through operators that call the same functions.
 """
 
 import torch

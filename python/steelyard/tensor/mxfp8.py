@@ -1,4 +1,4 @@
-"""MXFP8: FP8 with a power-of-two scale byte for each 32 elements."""
+"""MXFP8: FP8 with one power-of-two scale, stored in a byte, per 32 elements."""
 
 from dataclasses import dataclass, field
 from functools import cache
@@ -78,7 +78,7 @@ class MXFP8Quantizer(SchemeQuantizer):
     fp8_dtype: torch.dtype = torch.float8_e4m3fn
     with_2d_quantization: bool = field(default=False, kw_only=True)
     scale_rule: str = field(default="rceil", kw_only=True)
-    """How the scale follows from a block's amax: rceil, floor, ceil or even."""
+    """How the scale is computed from a block's amax: rceil, floor, ceil or even."""
 
     def __post_init__(self):
         self._check_flags()

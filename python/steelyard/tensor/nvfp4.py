@@ -1,4 +1,4 @@
-"""NVFP4: E2M1 codes, two a byte, with an E4M3 scale for each 16 under one float32 scale."""
+"""NVFP4: E2M1 codes, two per byte, with one E4M3 scale per 16 elements under one float32 scale."""
 
 from dataclasses import dataclass, field
 from functools import cache
@@ -28,7 +28,7 @@ def _scheme(block: str, second_level: str, rounding: str, rht: bool, four_over_s
 
 
 def _fp4_e2m1_vals(device: torch.device | str, dtype: torch.dtype) -> torch.Tensor:
-    """The values of the 16 codes of E2M1, in the order of the codes."""
+    """The values of the 16 E2M1 codes, in the order of the codes."""
     positive = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
     return torch.tensor([*positive, *(-value for value in positive)], device=device, dtype=dtype)
 
@@ -73,7 +73,7 @@ class NVFP4TensorStorage(SchemeStorage):
 
 
 def _unpacked_shape(rowwise: torch.Tensor | None, columnwise: torch.Tensor | None) -> tuple[int, ...]:
-    """The shape of a tensor of whole bytes of codes; an odd last dim must be given."""
+    """The shape of a tensor, from its packed codes. An odd last dim cannot be told from them and must be given."""
     if rowwise is not None:
         return (*rowwise.shape[:-1], 2 * rowwise.shape[-1])
     if columnwise is not None:

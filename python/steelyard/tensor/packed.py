@@ -1,4 +1,4 @@
-"""NVFP4 in the layout that GEMMs of the CPU read: what a compiled net keeps its weights in."""
+"""NVFP4 in the layout that the CPU's GEMMs read, in which a compiled net keeps its weights."""
 
 from typing import Any
 
@@ -15,15 +15,15 @@ from steelyard.tensor.scheme_storage import SchemeStorage
 
 
 class PackedNVFP4Storage(NVFP4TensorStorage):
-    """One copy of a matrix, packed; of which usage, its quantizer says.
+    """One packed copy of a matrix; its quantizer tells which usage it is.
 
-    The compact parts, which are what is saved, are made when somebody asks for them.
+    The compact parts are made on demand. They are what is saved.
     """
 
     PARTS = ("_packed_data",)
 
     _packed_data: Any
-    """The one part; None once it is cleared."""
+    """The only part; None once it is cleared."""
     _rowwise_data = _rowwise_scale_inv = _amax_rowwise = None
     _columnwise_data = _columnwise_scale_inv = _amax_columnwise = None
 
@@ -93,7 +93,7 @@ class PackedNVFP4Tensor(NVFP4Tensor, PackedNVFP4Storage):  # pyright: ignore[rep
 
 
 def pack_copy(copy: QuantizedCopy, shape, dtype: torch.dtype, quantizer: NVFP4Quantizer) -> PackedNVFP4Tensor:
-    """The tensor of one copy, packed."""
+    """The packed tensor of one copy."""
     alone = quantizer.copy()
     alone.set_usage(rowwise=not copy.columnwise, columnwise=copy.columnwise)
     data = cpu.pack(copy).data

@@ -31,7 +31,7 @@ class QuantizedTensor(torch.Tensor, SchemeStorage):  # pyright: ignore[reportInc
 
     @classmethod
     def _wrap(cls, storage: SchemeStorage, *, layout: torch.Tensor | None = None, requires_grad: bool = False):
-        """The tensor of a storage; `layout` has the strides and the offset of a view."""
+        """The tensor of a storage; `layout` gives the strides and the offset of a view."""
         if torch.compiler.is_dynamo_compiling():
             torch._dynamo.skip_frame("a quantized tensor is assembled outside of graphs")
         strided = {} if layout is None else {"strides": layout.stride(), "storage_offset": layout.storage_offset()}
@@ -67,7 +67,7 @@ class QuantizedTensor(torch.Tensor, SchemeStorage):  # pyright: ignore[reportInc
         return self
 
     def __setitem__(self, index, value) -> None:
-        # Through the whole, because the view that an index names may be a decoded copy.
+        # Written through the whole tensor, because the indexed view may be a decoded copy.
         if self.requires_grad and torch.is_grad_enabled():
             raise RuntimeError("a quantized tensor that requires grad must be written to under torch.no_grad()")
         dense = self._decode(self.dtype)
@@ -93,7 +93,7 @@ class QuantizedTensor(torch.Tensor, SchemeStorage):  # pyright: ignore[reportInc
         if value.dtype != self.dtype:
             raise RecipeError(
                 f"data must be set to {self.dtype}, which the {type(self).__name__} presents, got {value.dtype}; "
-                "put dequantize() in its place to change the dtype"
+                "replace it by dequantize() to change the dtype"
             )
         self.quantize_(value)
 
@@ -134,7 +134,7 @@ class QuantizedTensor(torch.Tensor, SchemeStorage):  # pyright: ignore[reportInc
 
     @classmethod
     def __metadata_guard__(cls, saved, found) -> bool:
-        """Whether a compiled graph fits another tensor: the numbers in a delayed quantizer do not matter to it."""
+        """Whether a compiled graph can take another tensor. The values in a delayed quantizer do not matter."""
 
         def described(metadata):
             dtype, quantizer, matrix, swizzled = metadata
@@ -160,18 +160,18 @@ class QuantizedTensor(torch.Tensor, SchemeStorage):  # pyright: ignore[reportInc
         return new
 
     def fsdp_pre_all_gather(self, mesh, outer_size, outer_stride, module, mp_policy):
-        """What `torch.distributed.fsdp.fully_shard` sends of a parameter sharded along its first dim."""
+        """What `torch.distributed.fsdp.fully_shard` gathers of a parameter sharded along its first dim."""
         return fsdp.pre_all_gather(self, mesh, outer_size)
 
     def fsdp_post_all_gather(self, all_gather_outputs, metadata, param_dtype, *, out=None):
-        """The parameter that `fully_shard` puts in place of its shards."""
+        """The parameter that `fully_shard` makes from the gathered shards."""
         return fsdp.post_all_gather(self, all_gather_outputs, metadata, param_dtype, out)
 
     def _shallow_copy(self) -> "QuantizedTensor":
         return type(self)._wrap(self._as_storage(), layout=self._layout())
 
     def _as_storage(self) -> SchemeStorage:
-        """The storage of the same parts, without what users hung on the tensor."""
+        """The storage of the same parts, without attributes that users set on the tensor."""
         storage = self.STORAGE._from_copies(
             (), self._shape, self.dtype, self._quantizer, swizzled=self._with_gemm_swizzled_scales
         )

@@ -1,4 +1,4 @@
-"""What turns tensors into quantized tensors."""
+"""The base class of quantizers, which turn tensors into quantized tensors."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ class Quantizer(ABC):
         return self.row_scheme
 
     def schemes(self) -> tuple[Scheme | None, Scheme | None]:
-        """The rowwise and the columnwise scheme, None for a copy that is not made. Recipes ask for these."""
+        """The rowwise and the columnwise scheme, None for a copy that is not made. Recipes use these."""
         return self.row_scheme if self.rowwise else None, self.col_scheme if self.columnwise else None
 
     def scheme(self, usage: str) -> Scheme | None:
@@ -134,7 +134,7 @@ class Quantizer(ABC):
         return new
 
     def _options(self) -> dict[str, Any]:
-        """What makes two quantizers of a class equal, and what is serialized."""
+        """The options that are compared and serialized."""
         return dict(vars(self))
 
     def __eq__(self, other) -> bool:
@@ -172,7 +172,7 @@ def check_presented(dtype: torch.dtype | None, out=None) -> None:
 
 
 def check_quantized(*operands, storage_class: type = QuantizedTensorStorage) -> None:
-    """Refuse GEMM operands that are not quantized, or not in a format that is known here."""
+    """Refuse GEMM operands that are not quantized, or not of `storage_class`."""
     for operand in operands:
         if not isinstance(operand, storage_class):
             raise RecipeError(
@@ -181,7 +181,7 @@ def check_quantized(*operands, storage_class: type = QuantizedTensorStorage) -> 
 
 
 def check_kind(kind: str) -> None:
-    """Refuse what is not one of the three GEMMs of a linear layer."""
+    """Refuse a kind that is not one of the three GEMMs of a linear layer."""
     if kind not in KINDS:
         raise RecipeError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
 
@@ -196,7 +196,7 @@ def rebuild_quantizer(quantizer_class: type[Quantizer], options: dict[str, Any])
 
 
 def is_noop(noop_flag: torch.Tensor | None) -> bool:
-    """Whether an update is to be skipped."""
+    """Whether to skip an update."""
     if noop_flag is None:
         return False
     if not isinstance(noop_flag, torch.Tensor) or noop_flag.numel() != 1:

@@ -1,4 +1,4 @@
-"""Current scaling written with nothing but torch: the pattern for a format of your own."""
+"""Current scaling written with torch alone: an example of a format of your own."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -78,7 +78,7 @@ class CurrentScalingQuantizerRef(Quantizer):
         """The factor that brings the largest magnitude to the largest code."""
         amax = matrix.abs().amax() if matrix.numel() else matrix.new_zeros(())
         amax = amax.clamp(min=self.eps)
-        # A number over a tensor would be the number times a reciprocal, which rounds twice.
+        # torch computes a number over a tensor as the number times a reciprocal, which rounds twice.
         scale = amax.new_tensor(torch.finfo(self.fp8_dtype).max) / amax
         scale = torch.where(scale.isinf(), torch.finfo(torch.float32).max, scale)
         scale = torch.where((amax == 0) | ~amax.isfinite(), 1.0, scale)
@@ -94,7 +94,7 @@ class CurrentScalingQuantizerRef(Quantizer):
         accumulate: torch.Tensor | None = None,
         out_dtype: torch.dtype = torch.float32,
     ) -> torch.Tensor:
-        """Multiply the codes, then scale once; each operand is read along its reduction."""
+        """Multiply the codes, then scale the product once. Each operand is read along its reduction."""
         check_kind(kind)
         check_quantized(a, b, storage_class=CurrentScalingTensorRef)
         left, right = (_codes(each, usage) for each, usage in zip((a, b), reads_columnwise(kind), strict=True))

@@ -1,4 +1,4 @@
-"""The quantizer of every built-in format: schemes say what to do, kernels do it."""
+"""The base class of the built-in quantizers: schemes describe the format, kernels do the work."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
@@ -21,13 +21,13 @@ Copies = tuple[QuantizedCopy | None, QuantizedCopy | None]
 
 @dataclass(eq=False)
 class SchemeQuantizer(Quantizer):
-    """A quantizer of built-in schemes; a family says which, and what its kernels need beside the data."""
+    """A quantizer of built-in schemes. Subclasses choose the schemes, and what kernels need besides the data."""
 
     STORAGE: ClassVar[type[SchemeStorage]]
     TENSOR: ClassVar[Any]
 
     transposed: bool = field(default=False, kw_only=True)
-    """The quantizer of a transposed tensor: the copies have changed places, and the columnwise one has its values."""
+    """Whether this quantizes a transposed tensor: the copies are swapped, and the columnwise one holds the values."""
     amax_reduction_group: Any = field(default=None, kw_only=True)
     """Process group over which tensor amaxes are max-reduced, so that shards of one tensor share a scale."""
 
@@ -36,7 +36,7 @@ class SchemeQuantizer(Quantizer):
         raise NotImplementedError
 
     def _check_flags(self) -> None:
-        """Refuse options that are neither True nor False where one of them is needed."""
+        """Refuse flags that are neither True nor False."""
         for each in fields(self):
             value = getattr(self, each.name)
             if each.type is bool and not isinstance(value, bool):
@@ -82,7 +82,7 @@ class SchemeQuantizer(Quantizer):
         if (self.row_scheme, self.col_scheme) != (theirs.row_scheme, theirs.col_scheme):
             raise RecipeError(f"dst must have been made by a quantizer like {self}, got one made by {theirs}")
         if dst._root is not None:
-            # A scale may span more than a view, so the tensor it is a view of is written to, as that one quantizes.
+            # A scale may span more than a view, so the viewed tensor is written to, by its own quantizer.
             return dst.quantize_(src)
         self.write(src, dst)
         if isinstance(dst, torch.Tensor) and not dst.is_inference():
@@ -104,7 +104,7 @@ class SchemeQuantizer(Quantizer):
             dst._write_copies(copies)
 
     def make_empty(self, shape, *, dtype: torch.dtype = torch.float32, device=None, requires_grad: bool = False):
-        # Encoding zeros gives every part its shape, and values that decode to zero; other ranks are not asked.
+        # Encoding zeros gives every part its shape, and values that decode to zero, without communication.
         check_presented(dtype)
         alone = self.copy()
         alone.amax_reduction_group = None
@@ -114,7 +114,7 @@ class SchemeQuantizer(Quantizer):
         return made.requires_grad_() if requires_grad else made
 
     def assemble(self, copies: Copies, shape, dtype: torch.dtype) -> Any:
-        """A storage or a tensor of copies."""
+        """A storage or a tensor made of copies."""
         swizzled = self.optimize_for_gemm and self.row_scheme.family != "tensor"
         if swizzled:
             _swizzle(copies)
@@ -140,7 +140,7 @@ class SchemeQuantizer(Quantizer):
         return kernels.qgemm(*copies, bias=bias, accumulate=accumulate, out_dtype=out_dtype)
 
     def encode(self, tensor: torch.Tensor, shape: tuple[int, int], row: Scheme | None, col: Scheme | None) -> Copies:
-        """The copies of a tensor as a matrix of this shape, by these schemes; nothing is remembered."""
+        """The copies of a tensor as a matrix of this shape, by these schemes; no state is updated."""
         dense = tensor._decode(tensor.dtype) if isinstance(tensor, SchemeStorage) else tensor
         if traced.is_freed(dense):
             raise RecipeError(f"a tensor to quantize must be in memory, got a freed one of shape {tuple(tensor.shape)}")
@@ -148,10 +148,10 @@ class SchemeQuantizer(Quantizer):
         return kernels.quantize(matrix, row, col, **self._operands(matrix, row, col))
 
     def observe(self, copies: Copies) -> None:
-        """Remember what delayed scaling needs to know of a quantize."""
+        """Record what delayed scaling needs from a quantize."""
 
     def _operands(self, matrix: torch.Tensor, row: Scheme | None, col: Scheme | None) -> dict[str, Any]:
-        """What the schemes need beside the data."""
+        """What the schemes need besides the data."""
         return {}
 
     def _reduced_amaxes(self, matrix: torch.Tensor, row: Scheme | None, col: Scheme | None) -> dict[str, Any]:
@@ -164,14 +164,14 @@ class SchemeQuantizer(Quantizer):
                 amaxes.append(None)
                 continue
             amax = kernels.amax(matrix.T if scheme is row and scheme.rht else matrix, rht=scheme.rht)
-            # The bits of numbers that are not negative sort as the numbers do, with NaN above all.
+            # The bits of non-negative numbers sort like the numbers, with NaN above all.
             bits = amax.view(torch.int32)
             torch.distributed.all_reduce(bits, torch.distributed.ReduceOp.MAX, group=self.amax_reduction_group)
             amaxes.append(amax)
         return {"amax": tuple(amaxes)}
 
     def _options(self) -> dict[str, Any]:
-        # A process group belongs to its process.
+        # A process group is meaningful only in its own process.
         return {**vars(self), "amax_reduction_group": None}
 
 

@@ -1,4 +1,4 @@
-"""The storage of every built-in format: one or two quantized copies, kept under the field names that users know."""
+"""The storage of every built-in format: one or two quantized copies, under the field names that users know."""
 
 from typing import Any, ClassVar, NamedTuple
 
@@ -26,9 +26,9 @@ class CopyFields(NamedTuple):
 class SchemeStorage(QuantizedTensorStorage):
     """Codes, scales and amaxes of one or two copies of a matrix, as the schemes of the quantizer describe them.
 
-    The matrix has the last dim of the tensor that was quantized; a reshaped tensor keeps it. Rowwise codes have the
-    shape of the tensor (FP4: half of the last dim), and so have columnwise ones of MXFP8; other columnwise codes are
-    the transpose of the matrix. Scales have the compact shapes of the matrix.
+    The matrix has the last dim of the tensor that was quantized, even after a reshape. Rowwise codes have the shape of
+    the tensor (FP4: half of the last dim), and so do columnwise MXFP8 codes. Other columnwise codes are the transpose
+    of the matrix. Scales have the compact shapes of the matrix.
     """
 
     ROWWISE: ClassVar[CopyFields]
@@ -69,7 +69,7 @@ class SchemeStorage(QuantizedTensorStorage):
 
     @classmethod
     def _from_copies(cls, copies, shape, dtype, quantizer, *, swizzled: bool = False) -> "SchemeStorage":
-        """A storage of copies that are known to be right."""
+        """A storage of copies that need no check."""
         storage = cls.__new__(cls)
         storage.clear()
         storage._shape, storage._dtype, storage._quantizer = torch.Size(shape), dtype, quantizer
@@ -166,7 +166,7 @@ class SchemeStorage(QuantizedTensorStorage):
         return getattr(self, self._fields(columnwise).codes) is not None
 
     def _raw_copy(self, columnwise: bool) -> QuantizedCopy | None:
-        """A copy whose parts alias the fields, in whatever strides and scale order they have."""
+        """A copy whose parts alias the fields, with any strides and order of scales."""
         codes, scales, amax = self._fields(columnwise)
         if getattr(self, codes) is None:
             return None
@@ -178,7 +178,7 @@ class SchemeStorage(QuantizedTensorStorage):
                 f"{codes} of a tensor of shape {tuple(self._shape)} must hold {stored[0]}x{stored[1]} codes, "
                 f"got shape {tuple(field.shape)}"
             )
-        # Kernels ask for the amax of a per-tensor copy, but do not read it to decode: any value will do.
+        # Kernels require the amax of a per-tensor copy, but do not read it to decode: any value will do.
         amax = scales if scheme.family == "tensor" else amax
         parts = field.reshape(stored), getattr(self, scales), None if amax is None else getattr(self, amax)
         return QuantizedCopy(*parts, scheme, self._matrix, columnwise)
@@ -235,7 +235,7 @@ class SchemeStorage(QuantizedTensorStorage):
         if source is None or not source.scheme.is_transposable or self._scheme(columnwise) != source.scheme:
             found = "no copy at all" if source is None else f"block {source.scheme.block}"
             raise RecipeError(
-                f"the {usage} copy must follow from the codes of the other one: one scale a tensor or square tiles, "
+                f"the {usage} copy must follow from the codes of the other one: one scale per tensor or square tiles, "
                 f"got {found}; quantize it from the source with {usage}=True"
             )
         derived = kernels.transpose(source)

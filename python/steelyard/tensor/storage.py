@@ -1,4 +1,4 @@
-"""What quantized tensors of every format have, and how they are saved for backward."""
+"""What quantized tensors of all formats have in common, and how they are saved for backward."""
 
 import copy
 from typing import Any, ClassVar
@@ -23,7 +23,7 @@ class QuantizedTensorStorage:
         raise NotImplementedError(f"{type(self).__name__} must implement dequantize")
 
     def get_metadata(self) -> dict[str, Any]:
-        """The keyword arguments from which this object can be made again."""
+        """The keyword arguments that make an equal object."""
         return dict(vars(self))
 
     def prepare_for_saving(self) -> tuple[list[torch.Tensor | None], "QuantizedTensorStorage"]:
@@ -53,7 +53,7 @@ class QuantizedTensorStorage:
         return {"rowwise": True, "columnwise": False}
 
     def update_usage(self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None) -> None:
-        """Drop copies that are not wanted and make those that are; None leaves a copy as it is."""
+        """Drop copies that are not wanted and make those that are; None leaves a copy unchanged."""
         for name, wanted in (("rowwise", rowwise_usage), ("columnwise", columnwise_usage)):
             if wanted is not None and wanted != self.get_usages()[name]:
                 raise RecipeError(f"{type(self).__name__} must implement update_usage to change its {name} copy")
@@ -63,7 +63,7 @@ class QuantizedTensorStorage:
 
 
 class SavedObjects(list):
-    """What `prepare_for_saving` leaves beside the tensors; a type of its own, so that either order restores."""
+    """What `prepare_for_saving` returns besides the tensors. A distinct type, so that restoring takes either order."""
 
 
 def prepare_for_saving(*tensors) -> tuple[list[torch.Tensor | None], SavedObjects]:

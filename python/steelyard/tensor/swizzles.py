@@ -1,4 +1,4 @@
-"""Back from the order of scales that GPU GEMMs read."""
+"""Undo the order of scales that GPU GEMMs read."""
 
 import torch
 

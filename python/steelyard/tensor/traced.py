@@ -1,4 +1,4 @@
-"""The kernels as torch operators, for tensors without memory: what torch.compile traces with and puts in its graph."""
+"""The kernels as torch operators, which torch.compile traces on tensors without memory and puts in its graph."""
 
 import dataclasses
 import json
@@ -14,12 +14,12 @@ from steelyard.runtime import cpu
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor goes to kernels, which refuse one that was freed, rather than to the operators of a tracer."""
+    """Whether a tensor goes to the kernels (which refuse freed tensors) rather than to traced operators."""
     return type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
 
 
 def is_freed(tensor: torch.Tensor | None) -> bool:
-    """Whether the memory of a tensor was given back: torch's own copies would read it all the same."""
+    """Whether the memory of a tensor was freed. torch's own copies would read it anyway."""
     if tensor is None or not has_memory(tensor) or tensor.is_meta or tensor.layout is not torch.strided:
         return False
     return tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0

@@ -1,7 +1,7 @@
 """Views of quantized tensors whose codes stay codes.
 
-A view is read from the sizes and strides it would have on a contiguous tensor, whatever operation made it: a box of
-rows and columns of the matrix, or its transpose. Rows of a matrix in another shape are still rows of that matrix.
+A view is identified by the sizes and strides it would have on a contiguous tensor, not by the operation that made it:
+it is a box of rows and columns of the matrix, or its transpose. Reshaped rows are still rows of the matrix.
 """
 
 from dataclasses import replace
@@ -17,7 +17,7 @@ _SWAPPED_BLOCKS = {"1x32": "32x1", "32x1": "1x32"}
 
 
 class Box(NamedTuple):
-    """Rows and columns of a matrix, half open, perhaps transposed."""
+    """Half-open ranges of rows and columns of a matrix, possibly transposed."""
 
     rows: tuple[int, int]
     columns: tuple[int, int]
@@ -50,7 +50,7 @@ def _empty_box(view: torch.Tensor) -> Box:
 
 
 def _is_dense_rows(sizes, strides, columns: int) -> bool:
-    """The last dim runs along a row, the others together run down the rows."""
+    """Whether the last dim runs along a row, and the others together run over consecutive rows."""
     if sizes[-1] > 1 and strides[-1] != 1:
         return False
     step = columns
@@ -66,7 +66,7 @@ def _is_transpose(sizes, strides, columns: int) -> bool:
 
 
 def view_copy(copy: QuantizedCopy, box: Box) -> QuantizedCopy | None:
-    """The copy of a box that shares this copy's memory; None where the box cuts through a block."""
+    """The copy of a box, sharing this copy's memory; None if the box cuts through a block."""
     narrowed = _narrow(copy, box)
     return swap_usage(narrowed) if narrowed is not None and box.transposed else narrowed
 
@@ -103,7 +103,7 @@ def _slice(span: tuple[int, int], step: int = 1) -> slice:
 
 
 def _scale_extent(copy: QuantizedCopy) -> tuple[int, int]:
-    """Elements that one stored scale stands for: MX and NVFP4 tiles repeat theirs along one dim."""
+    """Rows and columns that one stored scale covers: MX and NVFP4 tiles repeat their scales along one dim."""
     rows, columns = copy.scheme.block_shape or (1, 1)
     if copy.scheme.block == "32x32":
         return (32, 1) if copy.columnwise else (1, 32)
@@ -111,7 +111,7 @@ def _scale_extent(copy: QuantizedCopy) -> tuple[int, int]:
 
 
 def swap_usage(copy: QuantizedCopy) -> QuantizedCopy:
-    """A copy of a matrix read as the other usage of its transpose: the same bytes."""
+    """The same bytes, read as the copy of the other usage of the transposed matrix."""
     swapped = replace(copy, shape=copy.shape[::-1], columnwise=not copy.columnwise)
     if copy.scheme.family != "mx":
         return swapped
