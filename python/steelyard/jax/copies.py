@@ -1,4 +1,4 @@
-"""One quantized copy of a matrix: its parts, and what is known about them when a program is traced."""
+"""One quantized copy of a matrix: its parts, and what tracing knows about them."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from steelyard.jax.formats import codes_dtype, scales_dtype
 
 
 class Parts(NamedTuple):
-    """The arrays of a copy, behind the same leading batch dims."""
+    """The arrays of a copy, with the same leading batch dims."""
 
     codes: jax.Array
     scales: jax.Array
@@ -45,7 +45,7 @@ class CopySpec:
         return self.shape[0 if self.columnwise else 1]
 
     def part_types(self) -> list[tuple[tuple[int, ...], Any]]:
-        """Shape and dtype of each part; the amax only where the scheme keeps one."""
+        """Shape and dtype of each part; the amax only if the scheme keeps one."""
         types = [
             (codes_shape(self.scheme, self.stored), codes_dtype(self.scheme)),
             (scales_shape(self.scheme, self.stored, self.columnwise), scales_dtype(self.scheme)),

@@ -15,7 +15,7 @@ from steelyard.jax.tensor import AbstractBaseTensor1x, NoScaleTensor, ScaledTens
 def dense(
     x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None, quantizer_set: QuantizerSet | None = None
 ) -> jax.Array:
-    """`x @ kernel + bias`, quantized by the set, forward and backward; kernel is [K, N], x is [..., K].
+    """`x @ kernel + bias`, quantized by `quantizer_set` forward and backward; kernel is [K, N], x is [..., K].
 
     The gradient with respect to `quantizer_set` is not a gradient but the set of the next step: its scales, amax
     histories and random state, updated. Use one set per layer.
@@ -40,7 +40,7 @@ def _check(x, kernel, bias, quantizer_set) -> None:
 
 
 class _Saved(NamedTuple):
-    """What the backward reads; empty arrays stand for dtypes."""
+    """What the backward reads; empty arrays carry dtypes."""
 
     x: AbstractBaseTensor1x
     kernel: AbstractBaseTensor1x
@@ -81,8 +81,8 @@ def _backward(saved: _Saved, dy: jax.Array):
         x, kernel = NoScaleTensor(x.dequantize()), NoScaleTensor(kernel.dequantize())
     rng = None if quantizers.random_state is None else random.state_words(quantizers.random_state)
     dy_row, dy_col = quantizers.dgrad.quantize(dy, rng=rng)
-    dx = product(dy_row, _turned(kernel), out_dtype=saved.x_like.dtype)
-    dkernel = product(_turned(x), dy_col, out_dtype=saved.kernel_like.dtype)
+    dx = product(dy_row, _transposed(kernel), out_dtype=saved.x_like.dtype)
+    dkernel = product(_transposed(x), dy_col, out_dtype=saved.kernel_like.dtype)
     dbias = None if saved.bias_like is None else jnp.sum(dy, axis=0, dtype=jnp.float32).astype(saved.bias_like.dtype)
     return dx, dkernel, dbias, quantizers.updated(saved.amaxes[0], saved.amaxes[1], _amax(dy_row, dy_col))
 
@@ -90,8 +90,8 @@ def _backward(saved: _Saved, dy: jax.Array):
 _dense.defvjp(_forward, _backward)
 
 
-def _turned(tensor: AbstractBaseTensor1x) -> AbstractBaseTensor1x:
-    """An operand of a backward product, which reduces over the other dim; quantized ones hold the copy for it."""
+def _transposed(tensor: AbstractBaseTensor1x) -> AbstractBaseTensor1x:
+    """An operand of a backward product, which reduces over the other dim. A quantized one is already the right copy."""
     return tensor if isinstance(tensor, ScaledTensor1x) else NoScaleTensor(tensor.dequantize().T)
 
 

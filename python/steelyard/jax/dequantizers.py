@@ -1,4 +1,4 @@
-"""From codes and scales to values: a function a family of modes, of a tensor to an array of its `dq_dtype`."""
+"""From codes and scales to values: one function per family of modes, from a tensor to an array of its `dq_dtype`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,17 +20,17 @@ def tensor_scale_dequantizer(tensor: Any) -> jax.Array:
 
 
 def block_scale_dequantizer(tensor: Any) -> jax.Array:
-    """`data * scale_inv`, a float32 scale for each 1x128 block or 128x128 tile."""
+    """`data * scale_inv`, with one float32 scale per 1x128 block or 128x128 tile."""
     return _decode(tensor, "block", "block_scale_dequantizer")
 
 
 def mxfp8_dequantizer(tensor: Any) -> jax.Array:
-    """`data * scale_inv`, a power of two for each 32 elements."""
+    """`data * scale_inv`, with one power of two per 32 elements."""
     return _decode(tensor, "mx", "mxfp8_dequantizer")
 
 
 def nvfp4_dequantizer(tensor: Any) -> jax.Array:
-    """`data * scale_inv * amax / (6 * 448)`, a scale for each 16 elements; the Hadamard transform is undone."""
+    """`data * scale_inv * amax / (6 * 448)`, with one scale per 16 elements; the Hadamard transform is undone."""
     return _decode(tensor, "nvfp4", "nvfp4_dequantizer")
 
 

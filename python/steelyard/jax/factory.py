@@ -1,4 +1,4 @@
-"""Tensors from their parts: which class it is follows from the mode and from what is given."""
+"""Tensors from their parts: the mode and the given parts decide the class."""
 
 from collections.abc import Callable
 from typing import Any

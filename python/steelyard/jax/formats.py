@@ -23,7 +23,7 @@ HIGH_PRECISION = (jnp.float32, jnp.bfloat16, jnp.float16)
 
 @dataclass(frozen=True)
 class Format:
-    """A small float format: sign, exponent of this bias, mantissa, saturating at `max`."""
+    """A small float format: sign, exponent with `bias`, mantissa; saturating at `max`."""
 
     dtype: type
     mantissa_bits: int
@@ -54,7 +54,7 @@ FORMATS = {"f8E4M3FN": E4M3, "f8E5M2": E5M2, "f4E2M1FN": E2M1}
 
 
 def codes_dtype(scheme: Scheme):
-    """What codes are stored as: FP4 two a byte, which no array of real FP4 values guarantees."""
+    """The dtype of stored codes. FP4 is stored as bytes of two codes, which JAX's FP4 dtype does not guarantee."""
     return jnp.uint8 if scheme.element == "f4E2M1FN" else DTYPES[scheme.element]
 
 
@@ -63,12 +63,12 @@ def scales_dtype(scheme: Scheme):
 
 
 def encode_e2m1_stochastic(bits: jax.Array, random_bytes: jax.Array) -> jax.Array:
-    """E2M1 codes rounded up with the probability of the distance, from one random byte an element."""
+    """E2M1 codes, rounded up with a probability equal to the distance from below, by one random byte per element."""
     magnitude = bits & softfloat.MAGNITUDE
     steps = [softfloat.constant(step / 256) for step in (0.5, 1.0, 2.0)]
     two, four = softfloat.constant(2.0), softfloat.constant(4.0)
     step = jnp.where(magnitude < two, steps[0], jnp.where(magnitude < four, steps[1], steps[2]))
-    # A byte times a power of two is exact, so the sum has the one rounding of a fused multiply-add.
+    # A byte times a power of two is exact, so only the sum is rounded, as in a fused multiply-add.
     draw = softfloat.multiply(softfloat.bits_of(random_bytes.astype(jnp.float32)), step)
     dithered = softfloat.add(magnitude, draw)
     reached = [dithered >= softfloat.constant(value) for value in (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)]
@@ -84,13 +84,13 @@ def decode_e8m0(codes: jax.Array) -> jax.Array:
 
 
 def pack_nibbles(codes: jax.Array) -> jax.Array:
-    """Two 4-bit codes a byte along the last dim, the first in the low nibble; a missing last one is 0."""
+    """Two 4-bit codes per byte along the last dim, the first in the low nibble; an odd last code is paired with 0."""
     even = jnp.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, codes.shape[-1] % 2)])
     return even[..., 0::2] | even[..., 1::2] << 4
 
 
 def unpack_nibbles(packed: jax.Array, columns: int) -> jax.Array:
-    """The 4-bit codes of `pack_nibbles`, one a byte."""
+    """The 4-bit codes of `pack_nibbles`, one per byte."""
     pairs = jnp.stack((packed & 0xF, packed >> 4), axis=-1)
     return pairs.reshape(*packed.shape[:-1], 2 * packed.shape[-1])[..., :columns]
 

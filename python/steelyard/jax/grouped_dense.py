@@ -1,4 +1,4 @@
-"""A dense layer with a kernel for each group of rows, as mixtures of experts need."""
+"""A dense layer with one kernel per group of rows, for mixtures of experts."""
 
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ def grouped_dense(
     sizes = check_groups(x, group_sizes)
     if kernel.ndim != 3 or kernel.shape[:2] != (sizes.shape[0], x.shape[1]):
         expected = f"[{sizes.shape[0]}, {x.shape[1]}, N]"
-        raise RecipeError(f"kernel must be {expected}: a matrix a group, got shape {tuple(kernel.shape)}")
+        raise RecipeError(f"kernel must be {expected}: a matrix per group, got shape {tuple(kernel.shape)}")
     if bias is not None and tuple(jnp.shape(bias)) != (kernel.shape[0], kernel.shape[2]):
         raise RecipeError(f"bias must have shape {(kernel.shape[0], kernel.shape[2])}, got {tuple(jnp.shape(bias))}")
     if not isinstance(quantizer_set, QuantizerSet):
@@ -39,7 +39,7 @@ def grouped_dense(
 
 
 class _Saved(NamedTuple):
-    """What the backward reads; empty arrays stand for dtypes."""
+    """What the backward reads; empty arrays carry dtypes."""
 
     x: Any
     kernel: Any
@@ -136,7 +136,7 @@ def _bias_gradient(dy, sizes, bias_like) -> jax.Array | None:
 
 
 def _amax(row: AbstractBaseTensor, col: AbstractBaseTensor) -> jax.Array | None:
-    """The largest amax of all groups, found on bits, where NaN is on top."""
+    """The largest amax of all groups, compared as bits, so that NaN is the largest."""
     for copy in (row, col):
         if isinstance(copy, ScaledTensor1x) and copy.scheme.family == "tensor" and copy.amax is not None:
             return softfloat.floats_of(reference.amax_of(softfloat.bits_of(copy.amax)))

@@ -1,8 +1,8 @@
-"""Where the groups of a matrix lie in a copy of it.
+"""Where the groups of a matrix are stored in a copy of it.
 
-Rows belong to groups, one after another, of sizes known when the program runs. Rows lie where they are in the matrix.
-Blocks along the rows never span two groups: those of side s of group g begin at block `start // s + g`. FP4 codes that
-run along the rows begin at their first block.
+Groups of rows follow each other; their sizes are known only at run time. Rows keep their places in the matrix. Blocks
+along the rows never span two groups: the blocks of side s of group g begin at block `start // s + g`. FP4 codes that
+run along the rows begin at their group's first block.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _SIDES = {"tensor": 1, "block": 128, "mx": 32, "nvfp4": 16}
 
 @dataclass(frozen=True)
 class PartLayout:
-    """How a part of a copy follows the rows: one item a `group`, a `row`, or `chunk` items a block of `side` rows."""
+    """How a part of a copy follows the rows: one item per group or row, or `chunk` items per block of `side` rows."""
 
     kind: str
     axis: int = 0
@@ -28,7 +28,7 @@ class PartLayout:
 
 
 def part_layouts(spec: CopySpec) -> list[PartLayout]:
-    """The layouts of codes, scales and, where there is one, the amax."""
+    """The layouts of codes, scales and, if there is one, the amax."""
     scheme, side = spec.scheme, _SIDES[spec.scheme.family]
     axis = int(spec.is_stored_transposed)
     packed = scheme.family == "nvfp4" and axis == 1
@@ -74,12 +74,12 @@ def spread_rows(x: jax.Array, sizes: jax.Array) -> jax.Array:
 
 
 def collect_rows(x: jax.Array, sizes: jax.Array) -> jax.Array:
-    """What `spread_rows` took apart; rows of no group are zero."""
+    """The inverse of `spread_rows`; rows of no group are zero."""
     return _scatter(x, PartLayout("rows"), sizes, x.shape[1])
 
 
 def spread(parts: Parts, spec: CopySpec, sizes: jax.Array) -> Parts:
-    """A copy for each group, as large as one of the whole matrix."""
+    """One copy per group, each as large as a copy of the whole matrix."""
     flat = [part for part in parts if part is not None]
     made = []
     for part, layout, (shape, _) in zip(flat, part_layouts(spec), spec.part_types(), strict=True):
@@ -88,7 +88,7 @@ def spread(parts: Parts, spec: CopySpec, sizes: jax.Array) -> Parts:
 
 
 def collect(parts: list[jax.Array], spec: CopySpec, sizes: jax.Array) -> list[jax.Array]:
-    """The grouped copy of a copy for each group."""
+    """The grouped copy from one copy per group."""
     made = []
     for part, layout in zip(parts, part_layouts(spec), strict=True):
         made.append(part if layout.kind == "group" else _scatter(part, layout, sizes, spec.shape[0]))

@@ -22,7 +22,7 @@ from steelyard.jax.primitives import (
 def quantize(
     x: jax.Array, sizes: jax.Array, row: Scheme | None, col: Scheme | None, *, scale=None, rng=None
 ) -> tuple[Parts | None, Parts | None]:
-    """Copies of a matrix, each group with its own amax; `scale`: one a group."""
+    """Copies of a matrix, each group with its own amax; `scale`: one per group."""
     operands = [none_given() if scale is None else scale, none_given(jnp.uint32) if rng is None else rng]
     flat = grouped_quantize_p.bind(x, sizes, *operands, row=row, col=col, path=native.traced_path())
     return pair_of(flat, row, col)
@@ -38,7 +38,7 @@ def dequantize(parts: Parts, sizes: jax.Array, spec: CopySpec, dtype) -> jax.Arr
 def gemm(
     a: Parts, a_spec: CopySpec, b: Parts, b_spec: CopySpec, sizes: jax.Array, *, both: bool, bias=None, out_dtype
 ) -> jax.Array:
-    """A product a group: (M, outer of b) with a batched `b`; (groups, outer of a, outer of b) if `both` are grouped."""
+    """One product per group: (M, outer of b) if `b` is batched; (groups, outer of a, outer of b) if `both` are grouped."""
     operands = [none_given() if part is None else part for part in (*a, *b)]
     bias = none_given() if bias is None else bias
     parameters = {"a_spec": a_spec, "b_spec": b_spec, "both": both, "dtype": np.dtype(out_dtype)}
@@ -112,7 +112,7 @@ def _quantize_reference(x, sizes, scale, rng, *, row, col):
     each = grouped_layout.spread_rows(x, sizes)
     given = {"scale": or_none(scale)}
     if rng.shape != (0,):
-        # A group's random bytes differ by the high word of the offset.
+        # The high word of the offset gives each group its own random bytes.
         given["rng"] = jnp.tile(rng, (groups, 1)).at[:, 3].add(jnp.arange(groups, dtype=jnp.uint32))
     flat = []
     for spec in _specs(x, row, col):

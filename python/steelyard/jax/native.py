@@ -1,4 +1,4 @@
-"""Which implementation runs: the native XLA handlers on a CPU, plain jnp elsewhere or where they are missing."""
+"""Which implementation runs: the native XLA handlers on a CPU, plain jnp elsewhere or if they are missing."""
 
 import contextlib
 import contextvars
@@ -16,7 +16,7 @@ _chosen: contextvars.ContextVar[str] = contextvars.ContextVar("steelyard_jax_pat
 
 @cache
 def is_available() -> bool:
-    """Whether the native handlers are there; they are registered with XLA on the first call."""
+    """Whether the native handlers are installed; the first call registers them with XLA."""
     try:
         _ffi = import_module("steelyard.jax._ffi")
     except ImportError:
@@ -31,7 +31,7 @@ def is_available() -> bool:
 def use_path(path: str):
     """Trace with `native` or `reference` on every platform; `auto`, the default, chooses by platform.
 
-    This decides what is traced: a function that jit has already traced keeps its path.
+    This takes effect when a function is traced: one that jit has already traced keeps its path.
     """
     if path not in PATHS:
         raise TargetError(f"path must be one of {', '.join(PATHS)}, got {path!r}")
@@ -43,7 +43,7 @@ def use_path(path: str):
 
 
 def traced_path() -> str:
-    """What programs traced now will use."""
+    """The path of programs traced now."""
     path = _chosen.get()
     if path == "native" and not is_available():
         raise TargetError("path 'native' needs the module steelyard.jax._ffi, which is missing; reinstall steelyard")

@@ -72,10 +72,10 @@ def quantize_with(
     flatten_axis=-1,
     dq_dtype=None,
 ) -> ScaledTensor1x | ScaledTensor2x:
-    """The copies of an array that schemes ask for, one at least; `rng`: four words, seed and offset."""
+    """The copies of an array by schemes, at least one; `rng`: four words, seed and offset."""
     schemes = [each for each in (row, col) if each is not None]
     if not schemes:
-        raise RecipeError("rowwise or colwise must be asked for, got neither")
+        raise RecipeError("rowwise or colwise must be True, got neither")
     matrix = flatten(x.shape, flatten_axis)
     _check_operands(schemes, scale, rng)
     scale = None if scale is None else jnp.asarray(scale, jnp.float32).reshape(())
@@ -102,10 +102,10 @@ def quantize_with(
 def quantize_groups(
     x: jax.Array, group_sizes, row: Scheme | None, col: Scheme | None, *, scale=None, rng=None, dq_dtype=None
 ) -> GroupedScaledTensor1x | ScaledTensor2x:
-    """The copies of a matrix whose rows belong to groups; `scale`: one for all groups, or one each."""
+    """The copies of a matrix whose rows belong to groups; `scale`: one for all groups, or one per group."""
     schemes = [each for each in (row, col) if each is not None]
     if not schemes:
-        raise RecipeError("rowwise or colwise must be asked for, got neither")
+        raise RecipeError("rowwise or colwise must be True, got neither")
     sizes = check_groups(x, group_sizes)
     matrix = x.shape[0], x.shape[1]
     if any(scheme.source == "delayed" for scheme in schemes) and scale is None:
@@ -134,7 +134,7 @@ def check_groups(x: Any, group_sizes: Any) -> jax.Array:
 
 
 def check_source(x: Any, argument: str) -> None:
-    """Refuse what is no array in high precision with at least two dims."""
+    """Refuse anything but a high-precision array with at least two dims."""
     dtype = getattr(x, "dtype", None)
     if dtype is None or dtype not in map(jnp.dtype, HIGH_PRECISION) or x.ndim < 2:
         found = type(x).__name__ if dtype is None else f"{dtype} of shape {tuple(x.shape)}"
@@ -171,14 +171,14 @@ def dequantize(tensor: AbstractBaseTensor) -> jax.Array:
 def dot(lhs: AbstractBaseTensor, rhs: AbstractBaseTensor, *, bias: jax.Array | None = None, out_dtype: Any = None):
     """`lhs @ rhs (+ bias)`: contracts the last dims of `lhs` with the first of `rhs`, on the copies that a GEMM reads.
 
-    Operands whose schemes no GEMM takes together are multiplied in high precision.
+    If no GEMM takes the two schemes together, the operands are multiplied in high precision.
     """
     left, right = lhs.get_tensor(is_colwise=False), rhs.get_tensor(is_colwise=True)
     return product(left, right, bias=bias, out_dtype=out_dtype)
 
 
 def product(a: AbstractBaseTensor1x, b: AbstractBaseTensor1x, *, bias=None, out_dtype: Any = None) -> jax.Array:
-    """The product of two copies, each reduced along the dims that it is quantized along; its kept dims, a's first."""
+    """The product of two copies, each reduced along the dims that it is quantized along; a's kept dims come first."""
     (a_kept, a_reduced), (b_kept, b_reduced) = _split(a, False), _split(b, True)
     if math.prod(a_reduced) != math.prod(b_reduced):
         raise RecipeError(f"operands must reduce over the same length, got {a_reduced} and {b_reduced}")
@@ -204,7 +204,7 @@ def gemm_pair(a: Any, b: Any) -> tuple[ScaledTensor1x, ScaledTensor1x] | None:
 
 
 def _split(tensor: AbstractBaseTensor, is_colwise: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Dims that a product keeps, and those that it reduces; an unquantized operand has its place's usage."""
+    """The dims that a product keeps, and those it reduces; `is_colwise` is the usage of an unquantized operand."""
     if isinstance(tensor, ScaledTensor1x):
         first, last = tensor.shape[: tensor.flatten_axis], tensor.shape[tensor.flatten_axis :]
         return (last, first) if tensor.is_colwise else (first, last)

@@ -1,7 +1,7 @@
-"""How operations are split over devices: shards are quantized where they are, with the scales of the whole tensor.
+"""How operations are split over devices: each device quantizes its shard, with the scales of the whole tensor.
 
-Data, scales and amaxes of a copy are split alike. A dim is split only where no block spans two shards; otherwise it is
-gathered first, as is everything that is rounded stochastically, so that bytes never depend on the mesh.
+Data, scales and amaxes of a copy are split in the same way. A dim is split only if no block spans two shards; otherwise
+it is gathered first, as is everything that is rounded stochastically, so that bytes never depend on the mesh.
 """
 
 import math
@@ -37,7 +37,7 @@ def part_dims(spec: CopySpec, row: str, column: str) -> list[Dims]:
 
 
 def block_units(spec: CopySpec) -> tuple[int, int]:
-    """Rows and columns of the matrix that belong together."""
+    """Rows and columns of the matrix that must stay in one shard."""
     if spec.scheme.family == "tensor":
         return 1, 1
     rows, columns = spec.scheme.block_sizes
@@ -52,7 +52,7 @@ class Split:
         self.axes: dict[str, Any] = dict.fromkeys(sizes)
 
     def take(self, name: str, axes: Any) -> None:
-        """Split a dim, unless blocks would span shards or another dim has the axes."""
+        """Split a dim, unless blocks would span shards or another dim already uses the axes."""
         names = _names(axes)
         used = {each for other in self.axes.values() for each in _names(other)}
         shards = math.prod(self.mesh.shape[each] for each in names)
@@ -78,7 +78,7 @@ def _found_axes(shape: Any) -> tuple:
 
 
 def _rule(sizes: dict[str, int], units: dict[str, int], arrays: list[tuple[Dims, tuple]], operands: int, reduced=()):
-    """Shardy's rule: named dims are counted in blocks, which every array that has the dim has as many of."""
+    """Shardy's rule. Named dims are counted in blocks: every array with that dim has the same number of them."""
     factor_sizes: dict[str, int] = {}
     whole: set[str] = set()
     unique = iter(f"u{index}" for index in range(1000))
@@ -180,7 +180,7 @@ def _quantize_shard(function, row, col, axes: dict, x, scale, row_amax, col_amax
 
 
 def _amax_over(function, x, scheme: Scheme, columnwise: bool, scale, rng, over: tuple[str, ...]) -> jax.Array:
-    """The largest amax of all shards, found on bits, where NaN is on top."""
+    """The largest amax of all shards, compared as bits, so that NaN is the largest."""
     if scheme.rht:
         none = jnp.zeros((0,), jnp.float32)
         pair = {"row": None, "col": scheme} if columnwise else {"row": scheme, "col": None}

@@ -28,7 +28,7 @@ def _rounds(words: list[jax.Array], keys: list[jax.Array]) -> list[jax.Array]:
 
 
 def rounding_bytes(shape: tuple[int, int], columnwise: bool, rng: jax.Array) -> jax.Array:
-    """One random byte for each element of a logical (M, N) matrix; `rng`: seed and offset, low words first."""
+    """One random byte per element of a logical (M, N) matrix; `rng`: seed and offset, low words first."""
     elements = shape[0] * shape[1]
     groups = jnp.arange(-(-elements // 16), dtype=jnp.uint32)
     copy = jnp.full_like(groups, int(columnwise))

@@ -1,7 +1,7 @@
 """The operations that programs are traced into: quantize, dequantize and gemm, over leading batch dims.
 
-On a CPU each is one XLA custom call of a native handler; elsewhere, and where asked, it is the reference in jnp. An
-operand that is not given is an empty array, so that every operation has a fixed number of them.
+On a CPU each is one XLA custom call of a native handler; elsewhere, and on request, it is the reference in jnp. A
+missing operand is an empty array, so that every operation has a fixed number of operands.
 """
 
 from functools import partial
@@ -23,7 +23,7 @@ from steelyard.jax.copies import CopySpec, Parts, flat_parts, pair_of
 
 
 def none_given(dtype=jnp.float32) -> jax.Array:
-    """What stands for an operand that is not given."""
+    """What is passed for a missing operand."""
     return jnp.zeros((0,), dtype)
 
 
@@ -63,7 +63,7 @@ def new_primitive(name: str) -> Primitive:
     primitive = Primitive(f"steelyard_{name}")
     primitive.multiple_results = True
     primitive.def_impl(partial(xla.apply_primitive, primitive))
-    # Partitioning needs the devices at lowering; JAX knows that of its own primitives only, and has no public way.
+    # Partitioning needs the devices at lowering. JAX has no public way to say so for other primitives than its own.
     dispatch.prim_requires_devices_during_lowering.add(primitive)
     return primitive
 
@@ -74,7 +74,7 @@ gemm_p = new_primitive("gemm")
 
 
 def result_avals(operands, types) -> list[ShapedArray]:
-    """Abstract results: what varies over the axes of a shard_map makes results vary too."""
+    """Abstract results. They vary over the axes of a shard_map that any operand varies over."""
     like = max(operands, key=lambda aval: len(aval.manual_axis_type.varying))
     return [
         ShapedArray(
@@ -110,12 +110,12 @@ def _gemm_abstract(*operands, a_spec, b_spec, dtype, path):
 
 
 def _batched(array: jax.Array, size: int) -> jax.Array:
-    """An operand without the batch dim gets it; one that is not given stays so."""
+    """An operand without the batch dim gets it; a missing operand stays missing."""
     return array if array.shape == (0,) else jnp.broadcast_to(array, (size, *array.shape))
 
 
 def _batch_everything(primitive, operands, dims, **parameters):
-    """Every operand gets the batch dim first."""
+    """Put the batch dim first in every operand."""
     size = next(operand.shape[dim] for operand, dim in zip(operands, dims, strict=True) if dim is not None)
     moved = [
         _batched(operand, size) if dim is None else jnp.moveaxis(operand, dim, 0)
@@ -126,7 +126,7 @@ def _batch_everything(primitive, operands, dims, **parameters):
 
 
 def _batch_gemm(operands, dims, **parameters):
-    """An operand that is not batched gets a dim of size 1, which repeats: nothing is copied."""
+    """An operand that is not batched gets a dim of size 1, which broadcasts: nothing is copied."""
     *parts, bias = operands
     *part_dims, bias_dim = dims
     moved = []
@@ -147,14 +147,14 @@ def _batch_gemm(operands, dims, **parameters):
 
 
 def _align_batch_dims(parts: list[jax.Array]) -> list[jax.Array]:
-    """Both operands get as many leading dims; the parts of one have the batch size of its codes."""
+    """Give both operands the same number of leading dims; the parts of an operand have the batch size of its codes."""
     aligned = []
     batches = [parts[0].shape[:-2], parts[3].shape[:-2]]
     depth = max(map(len, batches))
     for first, batch in zip((0, 3), batches, strict=True):
         missing = depth - len(batch)
         for part in parts[first : first + 3]:
-            # The leading dim is the new one; older dims that are missing come after it.
+            # The new dim is the leading one; older dims that are missing come after it.
             aligned.append(part if part.shape == (0,) else jnp.expand_dims(part, range(1, 1 + missing)))
     return aligned
 
@@ -165,7 +165,7 @@ batching.primitive_batchers[gemm_p] = _batch_gemm
 
 
 def _over_batch(function, depth: int):
-    """A function of matrices, over leading dims."""
+    """Apply a function of matrices over leading dims."""
     for _ in range(depth):
         function = jax.vmap(function)
     return function
@@ -235,7 +235,7 @@ def _dequantize_native(codes, scales, amax, *, spec, dtype):
 
 
 def spec_attributes(prefix: str, spec: CopySpec) -> dict:
-    """How a handler is told about an operand."""
+    """The attributes that describe an operand to a handler."""
     return {
         f"{prefix}_scheme": scheme_attribute(spec.scheme),
         f"{prefix}_columnwise": spec.columnwise,
@@ -252,7 +252,7 @@ def _gemm_native(*operands, a_spec, b_spec, dtype):
 
 
 def register_lowerings(primitive: Primitive, on_cpu, anywhere) -> None:
-    """Native on a CPU unless the reference was asked for, the reference everywhere else."""
+    """Native on a CPU unless the reference was requested; the reference everywhere else."""
 
     def lower(function, context, *operands, path, **parameters):
         chosen = anywhere if path == "reference" else function

@@ -16,7 +16,7 @@ from steelyard.jax.operations import quantize_groups, quantize_with
 from steelyard.jax.tensor import AbstractBaseTensor1x, NoScaleTensor, ScaledTensor2x, _Node
 from steelyard.recipes import Recipe, Role
 
-# Up to this margin no scale is subnormal, and one from a subnormal amax overflows however it is divided.
+# Up to this margin no scale is subnormal, and a scale from a subnormal amax overflows with any division.
 _FLOAT_MARGIN = 6
 _OTHER_BLOCK = {"1x32": "32x1", "32x1": "1x32"}
 
@@ -47,7 +47,7 @@ class Quantizer(_Node):
     def quantize(
         self, x: jax.Array, *, rowwise: bool = True, colwise: bool = True, rng=None, flatten_axis: int = -1
     ) -> tuple[AbstractBaseTensor1x, AbstractBaseTensor1x]:
-        """The rowwise and the columnwise copy; `x` itself where one is not wanted or has no scheme."""
+        """The rowwise and the columnwise copy; `x` itself for one that is not wanted or has no scheme."""
         row, col = self.row if rowwise else None, self.col if colwise else None
         plain = NoScaleTensor(x)
         if row is None and col is None:
@@ -71,11 +71,11 @@ class Quantizer(_Node):
         return (plain, made) if row is None else (made, plain)
 
     def updated(self, amax: jax.Array | None) -> "Quantizer":
-        """The quantizer of the next step, after a tensor with this amax."""
+        """The quantizer for the next step, after a tensor with this amax."""
         return self
 
     def transposed(self) -> "Quantizer":
-        """The quantizer of a matrix's transpose: rowwise and columnwise change places."""
+        """The quantizer of a matrix's transpose: rowwise and columnwise are swapped."""
         return self._with(row=_flip(self.col), col=_flip(self.row))
 
 
@@ -89,7 +89,7 @@ def _flip(scheme: Scheme | None) -> Scheme | None:
 
 @register_pytree_node_class
 class DelayedQuantizer(Quantizer):
-    """Scales per tensor by the amaxes of earlier steps. Its state is passed on by the caller."""
+    """Scales per tensor, from the amaxes of earlier steps. The caller passes its state from step to step."""
 
     leaves = ("scale", "amax_history")
     static = ("row", "col", "margin", "algorithm")
@@ -124,7 +124,7 @@ class DelayedQuantizer(Quantizer):
 
 
 def _float_divide(a, b) -> jax.Array:
-    """A quotient of floats: much less to compile than one of bits, for each quantizer of each layer."""
+    """A quotient of floats. It compiles to much less code than one on bits, which matters: every quantizer has one."""
     return softfloat.bits_of(softfloat.floats_of(jnp.asarray(a)) / softfloat.floats_of(b))
 
 

@@ -24,7 +24,7 @@ def random_words(key: Any) -> jax.Array:
 
 
 def pack_state(seed: jax.Array) -> jax.Array:
-    """Seed and a count of 0 as float32: four quarters of the seed, which float32 holds exactly, and the count.
+    """Seed and a count of 0 as float32: four 16-bit quarters of the seed, which float32 holds exactly, and the count.
 
     The state of a quantizer set is returned as its gradient, and only floats have gradients.
     """
@@ -39,6 +39,6 @@ def state_words(state: jax.Array) -> jax.Array:
 
 
 def next_state(state: jax.Array) -> jax.Array:
-    """The state of the next backward; float32 counts to 2^24, then from 0 again."""
+    """The state for the next backward. The count wraps to 0 at 2^24, the limit of float32."""
     count = state[4] + 1
     return state.at[4].set(jnp.where(count < 2.0**24, count, 0.0))

@@ -1,7 +1,7 @@
 """Quantize, dequantize and GEMM in plain jnp, for platforms without native kernels: the same bytes, more slowly.
 
-Matrices are 2D here, and values are float32 bits (`softfloat`), because XLA's own float arithmetic flushes and
-re-rounds at the edges of the formats.
+Matrices are 2D here, and values are float32 bits (`softfloat`), because XLA's own float arithmetic may flush subnormals
+and round twice.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ _SIGNS = np.array([1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1])
 
 
 class Request(NamedTuple):
-    """What one copy is made from: the bits of the logical matrix, and what the caller gave beside it."""
+    """What one copy is made from: the bits of the logical matrix, and the caller's other arguments."""
 
     matrix: jax.Array
     limit: float
@@ -204,7 +204,7 @@ def _nvfp4(stored, spec: CopySpec, request: Request) -> tuple:
 
 
 def _at_most(bits, largest) -> jax.Array:
-    """The smaller of values that are not negative; NaN stays."""
+    """The smaller of two non-negative values; NaN stays NaN."""
     return jnp.where(softfloat.is_nan(bits), softfloat.NAN, jnp.minimum(bits, largest))
 
 
@@ -240,7 +240,7 @@ def _four_over_six(blocks, block_amax, amax, encode_scale, decode_scale, scheme:
 
 
 def _block_sum(errors: jax.Array) -> jax.Array:
-    """Float32 sums in a fixed order: along a row one by one, then the rows of a tile as a tree."""
+    """Float32 sums in a fixed order: one by one along a row, then the rows of a tile as a tree."""
     columns = jnp.moveaxis(errors, -1, 0)
     total, _ = jax.lax.scan(lambda sum_, column: (softfloat.add(sum_, column), None), columns[0], columns[1:])
     while total.shape[1] > 1:
@@ -270,7 +270,7 @@ def _butterflies(groups: jax.Array) -> jax.Array:
     for stride in (1, 2, 4, 8):
         pairs = groups.reshape(*groups.shape[:2], 16 // (2 * stride), 2, stride)
         low, high = pairs[..., 0, :], pairs[..., 1, :]
-        # One addition of doubled operands: it is the largest piece of code here.
+        # One addition of doubled operands instead of two: an addition is the largest piece of code here.
         both = softfloat.add(low[..., None, :], jnp.stack((high, high ^ softfloat.SIGN), axis=-2))
         groups = both.reshape(groups.shape)
     return softfloat.multiply(groups, softfloat.constant(0.25))
@@ -299,7 +299,7 @@ def element_bits(parts: Parts, spec: CopySpec) -> jax.Array:
 
 
 def spread_scales(parts: Parts, spec: CopySpec) -> jax.Array:
-    """Float32 bits of the block scales, one for each element of the stored array (0-d per tensor)."""
+    """Float32 bits of the block scales, repeated for each element of the stored array (0-d for a per-tensor scale)."""
     scheme = spec.scheme
     if scheme.family == "tensor":
         return softfloat.bits_of(parts.scales)
@@ -312,7 +312,7 @@ def spread_scales(parts: Parts, spec: CopySpec) -> jax.Array:
 
 
 def _spread(values: jax.Array, spec: CopySpec) -> jax.Array:
-    """A compact array of one value a block, one for each element of the stored array."""
+    """A compact array of one value per block, repeated for each element of the stored array."""
     block_rows, block_columns = spec.scheme.block_sizes
     if spec.scheme.block == "32x32":
         block_rows, block_columns = (32, 1) if spec.columnwise else (1, 32)
@@ -336,7 +336,7 @@ def gemm(a: Parts, a_spec: CopySpec, b: Parts, b_spec: CopySpec, bias, out_dtype
 
 
 def _operand(parts: Parts, spec: CopySpec) -> tuple[jax.Array, list[jax.Array]]:
-    """Values with the reduction last, and what the product must still be multiplied by."""
+    """Values with the reduction last, and the factors that remain for the product."""
     family = spec.scheme.family
     elements = element_bits(parts, spec)
     if family == "tensor":
@@ -353,7 +353,7 @@ def _operand(parts: Parts, spec: CopySpec) -> tuple[jax.Array, list[jax.Array]]:
 
 
 def _unit(scales: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
-    """Bits of a power of two that brings the largest scale to about 1, and its inverse as two factors."""
+    """Bits of a power of two that scales the largest scale to about 1, and its inverse as two factors."""
     largest = jnp.max(jnp.where(softfloat.is_finite(scales), scales & softfloat.MAGNITUDE, 0), initial=np.uint32(0))
     exponent = jnp.clip((largest >> 23).astype(jnp.int32) - 127, -126, 126)
     half = exponent // 2

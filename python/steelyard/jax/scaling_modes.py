@@ -1,4 +1,4 @@
-"""How a tensor is scaled: each mode knows its schemes, and with them its dtypes, shapes and layouts."""
+"""How a tensor is scaled: each mode has its schemes, and from them its dtypes, shapes and layouts."""
 
 import enum
 import math
@@ -83,7 +83,7 @@ class ScalingMode(enum.Enum):
         return "NN" if self is ScalingMode.NO_SCALING or self.is_mxfp8 else "NT"
 
     def get_scale_shape(self, data_shape, *, is_colwise=False, is_padded=False, flatten_axis: int = -1):
-        """The shape of the scales of a tensor; padded: a matrix as large as GPU GEMMs read it."""
+        """The shape of the scales of a tensor; padded: a matrix of the size that GPU GEMMs read."""
         if self is ScalingMode.NO_SCALING:
             return (0,)
         return scale_shape(
@@ -126,7 +126,7 @@ def normalize_axis(ndim: int, flatten_axis: int) -> int:
 
 
 def scale_shape(scheme: Scheme, shape, columnwise: bool, *, is_padded=False, flatten_axis=-1) -> tuple[int, ...]:
-    """The shape of the scales of a copy: dims of which each element has its own scale stay as they are."""
+    """The shape of the scales of a copy. Dims with a scale for each element keep their size."""
     matrix = flatten(shape, flatten_axis)
     compact = scales_shape(scheme, stored_shape(scheme, matrix, columnwise), columnwise)
     if scheme.family == "tensor":
@@ -141,6 +141,6 @@ def scale_shape(scheme: Scheme, shape, columnwise: bool, *, is_padded=False, fla
 
 
 def _padded(scheme: Scheme, compact: tuple[int, ...], columnwise: bool) -> tuple[int, ...]:
-    """Padded as GPU GEMMs read them, in the order of the compact scales."""
+    """The shape of scales padded for GPU GEMMs, in the order of the compact scales."""
     padded = gemm_scales_shape(scheme, compact, columnwise)
     return padded[::-1] if gemm_scales_are_transposed(scheme, columnwise) else padded

@@ -44,7 +44,7 @@ def resolve(axes: Sequence[str | None]) -> list | None:
 
 
 def constrain(array: jax.Array, mesh_axes: Sequence, what: str, *, must_divide: bool = True) -> jax.Array:
-    """The array sharded over mesh axes, a dim each; dims that do not divide are refused or left whole."""
+    """The array with each dim sharded over its mesh axes; dims that do not divide are refused or left whole."""
     current = _rules.get()
     mesh = current[1] if current and current[1] is not None else jax.sharding.get_abstract_mesh()
     if mesh is None or mesh.empty:

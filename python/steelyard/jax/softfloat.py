@@ -69,7 +69,7 @@ def round_to_bf16(bits: jax.Array) -> jax.Array:
 
 
 def round_magnitude(magnitude: jax.Array, mantissa_bits: int, bias: int) -> jax.Array:
-    """Magnitudes rounded to a smaller format of which they become the codes; too large ones run on past its range."""
+    """Magnitudes rounded to codes of a smaller format. Values that are too large give codes beyond its range."""
     dropped = 23 - mantissa_bits
     exponent = (magnitude >> 23).astype(jnp.int32)
     significand = jnp.where(exponent > 0, magnitude & _MANTISSA | _HIDDEN, magnitude & _MANTISSA)
@@ -104,8 +104,8 @@ def divide(a, b) -> jax.Array:
     small = a_mantissa < b_mantissa
     dividend = jnp.where(small, a_mantissa << 1, a_mantissa)
 
-    # 26 bits: 24 to keep, one to round by, one more beside the remainder. The float quotient need only be near: the
-    # remainder, which fits 32 bits however it is off, says by how much.
+    # 26 bits: 24 to keep, one to round by, one more for the remainder. The float quotient may be slightly off: the
+    # remainder, which always fits 32 bits, tells by how much.
     estimate = dividend.astype(jnp.float32) / b_mantissa.astype(jnp.float32) * np.float32(2.0**25)
     quotient = estimate.astype(jnp.uint32)
     rest = ((dividend << 25) - quotient * b_mantissa).astype(jnp.int32)
@@ -157,7 +157,7 @@ def _unpacked(bits: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _normalized(bits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The same with bit 23 set, the exponent below 1 if need be; zeros give nonsense."""
+    """The same with bit 23 set, so the exponent may be below 1. The result for zeros is meaningless."""
     exponent, mantissa = _unpacked(bits)
     shift = jnp.clip(lax.clz(mantissa), 8, 31) - 8
     return exponent - shift.astype(jnp.int32), mantissa << shift
@@ -182,9 +182,9 @@ def _round_shift(value: jax.Array, shift: jax.Array) -> jax.Array:
 
 
 def _rounded(exponent: jax.Array, significand: jax.Array) -> jax.Array:
-    """The float of a significand with bit 31 set, of weight 2^(exponent - 127), that may hold a sticky last bit."""
+    """The float of a significand whose bit 31 is set and has weight 2^(exponent - 127); its last bit may be sticky."""
     below = 1 - exponent
-    # A shift by 32 is one by 1, its lost bit kept, and one by 31; deeper ones leave less than half a step.
+    # A shift by 32 is done as 1 (keeping the lost bit) plus 31; larger shifts leave less than half a step.
     halved = significand >> 1 | significand & _ONE
     significand = jnp.where(below > 24, _ONE, jnp.where(below == 24, halved, significand))
     kept = _round_shift(significand, (8 + jnp.clip(below, 0, 23)).astype(jnp.uint32))

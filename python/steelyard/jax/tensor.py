@@ -1,4 +1,4 @@
-"""Quantized tensors for JAX: pytree nodes that hold codes, scales and amaxes, and know how to be decoded."""
+"""Quantized tensors for JAX: pytree nodes that hold codes, scales and amaxes, and can be decoded."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ class AbstractBaseTensor(ABC):
     """What every tensor can do, quantized or not."""
 
     shape: Any
-    """The shape of the tensor it stands for."""
+    """The shape of the tensor that it represents."""
 
     @abstractmethod
     def dequantize(self) -> jax.Array:
@@ -37,7 +37,7 @@ class AbstractBaseTensor(ABC):
 
 
 class _Node:
-    """A pytree node of the fields `leaves`, everything in `static` beside them."""
+    """A pytree node whose children are the fields `leaves`; the fields `static` are auxiliary data."""
 
     leaves: tuple[str, ...] = ()
     static: tuple[str, ...] = ()
@@ -188,7 +188,7 @@ class ScaledTensor1x(ScaledTensor, AbstractBaseTensor1x):
 
     @property
     def data(self) -> jax.Array:
-        """The codes in their real dtype; FP4 is unpacked for it."""
+        """The codes in their real dtype; FP4 codes are unpacked."""
         if self.scheme.element != "f4E2M1FN":
             return self.codes
         return from_bytes_fp4(unpack_nibbles(self.codes, self.spec.stored[1]).reshape(self._data_shape()))
@@ -215,7 +215,7 @@ class ScaledTensor1x(ScaledTensor, AbstractBaseTensor1x):
         return tensor
 
     def _data_shape(self) -> tuple[int, ...]:
-        """Dims of the stored elements; the transform pads the rows that it reduces."""
+        """Dims of the stored elements; the Hadamard transform pads the rows it runs along."""
         axis = self.flatten_axis
         rows, columns = self.shape[:axis], self.shape[axis:]
         if self.data_layout == "T":
@@ -252,7 +252,7 @@ class ScaledTensor1x(ScaledTensor, AbstractBaseTensor1x):
         if self.data_layout == "T":
             rows, columns = columns, rows
         codes = sharding.constrain(self.codes, _fit((*rows, *columns), self.codes.ndim), "data")
-        # A dim of scales has the axes of the dim of data that it belongs to.
+        # Each dim of the scales has the axes of its dim of the data.
         if self.scale_inv.ndim == 0:
             return self._with(codes=codes)
         grouped = self.scheme.family == "mx" and self.is_colwise
@@ -334,7 +334,7 @@ class GroupedScaledTensor1x(ScaledTensor1x):
         if sharding.resolve(_checked_axes(axes, self.ndim)) is None:
             return self
         raise RecipeError(
-            "a grouped tensor must stay whole: its groups have no fixed places; shard the array it is from"
+            "a grouped tensor must stay whole: its groups have no fixed places; shard the array it was made from"
         )
 
 
@@ -346,7 +346,7 @@ class ScaledTensor2x(ScaledTensor):
 
     def __init__(self, rowwise_tensor: ScaledTensor1x, colwise_tensor: ScaledTensor1x):
         if rowwise_tensor.is_colwise or not colwise_tensor.is_colwise:
-            raise RecipeError("rowwise_tensor must be rowwise and colwise_tensor columnwise, got them otherwise")
+            raise RecipeError("rowwise_tensor must be rowwise and colwise_tensor columnwise, got other usages")
         if rowwise_tensor.shape != colwise_tensor.shape:
             raise RecipeError(
                 f"both tensors must have one shape, got {rowwise_tensor.shape} and {colwise_tensor.shape}"

@@ -17,7 +17,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="steelyard", description="Low precision for PyTorch models, visibly.")
     parser.add_argument("--version", action="version", version=f"steelyard {version('steelyard')}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    demo = commands.add_parser("demo", help="compile a small GPT by two recipes and show what became of it")
+    demo = commands.add_parser("demo", help="compile a small GPT by two recipes and show the result")
     demo.set_defaults(run=_demo)
     inspecting = commands.add_parser("inspect", help="compile a model and show its GEMMs or its IR")
     inspect.add_arguments(inspecting)
@@ -32,7 +32,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _demo(_: argparse.Namespace) -> int:
-    # Loads torch, which takes seconds that --help should not.
+    # Imported late: it loads torch, which would make --help take seconds.
     from steelyard.tools.demo import run
 
     return run()

@@ -1,4 +1,4 @@
-"""`steelyard demo`: a small GPT compiled by two recipes, and what became of it."""
+"""`steelyard demo`: compile a small GPT by two recipes, and show the result."""
 
 import re
 import statistics
@@ -108,7 +108,7 @@ def _gist(text: str) -> str:
 
 
 def _is_traced_layer(line: str) -> bool:
-    # Before GEMMs are raised, the shape of its weight tells the layer.
+    # Before GEMMs are raised, only the shape of its weight identifies the layer.
     return "aten.addmm" in line and f"[{WIDTH},{4 * WIDTH}]" in line
 
 

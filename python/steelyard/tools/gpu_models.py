@@ -15,10 +15,10 @@ _MOST_SHARE = 0.25
 
 
 def check_models(place: Device) -> Iterator[Result]:
-    """A compiled MLP and a block of a transformer: outputs and gradients beside those of the CPU target.
+    """A compiled MLP and a transformer block: outputs and gradients compared with those of the CPU target.
 
-    GEMMs sum in another order, and a last bit that differs may flip a code: a quarter of what quantizing changes at all
-    is allowed. Detail is the largest share.
+    GEMMs sum in another order, and a different last bit may flip a code: the error may be up to a quarter of the error
+    of quantization itself. Detail is the largest share.
     """
     for recipe in recipes.NAMES:
         for name, make in (("mlp", _make_mlp), ("block", _make_block)):
@@ -43,7 +43,7 @@ def _make_block() -> tuple:
 
 
 def compare_model(place: Device, recipe: str, model: nn.Module, x: torch.Tensor) -> str:
-    """How far outputs and gradients are from the CPU target's, in shares of what quantizing changes."""
+    """The error of outputs and gradients against the CPU target, as a share of the error of quantization."""
     exact = _step(model, x)
     expected = _step(_compiled(model, recipe, "cpu"), x)
     found = _step(_compiled(model, recipe, "cuda", place.name), x.to(place.name))

@@ -90,7 +90,7 @@ def _compile(arguments: argparse.Namespace) -> Any:
 
 @contextmanager
 def _reported(what: str) -> Iterator[None]:
-    """Errors of the user's code as one line."""
+    """Report errors of the user's code in one line."""
     try:
         yield
     except SteelyardError:
@@ -126,7 +126,7 @@ def _load_factory(text: str) -> Callable[[], Any]:
     module_name, colon, name = text.partition(":")
     if not colon:
         raise SteelyardError(f"the model must be MODULE:FACTORY, as in mypackage.models:make_gpt, got '{text}'")
-    # A command finds modules of the folder it is started in, as `python -m` does.
+    # Like `python -m`, find modules in the current folder.
     sys.path.insert(0, str(Path.cwd()))
     try:
         return getattr(importlib.import_module(module_name), name)

@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
 def table(recipe: str | None = None, target: str | None = None) -> str:
     """One row per recipe and kind of GEMM, one column per target, and the reasons below.
 
-    `pad N16 K32`: columns of the result and the reduction are padded to multiples of 16 and 32, where they are none.
+    `pad N16 K32`: columns of the result and the reduction are padded to multiples of 16 and 32.
     """
     from steelyard import recipes
     from steelyard.formats.gemms import KINDS
@@ -52,7 +52,7 @@ def table(recipe: str | None = None, target: str | None = None) -> str:
 
 
 def _step(step: str, multiples: tuple[int, ...]) -> str:
-    """What is inserted before a GEMM; of padding, to which multiples: `pad N16 K32`."""
+    """What is inserted before a GEMM, padding with its multiples: `pad N16 K32`."""
     if step != "pad":
         return step
     return " ".join(

@@ -32,7 +32,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Device:
-    """Where checks run: the kernels of a device, and the device that torch puts tensors on."""
+    """Where checks run: the kernels of a device, and the torch device of tensors."""
 
     kernels: Any
     name: str
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def collect(groups: dict[str, Iterator[Result]]) -> Iterator[Result]:
-    """The results of all groups; one that breaks off has failed, and the others have their turn."""
+    """The results of all groups. A group that raises counts as failed, and the others still run."""
     for name, results in groups.items():
         try:
             yield from results
@@ -121,7 +121,7 @@ def check_gemms(place: Device, target: Any, size: int = 512) -> Iterator[Result]
 
 
 def measure_gemms(place: Device, target: Any, size: int = 8192) -> Iterator[Result]:
-    """The native GEMMs of every recipe beside bf16's."""
+    """The speed of the native GEMMs of every recipe, compared with bf16."""
     import torch
 
     from steelyard import recipes
@@ -145,7 +145,7 @@ def measure_gemms(place: Device, target: Any, size: int = 8192) -> Iterator[Resu
 
 
 def measure(place: Device, size: int = 8192) -> Iterator[Result]:
-    """Bandwidth of the quantize kernels, beside a copy's."""
+    """Bandwidth of the quantize kernels, compared with a copy."""
     import torch
 
     x = torch.randn(size, size, device=place.name, dtype=torch.bfloat16)
@@ -180,7 +180,7 @@ def _values(shape: tuple[int, int]):
 
 
 def guarded(what: str, check: Callable[[], str]) -> Result:
-    """A check says what differs; one that raises has failed too, and the others go on."""
+    """Run a check, which returns what differs. One that raises has failed too, and the others still run."""
     try:
         found = check()
     except Exception as error:
@@ -205,7 +205,7 @@ def _compare_copies(place: Device, x, row, col, given: dict) -> str:
 
 
 def _differences(place: Device, copy: Any, wanted: Any) -> Iterator[str]:
-    """Which parts of a copy, and of what follows from it, are not those of the reference."""
+    """Which parts of a copy, and of what is computed from it, differ from the reference."""
     from steelyard import reference
 
     usage = "columnwise" if wanted.columnwise else "rowwise"
@@ -283,7 +283,7 @@ def _on_cpu(copy):
 
 
 def same(found, expected) -> bool:
-    """Equal values of one dtype and shape; every NaN is alike."""
+    """Whether dtype, shape and values are equal; all NaNs count as equal."""
     found = found.cpu()
     if found.dtype != expected.dtype or found.shape != expected.shape:
         return False
