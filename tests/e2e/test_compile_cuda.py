@@ -100,7 +100,7 @@ def test_tensors_on_the_cpu_are_refused_with_a_remedy():
     net = steelyard.compile(make_mlp(), "mxfp8", target="cuda:sm_90a")
     x = torch.randn(8, 48)
     for _ in range(2):
-        with pytest.raises(TargetError, match=r"compiled for cuda:sm_90a must be given CUDA tensors.*\.to\(\"cuda\"\)"):
+        with pytest.raises(TargetError, match=r"compiled for cuda:sm_90a needs CUDA tensors.*\.to\(\"cuda\"\)"):
             net(x)
         net.lower(x)
 

@@ -27,7 +27,7 @@ from steelyard.targets import CPU, CUDA, check_target
 
 
 class Backend:
-    """Compiles the graphs of one net. `compilations` has one entry a graph, in the order of compilation."""
+    """Compiles the graphs of one net. `compilations` has one entry per graph, in the order of compilation."""
 
     def __init__(self, settings: Settings, root: torch.nn.Module | None = None, state: State | None = None):
         self.settings = settings
@@ -39,19 +39,19 @@ class Backend:
         self.kept_weights: dict[str, str] = {}
         """Parameters that stay in high precision although `weights` is `quantized`, and why."""
         self._settled = 0
-        """How many of the compilations were looked at for weights to store."""
+        """How many of the compilations have been searched for weights to store."""
         self._outdated: list[Compilation] = []
-        """Those of parameters that are no more."""
+        """Compilations whose parameters have been replaced."""
         self.is_lowering = False
-        """While this is set, calls compile; where nothing can run their programs, torch makes the results."""
+        """While this is set, calls only compile; if a program cannot run here, torch computes its results."""
         self._part_names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
 
     def name_part(self, part: torch.nn.Module, name: str) -> None:
-        """Say which submodule of the root another module stands for."""
+        """Record the name of the root's submodule that `part` is the compiled form of."""
         self._part_names[part] = name
 
     def __call__(self, graph_module: torch.fx.GraphModule, example_inputs: Sequence, *, caller: str = "") -> Callable:
-        """Compile a graph; `caller` is the module whose call it is part of."""
+        """Compile a graph; `caller` is the name of the module whose call it belongs to."""
         parameters = self._parameter_names(graph_module, example_inputs)
         settings = self._settings_for(example_inputs)
 
@@ -59,7 +59,7 @@ class Backend:
             if len(parameters) != len(inputs):
                 raise UnsupportedModelError(
                     f"torch changed the inputs of a graph from {len(parameters)} to {len(inputs)}, so that its "
-                    "parameters cannot be told; please report the model"
+                    "parameters cannot be identified; please report the model"
                 )
             return self._compile(aten, settings, parameters, caller)
 
@@ -72,7 +72,7 @@ class Backend:
         )(graph_module, as_plain(example_inputs))
 
     def _settings_for(self, inputs: Sequence) -> Settings:
-        """The settings with the target that these inputs are on."""
+        """The settings, with the target of the device that these inputs are on."""
         if self.settings.target == CPU:
             return self.settings
         device_among(inputs)
@@ -81,11 +81,11 @@ class Backend:
         return replace(self.settings, target=f"{CUDA}:{target_among(inputs).name}")
 
     def runs_by_torch(self, program: Program, values: Sequence) -> bool:
-        """Whether a call that is made in order to compile has to make its results without the program."""
+        """Whether a call that only compiles must leave the results to torch."""
         return self.is_lowering and program.devices is not None and device_among(values) is None
 
     def store_weights(self) -> None:
-        """Where a user asks for it, put quantized parameters in the place of those that programs quantize."""
+        """With `weights="quantized"`, replace the parameters that programs quantize by quantized ones."""
         if self.settings.weights != "quantized" or self.root is None or self._settled == len(self.compilations):
             return
         programs = {id(c): c.program for c in self.compilations if c.program is not None}
@@ -99,7 +99,7 @@ class Backend:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether graphs must be compiled anew, because parameters took the place of others."""
+        """Whether graphs must be compiled again, because parameters have been replaced."""
         return bool(self._outdated)
 
     def _add(self, compilation: Compilation) -> None:
@@ -194,25 +194,25 @@ class _Training:
         if len(self._parameters) != len(joint.primals):
             raise UnsupportedModelError(
                 f"torch changed the inputs of a graph from {len(self._parameters)} to {len(joint.primals)}, so that "
-                "its parameters cannot be told; please report the model"
+                "its parameters cannot be identified; please report the model"
             )
         captured = self._backend.capture_joint(joint, self._settings, self._parameters, self._caller)
         self._run = JointPrograms(joint, captured, self._backend.runs_by_torch)
         return make_thin_graphs(joint, captured.first)
 
     def compile_forward(self, *_) -> Callable:
-        """What runs in the place of the forward graph."""
+        """What runs instead of the forward graph."""
         assert self._run is not None
         return _boxed(self._run.forward)
 
     def compile_backward(self, *_) -> Callable:
-        """What runs in the place of the backward graph."""
+        """What runs instead of the backward graph."""
         assert self._run is not None
         return _boxed(self._run.backward)
 
 
 def _boxed(run: Callable[[tuple], tuple]) -> Callable[[list], tuple]:
-    """Torch's boxed calling convention: dropping the caller's list lets inputs die at their last use."""
+    """Torch's boxed calling convention: clearing the caller's list frees inputs at their last use."""
 
     def call(arguments: list) -> tuple:
         values = tuple(arguments)
@@ -228,8 +228,8 @@ def _layer_names(
 ) -> dict[torch.fx.Node, str]:
     """The innermost module that each node runs in.
 
-    torch does not name the module whose forward it captures: there, the module of a parameter that the node reads, or
-    that the node whose gradient it computes reads.
+    torch does not name the module whose forward it captures. A node there belongs to the module of a parameter that it
+    reads, or that is read by the node whose gradient it computes.
     """
     layers: dict[torch.fx.Node, str] = {}
     owners: dict[torch.fx.Node, str] = {}
@@ -246,7 +246,7 @@ def _layer_names(
         if layer is None and read and len(node.all_input_nodes) > 1:
             by_sequence.setdefault(sequence, read[0])
         layers[node] = layer if layer is not None else next(iter(read), by_sequence.get(sequence, caller))
-        # A view or a cast of a parameter stands for it.
+        # A view or a cast of a parameter counts as the parameter.
         if read and len(node.all_input_nodes) == 1:
             owners[node] = read[0]
     return layers
@@ -277,5 +277,5 @@ def steelyard(graph_module: torch.fx.GraphModule, example_inputs: Sequence, *, o
     return Backend(make_settings(**options))(graph_module, example_inputs)
 
 
-# Attention is taken apart around a call, which only `steelyard.compile` sees.
+# `attention` needs a context around each call, which only `steelyard.compile` can provide.
 _OPTIONS = ("overrides", "save", "check_finite", "target")

@@ -1,7 +1,7 @@
 """A graph that torch captured, and the programs that run it.
 
-After a graph break torch keeps one graph for every module of like code, and hands it each module's parameters. But
-layers have names, overrides and state of their own: so each set of parameters has its own program.
+After a graph break, torch keeps one graph for all modules with the same code, and passes it each module's parameters.
+But layers have names, overrides and state of their own, so each set of parameters has its own program.
 """
 
 import threading
@@ -16,11 +16,11 @@ from steelyard.runtime.program import Program
 _MOST_REMEMBERED = 256
 
 Build = Callable[[Mapping[torch.fx.Node, str], Sequence[str | None]], Program]
-"""From the layer of each node and the parameter of each argument to a program."""
+"""Makes a program, given the layer of each node and the parameter of each argument."""
 
 
 class CapturedGraph:
-    """Calls the program of the parameters it is given; makes it if it is new."""
+    """Calls the program of the given parameters; compiles it on first use."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class CapturedGraph:
         return self._programs[self._parameters]
 
     def find(self, values: Sequence[Any]) -> Program:
-        """The program of these arguments; where an argument is None, any parameter will do."""
+        """The program of these arguments; an argument that is None matches any parameter."""
         if not self._positions:
             return self.first
         key = tuple([id(values[i]) for i in self._positions])
@@ -56,7 +56,7 @@ class CapturedGraph:
         if anchor is None:
             return self.first
         parameter, program = self._remembered.get(key, (None, None))
-        # The id of a parameter that is gone may be another's by now.
+        # The id of a parameter that was freed may have been reused.
         if program is None or parameter is None or parameter() is not anchor:
             program = self._find(values)
             if len(self._remembered) >= _MOST_REMEMBERED:
@@ -71,7 +71,7 @@ class CapturedGraph:
             for name, value in zip(self._parameters, values, strict=True)
         )
         if any(value is None for value in values):
-            # A backward does not take every parameter; those it takes tell the program that its forward made.
+            # A backward takes only some parameters; they identify the program of its forward.
             given = [i for i, value in enumerate(values) if value is not None]
             matching = [made for made in self._programs if all(made[i] == names[i] for i in given)]
             return self._programs[matching[0] if matching else self._parameters]
@@ -84,7 +84,7 @@ class CapturedGraph:
 
 
 def _renamed_layers(old: Sequence[str | None], new: Sequence[str | None]) -> dict[str, str]:
-    """Layer -> layer, from the parameters of one to those of another, and so for the modules around both."""
+    """Old layer -> new layer, from the names of their parameters; the modules around them are renamed alike."""
     renames = {}
     for old_name, new_name in zip(old, new, strict=True):
         if old_name is None or new_name is None:
@@ -98,7 +98,7 @@ def _renamed_layers(old: Sequence[str | None], new: Sequence[str | None]) -> dic
 
 
 def _rename(layer: str, renames: Mapping[str, str]) -> str:
-    """The new name of a layer: that of the innermost module around it that has one."""
+    """The new name of a layer, by the innermost renamed module around it."""
     parts = layer.split(".")
     for count in range(len(parts), 0, -1):
         new = renames.get(".".join(parts[:count]))

@@ -39,12 +39,12 @@ class Compilation:
         """The bytecode of each stage's module, which is printed only on request."""
         self.rows: list[Row] = []
         self.notes: list[str] = []
-        """What else lost bits."""
+        """Other places where precision was reduced."""
         self.program: Program | None = None
         self.kept: Counter[str] = Counter()
-        """Bytes that the forward leaves to the backward, by layer."""
+        """Bytes that the forward saves for the backward, by layer."""
         self.eager_kept: Counter[str] = Counter()
-        """Bytes that torch would keep."""
+        """Bytes that torch would save."""
         self.seconds = 0.0
         """How long the stages took."""
 
@@ -99,7 +99,7 @@ class Compilation:
         return target
 
     def replay(self) -> Iterator[tuple[str, str]]:
-        """Take the graph through every pass once more: the name of each pass, and the IR it leaves."""
+        """Run every pass again: the name of each pass, and the IR after it."""
         context = make_context()
         module = ir.Module.parse(self.stages["traced"], context)
         yield "traced", print_module(module.operation)
@@ -112,7 +112,7 @@ class Compilation:
 
 
 def _bytecode(module: ir.Module) -> bytes:
-    """A module with its locations, which its text leaves out."""
+    """A module as bytecode: unlike its text, that has locations."""
     buffer = io.BytesIO()
     module.operation.write_bytecode(buffer)
     return buffer.getvalue()

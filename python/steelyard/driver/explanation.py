@@ -39,9 +39,9 @@ class Row:
     kernel: str
     """What runs it."""
     producer: str
-    """What the quantize of lhs computes first."""
+    """What is fused into the quantize of lhs."""
     epilogue: str
-    """What is done to the product before it is stored, by the GEMM or, where it says so, by a kernel of its own."""
+    """What is applied to the product before it is stored, by the GEMM or, if it says so, by a separate kernel."""
     reason: str
     """Why it stayed in high precision, or why CUDA emulates it; empty otherwise."""
     weight: str = ""
@@ -73,7 +73,7 @@ class Explanation(str):
 
 
 def rows_of(module: ir.Module, target: str = CPU) -> list[Row]:
-    """The rows of a module whose GEMMs are quantized, as a target runs them."""
+    """The rows of a module after quantization, as a target runs its GEMMs."""
     rows = []
     chosen = cuda_target(target)
     for op in walk_ops(module.operation):

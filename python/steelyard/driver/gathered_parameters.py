@@ -1,11 +1,11 @@
-"""Parameters whose memory others rewrite without a trace: those that FSDP2 gathers before each use."""
+"""Parameters whose memory is rewritten without a version count: FSDP2 gathers them before each use."""
 
 import torch
 import torch.distributed
 
 
 def is_gathered(root: torch.nn.Module | None, parameter: torch.Tensor) -> bool:
-    """Whether `fully_shard` manages a parameter: it frees the memory and fills it anew, and no version moves."""
+    """Whether `fully_shard` manages a parameter: it frees the memory and fills it again without a new version."""
     if root is None or not torch.distributed.is_available():
         return False
     from torch.distributed.fsdp import FSDPModule

@@ -16,7 +16,7 @@ class Memory(dict[str, int]):
 
 
 def parameter_bytes(parameters: Iterable[torch.Tensor]) -> Mapping[str, int]:
-    """Bytes of the parameters, each counted once, and how many of them belong to quantized ones."""
+    """Bytes of all parameters, each counted once, and of the quantized ones among them."""
     distinct = {id(parameter): parameter for parameter in parameters}
     sizes = {key: _size(parameter) for key, parameter in distinct.items()}
     quantized = sum(sizes[key] for key, parameter in distinct.items() if isinstance(parameter, QuantizedTensor))

@@ -25,7 +25,7 @@ from steelyard.runtime.cuda.devices import device_among, target_among
 from steelyard.runtime.state import State
 from steelyard.targets import CPU, CUDA, check_target
 
-# Beyond its limit torch runs the model uncompiled, with a line in a log. Patches of its settings are a thread's own.
+# Beyond its limit, torch would log a line and run the model uncompiled. A patch of its settings is local to a thread.
 _FAIL_ON_LIMIT = torch._dynamo.config.patch(fail_on_recompile_limit_hit=True)
 _STATE_PREFIX = "_steelyard."
 
@@ -85,7 +85,7 @@ def _make_net(model: torch.nn.Module, settings: Settings, state: State | None = 
 
 @torch.compiler.disable
 def _make_part(module: torch.nn.Module, name: str, backend: Backend) -> "CompiledModule":
-    """A submodule of a net as a module that runs compiled too, with the net's settings, weights and layer names."""
+    """A compiled module for a submodule of a net, with the net's settings, weights and layer names."""
     part = _share(module)
     object.__setattr__(part, "_steelyard", _State(module, backend, name))
     backend.name_part(part, name)
@@ -101,7 +101,7 @@ def _share(model: torch.nn.Module) -> "CompiledModule":
 
 
 def _check_tensors(model: torch.nn.Module, target: str) -> None:
-    # For CUDA they may also be on the CPU: to look at the code, or to be moved later.
+    # For CUDA they may also be on the CPU: to inspect the code, or to be moved later.
     known = ("cpu",) if target == CPU else ("cpu", "cuda")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.device.type not in known:
@@ -124,7 +124,7 @@ class _State:
         self._forward = self._compile(type(model).forward)
 
     def part(self, key: str) -> torch.nn.Module | None:
-        """The submodule of a name, compiled if it may hold GEMMs; the same object until another takes its place."""
+        """The submodule with a name, compiled if it may hold GEMMs; the same object until it is replaced."""
         module, part = self.model._modules[key], self._parts.get(key)
         if module is None or (part is not None and _plain(part) is module):
             return part
@@ -133,7 +133,7 @@ class _State:
         return self._parts[key]
 
     def forward(self, net: "CompiledModule") -> Callable:
-        """The compiled forward of the class, or that of the instance where it has one of its own."""
+        """The compiled forward of the instance if it has its own, otherwise that of the class."""
         own = self.model.__dict__.get("forward")
         if own is not self._own_forward:
             self._own_forward = own
@@ -146,7 +146,7 @@ class _State:
         def compile_graph(graph_module: torch.fx.GraphModule, example_inputs: Sequence) -> Callable:
             return backend(graph_module, example_inputs, caller=name)
 
-        # One cache of compiled code a net: torch shares it by default, and runs nets beyond its limit uncompiled.
+        # One cache of compiled code per net: by default torch shares one, and runs nets beyond its limit uncompiled.
         options: dict[str, Any] = {"backend": compile_graph, "isolate_recompiles": True}
         return torch.compile(forward, **options)
 
@@ -156,7 +156,7 @@ def _plain(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _may_multiply(module: torch.nn.Module) -> bool:
-    """Whether a submodule, or one below it, has a matrix that a GEMM could read."""
+    """Whether a module or one of its submodules has a matrix that a GEMM could read."""
     if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag):
         return False
     matrices = any(p.dim() >= 2 for p in module.parameters(recurse=False))
@@ -187,7 +187,7 @@ class CompiledModule(torch.nn.Module):
     @property
     def forward(self) -> Callable:
         """Runs the compiled program."""
-        # A property goes before an attribute of the instance, with which some libraries replace a module's forward.
+        # A property: it overrides the instance attribute with which some libraries replace a module's forward.
         return _Forward(self)
 
     @forward.setter
@@ -217,7 +217,7 @@ class CompiledModule(torch.nn.Module):
         return result
 
     def _check_place(self) -> None:
-        """Refuse a model that is not where its programs run, before anything is compiled."""
+        """Refuse a model on another device than its programs, before anything is compiled."""
         first = next(self.parameters(), None)
         if first is None or device_among([first]) is not None:
             return
@@ -225,8 +225,8 @@ class CompiledModule(torch.nn.Module):
         if target == CUDA:
             target_among([first])
         raise TargetError(
-            f"a net compiled for {target} must be given CUDA tensors, and its parameters are on {first.device}; move "
-            'the model and its arguments by .to("cuda"), or look at the code by net.lower(...) and net.ir("ptx")'
+            f"a net compiled for {target} needs CUDA tensors, got parameters on {first.device}; move "
+            'the model and its arguments by .to("cuda"), or inspect the code by net.lower(...) and net.ir("ptx")'
         )
 
     def __reduce_ex__(self, protocol):
@@ -235,7 +235,7 @@ class CompiledModule(torch.nn.Module):
         return _make_net, (self._steelyard.model, backend.settings, backend.state)
 
     def __getattr__(self, name: str) -> Any:
-        # While torch captures a call, submodules are themselves: what they do becomes part of the caller's graph.
+        # While torch captures a call, return plain submodules: their ops become part of the caller's graph.
         if torch.compiler.is_dynamo_compiling():
             return super().__getattr__(name)
         # `net.model` is the user's model, untouched, unless the model has a `model` of its own.
@@ -260,7 +260,7 @@ class CompiledModule(torch.nn.Module):
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
-        # A checkpoint of the plain model has none of these, and loads all the same.
+        # A checkpoint of the plain model has none of these and loads anyway.
         own = f"{prefix}{_STATE_PREFIX}"
         unexpected[:] = [key for key in unexpected if not key.startswith(own)]
         loaded = {key.removeprefix(own): t.detach().clone() for key, t in state_dict.items() if key.startswith(own)}
@@ -364,7 +364,7 @@ class CompiledModule(torch.nn.Module):
         return compilations
 
     def _check_found(self) -> None:
-        """Refuse to go on as if a recipe had been applied where it met nothing."""
+        """Refuse a model in which the recipe, or an override, applies to nothing."""
         compilations = self._steelyard.backend.compilations
         if not any(c.rows for c in compilations):
             raise UnsupportedModelError(
@@ -384,7 +384,7 @@ def _limit_error(error: FailOnRecompileLimitHit) -> UnsupportedModelError:
     limit = getattr(torch._dynamo.config, which)
     return UnsupportedModelError(
         f"torch compiles a forward at most {limit} times (torch._dynamo.config.{which}), and these arguments need one "
-        "more: another rank, dtype, flag or Python number among them compiles anew. Raise that limit, pass numbers "
+        "more: another rank, dtype, flag or Python number among them compiles again. Raise that limit, pass numbers "
         "that vary as tensors, or compile a net for each use; nothing was run in high precision instead"
     )
 
@@ -432,6 +432,6 @@ def _compiled_class(model_class: type) -> type:
         base = CompiledSequence
     elif issubclass(model_class, torch.nn.ModuleDict):
         base = CompiledDict
-    # A slot, because the attributes in `__dict__` are the model's too.
+    # A slot, because the model shares the attributes in `__dict__`.
     namespace = {"__module__": model_class.__module__, "__slots__": ("_steelyard",)}
     return type(f"Compiled{model_class.__name__}", (base, model_class), namespace)

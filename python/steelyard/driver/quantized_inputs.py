@@ -1,7 +1,7 @@
 """Quantized parameters as inputs of a graph.
 
-AOTAutograd would take such a tensor apart and decode it in the graph. A program reads its codes: so the graph is traced
-with a plain tensor in its place, and the program is called with the quantized one.
+AOTAutograd would take such a tensor apart and decode it in the graph. A program reads its codes instead: the graph is
+traced with a plain tensor, and the program is called with the quantized one.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from steelyard.tensor.quantized_tensor import QuantizedTensor
 
 
 def as_plain(inputs: Sequence[Any]) -> list[Any]:
-    """Example inputs, with a tensor without memory in the place of each quantized parameter that has no gradient."""
+    """Example inputs, with a tensor without memory instead of each quantized parameter that has no gradient."""
     return [_plain(value) if _has_no_gradient(value) else value for value in inputs]
 
 

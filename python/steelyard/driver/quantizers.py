@@ -8,7 +8,7 @@ from steelyard.recipes import AMAX_ALGORITHM, CustomRecipe, DelayedScaling, Role
 
 
 class UserQuantizers:
-    """A user's own objects by layer and role, each asked for once."""
+    """A user's own quantizers by layer and role; the recipe is asked once for each."""
 
     def __init__(self, settings: Settings):
         self._settings = settings

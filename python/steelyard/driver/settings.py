@@ -28,12 +28,12 @@ class Settings:
     check_finite: bool = False
     """Raise at the first operand of a GEMM that is not finite."""
     weights: str = "cached"
-    """`cached`: quantized weights are kept beside the parameters; `quantized`: in their place."""
+    """`cached`: quantized weights are kept beside the parameters; `quantized`: they replace the parameters."""
     target: str = "cpu"
     """What programs are compiled for, as `steelyard.targets` spells it."""
 
     def capture(self) -> AbstractContextManager:
-        """What calls run in: attention is captured as the products it consists of where they are to be quantized."""
+        """The context of calls. If attention is to be quantized, it is captured as separate matrix products."""
         return sdpa_kernel(SDPBackend.MATH) if self.attention else nullcontext()
 
     def stage_options(self) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The stages of a compilation, from traced to lowered, each one function with a contract."""
+"""The stages of a compilation, from traced to lowered, one function per stage."""
 
 from torch_mlir import ir
 
@@ -22,7 +22,7 @@ from steelyard.targets.architectures import Target
 
 
 def pipeline_of(stage: str, settings: Settings) -> list[Element]:
-    """The passes that lead to a stage from the one before: those that `steelyard-opt` runs under the stage's name."""
+    """The passes from the previous stage to this one: the named pipeline that `steelyard-opt` runs."""
     return named_pipeline(f"steelyard-{stage}", **settings.stage_options()[stage])
 
 
@@ -42,7 +42,7 @@ def make_fused(module: ir.Module, settings: Settings) -> None:
 
 
 def make_partitioned(module: ir.Module, settings: Settings) -> None:
-    """Weights leave the step; a function with gradients -> a forward and a backward."""
+    """The quantization of weights -> functions of their own; a function with gradients -> a forward and a backward."""
     _run(module, settings, "partitioned")
 
 
@@ -56,7 +56,7 @@ def make_program(
 ) -> Program:
     """A lowered module -> Python functions that call kernels."""
     target = cuda_target(settings.target)
-    # A part of a net that quantizes nothing runs wherever its tensors are.
+    # A program that quantizes nothing runs on any device.
     runs_kernels = any(call.device == "cuda" for call in calls_of(module.operation).values())
     devices = Devices(target) if target is not None and runs_kernels else None
     return Program(module, state, quantizers, weights, settings.check_finite, devices)

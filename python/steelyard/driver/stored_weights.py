@@ -1,4 +1,4 @@
-"""`weights="quantized"`: parameters that only quantized GEMMs read become the quantized tensors that those read."""
+"""`weights="quantized"`: replace parameters that only quantized GEMMs read by quantized tensors."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -24,9 +24,9 @@ class _Uses:
 
 
 def store_weights(root: torch.nn.Module, programs: Iterable[Program], state: State) -> tuple[set[str], dict[str, str]]:
-    """Put quantized parameters in the place of plain ones.
+    """Replace plain parameters by quantized ones.
 
-    Returns the names of those it replaced, and why each other weight of a quantized GEMM stays in high precision.
+    Returns the names of the replaced ones, and why each other weight of a quantized GEMM stays in high precision.
     """
     uses: dict[str, _Uses] = {}
     for program in programs:
@@ -77,7 +77,7 @@ def _reason_to_keep(parameter: torch.Tensor, use: _Uses) -> str:
 
 
 def _is_stored(parameter: torch.Tensor, weight: WeightArgument) -> bool:
-    """Whether a parameter is in the very layout that GEMMs read."""
+    """Whether a parameter already has the layout that GEMMs read."""
     form = weight.form
     assert form is not None
     if not isinstance(parameter, QuantizedTensor) or isinstance(parameter, PackedNVFP4Tensor) != form.is_packed:
@@ -87,7 +87,7 @@ def _is_stored(parameter: torch.Tensor, weight: WeightArgument) -> bool:
     return parts is not None and parts[0].data_ptr() in memory
 
 
-# A parameter outlives the call that makes it, which may run in inference mode.
+# Not inference tensors: a parameter outlives the call that makes it, which may run in inference mode.
 @torch.inference_mode(False)
 @torch.no_grad()
 def _quantized(parameter: torch.Tensor, weight: WeightArgument, state: State) -> torch.nn.Parameter:

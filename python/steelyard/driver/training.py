@@ -1,7 +1,7 @@
 """Graphs with gradients: the joint graph of a forward and its backward becomes one program.
 
-AOTAutograd asks a partitioner for two graphs. It gets two that do nothing but hand over what is kept: the program
-runs in their place.
+AOTAutograd asks a partitioner for two graphs. It gets two thin graphs that only declare what the forward saves for the
+backward: the program runs instead of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ class JointGraph:
     """The graph of a forward and its backward, without the gradients that are None."""
 
     def __init__(self, module: torch.fx.GraphModule, forward_outputs: int):
-        # Checkpointed regions keep what they read from outside.
+        # Checkpointed regions save what they read from outside.
         module = cleanup_recompute_tags(module, is_default_partition=True)
         self.module = module
         self.graph = module.graph
@@ -41,11 +41,11 @@ class JointGraph:
         self._descriptions = list(self._output.meta.get("desc", ()))[forward_outputs:]
 
     def drop_missing_gradients(self) -> None:
-        """Return no None: the importer has no type for it."""
+        """Drop None from the outputs: the importer has no type for it."""
         self._output.args = (tuple(node for node in self.outputs if node is not None),)
 
     def mark(self, function: ir.Operation, parameters: Sequence[str | None]) -> None:
-        """Say in the imported function which arguments are tangents and which results gradients."""
+        """Mark in the imported function which arguments are tangents and which results are gradients."""
         known = [dict(_entries(one)) for one in ir.ArrayAttr(function.attributes["arg_attrs"])]
         for placeholder, attributes in zip(self.placeholders, known, strict=True):
             if placeholder in self.tangents:
@@ -59,7 +59,7 @@ class JointGraph:
         function.attributes["res_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(one) for one in results])
 
     def _gradient_names(self, parameters: Sequence[str | None]) -> list[str]:
-        """What each gradient is of: a parameter, or an input by its number."""
+        """What each gradient belongs to: a parameter, or an input by its number."""
         names = []
         for position in range(len(self.gradients)):
             description = self._descriptions[position] if position < len(self._descriptions) else None
@@ -76,7 +76,7 @@ def _entries(attribute: ir.Attribute) -> list[tuple[str, ir.Attribute]]:
 
 
 def make_thin_graphs(joint: JointGraph, program: Program) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """The two graphs that AOTAutograd wants: outputs, then what is kept, then sizes; and the way back."""
+    """The two graphs that AOTAutograd wants: a forward to outputs, saved values and sizes, and its backward."""
     device = device_among(node.meta["val"] for node in joint.primals)
     saved = [_fake_like(type_, device) for type_ in program.saved]
     primals = [joint.primals[i] for i in _kept_primals(joint, program)]
@@ -125,11 +125,11 @@ def _item(graph: torch.fx.Graph, call: torch.fx.Node, value: Any) -> torch.fx.No
 
 
 def _unreachable(*_):
-    raise AssertionError("a program runs in the place of this graph")
+    raise AssertionError("a program must run instead of this graph")
 
 
 def _fake_like(type_: ir.Type, device: torch.device | None) -> torch.Tensor:
-    """A tensor without memory of a type; sizes known only at run time are of no account here."""
+    """A tensor of a type, without memory; sizes known only at run time do not matter here."""
     context = TracingContext.try_get()
     assert context is not None
     assert context.fake_mode is not None
@@ -142,7 +142,7 @@ def _sizes_of(type_: ir.Type) -> list[int]:
 
 
 def run_graph(module: torch.fx.GraphModule, values: Sequence[Any], outputs: int | None = None) -> tuple:
-    """What torch itself makes of a graph of ATen ops: its first outputs."""
+    """Run a graph of ATen ops by torch itself, and return its first outputs."""
     graph = torch.fx.Graph()
     copied = graph.graph_copy(module.graph, {})
     graph.output(tuple(copied[:outputs]))  # pyright: ignore[reportIndexIssue, reportOptionalSubscript, reportArgumentType]
@@ -151,7 +151,7 @@ def run_graph(module: torch.fx.GraphModule, values: Sequence[Any], outputs: int 
 
 
 def _kept_primals(joint: JointGraph, program: Program) -> list[int]:
-    """The primals that the backward takes, without the constants that stand beside them."""
+    """The primals that the backward takes, without constants."""
     return [i for i in program.primals if i < len(joint.primals)]
 
 
@@ -178,7 +178,7 @@ class JointPrograms:
         self._has_gradient = [node is not None for node in joint.gradients]
 
     def forward(self, values: Sequence[Any]) -> tuple:
-        """Outputs, what is kept, the arguments that are kept, sizes."""
+        """Returns outputs, saved values, saved arguments and sizes."""
         program = self._captured.find(values)
         self._check_alike(program)
         if self._runs_by_torch(program, values):
@@ -190,7 +190,7 @@ class JointPrograms:
         return (*results, *(values[i] for i in self._tensors), *(values[i] for i in self._sizes))
 
     def _run_by_torch(self, program: Program, values: Sequence[Any]) -> list:
-        """The outputs as torch makes them, and nothing worth keeping for a backward, which is never called."""
+        """The outputs computed by torch, and placeholders for saved values: this backward is never called."""
         joint = self._joint
         count = joint.forward_outputs - len(self._missing_outputs)
         given, constants = iter(values), iter(self._constants)
@@ -202,7 +202,7 @@ class JointPrograms:
         return [*results, *(torch.empty(_sizes_of(type_), dtype=result_dtype(type_)) for type_ in program.saved)]
 
     def backward(self, values: Sequence[Any]) -> tuple:
-        """From sizes, what is kept, the arguments that are kept and tangents to gradients."""
+        """From sizes, saved values, saved arguments and tangents to gradients."""
         first = len(self._sizes) + len(self._saved)
         last = first + len(self._tensors)
         sizes, tensors = iter(values[: len(self._sizes)]), iter(values[first:last])
@@ -216,13 +216,13 @@ class JointPrograms:
         return tuple([next(found) if has_gradient else None for has_gradient in self._has_gradient])
 
     def _check_alike(self, program: Program) -> None:
-        """Modules that share a graph, after a graph break, must keep the same things."""
+        """Modules that share a graph after a graph break must save the same values."""
         if program in self._alike:
             return
         if [str(type_) for type_ in program.saved] == self._saved and program.primals == self._primals:
             self._alike.add(program)
             return
         raise UnsupportedModelError(
-            "layers of like code after a graph break must be quantized alike in training, and overrides tell some "
-            "apart; remove the graph break (torch.compile with fullgraph=True names it) or the override"
+            "in training, layers of the same code after a graph break must be quantized alike, got overrides for some "
+            "of them; remove the graph break (torch.compile with fullgraph=True names it) or the override"
         )

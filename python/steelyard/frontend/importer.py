@@ -1,8 +1,8 @@
 """An FX graph of ATen ops as a function of the `torch` dialect.
 
-Every op's location is its layer's name around the source lines it came from, so that a diagnostic of any later stage
-names both; in a checkpointed region the region's rule lies between. Arguments that are parameters say so in the
-attribute `scaled.parameter`.
+Every op's location is its layer's name around its source lines, so that a diagnostic of any later stage names both. In
+a checkpointed region, the region's rule comes between the two. Arguments that are parameters have the attribute
+`scaled.parameter`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,8 @@ from steelyard.ir.attributes import PARAMETER
 from steelyard.ir.locations import KEEP, RECOMPUTE
 from steelyard.ir.torch_ops import walk_ops
 
-# Tensors of the IR are values without memory, so MLIR folds these into an operand or a constant. At run time that
-# would be memory which a caller, or an input that is written later, shares with the result.
+# Tensors in the IR are values without memory, so MLIR folds these into an operand or a constant. At run time, the
+# result would then share memory with an input that is written later, or with the caller.
 _NEVER_FOLDED = {
     f"torch.aten.{name}"
     for name in (
@@ -35,7 +35,7 @@ def import_graph(
     layers: Mapping[torch.fx.Node, str],
     parameters: Sequence[str | None],
 ) -> ir.Module:
-    """Import a graph. `layers` names the layer of each node, `parameters` the parameter of each argument."""
+    """Import a graph. `layers` gives the layer of each node, `parameters` the parameter of each argument."""
     importer = FxImporter(context=context)
     importer._cc = _LayerLocations(context, py_attr_tracker=importer._py_attr_tracker, layers=layers)
     function = importer.import_stateless_graph(graph, func_name=name)
@@ -46,7 +46,7 @@ def import_graph(
 
 
 def lift_constants(graph_module: torch.fx.GraphModule) -> list[torch.Tensor]:
-    """Make the tensors that a graph holds arguments, after all others but tangents, and return them."""
+    """Turn the tensors that a graph holds into arguments, before tangents and after all others, and return them."""
     graph = graph_module.graph
     constants: dict[str, torch.fx.Node] = {}
     given = [node for node in graph.nodes if node.op == "placeholder" and not node.name.startswith("tangents")]

@@ -38,7 +38,7 @@ def dequantize(parts: Parts, sizes: jax.Array, spec: CopySpec, dtype) -> jax.Arr
 def gemm(
     a: Parts, a_spec: CopySpec, b: Parts, b_spec: CopySpec, sizes: jax.Array, *, both: bool, bias=None, out_dtype
 ) -> jax.Array:
-    """One product per group: (M, outer of b) if `b` is batched; (groups, outer of a, outer of b) if `both` are grouped."""
+    """One product per group: (M, outer of b) if only `a` is grouped; (groups, outer of a, outer of b) if `both` are."""
     operands = [none_given() if part is None else part for part in (*a, *b)]
     bias = none_given() if bias is None else bias
     parameters = {"a_spec": a_spec, "b_spec": b_spec, "both": both, "dtype": np.dtype(out_dtype)}

@@ -17,7 +17,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="steelyard", description="Low precision for PyTorch models, visibly.")
     parser.add_argument("--version", action="version", version=f"steelyard {version('steelyard')}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    demo = commands.add_parser("demo", help="compile a small GPT by two recipes and show the result")
+    demo = commands.add_parser("demo", help="compile a small GPT by two recipes and show what became of it")
     demo.set_defaults(run=_demo)
     inspecting = commands.add_parser("inspect", help="compile a model and show its GEMMs or its IR")
     inspect.add_arguments(inspecting)

@@ -169,7 +169,7 @@ def test_sizes_beyond_the_rows_are_an_error_when_the_program_runs():
 
 
 REFUSED = {
-    "kernel": (lambda: sj.grouped_dense(X, KERNEL[:3], SIZES), r"kernel must be \[4, 96, N\]: a matrix a group"),
+    "kernel": (lambda: sj.grouped_dense(X, KERNEL[:3], SIZES), r"kernel must be \[4, 96, N\]: a matrix per group"),
     "sizes": (lambda: sj.grouped_dense(X, KERNEL, np.ones(4)), "group_sizes must be a vector of integers, got float"),
     "bias": (lambda: sj.grouped_dense(X, KERNEL, SIZES, BIAS[0]), r"bias must have shape \(4, 40\)"),
     "matrix": (lambda: sj.quantize(X[None], group_sizes=SIZES), "x must be a matrix with group_sizes"),
