@@ -1,15 +1,15 @@
-"""What every test shares."""
+"""Set-up for all tests."""
 
 import os
 
 from hypothesis import HealthCheck, settings
 
-# How long an example takes says how busy the machine is, not whether the code is right.
+# The time of an example depends on the load of the machine, not on whether the code is right.
 settings.register_profile("steelyard", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("steelyard")
 
-# The workers of one run, and the processes they start, share the cores: threads of several workers would only wait for
-# each other. Tests that are about threads ask for them.
+# The workers of one run, and the processes they start, share the cores: more threads per worker would only wait for
+# each other. Tests of threads set their own number.
 _WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 if _WORKERS > 1:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _WORKERS)))

@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from gemm_calls import read_call
 
-# After each compilation torch measures how long its guards take, for its log alone, with caches that it empties first.
+# After each compilation torch measures the time of its guards, only for its log, and empties caches to do so.
 torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
 
 
@@ -39,7 +39,7 @@ def gemm_calls(monkeypatch):
 
 @pytest.fixture
 def two_threads():
-    """Kernels of compiled programs on two threads, however few each worker has."""
+    """Run kernels of compiled programs on two threads, even if the worker has fewer."""
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -72,6 +72,6 @@ def quantized_shapes(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _fresh_capture():
-    """torch keeps compiled code by the code object, which models of several tests share."""
+    """torch keeps compiled code per code object, and models of several tests share one."""
     yield
     torch._dynamo.reset()

@@ -1,4 +1,4 @@
-"""What a GEMM of a compiled program is called with, read from addresses and tensors."""
+"""The arguments of a compiled program's GEMM, read from addresses and tensors."""
 
 import ctypes
 import math

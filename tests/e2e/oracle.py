@@ -28,7 +28,7 @@ def make_oracle(
 ) -> nn.Module:
     """A copy of the model that quantizes by a recipe; `overrides` maps whole layer names to another one or None.
 
-    Unless `rounded`, products stay in float64 up to the next linear layer, as where an activation is part of the GEMM.
+    Unless `rounded`, products stay in float64 up to the next linear layer, as if an activation is part of the GEMM.
     """
     oracle = copy.deepcopy(model)
     for name, module in oracle.named_modules():
@@ -39,7 +39,7 @@ def make_oracle(
 
 
 def assert_follows(got: torch.Tensor, oracle: torch.Tensor, exact: torch.Tensor) -> None:
-    """Rounding is discontinuous, so last bits of sums flip codes: a quarter of the quantization error is allowed."""
+    """Rounding is discontinuous: last bits of sums flip codes, so a quarter of the quantization error is allowed."""
     assert got.shape == oracle.shape
     assert got.dtype == oracle.dtype
     allowed = 0.25 * (oracle.double() - exact.double()).norm()
@@ -49,13 +49,13 @@ def assert_follows(got: torch.Tensor, oracle: torch.Tensor, exact: torch.Tensor)
 
 @torch.no_grad()
 def nearest_oracle(got: torch.Tensor, model: nn.Module, recipe: str, x: torch.Tensor) -> torch.Tensor:
-    """For half precision: an activation may be part of the GEMM before it, which leaves out a rounding, or not."""
+    """For half precision: an activation may or may not be part of the GEMM before it, which saves one rounding."""
     candidates = [make_oracle(model, recipe, rounded=rounded)(x).to(got.dtype) for rounded in (True, False)]
     return min(candidates, key=lambda candidate: (got.double() - candidate.double()).norm())
 
 
 def assert_no_worse(got: torch.Tensor, oracle: torch.Tensor, exact: torch.Tensor) -> None:
-    """For deep models in half precision: each rounding that fusion leaves out flips codes, and those flip others."""
+    """For deep models in half precision: each rounding that fusion saves flips codes, and those flip others."""
     assert got.shape == oracle.shape
     assert got.dtype == oracle.dtype
     assert (got.double() - exact.double()).norm() <= 1.25 * (oracle.double() - exact.double()).norm()
@@ -69,7 +69,7 @@ def assert_gemms_are_exact(calls: list) -> None:
         total = left @ right.T + bias
         bound = (left.shape[1] + 9) * 2.0**-24 * (left.abs() @ right.abs().T + bias.abs())
         expected = ACTIVATIONS[options.get("epilogue", "none")](total) + residual
-        # No activation has a slope above 1.13; float32 activations and the residual's sum have an error of their own.
+        # No activation has a slope above 1.13; float32 activations and the sum with the residual add their own error.
         bound = 1.13 * bound + 2.0**-21 * (total.abs() + residual.abs())
         if result.dtype != torch.float32:
             bound = bound + torch.finfo(result.dtype).eps * (expected.abs() + bound) / 2

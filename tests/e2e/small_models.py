@@ -69,7 +69,7 @@ def make_bert() -> tuple[nn.Module, dict]:
 
 
 def make_vit() -> tuple[nn.Module, dict]:
-    """17 tokens a picture."""
+    """17 tokens per picture."""
     torch.manual_seed(0)
     config = ViTConfig(
         hidden_size=96,

@@ -14,7 +14,7 @@ QUANTIZING = [name for name in recipes.NAMES if name != "fp8-delayed"]
 
 
 class Attention(nn.Module):
-    """Attention without projections; `fused` calls torch's one op for it."""
+    """Attention without projections; `fused` calls torch's single op."""
 
     def __init__(self, fused: bool):
         super().__init__()
@@ -74,7 +74,7 @@ def test_torchs_fused_attention_is_taken_apart():
     net = without_projection(fused, "mxfp8")
     assert_follows(net(*heads), plain(*heads, multiply=quantized_product("mxfp8")), plain(*heads))
     assert len([row for row in net.explain().rows if not row.reason]) == 2
-    # Without the option it stays one op, and says why.
+    # Without the option it stays one op, and the row says why.
     untouched = steelyard.compile(fused, "mxfp8")
     untouched(*heads)
     assert ["attention" in row.reason for row in untouched.explain().rows] == [True, False]

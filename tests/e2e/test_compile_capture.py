@@ -31,7 +31,7 @@ def assert_follows_the_oracle(net, model: nn.Module, *arguments, recipe: str = "
 
 
 class Block(nn.Module):
-    """A residual block with a hole in its graph."""
+    """A residual block with a graph break."""
 
     def __init__(self, size: int):
         super().__init__()
@@ -136,7 +136,7 @@ def test_several_graphs_are_modules_in_one_that_the_tools_read(stage, tmp_path):
 
 
 def test_many_blocks_with_graph_breaks_all_run_quantized(gemm_calls):
-    # More blocks than torch recompiles one code object for before it runs the rest uncompiled.
+    # More blocks than torch's limit of compilations per code object, beyond which it runs the rest uncompiled.
     torch.manual_seed(0)
     model = nn.Sequential(*(Block(48) for _ in range(12)))
     net = steelyard.compile(model, "mxfp8")
@@ -267,7 +267,7 @@ def test_new_sequence_lengths_lead_to_one_more_compilation(gemm_calls):
         assert_follows_the_oracle(net, model, torch.randint(0, 50, (batch, length)))
         counts.append(graph_count(net))
     assert counts[:4] == [1, 2, 2, 2]
-    # Another batch may cost one more, and no more after that.
+    # Another batch size may compile once more, and no further one does.
     assert counts[5] == counts[4] <= 3
     assert len(gemm_calls) == 6 * 2
 
@@ -415,6 +415,6 @@ def test_ir_dump_has_a_numbered_file_per_pass(tmp_path):
     assert names[-2:] == [f"graph0_{len(names) - 2:02}_scaled-verify-stage.mlir", "graph0_program.py"]
     for word in ("raise-gemms", "apply-recipe", "insert-quantize", "partition", "lower-storage", "select-kernels"):
         assert sum(f"scaled-{word}.mlir" in name for name in names) == 1
-    # The passes run once more for it, and end where the program began.
+    # The passes run once more for the dump, and end with the IR of the program.
     assert (tmp_path / "dump" / names[-2]).read_text() == net.ir("lowered")
     assert (tmp_path / "dump" / names[0]).read_text() == net.ir("traced")

@@ -1,4 +1,4 @@
-"""Custom recipes compile: known quantizers become schemes, a user's own run as they are written."""
+"""Custom recipes compile: known quantizers become schemes, a user's own quantizers run as written."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -35,7 +35,7 @@ def test_reference_quantizers_give_the_codes_of_current_scaling(model, x, monkey
         return made
 
     monkeypatch.setattr(CurrentScalingQuantizerRef, "quantize_impl", keep_own)
-    # The activation between the layers stays apart from the quantize, so that both nets quantize the same values.
+    # The activation between the layers is not fused into the quantize, so that both nets quantize the same values.
     layer = model[0]
     steelyard.compile(layer, CustomRecipe(current_scaling_ref_quantizer_factory))(x)
     steelyard.compile(layer, "fp8-current")(x)

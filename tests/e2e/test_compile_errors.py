@@ -11,7 +11,7 @@ from steelyard.errors import IRError, RecipeError, SteelyardError, TargetError, 
 
 @pytest.fixture
 def mlp():
-    """A model and its input; whatever a test does, the model computes and holds the same afterwards."""
+    """A model and its input. After each test, the model must be unchanged."""
     model, arguments = make_mlp()
     x = arguments["input"]
     with torch.no_grad():
@@ -147,7 +147,7 @@ def test_sparse_parameters_and_buffers_are_refused_with_a_remedy(mlp):
 
 
 class TwoLayers(nn.Module):
-    """A model whose lines are in this file."""
+    """A model whose source lines are in this file."""
 
     def __init__(self):
         super().__init__()

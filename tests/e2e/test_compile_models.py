@@ -83,7 +83,7 @@ def test_autocast_quantizes_the_values_that_it_casts(gemm_calls):
         expected = nearest_oracle(got, model, "mxfp8", arguments["input"])
     assert_follows(got, expected, exact)
     assert {result.dtype for *_, result in gemm_calls} == {torch.bfloat16}
-    # Outside of it the same net computes in the model's own dtype.
+    # Outside of autocast, the same net computes in the model's own dtype.
     assert_follows(first_output(net, arguments), first_output(make_oracle(model, "mxfp8"), arguments), exact)
     assert gemm_calls[-1][-1].dtype == torch.float32
 
@@ -115,7 +115,7 @@ def test_positional_and_keyword_arguments_are_one_call():
 
 
 class Nested(nn.Module):
-    """Takes and returns containers, with values that are no tensors among them."""
+    """Takes and returns containers, which also hold values that are not tensors."""
 
     def __init__(self):
         super().__init__()
@@ -141,7 +141,7 @@ def test_nested_arguments_and_outputs():
     assert torch.equal(others[0], pair[0])
     assert (others[1:], word) == ([None, 3], "word")
     assert isinstance(results[0]["rest"], tuple)
-    # One layer called twice is one GEMM a call.
+    # One layer called twice is one GEMM per call.
     assert quantized_layers(net) == ["first", "first", "second"]
 
 
@@ -172,9 +172,9 @@ def test_generate_runs_every_linear_quantized(gemm_calls):
         got = net.generate(prompt, output_logits=True, return_dict_in_generate=True, **options)
     assert got.sequences.shape == (2, prompt.shape[1] + steps)
     assert len(gemm_calls) == steps * len(LINEAR_LAYERS["llama"])
-    # With a cache, every step but the first sees one token a sequence.
+    # With a cache, every step but the first sees one token per sequence.
     assert [a.shape[0] for a, *_ in gemm_calls[-len(LINEAR_LAYERS["llama"]) :]] == [2] * len(LINEAR_LAYERS["llama"])
-    # MX scales belong to a row, so that the tokens of one call quantize as those of many.
+    # MX scales belong to a row, so tokens quantize alike whether they come in one call or in many.
     seen = {"input_ids": got.sequences[:, :-1]}
     expected, exact = (first_output(m, seen)[:, -steps:] for m in (make_oracle(model, "mxfp8"), model))
     assert_follows(torch.stack(got.logits, dim=1), expected, exact)

@@ -114,7 +114,7 @@ class Tied(nn.Module):
 def test_programs_that_quantize_one_weight_in_two_ways_do_not_share_it():
     model = Tied()
     with torch.no_grad():
-        # The largest of a block, just below a power of two: `floor` cuts it, the default does not.
+        # The largest value of a block is just below a power of two: `floor` saturates it, the default does not.
         model.first.weight[:, ::8] = 1.9
     floor = recipes.MXFP8BlockScaling(scale_rule="floor")
     net = steelyard.compile(model, "mxfp8", overrides={"second": floor})
@@ -159,7 +159,7 @@ def test_replacing_submodules_through_the_net(encoder, gemm_calls):
     assert model.layers[0] is replacement
     assert net.layers[0] is not before
     assert_part_follows(net.layers[0], replacement, torch.randn(4, 40))
-    # Never a compiled part inside the model.
+    # The model never holds a compiled part.
     net.layers[1] = net.layers[2]
     net.norm = net.heads["small"]
     assert model.layers[1] is model.layers[2]
@@ -197,7 +197,7 @@ def test_a_copied_part_is_a_net_of_its_own(duplicate, encoder, gemm_calls):
 def test_parts_of_llama_and_its_signature(gemm_calls):
     model, arguments = make_llama()
     net = steelyard.compile(model, "mxfp8")
-    # Libraries decide by the names of its arguments what to pass to a forward.
+    # Libraries decide by the argument names of a forward what to pass to it.
     assert inspect.signature(net.forward) == inspect.signature(model.forward)
     with torch.no_grad():
         got = net.model(**arguments).last_hidden_state

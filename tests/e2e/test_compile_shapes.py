@@ -1,4 +1,4 @@
-"""How often a net compiles, and that beyond torch's limit it says so instead of running uncompiled."""
+"""How often a net compiles, and that beyond torch's limit it raises instead of running uncompiled."""
 
 import itertools
 import threading
@@ -18,7 +18,7 @@ def graphs(net) -> list[str]:
 
 
 class Flagged(nn.Module):
-    """Compiles anew for every flag, as Python values are part of the program."""
+    """Compiles again for every flag, because Python values are part of the program."""
 
     def __init__(self):
         super().__init__()

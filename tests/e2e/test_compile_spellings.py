@@ -1,4 +1,4 @@
-"""GEMMs are found however a model spells them, and their parameters wherever they are cut from."""
+"""GEMMs are found in all spellings, and so are their parameters, even as parts of larger ones."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def decoded(x: torch.Tensor, recipe: str, role: str) -> torch.Tensor:
 
 
 def assert_is_product(got: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, recipe: str) -> None:
-    """Of x[..., K] and weight[N, K], quantized by a recipe."""
+    """`got` is the product of x[..., K] and weight[N, K], quantized by a recipe."""
     left, right = decoded(x, recipe, "input"), decoded(weight, recipe, "weight")
     bound = (x.shape[-1] + 8) * 2.0**-24 * (left.abs() @ right.abs().T)
     difference = (got.double().reshape(bound.shape) - left @ right.T).abs()
@@ -64,7 +64,7 @@ def test_einsum_with_a_parameter_is_a_linear(equation, x_sizes, sizes, as_matrix
 
 @pytest.mark.parametrize(("equation", "sizes"), [("bshe,hed->bsd", (2, 5, 4, 6)), ("bhse,hed->bsd", (2, 4, 5, 6))])
 def test_einsum_that_contracts_two_dims(equation, sizes, gemm_calls):
-    # A scale for the whole tensor: whichever of the two dims comes first makes no difference.
+    # With one scale per tensor, the order of the two dims makes no difference.
     model, x = Einsum(equation, (4, 6, 33)), torch.randn(sizes)
     with torch.no_grad():
         got = steelyard.compile(model, "fp8-current")(x)
@@ -162,7 +162,7 @@ def test_a_parameter_cut_by_a_dynamic_size_stays_in_high_precision():
 
 
 class Copies(nn.Module):
-    """What MLIR, for which tensors have no memory, could give back as the input itself or as one constant."""
+    """Copies that MLIR, whose tensors have no memory, could fold into the input itself or into one constant."""
 
     def __init__(self):
         super().__init__()
@@ -198,7 +198,7 @@ def test_copies_and_constants_share_no_memory_with_anything():
         for one, two in zip(got, expected, strict=True):
             assert torch.equal(one, two)
             assert one.stride() == two.stride()
-        # A program that kept one of these would give it out changed the next time.
+        # A program that kept one of these would return it changed the next time.
         for one in got:
             one.add_(100)
         assert torch.equal(x, other)

@@ -65,7 +65,7 @@ def assign_state_dict(model, net):
 
 
 def convert_there_and_back(model, net):
-    # Nothing is left of a sixteenth of the mantissa: the weights are others afterwards.
+    # The conversion rounds the weights, and the factor changes them beyond doubt.
     model.to(torch.bfloat16).to(torch.float32)
     for parameter in model.parameters():
         parameter.data = parameter.data * 2
@@ -95,7 +95,7 @@ def write_numpy(model, net):
 
 
 def replace_data_twice(model, net):
-    # The second may lie where the first lay: an address says nothing of what is there.
+    # The second may have the address of the first: an equal address does not mean equal data.
     weight = model[0].weight
     value = (-weight.data).numpy().copy()
     weight.data = torch.zeros(1)
@@ -138,7 +138,7 @@ def test_next_call_sees_a_write(compiled, write):
         got, exact = net(x), model(x)
         expected = make_oracle(model, "mxfp8")(x)
     assert_follows(got, expected, exact)
-    # A net that kept the old weights would be as far from the oracle as the write moved it.
+    # A net that kept the old weights would differ from the oracle by as much as the write changed.
     assert (got - before).norm() > 4 * (got - expected).norm()
 
 
@@ -161,13 +161,13 @@ def test_programs_of_a_net_share_quantized_weights(quantized_shapes):
     assert net.ir("traced").count("func.func @forward") == 2
     assert [quantized_shapes.count(shape) for shape in WEIGHT_SHAPES] == [1, 1, 1]
     assert net.memory()["quantized_weights"] == held
-    # Units of 8 rows by 16 columns, two codes a byte and a scale a row; whole lines of 64 bytes, and an amax a tensor.
+    # Units of 8 rows by 16 columns: two codes per byte, a scale per row. Whole lines of 64 bytes. An amax per tensor.
     units = [-(-n // 8) * -(-k // 16) for n, k in WEIGHT_SHAPES]
     assert held == sum(-(-unit * (8 * 8 + 8) // 64) * 64 + 4 for unit in units)
 
 
 def test_programs_that_make_a_weight_differently_do_not_share_it(quantized_shapes):
-    """Inference reads a rowwise copy of each weight; training reads columnwise copies too, but for the first layer."""
+    """Inference reads a rowwise copy of each weight; training also reads columnwise ones, except of the first layer."""
     model, arguments = make_mlp()
     net = steelyard.compile(model, "mxfp8")
     with torch.no_grad():

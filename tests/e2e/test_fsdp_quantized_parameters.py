@@ -22,7 +22,7 @@ from steelyard.tensor import (
 )
 
 E4M3 = torch.float8_e4m3fn
-# One worker runs the ranks, once for all tests.
+# One worker runs the ranks once, for all tests.
 pytestmark = pytest.mark.xdist_group("fsdp")
 WORLD_SIZE = 2
 STEPS = 3
@@ -95,7 +95,7 @@ def train_sharded(name: str) -> dict:
 
 
 def refusal_of_cut_tiles() -> str:
-    """What a shard says whose rows are not whole tiles."""
+    """The error of a shard whose rows are not whole tiles."""
     layer = nn.Linear(128, 192)
     layer.weight = nn.Parameter(QUANTIZERS["tiles"]()(layer.weight.detach()))
     fully_shard(layer)
@@ -171,7 +171,7 @@ def test_codes_are_gathered_not_values(name, sharded):
     bits = 5 if name.startswith("nvfp4") else 8.5
     for results in sharded:
         gathered = results[name]["gathered"]
-        # Both layers, at least once a step.
+        # Both layers, at least once per step.
         assert len(gathered) >= 2 * STEPS
         for numel, copies, sent in gathered:
             assert sent <= copies * numel * bits / 8 + 16

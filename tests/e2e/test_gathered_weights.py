@@ -1,4 +1,4 @@
-"""Weights that FSDP2 gathers are quantized at every call: their memory is filled anew and no version moves."""
+"""Weights that FSDP2 gathers are quantized at every call: their memory is filled again without a new version."""
 
 import pytest
 import torch
@@ -33,6 +33,6 @@ def test_gathered_weights_are_quantized_at_every_call(mesh, quantized_shapes):
         got = net(x)
     assert_follows(got, make_oracle(plain, "mxfp8")(x), plain(x))
     assert [quantized_shapes.count(shape) for shape in WEIGHT_SHAPES] == [3, 3, 1]
-    # One word: what is sampled to find silent writes need not show it.
+    # A single word: the sampling that finds silent writes may miss it.
     model[0].weight.numpy()[77, 5] = plain[0].weight.numpy()[77, 5] = 300.0
     assert_follows(net(x), make_oracle(plain, "mxfp8")(x), plain(x))

@@ -54,6 +54,6 @@ def test_state_is_where_flax_overwrites_it(example):
     variables = layer.init(jax.random.key(1), x)
     gradients = jax.jit(jax.grad(lambda v: layer.apply(v, x).sum()))(variables)
     state = gradients[OVERWRITE_WITH_GRADIENT]["quantizers"]
-    # The newest amax is the last of the history, and 448 / 3 the scale of the next step.
+    # The newest amax is the last of the history, and the scale of the next step is 448 / 3.
     assert float(state.x.amax_history[-1]) == 3.0
     assert float(state.x.scale) == np.float32(448) / np.float32(3)

@@ -18,7 +18,7 @@ from steelyard.errors import RecipeError, UnsupportedModelError
 from steelyard.tensor import QuantizedTensor
 
 RECIPES = ("fp8-delayed", "fp8-current", "fp8-block", "mxfp8", "nvfp4")
-# Bytes an element at most: codes, and a scale for 32 or 16 of a row; these sizes leave parts of blocks and units over.
+# The most bytes per element: codes, a scale per 32 or 16 of a row, and the rest of partial blocks and units.
 MOST_BYTES = {"fp8-delayed": 1.01, "fp8-current": 1.01, "fp8-block": 1.01, "mxfp8": 1.05, "nvfp4": 0.71}
 
 pytestmark = pytest.mark.usefixtures("_no_grad")
@@ -31,7 +31,7 @@ def _no_grad():
 
 
 class TransposedMLP(nn.Module):
-    """Layers whose weights are stored [K, N], and one that is used twice."""
+    """Layers whose weights are stored as [K, N]; one is used twice."""
 
     def __init__(self):
         super().__init__()
@@ -45,7 +45,7 @@ class TransposedMLP(nn.Module):
 
 
 class TiedModel(nn.Module):
-    """An embedding whose weight is that of the last layer."""
+    """An embedding that shares its weight with the last layer."""
 
     def __init__(self):
         super().__init__()
@@ -117,7 +117,7 @@ def test_transposed_and_shared_weights(recipe):
     assert (model.up.weight.shape, model.down.weight.shape) == ((64, 96), (96, 64))
     assert_follows(net(x), make_oracle(before, recipe)(x), before(x))
     assert net.memory()["quantized_weights"] == 0
-    # The parameter's own values are near those it had, in its own order.
+    # The parameter's values are near the old ones, in the same order.
     error = (model.up.weight.dequantize() - before.up.weight).norm() / before.up.weight.norm()
     assert error < 0.15
 
@@ -233,5 +233,5 @@ def test_the_process_lets_go_of_plain_parameters():
     plain, stored = map(int, done.stdout.split())
     weights = 40 * 1024 * 1024 * 4
     assert plain >= 0.95 * weights
-    # What compiling leaves behind is no weight.
+    # Besides the weights, compiling itself holds some memory.
     assert stored <= 0.15 * weights + 40e6

@@ -1,4 +1,4 @@
-"""The example that trains a GPT: every recipe learns, and a run that was stopped goes on bit for bit."""
+"""The example that trains a GPT: every recipe learns, and a stopped run resumes bit for bit."""
 
 import sys
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_every_recipe_learns(tmp_path):
         runs[recipe] = train_gpt.Run(recipe, SMALL, tmp_path)
         runs[recipe].go_on()
     exact = runs["fp32"].validation[-1][1]
-    # A byte has log(256) = 5.5 nats before anything is learned, and 3.4 by the frequencies of bytes alone.
+    # A byte costs log(256) = 5.5 nats before anything is learned, and 3.4 if only byte frequencies are learned.
     assert exact < 3.2
     for recipe in recipes.NAMES:
         assert runs[recipe].train[0] == pytest.approx(runs["fp32"].train[0], rel=0.02)

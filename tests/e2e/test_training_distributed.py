@@ -1,4 +1,4 @@
-"""Two processes train a compiled model; it equals one process that runs each rank's batch by itself and averages."""
+"""Two processes train a compiled model as one process does that runs each rank's batch separately and averages."""
 
 import os
 import socket
@@ -19,7 +19,7 @@ from steelyard.recipes import DelayedScaling, get
 
 WORLD_SIZE = 2
 STEPS = 3
-# One worker runs the ranks, once for all tests.
+# One worker runs the ranks once, for all tests.
 pytestmark = pytest.mark.xdist_group("distributed")
 RECIPES = {
     "fp8-current": get("fp8-current"),
@@ -29,12 +29,12 @@ RECIPES = {
     "nvfp4": get("nvfp4"),
 }
 CASES = [("ddp", name) for name in RECIPES]
-# Compiled as a whole, each block is a graph of its own, whose backward moves the random bits on.
+# Compiled as a whole, each block is a separate graph, whose backward advances the random state.
 CASES += [("blocks", "nvfp4"), ("checkpointed", "nvfp4"), ("whole", "mxfp8"), ("blocks", "fp8-delayed")]
 
 
 class Block(nn.Module):
-    """A feed-forward block; its sizes are no multiples of a tile."""
+    """A feed-forward block whose sizes are not multiples of a tile."""
 
     def __init__(self):
         super().__init__()
@@ -47,7 +47,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Two blocks, computed again in the backward if asked."""
+    """Two blocks, optionally computed again in the backward."""
 
     def __init__(self, checkpointed: bool):
         super().__init__()
@@ -99,7 +99,7 @@ def train_rank(mode: str, recipe) -> dict:
 
 
 def train_alone(mode: str, recipe) -> dict:
-    """Each rank's batch by itself, with state of its own; the mean of the gradients moves both."""
+    """Run each rank's batch separately, with its own state; both are updated by the mean of the gradients."""
     models = [make_model(mode) for _ in range(WORLD_SIZE)]
     nets = [steelyard.compile(model, recipe) for model in models]
     for step in range(STEPS):
@@ -116,7 +116,7 @@ def train_alone(mode: str, recipe) -> dict:
 
 
 def reduced_state() -> dict:
-    """The delayed state of a rank whose amaxes are reduced over all."""
+    """The delayed state of a rank whose amaxes are reduced over all ranks."""
     model = make_model("ddp")
     recipe = DelayedScaling(amax_history_len=4)
     net = steelyard.compile(model, recipe)
@@ -157,7 +157,7 @@ def test_equals_each_batch_by_itself(ranks, mode, name):
         got = rank[f"{mode} {name}"]
         for kind in ("gradients", "parameters"):
             for key, tensor in expected[kind].items():
-                # The mean of two ranks may be rounded in another order.
+                # The mean of two ranks may be summed and rounded in another order.
                 found = got[kind][key]
                 assert (found - tensor).abs().max() <= 2e-6 * tensor.abs().max(), (kind, key)
 

@@ -1,4 +1,4 @@
-"""What training refuses, and what it need not refuse."""
+"""What training refuses, and what it accepts."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""`check_finite=True` says where the first operand of a GEMM that is not finite is."""
+"""`check_finite=True` names the first operand of a GEMM that is not finite."""
 
 import pytest
 import torch

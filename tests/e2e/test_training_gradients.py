@@ -14,7 +14,7 @@ from steelyard import recipes
 
 OPERANDS = {"fprop": ("input", "weight"), "dgrad": ("grad_output", "weight"), "wgrad": ("grad_output", "input")}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-# No block of any recipe divides 37, 131, 35 or 19; the second shape has several blocks of each; a token is a row alone.
+# No block of any recipe divides 37, 131, 35 or 19; the second shape has several blocks of each; the last is one row.
 CASES = [
     ((35, 37), 19, torch.float32, True),
     ((35, 37), 19, torch.float16, False),
@@ -43,7 +43,7 @@ def by_kind(calls: list) -> dict[str, list]:
 
 
 def assert_codes(call, operands: dict[str, torch.Tensor], numerics: Numerics, layer: str = "proj") -> None:
-    """Both operands are, byte for byte, what the reference makes of the tensors."""
+    """Both operands equal, byte for byte, what the reference makes of the tensors."""
     for got, role in zip(call[:2], OPERANDS[kind_of(call)], strict=True):
         row, col = numerics.quantize(operands[role], layer, role)
         expected = col if got.columnwise else row
@@ -60,7 +60,7 @@ def assert_is_sum(got: torch.Tensor, terms: torch.Tensor) -> None:
 
 
 def run_linear(net, x: torch.Tensor) -> torch.Tensor:
-    """Call and differentiate; returns the gradient that went in."""
+    """Call and differentiate; returns the gradient of the output."""
     y = net(x)
     dy = torch.randn(y.shape).to(y.dtype)
     y.backward(dy)
@@ -100,7 +100,7 @@ def test_inputs_and_gradients_of_any_layout(recipe, gemm_calls):
     x = torch.randn(37, 6, 3).transpose(0, 2)[:, ::2].requires_grad_()
     numerics = Numerics(recipe)
     y = steelyard.compile(model, recipe)(x)
-    # The gradient of a sum is one element, expanded; its transpose is another layout.
+    # The gradient of a sum is one expanded element; its transpose has another layout.
     dy = torch.randn(19, 3, 3).permute(2, 1, 0)
     y.backward(dy)
     operands = {"input": x.detach(), "weight": model.proj.weight.detach(), "grad_output": dy}
@@ -194,7 +194,7 @@ class CalledTwice(nn.Module):
 
 
 class UsedElsewhere(nn.Module):
-    """A weight that is read without a GEMM too."""
+    """A weight that is also read outside of a GEMM."""
 
     def __init__(self):
         super().__init__()
@@ -206,7 +206,7 @@ class UsedElsewhere(nn.Module):
 
 
 class TiedEmbedding(nn.Module):
-    """A head whose weight is the table of an embedding."""
+    """A head that shares its weight with an embedding."""
 
     def __init__(self):
         super().__init__()
@@ -302,7 +302,7 @@ def test_decoded_backward_of_any_size(recipe):
 
 
 class Activated(nn.Module):
-    """An activation that the backward reads the input of, and nothing quantizes the output of."""
+    """An activation whose input the backward reads, and whose output nothing quantizes."""
 
     def __init__(self, activation: nn.Module):
         super().__init__()
@@ -330,7 +330,7 @@ def test_fused_activation_gives_what_it_was_given_to_the_backward(rows, activati
         linear = partial(quantized_linear, weight=weight, bias=bias, layer="proj", numerics=numerics)
         expected = model(x_oracle, linear)
         expected.backward(dy)
-        numerics.move_on("grad_output")
+        numerics.update_state("grad_output")
         torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-6)
         assert cosine(x.grad, x_oracle.grad) > 0.999
         assert cosine(model.proj.bias.grad, bias.grad) > 1 - 1e-9

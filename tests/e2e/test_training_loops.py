@@ -62,10 +62,10 @@ def test_steps_follow_the_oracle(recipe, optimizer, two_threads):
             loss_of(module, seed).backward()
             step.step()
         numerics.forget_weights()
-        numerics.move_on("input", "weight", "grad_output")
+        numerics.update_state("input", "weight", "grad_output")
     moved = torch.cat([(p - start[name]).flatten() for name, p in oracle.named_parameters()])
     apart = torch.cat([(p - q).flatten() for p, q in zip(model.parameters(), oracle.parameters(), strict=True)])
-    # Parameters that a fused optimizer writes must be quantized anew: stale ones miss by far more.
+    # Parameters that a fused optimizer writes must be quantized again: stale ones differ by far more.
     assert apart.norm() <= 0.02 * moved.norm()
 
 
@@ -130,7 +130,7 @@ def test_loss_scaling():
     loss_of(net, 0).backward()
     plain = [p.grad.clone() for p in model.parameters()]
     optimizer.zero_grad()
-    # A power of two moves the scale bytes of MX and no code.
+    # A power of two changes the scale bytes of MX, but no code.
     scaler.scale(loss_of(net, 0)).backward()
     scaler.unscale_(optimizer)
     assert all(torch.equal(p.grad, gradient) for p, gradient in zip(model.parameters(), plain, strict=True))
@@ -147,7 +147,7 @@ def test_loss_scaling():
 
 
 class LowRank(nn.Module):
-    """A frozen layer, and a trained product of two small ones beside it."""
+    """A frozen layer, plus a trained product of two small ones."""
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__()
@@ -173,7 +173,7 @@ def test_frozen_base_weights_are_quantized_once(quantized_shapes):
         optimizer.step()
         losses.append(loss.item())
     assert losses == sorted(losses, reverse=True)
-    # Optimizers write the others, which are quantized anew at each step.
+    # Optimizers write the others, which are quantized again at each step.
     assert [quantized_shapes.count(shape) for shape in ((50, 37), (37, 50), (4, 37), (50, 4))] == [1, 1, 4, 4]
     assert model[0].base.weight.grad is None
     assert torch.equal(model[0].base.weight, frozen)
@@ -189,7 +189,7 @@ def test_dropout_has_one_mask_for_forward_and_backward():
     model.up.bias.data.fill_(1.0)
     model.down.weight.data.fill_(1.0)
     net = steelyard.compile(model, "mxfp8")
-    # Every hidden value is 1, so that 2 where it is kept: the output counts them, and so does the gradient of the bias.
+    # Every hidden value is 1, and 2 if dropout keeps it: the output counts those, and so does the bias gradient.
     for _ in range(3):
         model.zero_grad()
         y = net(torch.randn(8, 37))
@@ -288,7 +288,7 @@ def test_train_and_eval_in_turns():
         net.eval()
         with torch.no_grad():
             outputs.append(net(x))
-        # Evaluation with gradients, as for an adversarial input.
+        # Evaluation with gradients, for example for an adversarial input.
         x_with_gradient = x.clone().requires_grad_()
         net(x_with_gradient).sum().backward()
         assert x_with_gradient.grad.abs().sum() > 0
@@ -312,7 +312,7 @@ def test_batch_sizes_may_differ(gemm_calls):
 
 
 class TiedLanguageModel(nn.Module):
-    """Head and embedding are one."""
+    """Head and embedding share one weight."""
 
     def __init__(self):
         super().__init__()

@@ -65,14 +65,14 @@ def test_a_gpt_block_keeps_less_than_torch(block, recipe, save, most):
     assert kept <= most * eager
     report = net.memory()
     assert report["kept_by_torch"] == eager
-    # Places in the arena are rounded up to nothing here: what is kept has memory of its own.
+    # What is kept is not in the arena, whose offsets are rounded up: it has memory of its own.
     assert report["kept_for_backward"] == pytest.approx(kept, rel=0.01)
 
 
 @pytest.mark.parametrize("recipe", recipes.NAMES)
 def test_the_input_of_a_linear_is_kept_as_codes(recipe):
     torch.manual_seed(0)
-    # No input of a layer is an input of the model: relu's backward reads its result as a mask of its own.
+    # Layer 2, because the input of layer 0 is the model's. Not relu, whose backward also reads its result, as a mask.
     model = nn.Sequential(nn.Linear(256, 256, bias=False), nn.Hardtanh(), nn.Linear(256, 256, bias=False))
     x = torch.randn(128, 256, requires_grad=True)
     net = steelyard.compile(model, recipe)

@@ -87,10 +87,10 @@ def test_gradients_follow_the_oracle(name, recipe):
     for seed in range(3):
         exact = gradients_of(model, loss_of(model, seed))
         expected = gradients_of(oracle, loss_of(oracle, seed))
-        # Nothing writes the weights, which therefore keep the codes of the first step.
-        numerics.move_on(*FORWARD, *BACKWARD)
+        # Nothing writes the weights, so they keep the codes of the first step.
+        numerics.update_state(*FORWARD, *BACKWARD)
         shares.append(error_share(gradients_of(net, loss_of(net, seed)), expected, exact))
-    # Rounding is discontinuous: the last bit of a sum flips a code, and a flip in a tensor's largest value all others.
+    # Rounding is discontinuous: the last bit of a sum may flip a code, and in a tensor's largest value, all codes.
     assert statistics.median(shares) <= 0.25
     assert max(shares) <= 1.5
 

@@ -1,4 +1,4 @@
-"""A run that is saved, and goes on in another process, equals one that never stopped: every bit of it."""
+"""A run that is saved and resumed in another process equals, bit for bit, one that never stopped."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from torch import nn
 import steelyard
 from steelyard import recipes
 
-# One worker makes the runs, once for all tests.
+# One worker makes the runs once, for all tests.
 pytestmark = pytest.mark.xdist_group("resume")
 STEPS = 10
 
@@ -49,7 +49,7 @@ def go_on(folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory) -> tuple[Path, dict[str, dict]]:
-    """The folder that another process left its runs in, and the runs that never stopped."""
+    """The folder of the runs of another process, and the runs that never stopped."""
     folder = tmp_path_factory.mktemp("resume")
     whole = {}
     for recipe in recipes.NAMES:

@@ -62,18 +62,18 @@ def test_delayed_state_follows_a_simulation(recipe):
     net = steelyard.compile(model, recipe)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for step in range(6):
-        # The largest value falls and rises, so that old maxima leave the history.
+        # The largest value falls and rises, so that old maxima drop out of the history.
         x = torch.randn(5, 37) * (4.0, 3.0, 1.0, 0.25, 8.0, 1.0)[step]
         y = net(x)
         for role, operand in zip(FORWARD, (x, model.proj.weight), strict=True):
             numerics.quantize(operand, "proj", role)
-        numerics.move_on(*FORWARD)
+        numerics.update_state(*FORWARD)
         assert_state(net, numerics, *FORWARD)
         before = state_of(net)
         dy = torch.randn(5, 19) * (1.0, 0.1, 3.0, 0.01, 1.0, 1.0)[step]
         y.backward(dy)
         numerics.quantize(dy, "proj", "grad_output")
-        numerics.move_on(*BACKWARD)
+        numerics.update_state(*BACKWARD)
         assert_state(net, numerics, *BACKWARD)
         after = state_of(net)
         assert all(torch.equal(before[name], after[name]) for name in before if "grad_output" not in name)
@@ -106,7 +106,7 @@ def test_a_weight_keeps_its_codes_until_it_is_written(gemm_calls):
     rowwise = [call[1].codes for call in gemm_calls if not call[1].columnwise]
     assert len(rowwise) == 2
     assert all(torch.equal(codes, old.codes) for codes in rowwise)
-    # The dgrad of a step reads the copy of its fprop, though the scale has moved on since.
+    # The dgrad of a step reads the copy of its fprop, though the scale has been updated since.
     dgrads = [b for a, b, *_ in gemm_calls if b.columnwise and not a.columnwise]
     assert len(dgrads) == 2
     assert all(torch.equal(b.codes, old.codes.T) for b in dgrads)
@@ -137,7 +137,7 @@ def test_evaluation_moves_nothing(mode, recipe):
 
 
 class Checkpointed(nn.Module):
-    """Two layers, computed again by the backward."""
+    """Two layers, computed again in the backward."""
 
     def __init__(self, use_checkpoint: bool):
         super().__init__()
@@ -181,7 +181,7 @@ def test_delayed_state_survives_a_bad_step(bad):
         net(x)
         for role, operand in zip(FORWARD, (x, model.proj.weight), strict=True):
             numerics.quantize(operand, "proj", role)
-        numerics.move_on(*FORWARD)
+        numerics.update_state(*FORWARD)
         assert_state(net, numerics, *FORWARD)
     scale = state_of(net)["proj.input.scale"]
     assert torch.isfinite(scale)
@@ -221,7 +221,7 @@ def test_random_bits_follow_the_seed_and_move_once_a_backward():
 
 @pytest.mark.parametrize("recipe", recipes.NAMES)
 def test_torchs_own_compile_trains_as_a_net_does(recipe):
-    """Gradients of three steps: delayed scales and random bits move on behind `torch.compile`, too."""
+    """Gradients of three steps: delayed scales and random state are updated under `torch.compile`, too."""
     gradients = []
     for wrap in (
         lambda model: steelyard.compile(model, recipe),

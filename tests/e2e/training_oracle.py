@@ -44,8 +44,8 @@ class Numerics:
         """An optimizer has written the weights."""
         self._weight_scales.clear()
 
-    def move_on(self, *roles: str) -> None:
-        """End a forward (`input`, `weight`) or a backward (`grad_output`)."""
+    def update_state(self, *roles: str) -> None:
+        """Update the state at the end of a forward (`input`, `weight`) or a backward (`grad_output`)."""
         for name in [name for name in self._amaxes if name.rpartition(".")[2] in roles]:
             history = self.histories[name].clone()
             history[0] = self._amaxes.pop(name)
@@ -106,7 +106,7 @@ def _forward(module: nn.Module, name: str, numerics: Numerics, x: torch.Tensor) 
 
 
 def gradients_of(model: nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The gradients of the parameters that have one, by name, and nothing left behind."""
+    """The gradients of the parameters that have one, by name; they are cleared from the model."""
     model.zero_grad()
     loss.backward()
     found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -115,7 +115,7 @@ def gradients_of(model: nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor
 
 
 def error_share(got: dict, oracle: dict, exact: dict) -> float:
-    """How far gradients are from the oracle's, as a share of the quantization error."""
+    """The difference of gradients from the oracle's, as a share of the quantization error."""
     assert got.keys() == oracle.keys() == exact.keys()
     distance, error = 0.0, 0.0
     for name in got:

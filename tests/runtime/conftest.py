@@ -11,7 +11,7 @@ from steelyard.runtime import cpu
 
 @pytest.fixture(params=cpu.instruction_sets())
 def isa(request):
-    """Run with the kernels of each instruction set this machine has."""
+    """Run with the kernels of each instruction set that this machine has."""
     cpu.set_isa(request.param)
     yield request.param
     cpu.set_isa(None)

@@ -1,4 +1,4 @@
-"""Operands of GEMMs made from random bytes, and what they stand for in float64, decoded by ml_dtypes."""
+"""GEMM operands made of random bytes, and their values in float64, decoded by ml_dtypes."""
 
 import ml_dtypes
 import numpy as np
@@ -71,7 +71,7 @@ def _block_scales(rng, scheme: Scheme, shape: tuple[int, int], special: bool) ->
 
 
 def _scale_extent(scheme: Scheme, columnwise: bool) -> tuple[int, int]:
-    """Rows and columns of the stored array that one compact scale stands for."""
+    """Rows and columns of the stored array that one compact scale covers."""
     if scheme.family == "block":
         return scheme.block_shape
     if scheme.family == "mx":
@@ -80,7 +80,7 @@ def _scale_extent(scheme: Scheme, columnwise: bool) -> tuple[int, int]:
 
 
 def _level(rng, shape: tuple[int, ...], special: bool) -> np.ndarray:
-    """Scales of a tensor, or amaxes of NVFP4."""
+    """Per-tensor scales, or amaxes of NVFP4."""
     level = np.exp2(rng.uniform(-30, 30, shape)).astype(np.float32)
     if special and level.size:
         level = np.array(level)
@@ -89,7 +89,7 @@ def _level(rng, shape: tuple[int, ...], special: bool) -> np.ndarray:
 
 
 def random_copy(rng, scheme: Scheme, outer: int, k: int, columnwise: bool, special: bool = False) -> QuantizedCopy:
-    """A copy of any bytes that reduces over `k`; `special` adds codes and scales that are NaN, inf, zero or extreme."""
+    """A copy of random bytes that reduces over `k`; `special` adds NaN, inf, zero and extreme codes and scales."""
     shape = (k, outer) if columnwise else (outer, k)
     copy = QuantizedCopy(None, None, None, scheme, shape, columnwise)
     stored = copy.stored_shape

@@ -1,4 +1,4 @@
-"""What kernels are tried on: every scheme, and matrices of every dtype, stride and special value."""
+"""The inputs of kernel tests: every scheme, and matrices of every dtype, stride and special value."""
 
 import torch
 from hypothesis import strategies as st
@@ -63,14 +63,14 @@ def pair_name(pair) -> str:
 
 
 def operands(*schemes: Scheme) -> dict:
-    """What schemes need beside the source."""
+    """What schemes need besides the source."""
     delayed = any(scheme.source == "delayed" for scheme in schemes)
     return {"scale": torch.tensor(0.37) if delayed else None, "rng": (0x123456789ABCDEF, 3)}
 
 
 @st.composite
 def matrices(draw, max_side=150):
-    """A matrix with wide magnitudes, special values anywhere, in any dtype and any layout torch has."""
+    """A matrix with a wide range of magnitudes and special values, in any dtype and any layout that torch has."""
     rows, columns = draw(st.integers(0, max_side)), draw(st.integers(0, max_side))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     spread = draw(st.sampled_from((0.0, 2.0, 15.0)))
@@ -117,7 +117,7 @@ def assert_same_copy(found, expected) -> None:
 
 
 def same_values(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Equal with every NaN alike."""
+    """Equal; all NaNs count as equal."""
     marker = 12345.0
     both = (torch.nan_to_num(t.float(), nan=marker, posinf=torch.inf, neginf=-torch.inf) for t in (found, expected))
     return found.dtype == expected.dtype and torch.equal(*both)

@@ -22,7 +22,7 @@ VECTORS = Scheme("f8E4M3FN", "1x128", "f32")
 
 
 def borrowed_copy(scheme, outer, k, columnwise, seed, special=False):
-    """An operand that reduces over `k` and stores the other usage; tiles of MX repeat their byte, as they must."""
+    """An operand that reduces over `k` and stores the other usage; MX tiles repeat their byte, as they must."""
     base = random_copy(np.random.default_rng(seed), scheme, k, outer, not columnwise, special)
     if scheme.block == "32x32":
         dim, size = (1, base.scales.shape[1]) if base.columnwise else (0, base.scales.shape[0])

@@ -1,4 +1,4 @@
-"""What Python and the native module must agree on, each as the other side has it."""
+"""What Python and the native module must agree on."""
 
 import pytest
 import torch

@@ -19,7 +19,7 @@ EPILOGUES = ("none", "relu", "gelu", "gelu_tanh", "silu")
 
 
 def exact(epilogue: str, x: torch.Tensor) -> torch.Tensor:
-    """In float64, by formulas that keep their lower tails."""
+    """In float64, by formulas that keep the lower tails of the activations."""
     x = x.double()
     if epilogue == "gelu":
         return x * torch.special.erfc(-x / math.sqrt(2)) / 2
@@ -29,7 +29,7 @@ def exact(epilogue: str, x: torch.Tensor) -> torch.Tensor:
 
 
 def assert_within_ulps(found: torch.Tensor, expected: torch.Tensor, ulps: float = 5) -> None:
-    """float32 against float64; NaN and infinity alike."""
+    """float32 against float64; NaN and infinity must match."""
     finite = expected.float().isfinite()
     assert same_values(torch.where(finite, 0, found), torch.where(finite, 0, expected).float())
     spacing = np.spacing(expected.float().abs()[finite].clamp(max=3e38).numpy())
@@ -38,7 +38,7 @@ def assert_within_ulps(found: torch.Tensor, expected: torch.Tensor, ulps: float 
 
 
 def of_bias(bias: torch.Tensor, qgemm=cpu.qgemm, **options):
-    """A GEMM that reduces over nothing leaves the epilogue of its bias."""
+    """The epilogue of the bias alone, by a GEMM with an empty reduction."""
     rng = np.random.default_rng(0)
     a, b = random_copy(rng, E4M3, 2, 0, False), random_copy(rng, E4M3, bias.numel(), 0, False)
     return qgemm(a, b, bias=bias, **options)

@@ -56,7 +56,7 @@ def test_every_code_at_every_k(isa, rows, scheme):
         found.append(cpu.qgemm(a, b))
     every = torch.arange(256, dtype=torch.uint8).view(DTYPES[scheme.element]).double()
     expected = every[:, None, None] * a.codes.view(DTYPES[scheme.element]).double()
-    # Together: 256 comparisons would take longer than the products.
+    # In one comparison: 256 of them would take longer than the products.
     torch.testing.assert_close(torch.stack(found).double(), expected, rtol=0, atol=0, equal_nan=True)
 
 
@@ -97,7 +97,7 @@ def test_rows_that_are_infinite(isa):
 @pytest.mark.parametrize("scheme", [TENSOR[0], VECTORS[0]], ids=str)
 @pytest.mark.parametrize("k", [2, 40, 300])
 def test_rows_whose_scale_is_infinite(isa, rows, scheme, k):
-    """Not even the k that fill a vector up make NaN of it."""
+    """Not even the padding of k to a whole vector turns the result into NaN."""
     a, b = copy_of(scheme, rows, k), copy_of(scheme, 20, k, seed=1)
     a.codes.fill_(0x38)
     b.codes.fill_(0x38)
@@ -108,14 +108,14 @@ def test_rows_whose_scale_is_infinite(isa, rows, scheme, k):
 @pytest.mark.parametrize("rows", range(1, 18))
 @pytest.mark.parametrize("schemes", [(TENSOR[0],) * 2, (MX[1],) * 2, (VECTORS[0], TILE)], ids=str)
 def test_strips_of_k(isa, rows, schemes):
-    """More than the longest strip of any number of rows, and a run that is not whole."""
+    """A k longer than the longest strip for any number of rows, with a partial run at the end."""
     a, b = copy_of(schemes[0], rows, 4999), copy_of(schemes[1], 23, 4999, seed=1)
     assert_within_bound(cpu.qgemm(a, b), a, b)
 
 
 @pytest.mark.parametrize("rows", [2, 6])
 def test_wide_scales_meet_few_rows(isa, rows):
-    """Scales over 80 binades, nearly all that few rows take: the smallest blocks keep their precision."""
+    """Scales over 80 binades, nearly the limit for few rows: the smallest blocks keep their precision."""
     a, b = copy_of(MX[0], rows, 256), copy_of(MX[0], 24, 256, seed=1)
     for copy, spread in ((a, 24), (b, 30)):
         steps = torch.linspace(127 - spread, 127 + spread // 2, copy.scales.shape[0] + copy.scales.shape[1])
@@ -140,7 +140,7 @@ def test_bytes_do_not_depend_on_threads(isa, scheme, shape):
 
 @pytest.mark.parametrize("schemes", [(TENSOR[0],) * 2, (MX[1],) * 2, (VECTORS[0], TILE)], ids=str)
 def test_a_column_is_the_same_in_any_company(isa, schemes):
-    """One row takes several columns side by side: which ones changes no bit of a sum."""
+    """One row computes several columns at a time: which ones does not change a bit of a sum."""
     a, b = copy_of(schemes[0], 1, 330), copy_of(schemes[1], 140, 330, seed=1)
     whole = cpu.qgemm(a, b)
     for columns in (1, 2, 3, 4, 5, 7, 8, 31, 33, 127, 129, 139):

@@ -113,7 +113,7 @@ def test_every_mx_scale_byte_against_every_other(isa, columnwise):
 
 
 def test_scales_beyond_the_range_of_float32_panels(isa):
-    """Products of huge and tiny blocks are ordinary numbers, also beside blocks of zeros with extreme scales."""
+    """Products of huge and tiny blocks are ordinary numbers, even next to blocks of zeros with extreme scales."""
     a, b = copy_of(MX_E5M2, 40, 96), copy_of(MX_E5M2, 40, 96, seed=1)
     a.scales.copy_(torch.tensor([254, 5, 127], dtype=torch.uint8))
     b.scales.copy_(torch.tensor([0, 250, 127], dtype=torch.uint8))

@@ -92,7 +92,7 @@ def test_every_pair_of_codes_at_every_k(isa, rows):
 
 @pytest.mark.parametrize("rows", [2, 70])
 def test_a_nan_scale_shows_in_its_row_or_column_alone(isa, rows):
-    """Also where every code of its block is zero."""
+    """Even if every code of its block is zero."""
     a, b = copy_of(rows, 272), copy_of(70, 272, seed=1)
     for column in range(70):
         block = column % 17
@@ -114,7 +114,7 @@ def test_a_nan_scale_shows_in_its_row_or_column_alone(isa, rows):
 @pytest.mark.parametrize("rows", [3, 20])
 @pytest.mark.parametrize("amax", [float("nan"), float("inf")])
 def test_amaxes_that_are_not_finite(isa, rows, amax):
-    """An infinite amax makes NaN of zeros, so codes are looked at one by one."""
+    """An infinite amax turns zeros into NaN, so codes are checked one by one."""
     a, b = copy_of(rows, 48), copy_of(20, 48, seed=1)
     b.amax.fill_(amax)
     assert_within_bound(cpu.qgemm(a, cpu.pack(b)), a, b)

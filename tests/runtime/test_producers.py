@@ -30,7 +30,7 @@ MX = Scheme("f8E4M3FN", "1x32", "f8E8M0FNU"), Scheme("f8E4M3FN", "32x1", "f8E8M0
 
 
 def inputs_of(producer, x, layout="rows", seed=0):
-    """`x` with what the producer needs beside it."""
+    """`x` and the other inputs of the producer."""
     generator = torch.Generator().manual_seed(seed)
     columns = x.shape[-1]
     weight, bias = (torch.randn(2 * columns, generator=generator)[::2].to(x.dtype) for _ in range(2))

@@ -103,7 +103,7 @@ LARGE_PAIRS = [
 @pytest.mark.parametrize("pair", LARGE_PAIRS, ids=pair_name)
 @pytest.mark.parametrize(("dtype", "shape"), [(torch.float32, (1696, 2336)), (torch.bfloat16, (3008, 2368))])
 def test_results_too_large_for_the_caches(pair, dtype, shape):
-    # More than 16 MB read and written: results are streamed where their rows are aligned.
+    # More than 16 MB read and written: results are streamed if their rows are aligned.
     x = torch.randn(shape, generator=torch.Generator().manual_seed(4)).to(dtype)
     torch.set_num_threads(2)
     assert_same_copies(x, *pair)

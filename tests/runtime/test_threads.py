@@ -1,4 +1,4 @@
-"""Kernels on several threads: torch's own, and their own where torch has none."""
+"""Kernels on several threads: torch's threads, and their own if torch has none."""
 
 import subprocess
 import sys
@@ -82,7 +82,7 @@ print(kernels - before, len(os.listdir("/proc/self/task")) - before)
 
 
 def test_kernels_and_torch_compute_on_the_same_threads():
-    """Both need one beside the calling thread, whoever comes first."""
+    """Each needs one more thread than the caller's, whichever runs first."""
     finished = subprocess.run([sys.executable, "-c", _SHARED], capture_output=True, text=True, timeout=60)
     assert finished.stdout.split() == ["1", "1"], finished.stderr
 
@@ -107,6 +107,6 @@ print("done")
 
 
 def test_threads_that_come_and_go():
-    """Each Python thread has a team of its own while it lives."""
+    """Each Python thread has its own team of threads while it lives."""
     finished = subprocess.run([sys.executable, "-c", _CONCURRENT], capture_output=True, text=True, timeout=120)
     assert finished.stdout.strip() == "done", finished.stderr

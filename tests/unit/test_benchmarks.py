@@ -1,4 +1,4 @@
-"""The harness of the benchmarks: what it counts, how it shows a peer that is missing, and the page it writes."""
+"""The benchmark harness: what it counts, how it shows a missing peer, and the page it writes."""
 
 import importlib
 import json

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "e2e"))
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
-    """The mock of the driver: one a process, because cuda-bindings keeps the first that it finds."""
+    """The mock of the driver: one per process, because cuda-bindings keeps the first that it finds."""
     import mock_driver
 
     return mock_driver.build(tmp_path_factory.mktemp("driver"))
@@ -18,7 +18,7 @@ def library(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _fresh_memory():
-    """Memory that nobody wrote holds what no program computes, and not the bytes of a result that was there before."""
+    """Unwritten memory holds bytes that no program computes, not those of an earlier result."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)

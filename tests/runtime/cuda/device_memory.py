@@ -1,4 +1,4 @@
-"""Device memory on the host: every access is checked against what was allocated."""
+"""Device memory on the host: every access is checked against the allocations."""
 
 import bisect
 
@@ -10,7 +10,7 @@ _GUARD = 256
 
 
 class DeviceMemory:
-    """Allocations by address. Fresh memory holds 0xCD; nothing lies between allocations."""
+    """Allocations by address. Fresh memory holds 0xCD; there is no memory between allocations."""
 
     def __init__(self):
         self._bases: list[int] = []
@@ -25,7 +25,7 @@ class DeviceMemory:
         return base
 
     def register(self, base: int, array: np.ndarray) -> None:
-        """Make the bytes of an array memory at an address."""
+        """Map the bytes of an array at an address."""
         position = bisect.bisect(self._bases, base)
         self._bases.insert(position, base)
         self._arrays.insert(position, array)
@@ -65,7 +65,7 @@ class DeviceMemory:
             np.maximum.at(items.view(np.uint32), places, values[lanes])
 
     def _by_allocation(self, addresses: np.ndarray, size: int):
-        """Lanes whose addresses are in one allocation, that as items of `size` bytes, and which of them they are."""
+        """Per allocation: the lanes that access it, its memory as items of `size` bytes, and the item of each lane."""
         if (addresses & np.uint64(size - 1)).any():
             raise PtxError(f"access of {size} bytes at an address that is no multiple")
         first, last = int(addresses.min()), int(addresses.max())
@@ -78,14 +78,14 @@ class DeviceMemory:
             yield lanes, *self._items(addresses[lanes], int(addresses[lanes].max()), size)
 
     def _items(self, addresses: np.ndarray, last: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Addresses are multiples of the size, but an allocation may begin between two."""
+        """An allocation may begin between two multiples of the size; addresses are always multiples."""
         base, array = self._allocation(last, size)
         skipped = -base % size
         items = array[skipped : skipped + (array.size - skipped) // size * size].view(f"V{size}")
         return items, (addresses - np.uint64(base + skipped)).astype(np.int64) // size
 
     def _allocation(self, address: int, size: int) -> tuple[int, np.ndarray]:
-        """Where the allocation that holds these bytes begins, and its bytes."""
+        """The base address and the bytes of the allocation that holds these bytes."""
         position = bisect.bisect(self._bases, address) - 1
         if position < 0:
             raise PtxError(f"no memory at {address:#x}")

@@ -35,7 +35,7 @@ def quantize_kernels(dtype: str, aligned: bool) -> list[Kernel]:
 def fused_kernels(dtype: str, aligned: bool) -> list[Kernel]:
     """Each producer before an amax, and before the copies of one of the recipes' pairs in turn.
 
-    Tiles are filled before copies are made, behind a barrier: a kernel needs the registers of one or the other.
+    A barrier separates filling the tile from making copies, so a kernel needs the registers of only one at a time.
     """
     fp8, row, col = (Scheme("f8E4M3FN", "tensor", "f32"), *(_mx(block) for block in ("1x32", "32x1")))
     block = Scheme("f8E4M3FN", "1x128", "f32", power_of_two=True)
@@ -65,7 +65,7 @@ def producers() -> list[Producer]:
 
 
 def epilogues(dtype: str, aligned: bool) -> list[Kernel]:
-    """Every activation with all addends that go with it, and an accumulator."""
+    """Every activation with all addends that it allows, and an accumulator."""
     full = {"bias": dtype, "residual": dtype, "aligned": aligned}
     kernels: list[Kernel] = [EpilogueKernel(dtype, "none", **full)]
     kernels += [EpilogueKernel(dtype, kind, **full, preactivation=True) for kind in ACTIVATIONS]
@@ -73,7 +73,7 @@ def epilogues(dtype: str, aligned: bool) -> list[Kernel]:
 
 
 def small_kernels(dtype: str, aligned: bool) -> list[Kernel]:
-    """All that is not quantize and dequantize."""
+    """All kernels other than quantize and dequantize."""
     source = Source(dtype, aligned)
     delayed = Scheme("f8E4M3FN", "tensor", "f32", source="delayed")
     amaxes = [AmaxKernel(source), AmaxKernel(source, True, rht=True), AmaxKernel(source, per_line=True)]

@@ -1,6 +1,6 @@
-"""A mock of NVIDIA's driver: the real host code loads and launches through it, the PTX interpreter executes.
+"""A mock of NVIDIA's driver: the real host code loads and launches through it, and the PTX interpreter executes.
 
-Memory is what torch allocates while the mock is on, and nothing else; `torch.empty` is filled with 0xCD.
+Device memory is exactly what torch allocates while the mock is active; `torch.empty` is filled with 0xCD.
 """
 
 import ctypes
@@ -37,7 +37,7 @@ def build(directory: Path) -> ctypes.CDLL:
 
 
 class Allocations(TorchDispatchMode):
-    """Knows the memory of every tensor that is made while it is on; nothing is freed before its end."""
+    """Records the memory of every tensor made while it is active; nothing is freed before it ends."""
 
     def __init__(self):
         super().__init__()
@@ -62,7 +62,7 @@ class Allocations(TorchDispatchMode):
 
 
 class MockDriver:
-    """What was loaded and launched, and the last refusal of the interpreter."""
+    """What was loaded and launched, and the interpreter's last error."""
 
     def __init__(self, library: ctypes.CDLL, memory: DeviceMemory, capability: tuple[int, int]):
         self.memory = memory
@@ -81,7 +81,7 @@ class MockDriver:
             _, entries = parse(self.texts[module - 1])
             entry = entries[name.decode()]
             if threads != entry.threads:
-                raise PtxError(f"{entry.name} has {entry.threads} threads a block, got {threads}")
+                raise PtxError(f"{entry.name} has {entry.threads} threads per block, got {threads}")
             values = [
                 int.from_bytes(ctypes.string_at(arguments[index], size), "little")
                 for index, (_, size) in enumerate(entry.parameters)

@@ -1,7 +1,7 @@
-"""Whole programs on a mock of the driver: what torch calls the CPU is the GPU, whose kernels the interpreter runs.
+"""Whole programs on a mock of the driver: CPU tensors stand in for GPU tensors, and the interpreter runs the kernels.
 
-Every launch goes through the real host code and cuda-bindings. It may touch the tensors it was given and nothing else,
-and `torch.empty` gives NaN and largest integers. GEMMs are one reference on both targets: those of GPUs are torch's.
+Every launch goes through the real host code and cuda-bindings. It may access only the tensors it was given, and
+`torch.empty` is filled with NaN and largest integers. GEMMs are one reference on both targets: a GPU's are torch's.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ CAPABILITIES = {"sm_89": (8, 9), "sm_90a": (9, 0), "sm_100a": (10, 0), "sm_120a"
 
 
 class CheckedLauncher:
-    """Launches through the driver, which knows the memory of each launch's own tensors only."""
+    """Launches through the driver, which gives each launch only the memory of its own tensors."""
 
     def __init__(self, library: ctypes.CDLL, target: str):
         self.driver = MockDriver(library, DeviceMemory(), CAPABILITIES[target])
@@ -51,7 +51,7 @@ class CheckedLauncher:
 
 @contextmanager
 def mock_gpu(monkeypatch, library: ctypes.CDLL, target: str) -> Iterator[CheckedLauncher]:
-    """CPU tensors are on a GPU of this target in here."""
+    """Within this context, CPU tensors count as tensors on a GPU of this target."""
     launcher = CheckedLauncher(library, target)
     with monkeypatch.context() as patch:
         patch.setitem(devices.MAKERS, "cpu", lambda device: Kernels(launcher))
@@ -62,7 +62,7 @@ def mock_gpu(monkeypatch, library: ctypes.CDLL, target: str) -> Iterator[Checked
 
 @contextmanager
 def reference_gemms(monkeypatch) -> Iterator[None]:
-    """GEMMs of the CPU are the reference in here."""
+    """Within this context, the CPU's GEMMs are the reference."""
     original = cpu_bound.bind
 
     def bind(call, quantizers):
@@ -76,7 +76,7 @@ def reference_gemms(monkeypatch) -> Iterator[None]:
 
 
 def product_of(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Of decoded operands: exact but for one rounding to float32."""
+    """The product of decoded operands: exact except for one rounding to float32."""
     return (left.double() @ right.double()).float()
 
 
@@ -85,7 +85,7 @@ def multiply_decoded(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor)
 
 
 def multiply(a: gemm.GemmOperand, b: gemm.GemmOperand, *, bias=None, out_dtype: torch.dtype) -> torch.Tensor:
-    """A native product from what scaled_mm is given, once the meta device has accepted the call."""
+    """A native product from the arguments of scaled_mm, once the meta device has accepted the call."""
     on_meta = [
         gemm.GemmOperand(*(None if t is None else t.to("meta") for t in (x.codes, x.scales, x.amax)), x.scheme)  # pyright: ignore
         for x in (a, b)
@@ -106,7 +106,7 @@ def decode(operand: gemm.GemmOperand) -> torch.Tensor:
     columns = 2 * columns if scheme.family == "nvfp4" else columns
     scales = operand.scales
     if scheme.family == "block":
-        # 1x128 scales are turned; both kinds are padded to whole vectors.
+        # 1x128 scales are transposed; both kinds are padded to whole vectors.
         scales = scales[:, : rows if scheme.block == "1x128" else columns // 128]
         scales = scales.T.contiguous() if scheme.block == "1x128" else scales.contiguous()
     elif scheme.family in ("mx", "nvfp4"):
@@ -125,7 +125,7 @@ def unswizzled(scales: torch.Tensor) -> torch.Tensor:
 
 
 def store_product(call: GemmCall, values: tuple) -> None:
-    """What the fused store of a GEMM of the CPU leaves, from the reference product rounded to float32."""
+    """What the fused store of a CPU GEMM writes, from the reference product rounded to float32."""
     a, b, options, _ = read_call(call, values)
     out = values[len(call.operands)]
     left, right = (decoded(copy) for copy in (a, b))
@@ -144,7 +144,7 @@ def store_product(call: GemmCall, values: tuple) -> None:
 
 
 def decoded(copy: QuantizedCopy) -> torch.Tensor:
-    """Rows along the reduction, transformed where the scheme transforms: what the GEMMs of GPUs multiply."""
+    """Rows along the reduction, without undoing the Hadamard transform: what GPU GEMMs multiply."""
     if copy.scheme.family == "mx" and copy.columnwise:
         return reference.dequantize(copy).T
     plain = replace(copy.scheme, rht=False)

@@ -1,4 +1,4 @@
-"""What each instruction that computes does to the lanes of a launch, after the PTX manual: exact opcodes only.
+"""The arithmetic of each computing instruction on the lanes of a launch, after the PTX manual: exact opcodes only.
 
 Registers hold unsigned integers; floats are their bits. A NaN that arithmetic makes is the canonical one.
 """
@@ -52,7 +52,7 @@ def _signed_operation(function, width):
 
 
 def _widened(bits):
-    """Float32 as float64, without a word about signalling NaNs."""
+    """Float32 as float64, without warnings about signalling NaNs."""
     with np.errstate(invalid="ignore"):
         return as_float(bits, 32).astype(np.float64)
 
@@ -111,7 +111,7 @@ def _remainder(a, b):
 
 
 def _saturated(bits, limit):
-    """Float32 clipped to the format, NaN kept aside."""
+    """Float32 clipped to the format, and which values are NaN."""
     values = as_float(bits, 32)
     return np.clip(np.nan_to_num(values, nan=0.0, posinf=np.inf, neginf=-np.inf), -limit, limit), np.isnan(values)
 
@@ -227,7 +227,7 @@ def _mixed(function, dtype):
 
 
 def _half_operation(function, dtype):
-    """Float32 holds what two halves make closely enough that rounding twice is rounding once."""
+    """Float32 is precise enough for two halves that rounding twice equals rounding once."""
 
     def run(a, b):
         with np.errstate(all="ignore"):

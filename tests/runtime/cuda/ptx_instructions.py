@@ -1,6 +1,6 @@
-"""Instructions of PTX decoded into steps, which are run again and again: `step(launch, lanes)` does one for some lanes.
+"""PTX instructions decoded into steps: `step(launch, lanes)` executes one for some lanes.
 
-What an opcode, its modifiers and its operands are is found out once; a step only reads, computes and writes.
+Opcode, modifiers and operands are decoded once; a step, which runs many times, only reads, computes and writes.
 """
 
 import re
@@ -67,12 +67,12 @@ def _decode_unguarded(instruction: Instruction, entry: Entry) -> Step:
 
 
 def _compute(function, target: str, sources: tuple[str, ...], launch, lanes) -> None:
-    """Lanes that are elsewhere must not trip over what they hold, so that only these compute."""
+    """Only these lanes compute: the values of other lanes must not raise an error."""
     launch.write(target, function(*[launch.read(source, lanes) for source in sources]), lanes)
 
 
 def _decode_parting(operands: tuple[str, ...], entry: Entry) -> Step:
-    """A register taken apart into narrower ones."""
+    """A register split into narrower ones."""
     parts, source = _members(operands[0]), operands[1]
     width = (64 if entry.width(source) == "b64" else 32) // len(parts)
 
@@ -150,7 +150,7 @@ def _raise_words(address, value: str, launch, lanes) -> None:
 
 
 def _exchange(opcode: str, operands: tuple[str, ...], launch, lanes) -> None:
-    """Between the lanes of whole warps."""
+    """Exchange values between the lanes of whole warps."""
     if np.any(launch.read(operands[-1], lanes).astype(np.uint32) != 0xFFFFFFFF):
         raise PtxError("the mask must name all lanes")
     value = launch.read(operands[1], lanes).astype(np.uint32).reshape(-1, WARP)

@@ -1,7 +1,7 @@
 """A strict interpreter of the PTX that LLVM emits for our kernels: all threads of a launch at once, in NumPy.
 
-Unknown opcodes and modifiers raise, memory is checked byte by byte, warp operations need whole warps. Threads that part
-are brought together again by running those behind first. Not modelled: time, caches, weak ordering of global memory.
+Unknown opcodes and modifiers raise, memory is checked byte by byte, warp operations need whole warps. Threads that
+diverge are merged again by running those behind first. Not modelled: time, caches, weak ordering of global memory.
 """
 
 import re
@@ -19,7 +19,7 @@ from shared_memory import SharedMemory
 
 @dataclass
 class Traffic:
-    """How accesses of warps fell together: 32-byte sectors of global memory, and conflicts of shared banks."""
+    """How accesses of warps coalesced: 32-byte sectors of global memory, and bank conflicts in shared memory."""
 
     requested: Counter = field(default_factory=Counter)
     sectors: Counter = field(default_factory=Counter)
@@ -34,7 +34,7 @@ class Traffic:
 def run(
     text: str, arguments: list[int], blocks: int, memory: DeviceMemory, shared_bytes: int = 0, measured: bool = False
 ) -> Traffic:
-    """Launch the one entry of a PTX text on `blocks` blocks; accesses are measured on demand, which takes as long."""
+    """Launch the one entry of a PTX text on `blocks` blocks; measuring accesses doubles the time."""
     header, entries = parse(text)
     (entry,) = entries.values()
     launch = Launch(entry, header.get("shared", ""), arguments, blocks, memory, shared_bytes)
@@ -43,7 +43,7 @@ def run(
 
 
 class Lanes:
-    """Threads that run together, as a mask over all of a launch and by number; with their blocks and their threads."""
+    """Threads that run together: as a mask over the launch, by number, and with their block and thread indices."""
 
     def __init__(self, launch: "Launch", mask: np.ndarray):
         self.mask, self._launch = mask, launch
@@ -51,7 +51,7 @@ class Lanes:
         self.are_all = self.numbers.size == mask.size
 
     def where(self, condition: np.ndarray) -> "Lanes":
-        """Those for which a condition over all of the launch holds."""
+        """The lanes for which a condition, given for the whole launch, holds."""
         return Lanes(self._launch, self.mask & condition)
 
     @cached_property
@@ -94,7 +94,7 @@ class Launch:
         return self.traffic
 
     def _run_from(self, counter: int, mask: np.ndarray) -> None:
-        """Straight on until the threads branch, wait, end, or meet others."""
+        """Run straight on until the threads branch, wait, end, or meet others."""
         lanes, steps = Lanes(self, mask), self.entry.steps
         while True:
             if counter not in steps and self._turn(counter, lanes):
@@ -113,7 +113,7 @@ class Launch:
                 return self._add(self.ready, counter, lanes.mask)
 
     def _turn(self, counter: int, lanes: Lanes) -> bool:
-        """Whether these threads leave the straight line here; where they do not, what is here is decoded."""
+        """Whether these threads branch, wait or end here; otherwise the instruction here is decoded."""
         if counter >= len(self.entry.code):
             raise PtxError(f"{self.entry.name} runs past its end")
         instruction = self.entry.code[counter]
@@ -152,7 +152,7 @@ class Launch:
             group[counter] = group[counter] | mask if counter in group else mask
 
     def _release(self) -> None:
-        """Let the blocks go on whose threads all wait at the same barrier."""
+        """Release the blocks whose threads all wait at the same barrier."""
         if not self.waiting:
             raise PtxError("some lanes of a warp wait for others that never come")
         released = False
@@ -171,7 +171,7 @@ class Launch:
             raise PtxError("threads of a block wait for each other in different places, or some have ended")
 
     def guard(self, instruction: Instruction) -> np.ndarray:
-        """For which lanes an instruction's predicate lets it happen."""
+        """The lanes for which an instruction's predicate is true."""
         if instruction.guard is None:
             return np.ones(self.lanes, bool)
         value = self.registers.get(instruction.guard)
@@ -180,7 +180,7 @@ class Launch:
         return ~value if instruction.negated else value
 
     def read(self, operand: str, lanes: Lanes) -> np.ndarray:
-        """What an operand holds in these lanes: not to be written to."""
+        """The values of an operand in these lanes; do not write to the result."""
         value = self.registers.get(operand)
         if value is None:
             value = self._constant(operand)
@@ -218,7 +218,7 @@ class Launch:
         self.registers[register] = value
 
     def _unknown(self, dtype) -> np.ndarray:
-        """What lanes hold that have not written a register: nothing that a result may show."""
+        """The content of an unwritten register: values that no result may show."""
         if dtype is bool:
             return np.ones(self.lanes, bool)
         return np.full(self.lanes * np.dtype(dtype).itemsize, FRESH, np.uint8).view(dtype)

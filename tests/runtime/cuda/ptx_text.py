@@ -1,4 +1,4 @@
-"""PTX text taken apart: entries with their parameters, labels and instructions. What is not understood is an error."""
+"""A parser of PTX text: entries with their parameters, labels and instructions. Anything unknown is an error."""
 
 import re
 from collections.abc import Callable

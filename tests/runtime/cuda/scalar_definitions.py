@@ -1,4 +1,4 @@
-"""What each PTX instruction makes of single numbers, in Python's exact integers and fractions, after the PTX manual."""
+"""Each PTX instruction on single numbers, in Python's exact integers and fractions, after the PTX manual."""
 
 import math
 import operator
@@ -23,7 +23,7 @@ _CANONICAL = {"f64": 0x7FF8 << 48, "f32": 0x7FFFFFFF, "f16": 0x7FFF, "bf16": 0x7
 
 
 def decode(bits: int, name: str) -> float:
-    """The number that bits stand for, exact as a Python float."""
+    """The number that the bits encode, exact as a Python float."""
     mantissa, lowest, _ = FORMATS[name]
     width = WIDTHS[name]
     sign = -1.0 if bits >> (width - 1) & 1 else 1.0
@@ -123,7 +123,7 @@ def fused(a: float, b: float, c: float, name: str) -> int:
 
 
 def square_root(a: float, name: str) -> int:
-    """Integer square roots: one of a number scaled by 4^k has as many digits as rounding can ask for."""
+    """By integer square roots: scaling by 4^k gives as many digits as rounding needs."""
     if a == 0 or a != a or a < 0 or a == INF:
         return encode(a if a == a and (a >= 0 or a == 0) else NAN, name, negative_zero=_is_negative(a))
     value = Fraction(a)
@@ -146,7 +146,7 @@ def smaller_number(a: float, b: float, name: str) -> int:
 
 
 def narrow(value: float, name: str) -> int:
-    """satfinite: NaN is the positive NaN, or the largest value where there is none."""
+    """satfinite: NaN is the positive NaN, or the largest value if the format has none."""
     if value != value:
         return 7 if name == "e2m1" else 0x7F
     clipped = max(-_LARGEST[name], min(_LARGEST[name], value))
@@ -176,7 +176,7 @@ def _float_relation(relation: str, a: float, b: float) -> bool:
 
 
 def _definitions() -> dict:
-    """Opcode -> kinds of the operands, and what it makes of them: bits, or a truth value for predicates."""
+    """Opcode -> kinds of the operands, and its function of them: bits, or a truth value for predicates."""
     table = _integer_definitions() | _float_definitions() | _conversions() | _choices()
     relations = ("eq", "ne", "lt", "le", "gt", "ge")
     for relation in relations:
@@ -316,7 +316,7 @@ def _conversions() -> dict:
 
 
 def _choices() -> dict:
-    """Of predicates, which are 0 or 1, and by them."""
+    """Operations on predicates, which are 0 or 1, and selections by them."""
     both = ("pred", "pred")
     table = {
         "and.pred": (both, lambda a, b: a & b),

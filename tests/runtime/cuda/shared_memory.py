@@ -1,4 +1,4 @@
-"""Shared memory of all blocks of a launch, watched: reads of what nobody wrote and races between barriers raise."""
+"""Checked shared memory of all blocks of a launch: reads of unwritten bytes and races between barriers raise."""
 
 import numpy as np
 from device_memory import FRESH
@@ -10,9 +10,9 @@ _NOBODY, _SEVERAL = -1, -2
 
 
 class SharedMemory:
-    """`size` bytes a block. Between two barriers a byte that one thread writes is no other thread's to touch.
+    """`size` bytes per block. Between two barriers, no other thread may access a byte that one thread writes.
 
-    Accesses lie at multiples of their size: each array is looked at as rows of so many bytes, a row an access.
+    Accesses are at multiples of their size: each array is viewed as rows of that many bytes, one row per access.
     """
 
     def __init__(self, blocks: int, size: int):
@@ -23,7 +23,7 @@ class SharedMemory:
         self._is_written = np.zeros(blocks * self._pitch, bool)
 
     def pass_barrier(self, blocks: np.ndarray) -> None:
-        """Nothing before the barrier concerns what comes after."""
+        """Forget the accesses before the barrier."""
         self._writer.reshape(-1, self._pitch)[blocks] = _NOBODY
         self._reader.reshape(-1, self._pitch)[blocks] = _NOBODY
 
@@ -36,7 +36,7 @@ class SharedMemory:
         readers = self._reader.reshape(-1, size)
         known = readers[where]
         readers[where] = np.where((known == _NOBODY) | (known == mine), mine, _SEVERAL)
-        # Of lanes that read a byte together the last leaves its mark: the others find that it is not theirs.
+        # If several lanes read a byte, only the last is recorded: the others see that another thread reads it.
         lane, byte = np.nonzero(readers[where] != mine)
         readers[where[lane], byte] = _SEVERAL
         return _rows(self._bytes, where, size)

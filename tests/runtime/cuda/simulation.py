@@ -14,7 +14,7 @@ from steelyard.targets.architectures import TARGETS
 
 
 class Simulator:
-    """Runs launches for a target and keeps what they were."""
+    """Runs launches for a target and records them."""
 
     def __init__(self, target: str, measured: bool = False):
         self.target, self.measured = TARGETS[target], measured
@@ -33,7 +33,7 @@ def simulated(target: str) -> Kernels:
 
 
 def memory_of(tensors: list[torch.Tensor]) -> DeviceMemory:
-    """What these tensors, and nothing else, are made of; views of one tensor may overlap."""
+    """The memory of these tensors and nothing else; views of one tensor may overlap."""
     spans: list[list[int]] = []
     for begin, end in sorted(_span(tensor) for tensor in tensors if tensor.numel()):
         if spans and begin < spans[-1][1]:

@@ -1,4 +1,4 @@
-"""Compiled models, forward and backward, on the mock GPU: the bytes of the CPU target."""
+"""Compiled models, forward and backward, on the mock GPU: they give the bytes of the CPU target."""
 
 import copy
 import itertools
@@ -67,7 +67,7 @@ FAST = (
 
 
 def train(model: nn.Module, x: torch.Tensor, recipe: str, target: str, steps: int) -> dict[str, torch.Tensor]:
-    """All that some steps of training leave: outputs, gradients, parameters and state."""
+    """The results of some training steps: outputs, gradients, parameters and state."""
     torch.manual_seed(7)
     net = steelyard.compile(copy.deepcopy(model), recipe, target=target)
     x = x.clone().requires_grad_()
@@ -96,7 +96,7 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 )
 def test_training_leaves_the_bytes_of_the_cpu(monkeypatch, library, name, recipe, target):
     model, x = MODELS[name]()
-    # A second step reads weights that were written, and state that was moved.
+    # A second step reads weights that were written, and state that was updated.
     steps = 2 if name == "mlp" or recipe == "fp8-delayed" else 1
     with reference_gemms(monkeypatch):
         expected = train(model, x, recipe, "cpu", steps)
@@ -173,7 +173,7 @@ def test_attention_is_emulated(monkeypatch, library):
     with mock_gpu(monkeypatch, library, "sm_90a"):
         found, net = run("cuda:sm_90a")
     assert re.search(r"batch_dims = 2 .* scaled.device = \"cuda\", scaled.kernel = \"gemm\"", net.ir("lowered"))
-    # The CPU's own sums here: last bits differ, and may flip a code.
+    # These sums are the CPU's own: last bits differ, and may flip a code.
     exact = model(x)
     assert (found["y"] - expected["y"]).norm() <= 0.25 * (expected["y"] - exact).norm()
 
@@ -206,7 +206,7 @@ def test_another_architecture_is_refused(monkeypatch, library):
 
 
 def test_state_stays_where_it_is(monkeypatch, library):
-    """Replays of a CUDA graph find it there."""
+    """Replays of a CUDA graph read it at the same address."""
     model, x = make_mlp()
     net = steelyard.compile(model, "fp8-delayed", target="cuda:sm_90a")
     with mock_gpu(monkeypatch, library, "sm_90a"):
@@ -228,7 +228,7 @@ def test_values_that_are_not_finite_are_found(monkeypatch, library):
 
 @pytest.mark.parametrize(("recipe", "target"), [("fp8-delayed", "sm_90a"), ("nvfp4", "sm_100a")])
 def test_two_forwards_before_their_backwards(monkeypatch, library, recipe, target):
-    """What a forward leaves to its backward is its own step's, though state is written in place."""
+    """A backward reads the state of its own step, though state is written in place."""
     model, x = make_mlp()
 
     def run(target):

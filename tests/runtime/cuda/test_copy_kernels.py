@@ -13,7 +13,7 @@ from steelyard.formats.schemes import Scheme
 E4M3 = "f8E4M3FN"
 PAIRS = scheme_pairs()
 COPIES = sorted({(scheme, columnwise) for pair in PAIRS for columnwise, scheme in enumerate(pair)}, key=str)
-# What decodes alike is tried once: how a scale was found does not matter here.
+# Schemes that decode alike are tried once: how a scale was computed does not matter here.
 DECODED = {(s.element, s.block, s.rht, s.second_level, s.four_over_six != "none", c): (s, c) for s, c in COPIES}
 
 

@@ -31,7 +31,7 @@ def allocations():
 
 @pytest.fixture
 def start(library, allocations):
-    """Kernels on a device of some compute capability, and the driver behind them."""
+    """Makes kernels on a device of some compute capability, and their driver."""
     from steelyard.runtime.cuda.driver import CudaLauncher
 
     def make(capability=(9, 0)):

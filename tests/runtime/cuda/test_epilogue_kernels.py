@@ -1,4 +1,4 @@
-"""What follows a product on its own: executed PTX against the fused store of the CPU's GEMM."""
+"""Epilogues as separate kernels: executed PTX against the fused store of the CPU's GEMM."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def source_of(rows: int, columns: int) -> torch.Tensor:
 
 
 def fused_store(source: torch.Tensor, epilogue: str, dtype: torch.dtype, bias=None, residual=None):
-    """The CPU's GEMM over nothing, row by row: all that it stores follows from its bias."""
+    """The CPU's GEMM with an empty reduction, row by row: what it stores depends on its bias alone."""
     rng = np.random.default_rng(0)
     copies = random_copy(rng, E4M3, 1, 0, False), random_copy(rng, E4M3, source.shape[1], 0, False)
     rows = []
@@ -71,7 +71,7 @@ def test_epilogue_with_every_addend(epilogue, dtype, shape):
 
 @pytest.mark.parametrize("layout", ["columns", "padded", "stepped", "expanded_rows"])
 def test_sources_of_any_strides(layout):
-    """What is left of a padded product is a view of it."""
+    """The valid part of a padded product is a view of it."""
     source, residual = (
         with_layout(values, layout) for values in (source_of(9, 40), random_like((9, 40), torch.float32, 3))
     )

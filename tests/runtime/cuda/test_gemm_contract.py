@@ -15,7 +15,7 @@ from steelyard.targets.gemm_paths import EMULATED, HIGH_PRECISION, NATIVE, gemm_
 
 RECIPES = ("fp8-delayed", "fp8-current", "fp8-block", "mxfp8", "nvfp4")
 COLUMNWISE = {"fprop": (False, False), "dgrad": (False, True), "wgrad": (True, True)}
-TOKENS, INPUTS, OUTPUTS = 100, 200, 300  # multiples of nothing: padding is part of the contract
+TOKENS, INPUTS, OUTPUTS = 100, 200, 300  # not multiples of any block: padding is part of the contract
 
 
 def paths():
@@ -41,7 +41,7 @@ def sizes(kind):
 
 
 def copy_of(scheme: Scheme, columnwise: bool, rows: int, reduction: int):
-    """The copy whose rows lie along the reduction when a GEMM reads it."""
+    """The copy whose rows run along the reduction when a GEMM reads it."""
     shape = (reduction, rows) if columnwise else (rows, reduction)
     schemes = (None, scheme) if columnwise else (scheme, None)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).bfloat16()
@@ -103,7 +103,7 @@ def test_emulated_products_are_within_the_bound(recipe, kind):
 
 
 def test_table():
-    """The facts that the table stands for."""
+    """The facts that the table states."""
     found = {(recipe, kind, target): path.path for recipe, kind, target, _, path in paths()}
     for kind in KINDS:
         for target in TARGETS:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(NVCC is None, reason="nvcc of the CUDA toolkit i
 
 @pytest.fixture(scope="module")
 def values() -> np.ndarray:
-    """Every bfloat16 value, and float32 ones beside the ties of each format."""
+    """Every bfloat16 value, and float32 values next to the ties of each format."""
     halves = np.arange(2**16, dtype=np.uint32) << np.uint32(16)
     generator = np.random.default_rng(0)
     near_ties = halves + generator.integers(-1, 2, halves.shape).astype(np.uint32)
@@ -29,7 +29,7 @@ def codes(values, tmp_path_factory) -> np.ndarray:
     program = tmp_path_factory.mktemp("conversions") / "convert"
     source = Path(__file__).parent / "host_conversions.cpp"
     assert NVCC is not None
-    # A file of host code only: nvcc finds its headers and leaves the rest to the host's compiler.
+    # Host code only: nvcc adds its headers and leaves the rest to the host's compiler.
     subprocess.run([NVCC, "-O1", "-w", str(source), "-o", str(program)], check=True)
     run = subprocess.run([str(program)], input=values.tobytes(), capture_output=True, check=True)
     return np.frombuffer(run.stdout, np.uint8).reshape(-1, 4)

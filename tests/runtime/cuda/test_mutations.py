@@ -29,19 +29,19 @@ SCHEMES = {
     "block": (Scheme("f8E4M3FN", "1x128", "f32", power_of_two=True), None),
     "tile": (Scheme("f8E4M3FN", "128x128", "f32"), None),
 }
-# Part of the rest leaves every result as it was: bounds that are never reached, counters of which the sign is read.
+# Some of the others cannot change a result: bounds that are never reached, counters of which only the sign is read.
 LEAST_SCORE = 0.7
-# Ten of the 33 constants of this small kernel can change no result: each was looked into. Five tell an amax of NaN from
-# one of 0, which both leave the old scale, three bound what is never negative or what another bound takes in, one is
-# the value of a choice that is never taken, and one says which lane stores what all lanes hold.
+# Ten of the 33 constants of this small kernel cannot change a result; each was examined. Five tell an amax of NaN from
+# one of 0, which both keep the old scale. Three are bounds of values that are never negative or have another bound. One
+# is the value of a choice that is never taken, and one says which lane stores what all lanes hold.
 LEAST_SCORES = {"update_scale": 23 / 33}
 
 Family = tuple[str, Callable[[Kernels], list], Callable[[], list]]
-"""How the name of its kernel begins, what it makes, and what it has to make."""
+"""The prefix of its kernel's name, what it computes, and the expected result."""
 
 
 class Mutant:
-    """Runs launches, those of one kind of kernel with another text."""
+    """Runs launches; one kind of kernel runs with a changed text."""
 
     target = TARGETS["sm_90a"]
 
@@ -60,13 +60,13 @@ def matrix() -> torch.Tensor:
     x = torch.randn(70, 144, generator=torch.Generator().manual_seed(0)) * 3
     x[3, 5], x[9, 40] = float("nan"), float("inf")
     x[30, 16:80] = 1e-40
-    # Blocks of zeros that reach over the edge, in every part of a tile: there the scale shows what lies outside.
+    # Blocks of zeros that cross the edge, in every part of a tile: their scale shows what is read outside.
     x[4::16], x[64:, 60:100] = 0.0, 0.0
     return x
 
 
 def tiles() -> torch.Tensor:
-    """Tiles with a NaN, of ordinary values, of some whose scale would be infinite, and of zeros up to the edge."""
+    """Tiles with a NaN, with ordinary values, with values whose scale would be infinite, and with zeros at the edge."""
     ordinary = matrix()[:, 16:].nan_to_num(0.0, 1.0)
     return torch.cat((matrix()[:, :128], ordinary, torch.full((70, 128), 1e-40), torch.zeros(70, 16)), dim=1)
 
@@ -168,7 +168,7 @@ FAMILIES: dict[str, Callable[[], Family]] = {
 
 
 def constants_of(text: str) -> list[re.Match]:
-    """Numbers that instructions compute with: float bits and integers, not offsets or shapes of the header."""
+    """The numbers that instructions compute with: float bits and integers, not offsets or sizes in the header."""
     body = text.index("ld.param")
     number = r"(?<=, )(0f[0-9A-F]{8}|0d[0-9A-F]{16}|-?\d+)(?=[,;])"
     return [m for m in re.finditer(number, text) if m.start() > body]
@@ -186,7 +186,7 @@ def changed(text: str, match: re.Match) -> str:
 
 
 def is_noticed(family: Family, expected: list, number: int) -> bool:
-    """Another result, or a refusal of the interpreter."""
+    """Whether the result differs, or the interpreter raises."""
     prefix, make, _ = family
     try:
         found = make(Kernels(Mutant(prefix, lambda text: changed(text, constants_of(text)[number]))))

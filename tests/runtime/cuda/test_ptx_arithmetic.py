@@ -17,7 +17,7 @@ _COUNT = 160
 
 
 def draw(kind: str, generator: np.random.Generator) -> list[int]:
-    """Edges, then random bits; of floats also random numbers of nearby sizes."""
+    """Edge cases, then random bits; for floats also random numbers of similar magnitude."""
     if kind == "amount":
         return generator.integers(0, 70, _COUNT).tolist()
     if kind == "pred":

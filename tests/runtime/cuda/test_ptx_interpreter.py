@@ -70,7 +70,7 @@ $AGAIN:
 
 
 def test_lanes_wait_for_their_warp():
-    # Odd lanes reach the shuffle first: it lies behind them, while even ones still loop.
+    # Odd lanes reach the shuffle first; even ones only after a jump back.
     body = """
 	and.b32 	%r3, %r1, 1;
 	setp.eq.b32 	%p1, %r3, 1;
@@ -166,7 +166,7 @@ def test_parts_of_wide_registers():
 
 @pytest.mark.parametrize("opcode", ACCESSES)
 def test_access(opcode):
-    """Each thread turns its own numbers round: wide on one side, one by one on the other."""
+    """Each thread reverses its own numbers: a wide access on one side, single accesses on the other."""
     kind, space, count, width = ACCESSES[opcode]
     size, prefix = width // 8, {8: "%rs", 16: "%rs", 32: "%r", 64: "%rd"}[width]
     names = [f"{prefix}{10 + index}" for index in range(count)]
@@ -275,6 +275,6 @@ def test_measures_how_accesses_fall_together():
     banks = "\n\tadd.s64 \t%rd8, %rd4, %rd6;\n\tst.shared.b32 \t[%rd8], %r1;"
     text = _HEAD + spread + banks + "\n\tst.global.b32 \t[%rd3], %r1;\n\tret;\n}\n"
     traffic = run(text, [address], 1, memory, 64 * 128, measured=True)
-    # Two warps: spread words take a sector each, neighbouring ones an eighth; 32 words of one bank conflict.
+    # Two warps: spread words take one sector each, adjacent ones an eighth; 32 words of one bank conflict.
     assert traffic.sectors["st.global.4"] == 64 * 32 + 64 * 4
     assert traffic.conflicts == {"st.shared.4": 32}

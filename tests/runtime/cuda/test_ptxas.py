@@ -1,4 +1,4 @@
-"""What NVIDIA's assembler says of the PTX, where the CUDA toolkit is installed, and which instructions it holds."""
+"""What NVIDIA's assembler reports about the PTX, if the CUDA toolkit is installed, and which instructions it has."""
 
 import re
 import shutil
@@ -38,7 +38,7 @@ def assemble(kernels, target, directory) -> None:
 @needs_ptxas
 @pytest.mark.parametrize("index", range(len(TARGETS)), ids=list(TARGETS))
 def test_assembles_without_spills(index, tmp_path):
-    # Each target takes some kernels here; the slow test takes all of them.
+    # Each target assembles some kernels here; the slow test assembles all of them.
     kernels = quantize_kernels("bf16", True) + copy_kernels(True) + small_kernels("bf16", True)
     assemble(kernels[index :: 4 * len(TARGETS)], list(TARGETS)[index], tmp_path)
 

@@ -51,7 +51,7 @@ def assert_same_copies(target, x, row, col, **given):
 
 @pytest.mark.parametrize("index", range(len(PAIRS)), ids=[pair_name(pair) for pair in PAIRS])
 def test_both_copies_of_a_ragged_matrix(index):
-    # Targets without and with conversions for block formats take turns; the slow sweep runs all on all.
+    # Targets with and without conversions for block formats alternate; the slow sweep runs all on all.
     target = ("sm_90a", "sm_100a")[index % 2]
     pair = PAIRS[index]
     assert_same_copies(target, with_special_values(37, 133), *pair, **operands(*pair))

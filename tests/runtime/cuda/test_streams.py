@@ -1,4 +1,4 @@
-"""Weights that one stream makes and others, or CUDA graphs, read; torch's streams are stand-ins that keep a diary."""
+"""Weights that one stream makes and others, or CUDA graphs, read; torch's streams are mocks that record calls."""
 
 import pytest
 import torch

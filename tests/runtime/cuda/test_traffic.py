@@ -1,4 +1,4 @@
-"""How the accesses of warps fall together, counted by the interpreter: sectors of global memory, banks of shared."""
+"""How accesses of warps coalesce, counted by the interpreter: sectors of global memory, banks of shared memory."""
 
 import pytest
 import torch

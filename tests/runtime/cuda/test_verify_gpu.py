@@ -1,4 +1,4 @@
-"""`steelyard verify-gpu` where there is no GPU, and its checks on the simulator."""
+"""`steelyard verify-gpu` without a GPU, and its checks on the simulator."""
 
 import argparse
 import itertools
@@ -44,7 +44,7 @@ def test_checks_of_right_kernels_pass():
 
 
 class Broken(Simulator):
-    """Gives kernels one row less than there is."""
+    """Passes kernels one row less than there is."""
 
     def __call__(self, launch: Launch) -> None:
         names = [parameter.name for parameter in launch.kernel.parameters]
@@ -79,7 +79,7 @@ def test_models_are_compared_with_the_cpu(monkeypatch, launcher):
 
 @pytest.fixture
 def place(monkeypatch):
-    """A simulated GPU with the reference GEMM in the place of `scaled_mm`, on which each call takes a millisecond."""
+    """A simulated GPU with the reference GEMM instead of `scaled_mm`, on which each call takes a millisecond."""
     monkeypatch.setattr(gemm, "multiply", mock_gpu.multiply)
     monkeypatch.setattr(verify_gpu, "_milliseconds", lambda call: call() is None or 1.0)
     return verify_gpu.Device(simulated("sm_100a"), "cpu")
@@ -101,7 +101,7 @@ def test_wrong_products_are_found(place, monkeypatch):
 def test_every_recipe_is_measured(place):
     bandwidths = list(verify_gpu.measure(place, 128))
     assert [result.what for result in bandwidths] == ["copy", *(f"quantize {name}" for name in recipes.NAMES[1:])]
-    # 128x128 bf16 values, read once, both copies as bytes, and two scales, in a millisecond.
+    # In a millisecond: 128x128 bf16 values, read once, both copies as bytes, and two scales.
     assert bandwidths[1].detail == "0 GB/s, 100% of a copy's"
     speeds = list(verify_gpu.measure_gemms(place, TARGETS["sm_100a"], 128))
     assert all(result.passed for result in speeds)

@@ -1,4 +1,4 @@
-"""Facts that have one home, held against those who use them."""
+"""Facts that are stated once, checked against the code that uses them."""
 
 import torch
 
@@ -60,7 +60,7 @@ VIEWS = {
 
 
 def test_views_do_to_memory_what_the_table_says():
-    """Every op of the table, run by torch itself."""
+    """Run every op of the table by torch itself."""
     for name, view in VIEWS.items():
         x = torch.arange(24.0).view(4, 6)
         result = view(x)

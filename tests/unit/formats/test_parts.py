@@ -1,4 +1,4 @@
-"""The shapes of parts that the IR states are those that the reference makes, in every layout of GPUs."""
+"""The part shapes in the IR are the shapes that the reference produces, in every GPU layout."""
 
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ def test_swizzled_scales_have_the_stated_shape(scheme, columnwise, shape):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize(("scheme", "columnwise"), SCHEMES.values(), ids=SCHEMES.keys())
 def test_zeros_pad_codes_and_scales(scheme, columnwise, shape):
-    """A copy whose parts are filled up with zeros decodes to the values it had, and zeros behind them."""
+    """A copy whose parts are padded with zeros decodes to the same values, followed by zeros."""
     if scheme.rht:
         pytest.skip("the transform mixes rows")
     copy = copy_of(scheme, columnwise, shape)

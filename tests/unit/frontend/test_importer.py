@@ -1,4 +1,4 @@
-"""An FX graph becomes a function whose ops know their layer and source line, and whose arguments their parameter."""
+"""An FX graph becomes a function whose ops have their layer and source line, and whose arguments their parameter."""
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx

@@ -11,7 +11,7 @@ SPECIAL_VALUES = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -1e-40, 3.4028234e3
 
 
 def matrix(rows=70, columns=53, seed=0, spread=15.0, special=True) -> np.ndarray:
-    """Wide magnitudes, blocks of zeros, subnormal numbers, and special values here and there."""
+    """A wide range of magnitudes, blocks of zeros, subnormal numbers, and some special values."""
     rng = np.random.default_rng(seed)
     values = rng.standard_normal((rows, columns)) * np.exp2(rng.standard_normal((rows, columns)) * spread)
     values = values.astype(np.float32)
@@ -36,7 +36,7 @@ def raw(array) -> np.ndarray:
 
 
 def assert_same_parts(parts, copy) -> None:
-    """JAX parts hold the bytes of a torch copy, in arrays of the same shape."""
+    """The JAX parts hold the bytes of a torch copy, in arrays of the same shape."""
     for name, found, expected in zip(
         ("codes", "scales", "amax"), parts, (copy.codes, copy.scales, copy.amax), strict=True
     ):
@@ -57,7 +57,7 @@ def rng_words(rng: tuple[int, int]):
 
 
 def assert_same_values(found, expected) -> None:
-    """Equal bit by bit with every NaN alike."""
+    """Equal bit by bit; all NaNs count as equal."""
     found, expected = np.asarray(found), np.asarray(expected)
     assert found.dtype == expected.dtype
     nan = np.isnan(expected.astype(np.float32))

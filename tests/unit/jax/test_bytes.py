@@ -1,4 +1,4 @@
-"""Both implementations leave the bytes of the reference, for every scheme."""
+"""Both implementations write the bytes of the reference, for every scheme."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from steelyard.jax import primitives
 
 PAIRS = scheme_pairs()
 MX = tuple(Scheme("f8E4M3FN", block, "f8E8M0FNU") for block in ("1x32", "32x1"))
-# One of each kind: every one of them takes seconds to compile in jnp.
+# One of each kind, because each takes seconds to compile in jnp.
 REFERENCE_PAIRS = {
     "tensor": (Scheme("f8E5M2", "tensor", "f32", power_of_two=True, epsilon=0.5),) * 2,
     "delayed": (Scheme("f8E4M3FN", "tensor", "f32", source="delayed"), None),

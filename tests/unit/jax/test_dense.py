@@ -29,7 +29,7 @@ RECIPES = {
 
 
 def pulled(quantizers, x=X, kernel=KERNEL, bias=BIAS, dy=DY):
-    """The output, and the gradients of x, kernel, bias and the set, in one program."""
+    """The output, and the gradients of x, kernel, bias and the quantizer set, in one program."""
 
     @jax.jit
     def step(x, kernel, bias, quantizers, dy):

@@ -147,7 +147,7 @@ def test_grouped_tensors_are_trees_and_come_from_the_factory():
     row, col = tensor.rowwise_tensor, tensor.colwise_tensor
     assert isinstance(row, sj.GroupedScaledTensor1x)
     assert (row.data.dtype, row.data.shape, row.amax.shape) == (jnp.float4_e2m1fn, (ROWS, 96), (4,))
-    # Blocks of 16 rows: 100 // 16 + 4 of them, whatever the sizes.
+    # Blocks of 16 rows: there are 100 // 16 + 4 of them for any sizes.
     assert (col.data.shape, col.scale_inv.shape) == ((96, 160), (96, 10))
     again = jax.tree.unflatten(jax.tree.structure(row), jax.tree.leaves(row))
     made = sj.ScaledTensorFactory.create(

@@ -1,4 +1,4 @@
-"""Which implementation a program has."""
+"""Which implementation a program uses."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Two devices leave the bytes of one, and keep data and scales together."""
+"""Two devices write the bytes of one, and keep data and scales together."""
 
 import jax
 import jax.numpy as jnp
@@ -90,7 +90,7 @@ def test_a_sharded_dense_layer_is_the_whole_one(name, layout, mesh):
     np.testing.assert_allclose(found, value, rtol=1e-5, atol=1e-2)
     assert_same_leaves(found_gradients[2].x, gradients[2].x)
     assert_same_leaves(found_gradients[2].kernel, gradients[2].kernel)
-    # Sums over devices have another order, which moves an activation by an ulp and, rarely, a gradient by a code.
+    # Sums over devices have another order, which changes an activation by an ulp and, rarely, a gradient by a code.
     for ours, theirs in zip(found_gradients[:2], gradients[:2], strict=True):
         scale = float(jnp.abs(theirs).max())
         np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), atol=2e-3 * scale)

@@ -33,7 +33,7 @@ def test_arithmetic_equals_ieee(name):
     ours, numpys = OPERATIONS[name]
     rng = np.random.default_rng(1)
     a, b = random_bits(rng, 40000), random_bits(rng, 40000)
-    # Operands of like magnitude cancel; those whose exponents sum to nearly nothing make subnormal products.
+    # Operands of similar magnitude cancel; those whose biased exponents sum to 127 have subnormal products.
     b[:10000] = (a[:10000] & np.uint32(0xFF800000)) ^ rng.integers(0, 2**25, 10000, dtype=np.uint32)
     b[10000:20000] = (np.uint32(0x3F800000) - (a[10000:20000] & np.uint32(0x7FFFFFFF))) & np.uint32(0x7FFFFFFF)
     with np.errstate(all="ignore"):

@@ -1,4 +1,4 @@
-"""What `scaled-legalize` leaves for CUDA: calls that torch takes, and rows of `explain()` that say the same."""
+"""After `scaled-legalize` for CUDA: calls that torch accepts, and matching rows of `explain()`."""
 
 import functools
 
@@ -41,7 +41,7 @@ class Layers(torch.nn.Module):
 def trained(recipe: str, sizes: tuple[int, int, int]) -> tuple[str, str]:
     """The IR of a step before and after it is partitioned."""
     tokens, inputs, hidden = sizes
-    # Or torch would think of sizes that differ from the last ones as dynamic.
+    # Otherwise torch would treat sizes that differ from the last ones as dynamic.
     torch.compiler.reset()
     net = steelyard.compile(Layers(inputs, hidden).bfloat16(), recipe)
     net(torch.randn(tokens, inputs, dtype=torch.bfloat16, requires_grad=True)).sum().backward()
@@ -55,7 +55,7 @@ def after(text: str, pipeline: str) -> ir.Module:
 
 
 def runs_natively(recipe: str, target: str) -> bool:
-    """What NVIDIA's GPUs multiply."""
+    """Whether NVIDIA's GPUs have this product."""
     if recipe.startswith("fp8-") and recipe != "fp8-block":
         return True
     return target == "cuda:sm_90a" if recipe == "fp8-block" else target in ("cuda:sm_100a", "cuda:sm_120a")
@@ -67,7 +67,7 @@ def on_meta(value: ir.Value) -> torch.Tensor:
 
 
 def scales_of(scheme, parts: dict[str, torch.Tensor]) -> tuple[list, list, list | None]:
-    """Scales as torch takes them, what they are, and how they lie."""
+    """Scales as torch takes them, with their kinds and layouts."""
     scales = parts["scales"]
     if scheme.family == "tensor":
         return [scales], [ScalingType.TensorWise], None
@@ -82,7 +82,7 @@ def scales_of(scheme, parts: dict[str, torch.Tensor]) -> tuple[list, list, list 
 
 
 def multiply_on_meta(op: ir.Operation, call: GemmCall) -> torch.Tensor:
-    """The call of torch that a lowered GEMM stands for."""
+    """The torch call of a lowered GEMM."""
     given = {slot.name: on_meta(value) for slot, value in zip(call.operands, op.operands, strict=True)}
     matrices, scales = [], []
     for side, scheme in (("lhs", call.lhs), ("rhs", call.rhs)):
@@ -122,7 +122,7 @@ def test_native_gemms_are_calls_that_torch_takes(recipe, sizes):
                 continue
             result, info = multiply_on_meta(op, call), tensor_info(op.result.type)
             assert tuple(result.shape) == info.shape
-            # What torch's own code for CUDA refuses, and its meta device does not.
+            # torch refuses this on CUDA, but not on its meta device.
             if call.bias is not None:
                 assert tensor_info(op.operands[call.bias].type).dtype == info.dtype == "bf16"
             assert call.residual is None
@@ -140,7 +140,7 @@ def test_sizes_that_fit_are_neither_padded_nor_cut(recipe):
 
 @pytest.mark.parametrize("recipe", NAMES)
 def test_steps_convert_no_weights(recipe):
-    """Operands that stand for weights are read by GEMMs alone."""
+    """Only GEMMs read the operands that are weights."""
     for target in CUDA:
         module = after(trained(recipe, ODD)[1], f"scaled-legalize{{target={target}}}")
         for function in module.body.operations:

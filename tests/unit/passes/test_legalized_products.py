@@ -1,5 +1,5 @@
-"""Native GEMMs of CUDA after every conversion the IR asks for: carried out by the reference, they give the product
-that the operands had before."""
+"""Native CUDA GEMMs after every conversion in the IR: run by the reference, they give the product of the original
+operands."""
 
 from dataclasses import replace
 from itertools import product
@@ -30,12 +30,12 @@ COLUMNWISE = {"fprop": (False, False), "dgrad": (False, True), "wgrad": (True, T
 SIZES = {"odd": (50, 72, 40), "fitting": (48, 128, 256)}
 """Rows, columns and the reduction."""
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
-# Beside one rounding to the result's dtype, the product was rounded to f32.
+# The product was rounded to f32, and then once more to the result's dtype.
 TOLERANCES = {"f32": 1e-6, "bf16": 2.0**-7}
 
 
 def matrices(kind: str, sizes) -> tuple[torch.Tensor, torch.Tensor]:
-    """Operands as they lie in memory: a columnwise copy is read along the first dim."""
+    """Operands in their memory layout: a columnwise copy is read along the first dim."""
     generator = torch.Generator().manual_seed(len(kind))
     rows, columns, reduction = sizes
     shapes = [(rows, reduction), (columns, reduction)]
@@ -51,7 +51,7 @@ def schemes_of(recipe, kind: str) -> list:
 def lowered(
     kind: str, schemes, shapes, sizes, target: str, dtype: str, epilogue: str, extra: tuple[str, ...]
 ) -> ir.Module:
-    """A function of one GEMM on operands that it quantizes."""
+    """A function with one GEMM, which quantizes its operands."""
     rows, columns, _ = sizes
     context = make_context()
     with context:
@@ -82,7 +82,7 @@ def lowered(
 
 
 class Machine:
-    """Carries out kernel calls by the reference."""
+    """Runs kernel calls by the reference."""
 
     def run(self, module: ir.Module, arguments: list[torch.Tensor]) -> torch.Tensor:
         calls = calls_of(module.operation)
@@ -150,7 +150,7 @@ class Machine:
         return operand(QuantizedCopy(codes, scales, given.get(f"{side}.amax"), compact, shape, columnwise))
 
     def unswizzled(self, scheme, scales: torch.Tensor, shape, columnwise: bool) -> torch.Tensor:
-        """Compact scales, by where the swizzle takes each."""
+        """Compact scales, from the place that the swizzle moves each of them to."""
         wanted = part_shapes(scheme, shape, columnwise)["scales"][0]
         numbers = torch.arange(1, wanted[0] * wanted[1] + 1).view(wanted)
         places = reference.swizzle(self.scales_alone(scheme, numbers, columnwise)).flatten()

@@ -40,7 +40,7 @@ def test_a_tie_keeps_six():
 
 
 def oracle_candidate(block, scale, amax, decode_scale, power):
-    """Codes, scale and error of one map, by ml_dtypes; the error in float64."""
+    """Codes, scale and error of one of the two maps, computed by ml_dtypes; the error is in float64."""
     scale = np.minimum(scale, F32(448)).astype(ml_dtypes.float8_e4m3fn)
     product = scale.astype(F32) * decode_scale
     factor = np.finfo(F32).max if product == 0 else np.minimum(F32(1) / product, np.finfo(F32).max)
@@ -71,7 +71,7 @@ def test_each_block_keeps_the_map_with_the_smaller_error(error, power, block, se
                 for factor in (F32(1), F32(1.5))
             )
             found = codes[i : i + rows, j : j + 16], set(copy.scales[i : i + rows, j // 16].tolist())
-            # Within float32 summation of each other, either map may win.
+            # If the errors differ by no more than float32 summation, either map may win.
             undecided = abs(six[2] - four[2]) < 1e-5 * six[2]
             allowed = (six, four) if undecided else (min(six, four, key=lambda candidate: candidate[2]),)
             assert any((found[0] == c).all() and found[1] == {b} for c, b, _ in allowed)

@@ -63,7 +63,7 @@ def test_the_transform_cancels_in_the_weight_gradient(tokens):
     (x, _, x_col), (dy, _, dy_col) = made["input"], made["grad_output"]
     found = reference.qgemm(dy_col, x_col).double()
     decoded = reference.dequantize(dy_col).double().T @ reference.dequantize(x_col).double()
-    # Decoding a ragged copy drops what quantization left in the padding, so equality needs whole groups.
+    # Decoding a ragged copy drops its padding, so equality needs whole groups.
     if tokens % 16 == 0:
         torch.testing.assert_close(found, decoded, rtol=0, atol=1e-5 * decoded.abs().max().item())
     assert (found - dy.double().T @ x.double()).norm() < 0.3 * (dy.T @ x).norm()

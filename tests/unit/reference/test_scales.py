@@ -53,7 +53,7 @@ def test_rceil_maps_the_largest_value_times_a_power_of_two_to_that_power(fmt):
     for exponent in range(-118, 112):
         amax = np.ldexp(fmt.max, exponent)
         assert e8m0(amax, fmt) == 127 + exponent
-        # The product with fl(1/max) decides: two steps up are always above the power of two.
+        # The product with fl(1/max) decides; two steps up are always above the power of two.
         above = np.nextafter(np.nextafter(amax, np.float32(np.inf)), np.float32(np.inf))
         assert e8m0(above, fmt) == 128 + exponent
 

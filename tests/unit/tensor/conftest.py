@@ -29,7 +29,7 @@ QUANTIZERS = {
 
 @pytest.fixture(params=QUANTIZERS)
 def make_quantizer(request):
-    """Makes a quantizer of one of the formats, with the usages it is given."""
+    """Makes a quantizer of one of the formats, with the given usages."""
     return QUANTIZERS[request.param]
 
 

@@ -1,4 +1,4 @@
-"""torch.compile takes quantized tensors as inputs, weights and things to write to."""
+"""torch.compile takes quantized tensors as inputs, weights and targets of writes."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""The format that the documentation writes, and the template of the library, against hand-computed values."""
+"""The format in the documentation, and the library's example, against values computed by hand."""
 
 import re
 import runpy
@@ -24,7 +24,7 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 @pytest.fixture(scope="module")
 def page() -> dict:
-    """The names that the code blocks of the page define, run in order."""
+    """The names that the code blocks of the page define when run in order."""
     text = (ROOT / "docs" / "custom-quantizers.md").read_text()
     names = {"__name__": "page"}
     for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):

@@ -1,4 +1,4 @@
-"""A packed NVFP4 tensor holds the codes of the compact one, and does what that does."""
+"""A packed NVFP4 tensor holds the codes of the compact one, and behaves like it."""
 
 import copy
 import io
@@ -16,7 +16,7 @@ SHAPE = (24, 40)
 
 @pytest.fixture(params=[False, True], ids=["rowwise", "columnwise"])
 def pair(request):
-    """A compact tensor of one copy, and the same packed."""
+    """A compact tensor with one copy, and the same tensor packed."""
     columnwise = request.param
     quantizer = NVFP4Quantizer(with_2d_quantization=True, rowwise=not columnwise, columnwise=columnwise)
     compact = quantizer(torch.randn(SHAPE, generator=torch.Generator().manual_seed(0)))

@@ -1,4 +1,4 @@
-"""Quantizers: the bytes they leave, their options, usages and equality."""
+"""Quantizers: the bytes they write, their options, usages and equality."""
 
 import pickle
 from dataclasses import replace
@@ -57,7 +57,7 @@ def test_block_scaling_bytes():
     assert type(quantized) is Float8BlockwiseQTensor
     assert quantized._rowwise_data.tolist() == [[0x70, 0x7C]]
     assert quantized._rowwise_scale_inv.tolist() == [[1 / 128]]
-    # Columns are blocks of their own: 1 is scaled by 256, 3 by 128.
+    # Each column is a block: 1 is scaled by 256, 3 by 128.
     assert quantized._columnwise_data.tolist() == [[0x78], [0x7C]]
     assert quantized._columnwise_scale_inv.tolist() == [[1 / 256], [1 / 128]]
 

@@ -1,4 +1,4 @@
-"""What the tensor layer refuses, and that the error says what must hold."""
+"""What the tensor classes refuse, with errors that say what must hold."""
 
 import pytest
 import torch

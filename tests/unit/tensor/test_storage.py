@@ -145,7 +145,7 @@ def test_tensors_are_taken_apart_and_put_together(quantizer):
 
 
 class SaveEverything(torch.autograd.Function):
-    """Keeps a mix of operands for backward, whose gradient is the sum of their decoded values."""
+    """Saves a mix of operands for backward; the gradient is the sum of their decoded values."""
 
     @staticmethod
     def forward(ctx, x, storages, order):

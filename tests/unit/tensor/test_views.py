@@ -66,14 +66,14 @@ def test_views_show_what_views_of_the_values_show(quantizer, data, shape):
         try:
             expected = operation(expected)
         except RuntimeError:
-            # What torch refuses of a dense tensor (a view across strides) it refuses of a quantized one.
+            # A view that torch refuses for a dense tensor (across strides), it refuses for a quantized one.
             if isinstance(view, QuantizedTensor):
                 with pytest.raises(RuntimeError):
                     operation(view)
             return
         view = operation(view)
         if type(view) is torch.Tensor:
-            # It cuts through blocks, so it is a copy; what comes after is torch's own.
+            # It cuts through blocks, so it is a copy; further views are plain torch.
             break
     assert (view.shape, view.dtype) == (expected.shape, expected.dtype)
     values = view.dequantize() if isinstance(view, QuantizedTensor) else view

@@ -1,4 +1,4 @@
-"""Mutants of the lit tests' texts, and what `steelyard-opt` makes of them."""
+"""Mutants of the lit tests' texts, and how `steelyard-opt` handles them."""
 
 import os
 import random
@@ -28,7 +28,7 @@ SNIPPETS = (
     *("0", "-1", "1", "99999999999999999999", "9223372036854775808", "1.0e400", "0x7FF", "?", "*", "tensor<", "none"),
     *("unit", "!scaled.tensor<", "#scaled.scheme<", "!torch.vtensor<[", '"', "{{", "}}", "->", "loc(unknown)"),
     *("\\", "é"),
-    *("scaled.gemm", "scaled.", "fprop", "bias(", "at", "at \"up\"", "epilogue(none)", "#mxfp8_1x32", "8x64xf32, ", ":"),
+    *("scaled.gemm", "scaled.", "fprop", "bias(", "at", 'at "up"', "epilogue(none)", "#mxfp8_1x32", "8x64xf32, ", ":"),
     *("f8E4M3FN", "f4E2M1FN", "f32", "i1", "index", "array<i32: 1, 2, 3>", "array<i64>", "dense<0> : ", "@", "^bb0"),
     *("\x00", "\x7f", "// -----\n", "module {", "func.func @f() {", "return", "<" * 300, "(" * 300),
 )
@@ -45,13 +45,13 @@ class Outcome:
 
     @property
     def is_graceful(self) -> bool:
-        # A death in the child or a bug in a pass would be reported well, and be a bug all the same.
+        # A crash in the child, or a bug in a pass, is a bug even if it is reported well.
         bad = ("Traceback", "internal error", "died of", "did not finish")
         return self.exit_code in (0, 1, 2) and not any(word in self.stderr for word in bad)
 
 
 def corpus() -> tuple[list[bytes], list[bytes]]:
-    """The functions of the lit tests that are right, in both forms, and the parts of those that are wrong on purpose."""
+    """The valid functions of the lit tests, in both forms, and the parts of those that are wrong on purpose."""
     paths = sorted(path for folder in ("dialect", "passes", "tools") for path in (TESTS / folder).glob("*.mlir"))
     right, wrong = [], []
     for path in paths:
@@ -64,7 +64,7 @@ def corpus() -> tuple[list[bytes], list[bytes]]:
 
 
 def _functions(text: bytes) -> list[bytes]:
-    """Each function of a text alone, with the aliases it may use: a mutation then breaks one and not all."""
+    """Each function of a text alone, with the aliases it may use, so that a mutation breaks only one."""
     aliases = b"".join(line + b"\n" for line in text.splitlines() if line.startswith(b"#"))
     return [aliases + match.group() for match in re.finditer(rb"^func\.func .*?^}\n", text, re.DOTALL | re.MULTILINE)]
 
@@ -76,7 +76,7 @@ def _generic(text: bytes) -> bytes:
 
 
 def mutants(seed: int, count: int) -> Iterator[tuple[bytes, str]]:
-    """Mutated texts, each with a pipeline to run on it; some are still right, so that passes see them too."""
+    """Mutated texts, each with a pipeline to run on it; some are still right, so that passes run too."""
     chance = random.Random(seed)
     right, wrong = corpus()
     parts = right + wrong
@@ -91,7 +91,7 @@ def mutants(seed: int, count: int) -> Iterator[tuple[bytes, str]]:
 
 
 def _resize(text: bytes, chance: random.Random) -> bytes:
-    """Another number, everywhere, for one of a text: mostly still right, with sizes that nobody chose."""
+    """Replace one number everywhere in a text: the result is mostly still right, with unusual sizes."""
     numbers = sorted({match.group() for match in re.finditer(rb"\b\d+\b", text)})
     old, new = chance.choice(numbers), chance.choice((b"0", b"1", b"3", b"33", b"127", b"65536"))
     return re.sub(rb"\b" + old + rb"(?=\b|x)", new, text)

@@ -1,6 +1,6 @@
-"""Gives `steelyard-opt` the mutants of a seed: `python run_mutants.py SEED COUNT` fails at the first bad answer.
+"""Runs `steelyard-opt` on the mutants of a seed: `python run_mutants.py SEED COUNT` fails at the first bad answer.
 
-A process of its own that has not loaded torch: each mutant costs two forks, and what is forked is then small.
+This runs in its own process, without torch: each mutant costs two forks, which are cheap in a small process.
 """
 
 import sys
@@ -18,7 +18,7 @@ def check_mutants(seed: int, count: int) -> None:
         if not outcome.is_graceful:
             sys.exit(f"{outcome.how} with pipeline {pipeline!r} on {text!r}\n{outcome.stderr}")
         exit_codes[outcome.exit_code] += 1
-    # Passes run only on what parses and verifies, and only what does not tests the diagnostics.
+    # Right texts test the passes, wrong ones the diagnostics: both must be there.
     if exit_codes[0] <= count / 8 or exit_codes[1] <= count / 4:
         sys.exit(f"too few mutants are right, or too few are wrong: {exit_codes}")
 

@@ -1,6 +1,6 @@
-"""`steelyard inspect` as a user types it.
+"""`steelyard inspect` as a user runs it.
 
-Most runs are in this process, which has torch loaded already: loading it again costs seconds per run.
+Most runs are in this process, which has loaded torch already: loading it costs seconds per run.
 """
 
 import json
@@ -127,7 +127,7 @@ def test_mistakes_get_one_line(inspect, arguments, words):
 
 
 def test_a_process_of_its_own_prints_nothing_else(folder):
-    """Neither what is loaded nor a compilation adds a line."""
+    """Neither imports nor compilation print a line."""
     flags = ["models:make", "--input", "2x5:int64", "--override", "head=none"]
     run = subprocess.run([sys.executable, "-m", CLI, "inspect", *flags], cwd=folder, capture_output=True, text=True)
     assert run.returncode == 1

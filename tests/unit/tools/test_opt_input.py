@@ -80,7 +80,7 @@ def test_a_closed_pipe_is_no_traceback(tmp_path):
     source = tmp_path / "a.mlir"
     source.write_text(GOOD)
     tool = f"{sys.executable} -m steelyard.tools.opt {source}"
-    # The reader is gone before the tool, which needs a while to start, writes.
+    # The reader exits before the tool writes, because the tool takes a while to start.
     run = subprocess.run(["bash", "-c", f"{tool} | true; exit ${{PIPESTATUS[0]}}"], capture_output=True, check=False)
     assert run.returncode == 1
     assert "cannot write standard output: Broken pipe" in run.stderr.decode()
