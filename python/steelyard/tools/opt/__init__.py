@@ -1,7 +1,7 @@
 """`steelyard-opt`: runs passes over MLIR text, as `mlir-opt` does.
 
-The process that the user starts reads and checks the input; a child does the work, so that nothing MLIR does with a
-text can take more than the child down.
+The process that the user starts reads and checks the input. A child process does the work, so that a crash in MLIR ends
+only the child.
 """
 
 from steelyard.tools.opt.entry import main

@@ -15,7 +15,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 
 
 class _HelpAction(argparse.Action):
-    """Help that ends with the passes; they are loaded only when somebody asks."""
+    """Help that ends with the passes, which are loaded only for this."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         print(f"{parser.format_help()}\n{describe_passes()}", flush=True)
@@ -67,7 +67,7 @@ def _add_printing_flags(add) -> None:
 
 
 def drop_standard_output() -> None:
-    """Nothing more can reach a closed pipe or a full disk, and Python would complain about it at exit."""
+    """Stop writing to a closed pipe or a full disk: Python would complain about it at exit."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
@@ -92,7 +92,7 @@ def _version() -> str:
 
 
 def list_passes() -> str:
-    """Passes and pipelines, a line each."""
+    """Passes and pipelines, one per line."""
     from steelyard.passes import all_passes
     from steelyard.passes.pipeline.named import all_pipelines
 
@@ -117,4 +117,4 @@ def describe_passes() -> str:
     for pipeline in all_pipelines().values():
         lines += [f"  {pipeline.name}", f"    {pipeline.description}", f"    {pipeline.text}"]
         lines += [f"      {name}=<str>  (default: {default})" for name, default in pipeline.options.items()]
-    return "\n".join([*lines, "", "Any pass of MLIR's works too: canonicalize, cse, func.func(cse), ..."])
+    return "\n".join([*lines, "", "All passes of MLIR work too: canonicalize, cse, func.func(cse), ..."])

@@ -1,4 +1,4 @@
-"""Runs a function in a child process, so that its death is an answer and not ours."""
+"""Runs a function in a child process, so that its crash is an outcome and does not end this process."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ class Outcome:
     timed_out: bool = False
 
     def describe_failure(self, time_limit: float) -> str:
-        """What happened to a child that did not exit by itself."""
+        """What happened to a child that was killed."""
         if self.timed_out:
             return f"did not finish within {time_limit:g} seconds (--time-limit)"
         return f"died of {self.signal_name}"
@@ -29,7 +29,7 @@ def run_in_child(work: Callable[[], int], time_limit: float) -> Outcome:
     pid = os.fork()
     if pid == 0:
         _run_and_exit(work)
-    # Whoever stops the tool stops the work.
+    # A signal that stops the tool stops the child, too.
     previous = signal.signal(signal.SIGTERM, lambda *_: _kill_and_exit(pid))
     try:
         return _wait(pid, time.monotonic() + time_limit)

@@ -12,7 +12,7 @@ from steelyard.dialect.assembly.spelling import shorten
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One error, warning, remark or note; line 0 where no place is known."""
+    """One error, warning, remark or note; line 0 if no place is known."""
 
     severity: str
     message: str
@@ -47,7 +47,7 @@ def format_diagnostic(diagnostic: Diagnostic, source_name: str, lines: list[str]
 
 
 def _caret_indent(line: str, column: int) -> str:
-    # Columns count bytes, and a tab must stay one for the caret to stand below its character.
+    # Columns count bytes, and tabs are kept, so that the caret is below its character.
     before = line.encode()[: column - 1].decode(errors="ignore")
     return "".join("\t" if character == "\t" else " " for character in before)
 

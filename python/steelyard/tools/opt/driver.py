@@ -71,7 +71,7 @@ def _process(
     chunk: str | bytes, name: str, elements: list[Element], context: ir.Context, arguments: argparse.Namespace
 ) -> ChunkResult:
     result = ChunkResult()
-    # While it parses, MLIR names places in the translated text.
+    # While parsing, MLIR reports places in the translated text.
     positions: Positions | None = None
 
     def collect(diagnostic: ir.Diagnostic) -> bool:
@@ -141,7 +141,7 @@ def _print(module: ir.Module, name: str, arguments: argparse.Namespace) -> bytes
         return buffer.getvalue()
     text = text_of(operation, arguments)
     if arguments.mlir_print_debuginfo:
-        # The parser calls every text that it gets from memory "-".
+        # The parser calls every text from memory "-".
         text = re.sub(r'(?<!\\)"-":(?=\d)', lambda _: f"{json.dumps(name)}:", text)
     return (text.rstrip("\n") + "\n").encode()
 

@@ -1,6 +1,6 @@
-"""The IR between passes: `--mlir-print-ir-after-all` and its like.
+"""The IR between passes: `--mlir-print-ir-after-all` and similar flags.
 
-MLIR's own dumps print ops generically, so these are passes that print, between those of the pipeline.
+MLIR's own dumps print ops in the generic form. These are passes that print, between those of the pipeline.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from steelyard.passes.pipeline.text import Element
 
 PrintPass = Callable[[ir.Operation, object], None]
 _TREE = "builtin_module_no-symbol-name"
-"""The folder that MLIR's own tree of dumps has for the passes of a module without a name."""
+"""The folder that MLIR's tree of dumps uses for a module without a name."""
 
 
 def text_of(operation: ir.Operation, arguments: argparse.Namespace) -> str:

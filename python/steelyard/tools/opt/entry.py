@@ -1,4 +1,4 @@
-"""The entry point of `steelyard-opt`: reads and checks the input, and has a child do the rest."""
+"""The entry point of `steelyard-opt`: reads and checks the input; a child process does the rest."""
 
 import argparse
 import sys
@@ -12,7 +12,7 @@ from steelyard.tools.opt.source import Source, SourceError, check_text, read_sou
 def main(argv: list[str] | None = None) -> int:
     """Run `steelyard-opt`; returns the exit code."""
     if sys.stdout is None or sys.stderr is None:
-        # Nowhere to write to or to complain to; writing to a closed descriptor would hit whatever file has it next.
+        # There is nowhere to report this, and a write to a closed descriptor could reach a file that reuses it.
         return EXIT_DIAGNOSTICS
     try:
         arguments = parse_arguments(sys.argv[1:] if argv is None else argv)

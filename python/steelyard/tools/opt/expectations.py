@@ -1,4 +1,4 @@
-"""`--verify-diagnostics`: comments that say which diagnostics must come.
+"""`--verify-diagnostics`: comments that say which diagnostics are expected.
 
 `// expected-error @+1 {{part of the message}}` on the line before; `@-1`, `@above`, `@below` and `@unknown` work too,
 and so do expected-warning, expected-remark and expected-note.
@@ -17,7 +17,7 @@ _EXPECTATION = re.compile(
 
 @dataclass(frozen=True)
 class Expectation:
-    """A diagnostic that must come; line 0 for one with no place."""
+    """An expected diagnostic; line 0 if it has no place."""
 
     severity: str
     message: str
@@ -37,7 +37,7 @@ def find_expectations(text: str) -> list[Expectation]:
 
 
 def compare(expectations: list[Expectation], diagnostics: list[Diagnostic]) -> list[Diagnostic]:
-    """What is wrong: diagnostics that nobody expected, and expectations that nothing met."""
+    """What is wrong: unexpected diagnostics, and expectations that were not met."""
     pending = list(expectations)
     wrong = []
     for diagnostic in (d for top in diagnostics for d in (top, *top.notes)):

@@ -10,7 +10,7 @@ MAX_DIGITS = 2048
 """Longest integer. MLIR converts digits in quadratic time: a hundred thousand of them take minutes."""
 
 MAX_NESTING = 256
-"""Deepest bracket nesting. MLIR's parser recurses once a level and overflows the stack at some thousands."""
+"""Deepest bracket nesting. MLIR's parser recurses once per level and overflows the stack at some thousands."""
 
 _BYTECODE_MAGIC = b"ML\xefR"
 _SEPARATOR = re.compile(r"^// -----.*$", re.MULTILINE)
@@ -70,7 +70,7 @@ def check_text(source: Source) -> None:
         return
     nul = source.data.find(b"\0")
     if nul >= 0:
-        # MLIR would take the text to end here and parse what is left as an empty module.
+        # MLIR would treat this as the end of the text and ignore the rest.
         raise SourceError(*_position(source.data, nul), "text must not contain NUL bytes")
     try:
         text = source.data.decode()
@@ -95,7 +95,7 @@ def _check_nesting(text: str) -> None:
 
 
 def _check_digits(text: str) -> None:
-    # Hexadecimal data inside a string may be as long as it likes.
+    # Hexadecimal data inside a string may have any length.
     for match in _DIGITS.finditer(_STRING.sub(lambda found: " " * len(found.group()), text)):
         line, column = _position(text.encode(), len(text[: match.start()].encode()))
         raise SourceError(line, column, f"numbers must not be longer than {MAX_DIGITS} digits")
