@@ -1,4 +1,4 @@
-"""The rules of the native code that a build checks, and the operations of its vectors."""
+"""The rules that a build of the native code checks, and its vector operations."""
 
 import shutil
 import subprocess
@@ -17,7 +17,7 @@ BROKEN = "inline int shared(int x) { return x + 1; }\nint (*use())(int) { return
 
 
 def tool(name: str) -> Path:
-    """What the build installed beside the interpreter."""
+    """A tool that the build installed beside the interpreter."""
     return Path(sys.executable).parent / name
 
 
@@ -95,7 +95,7 @@ def test_operations_of_vectors_equal_the_portable_ones(name, tmp_path):
 
 @pytest.mark.slow
 def test_clang_builds_what_gpp_builds(tmp_path):
-    """Without a warning, and with the same bytes on every instruction set as its own baseline."""
+    """It builds without a warning, and every instruction set gives the bytes of its own baseline."""
     options = {
         "CMAKE_BUILD_TYPE": "Release",
         "CMAKE_CXX_COMPILER": compiler("clang++"),

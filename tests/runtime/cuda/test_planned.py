@@ -56,7 +56,7 @@ def test_one_plan_quantizes_any_number_of_rows(pair):
 
 
 def test_sizes_are_evaluated_and_nothing_else_is_decided():
-    """The kernels, and the order of their launches, are the same for sizes that vectors divide and that they do not."""
+    """The kernels, and the order of their launches, do not depend on whether vectors divide the sizes."""
     simulator = Simulator("sm_100a")
     call = PlannedCall("quantize", plan_of(scheme_pairs()[0], given_scale=False), 1, lambda _: simulator)
     launched = []

@@ -1,4 +1,4 @@
-"""Plans in the IR: what is written is what is read, and what cannot be read says why."""
+"""Plans in the IR: they are read as they were written, and one that cannot be read says why."""
 
 import pytest
 import torch

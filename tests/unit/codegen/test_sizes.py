@@ -1,4 +1,4 @@
-"""Arithmetic of sizes that are known only at run time: it agrees with that of integers."""
+"""Arithmetic on sizes that are known only at run time agrees with that on integers."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +23,7 @@ FACTORS = st.integers(1, 200)
 
 
 def value_of(size: Size, rows: int, columns: int) -> int:
-    """What an expression over two sizes is."""
+    """The value of an expression over two sizes."""
     if isinstance(size, int):
         return size
     if isinstance(size, Extent):

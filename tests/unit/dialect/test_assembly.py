@@ -72,7 +72,7 @@ other_names = st.sampled_from(["note", "scaled.path", "scaled.gemm", "a b", "=",
 
 @st.composite
 def ops(draw, format_: Format) -> ir.Module:
-    """A module with a source of values and one op, whatever a verifier would say of it."""
+    """A module with a source of values and one op, which need not verify."""
     counts = [draw(st.integers(v.fewest, min(v.most, 3))) for v in format_.operands]
     result_count = draw(st.integers(format_.fewest_results, len(format_.results)))
     with CONTEXT, ir.Location.unknown():
@@ -97,7 +97,7 @@ def ops(draw, format_: Format) -> ir.Module:
 
 
 def unverified(generic: str) -> ir.Module:
-    """A module whose ops of the dialect are of another, so that nothing checks them."""
+    """A module whose `scaled` ops are renamed to another dialect, so that no verifier runs."""
     return ir.Module.parse(generic.replace('"scaled.', '"unverified.'), CONTEXT)
 
 
@@ -245,7 +245,7 @@ FREE = "func.func @f(%x: tensor<f32>) {\n  "
         ("scaled.launch @amax_f32() blocks(1.5)", 2, 36, "expected an integer or a string for 'blocks'"),
         ("scaled.free %x : !scaled.tensor<4xf32, #mxfp8_1x32", 2, 20, "expected '>' to close !scaled.tensor<"),
         ("scaled.free %x : !scaled.tensor<4xf32>", 2, 20, None),
-        # MLIR's own errors, in what was translated and behind it.
+        # MLIR's own errors, in the translated part and after it.
         ("scaled.free %y : tensor<f32>", 2, 15, "use of undeclared SSA value name"),
         ("scaled.free %x : !scaled.tensor<4xf32, #mxfp8_9x9>", 2, 20, "undefined symbol alias id 'mxfp8_9x9'"),
         (

@@ -152,7 +152,7 @@ CASES = {
 
 
 def make_call(case: str) -> KernelCall:
-    """A call of the test's list, in the current context."""
+    """One of the calls of this test, in the current context."""
     kind, operands, results, settings = CASES[case]
     slots = [tuple(Slot(name, ir.Type.parse(type_)) for name, type_ in pairs) for pairs in (operands, results)]
     return kind(operands=slots[0], results=slots[1], **settings)

@@ -1,4 +1,4 @@
-"""The key and the form of a weight: equal makings have equal keys in all programs, and unequal ones never do."""
+"""The key and the form of a weight: weights made alike have equal keys in all programs, and others never do."""
 
 import pytest
 from torch_mlir import ir
@@ -90,7 +90,7 @@ def test_unequal_makings_have_unequal_keys():
 
 
 def test_equal_makings_have_equal_keys_in_other_programs():
-    """Whatever number the function has, and whatever else the program does."""
+    """The number of the function and the rest of the program do not matter."""
     other = f"""{ALIASES}
     func.func @forward(%x: {PLAIN}, %u: {TURNED} {{scaled.parameter = "down.weight"}},
                        %w: {PLAIN} {{scaled.parameter = "up.weight"}})
