@@ -85,10 +85,7 @@ def read(step: str):
         (LAUNCH % (ARGUMENTS, f'"{"1 + " * 900}1"'), "more than 1000 characters"),
         (LAUNCH % (ARGUMENTS, '"__import__(1)"'), "is no size"),
         ((LAUNCH % (ARGUMENTS, "1")).replace("@amax_f32", "@amax_f16"), "must be a gpu.module with scaled.code"),
-        (
-            '"scaled.allocate"() {element = f32, shape = [], tensor = "source"} : () -> ()',
-            "or a new name, got 'source'",
-        ),
+        ("scaled.allocate source() of f32", "or a new name, got 'source'"),
         ('scaled.torch_call zero("source[0]")', "must be a tensor"),
         ("%0 = torch.constant.int 3", "must be scaled.allocate, launch or torch_call in a plan"),
     ],
