@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from steelyard.codegen.kernel import Kernel
 from steelyard.codegen.launches.plan import (
     OPERAND,
     RESULT,
@@ -68,7 +69,10 @@ class PlannedCall:
 class _Emitter:
     def __init__(self, plan: LaunchPlan, operands: int):
         self._plan, self._operands = plan, [f"a{index}" for index in range(operands)]
-        self.namespace = {f"kernel{index}": kernel for index, kernel in enumerate(plan.kernels)}
+        self.namespace: dict[str, Kernel] = {}
+        for index, kernel in enumerate(plan.kernels):
+            is_free = kernel.name.isidentifier() and kernel.name not in self.namespace
+            self.namespace[kernel.name if is_free else f"kernel{index}"] = kernel
         self._kernels = {kernel: name for name, kernel in self.namespace.items()}
         self._sizes: dict[RuntimeSize, str] = {}
         self._lines: list[str] = []
