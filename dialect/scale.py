@@ -1,4 +1,4 @@
-"""Scales and the state they and the random bits come from: `amax`, `compute_scale`, `update_scale`, `advance_rng`."""
+"""Scales and the state they and the random bits come from: `amax`, `update_scale`, `advance_rng`."""
 
 from typing import Any, Literal, get_args
 
@@ -49,37 +49,6 @@ def amax(
     result = _amax_info(float_info(source, "amax_c1", "source"), per_row)
     attributes = {"per_row": ir.BoolAttr.get(per_row), "rht": ir.BoolAttr.get(rht)}
     return build(AmaxOp, [source], [result.type()], attributes, loc, ip)
-
-
-class ComputeScaleOp(ScaledOp, name="compute_scale", traits=[ext.Pure]):
-    """The scale that follows from a tensor's amax.
-
-    Constraints:
-    - compute_scale_c1: scheme has one current scale per tensor
-    - compute_scale_c2: amax and result are f32 scalars
-    """
-
-    assembly_format = "$amax for $scheme"
-
-    amax: ext.Operand[Any]
-    result: ext.Result[Any]
-    scheme: SchemeAttr
-
-    def check(self) -> None:
-        scheme = self.scheme.scheme
-        fits = scheme.family == "tensor" and scheme.source == "current"
-        found = f"{scheme.source} scales for block {scheme.block}"
-        require(fits, "compute_scale_c1", f"scheme must have one current scale a tensor, got {found}")
-        scalar = _scalar_beside(self.amax)
-        require_tensor(self.amax, scalar, "compute_scale_c2", "amax")
-        require_tensor(self.result, scalar, "compute_scale_c2", "result")
-
-
-def compute_scale(
-    amax: ir.Value, scheme: Scheme, *, loc: ir.Location | None = None, ip: ir.InsertionPoint | None = None
-) -> ScaledOp:
-    """Build a `scaled.compute_scale`."""
-    return build(ComputeScaleOp, [amax], [amax.type], {"scheme": SchemeAttr.from_scheme(scheme)}, loc, ip)
 
 
 class UpdateScaleOp(ScaledOp, name="update_scale", traits=[ext.Pure]):

@@ -46,11 +46,9 @@ from steelyard.dialect.quantize import (
 from steelyard.dialect.scale import (
     AdvanceRngOp,
     AmaxOp,
-    ComputeScaleOp,
     UpdateScaleOp,
     advance_rng,
     amax,
-    compute_scale,
     update_scale,
 )
 from steelyard.dialect.types import TensorType
@@ -59,7 +57,6 @@ __all__ = [
     "AdvanceRngOp",
     "AllocateOp",
     "AmaxOp",
-    "ComputeScaleOp",
     "ContiguousOp",
     "DequantizeOp",
     "EpilogueOp",
@@ -86,7 +83,6 @@ __all__ = [
     "advance_rng",
     "allocate",
     "amax",
-    "compute_scale",
     "contiguous",
     "dequantize",
     "epilogue",

@@ -12,7 +12,7 @@ from steelyard.dialect.layout import FlattenOp, PackOp, PadOp, SwizzleOp, TurnOp
 from steelyard.dialect.matmul import GemmOp
 from steelyard.dialect.produce import PRODUCERS, ProduceQuantizeOp
 from steelyard.dialect.quantize import DequantizeOp, NarrowOp, QuantizeOp, TransposeOp
-from steelyard.dialect.scale import ALGORITHMS, AdvanceRngOp, AmaxOp, ComputeScaleOp, UpdateScaleOp
+from steelyard.dialect.scale import ALGORITHMS, AdvanceRngOp, AmaxOp, UpdateScaleOp
 from steelyard.dialect.types import ScaledInfo, TensorInfo, TensorType, scaled_info_of, tensor_info
 from steelyard.errors import ConstraintError
 from steelyard.formats.activations import EPILOGUES
@@ -25,7 +25,6 @@ from steelyard.ir.kernel_calls import (
     SIZE,
     AdvanceRngCall,
     AmaxCall,
-    ComputeScaleCall,
     Declarations,
     DequantizeCall,
     EpilogueCall,
@@ -351,15 +350,6 @@ class _Lowering:
         call = AmaxCall(operands=_slots(operands), results=_result_slots(op, "result"), per_row=per_row, rht=rht)
         self._replace(op, call, operands)
 
-    def compute_scale(self, op: ComputeScaleOp) -> None:
-        operands: Named = [("amax", op.amax)]
-        scheme = op.scheme.scheme
-        self._replace(
-            op,
-            ComputeScaleCall(operands=_slots(operands), results=_result_slots(op, "result"), scheme=scheme),
-            operands,
-        )
-
     def update_scale(self, op: UpdateScaleOp) -> None:
         operands: Named = [("scale", op.scale), ("history", op.history), ("amax", op.amax)]
         call = UpdateScaleCall(
@@ -404,7 +394,6 @@ _LOWERINGS: dict[type, Callable[[_Lowering, Any], None]] = {
     EpilogueOp: _Lowering.epilogue,
     UnpadOp: _Lowering.unpad,
     AmaxOp: _Lowering.amax,
-    ComputeScaleOp: _Lowering.compute_scale,
     UpdateScaleOp: _Lowering.update_scale,
     AdvanceRngOp: _Lowering.advance_rng,
 }

@@ -124,8 +124,6 @@ func.func @state(%x: tensor<4x?xbf16>, %scale: tensor<f32>, %history: tensor<102
   %rows = scaled.amax %x per_row : tensor<4x?xbf16> -> tensor<4xf32>
   // CHECK: %{{.*}} = scaled.amax %arg0 rht : tensor<4x?xbf16> -> tensor<f32>
   %amax = scaled.amax %x rht : tensor<4x?xbf16> -> tensor<f32>
-  // CHECK: %{{.*}} = scaled.compute_scale %{{.*}} for #fp8_tensor : tensor<f32> -> tensor<f32>
-  %new = scaled.compute_scale %amax for #fp8_tensor : tensor<f32> -> tensor<f32>
   // CHECK: %{{.*}}:2 = scaled.update_scale %arg1, %arg2, %{{.*}} for #fp8_tensor_delayed algorithm(most_recent) margin(1) : tensor<f32>, tensor<1024xf32>, tensor<f32> -> tensor<f32>, tensor<1024xf32>
   %s:2 = scaled.update_scale %scale, %history, %amax for #fp8_tensor_delayed algorithm(most_recent) margin(1) : tensor<f32>, tensor<1024xf32>, tensor<f32> -> tensor<f32>, tensor<1024xf32>
   // CHECK: %{{.*}} = scaled.advance_rng %arg3 : tensor<2xi64> -> tensor<2xi64>

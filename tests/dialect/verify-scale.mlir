@@ -1,6 +1,6 @@
 // RUN: steelyard-opt %s --split-input-file --verify-diagnostics
 
-// The constraints of scaled.amax, scaled.compute_scale, scaled.update_scale and scaled.advance_rng.
+// The constraints of scaled.amax, scaled.update_scale and scaled.advance_rng.
 
 // amax_c0
 func.func @f(%x: tensor<64x64xf32>) {
@@ -42,42 +42,6 @@ func.func @f(%x: tensor<64x64xf32>) {
 func.func @f(%x: !torch.vtensor<[64,64],f32>) {
   // expected-error @+1 {{result must be !torch.vtensor<[64],f32>, got !torch.vtensor<[],f32> [amax_c3]}}
   %0 = scaled.amax %x per_row : !torch.vtensor<[64,64],f32> -> !torch.vtensor<[],f32>
-  return
-}
-
-// -----
-
-// compute_scale_c1
-func.func @f(%x: tensor<f32>) {
-  // expected-error @+1 {{scheme must have one current scale a tensor, got delayed scales for block tensor [compute_scale_c1]}}
-  %0 = scaled.compute_scale %x for #fp8_tensor_delayed : tensor<f32> -> tensor<f32>
-  return
-}
-
-// -----
-
-// compute_scale_c1
-func.func @f(%x: tensor<f32>) {
-  // expected-error @+1 {{scheme must have one current scale a tensor, got current scales for block 1x128 [compute_scale_c1]}}
-  %0 = scaled.compute_scale %x for #fp8_1x128 : tensor<f32> -> tensor<f32>
-  return
-}
-
-// -----
-
-// compute_scale_c2
-func.func @f(%x: tensor<2xf32>) {
-  // expected-error @+1 {{amax must be tensor<f32>, got tensor<2xf32> [compute_scale_c2]}}
-  %0 = scaled.compute_scale %x for #fp8_tensor : tensor<2xf32> -> tensor<f32>
-  return
-}
-
-// -----
-
-// compute_scale_c2
-func.func @f(%x: tensor<f32>) {
-  // expected-error @+1 {{result must be tensor<f32>, got tensor<bf16> [compute_scale_c2]}}
-  %0 = scaled.compute_scale %x for #fp8_tensor : tensor<f32> -> tensor<bf16>
   return
 }
 

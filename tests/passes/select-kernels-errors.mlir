@@ -8,7 +8,7 @@ func.func private @f(tensor<8x64xf32>) -> tensor<8x64xi8> attributes {scaled.ker
 
 // -----
 
-// expected-error @+1 {{scaled.kernel must be one of gemm, epilogue, quantize, produce_quantize, dequantize, transpose, pack, pad, unpad, turn, swizzle, amax, compute_scale, update_scale, advance_rng, got cpu.gemm.mx [call_c1]}}
+// expected-error @+1 {{scaled.kernel must be one of gemm, epilogue, quantize, produce_quantize, dequantize, transpose, pack, pad, unpad, turn, swizzle, amax, update_scale, advance_rng, got cpu.gemm.mx [call_c1]}}
 func.func private @f() attributes {scaled.kernel = "cpu.gemm.mx"}
 
 // -----
@@ -44,7 +44,7 @@ func.func private @f(tensor<8x64xf32>) -> tensor<8x64xf32> attributes {scaled.ke
 // -----
 
 // expected-error @+1 {{scheme must be a #scaled.scheme, got "mx" [call_c2]}}
-func.func private @f(tensor<f32>) -> tensor<f32> attributes {scaled.kernel = "compute_scale", scaled.config = {scheme = "mx"}, scaled.operands = ["amax"], scaled.results = ["result"]}
+func.func private @f(tensor<8x64xi8>, tensor<f32>) -> tensor<8x64xf32> attributes {scaled.kernel = "dequantize", scaled.config = {scheme = "mx", shape = array<i64: 8, 64>, usage = "rowwise"}, scaled.operands = ["row.codes", "row.scales"], scaled.results = ["result"]}
 
 // -----
 

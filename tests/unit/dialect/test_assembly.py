@@ -230,10 +230,9 @@ FREE = "func.func @f(%x: tensor<f32>) {\n  "
         ),
         ("%0 = scaled.pad %x to multiples(1) : %x", 2, 40, "expected a type in 'scaled.pad', got '%x'"),
         (
-            "%0 = scaled.compute_scale %x for fp8",
-            2,
-            36,
-            "expected a scheme, as in #mxfp8_1x32 for 'scheme' in 'scaled.compute_scale', got 'fp8'",
+            "%0:2 = scaled.update_scale %x, %x, %x for fp8",
+            *(2, 46),
+            "expected a scheme, as in #mxfp8_1x32 for 'scheme' in 'scaled.update_scale', got 'fp8'",
         ),
         (
             "scaled.launch amax_f32() blocks(1)",

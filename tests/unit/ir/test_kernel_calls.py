@@ -11,7 +11,6 @@ from steelyard.formats.schemes import Scheme
 from steelyard.ir.kernel_calls import (
     AdvanceRngCall,
     AmaxCall,
-    ComputeScaleCall,
     Declarations,
     DequantizeCall,
     EpilogueCall,
@@ -140,7 +139,6 @@ CASES = {
         {"scheme": MX, "usage": "rowwise", "shape": (8, 64)},
     ),
     "amax": (AmaxCall, [("source", F32)], [("result", "tensor<8xf32>")], {"per_row": True}),
-    "compute_scale": (ComputeScaleCall, [("amax", SCALAR)], [("result", SCALAR)], {"scheme": FP8}),
     "update_scale": (
         UpdateScaleCall,
         [("scale", SCALAR), ("history", "tensor<4xf32>"), ("amax", SCALAR)],

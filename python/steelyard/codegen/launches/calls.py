@@ -19,7 +19,7 @@ from steelyard.codegen.launches.plan import OPERAND, RESULT, Buffer, LaunchPlan,
 from steelyard.codegen.launches.products import finish_product, multiply_into
 from steelyard.codegen.launches.quantize import find_amax, quantize_into
 from steelyard.codegen.launches.sources import Filling, fill_from, fill_from_producer
-from steelyard.codegen.launches.state import compute_scale_into, update_scale_into
+from steelyard.codegen.launches.state import update_scale_into
 from steelyard.codegen.launches.values import Matrix, StoredCopy, Vector
 from steelyard.codegen.sizes import Extent, Size, product_of
 from steelyard.dialect.produce import NORMS, PRODUCERS
@@ -28,7 +28,6 @@ from steelyard.errors import ConstraintError
 from steelyard.formats.parts import is_stored_transposed
 from steelyard.ir.kernel_calls import (
     AmaxCall,
-    ComputeScaleCall,
     CopyCall,
     CopySlots,
     DequantizeCall,
@@ -246,13 +245,6 @@ def _plan_amax(call: AmaxCall) -> LaunchPlan:
     filling, out = fill_from([values.matrix(0)]), values.buffer(1)
     find_amax(values.plan, filling, out, columnwise=call.rht, rht=call.rht, per_line=call.per_row)
     return values.finish({1: values.shape(0)[:-1]} if call.per_row else {})
-
-
-@plan_call.register
-def _plan_compute_scale(call: ComputeScaleCall) -> LaunchPlan:
-    values = _Values(call)
-    compute_scale_into(values.plan, call.scheme, values.buffer(0), values.buffer(1))
-    return values.finish()
 
 
 @plan_call.register

@@ -29,14 +29,13 @@ from steelyard.ir.kernel_calls.quantize import (
     QuantizingCall,
     TransposeCall,
 )
-from steelyard.ir.kernel_calls.state import AdvanceRngCall, AmaxCall, ComputeScaleCall, UpdateScaleCall
+from steelyard.ir.kernel_calls.state import AdvanceRngCall, AmaxCall, UpdateScaleCall
 
 __all__ = [
     "DEVICES",
     "SIZE",
     "AdvanceRngCall",
     "AmaxCall",
-    "ComputeScaleCall",
     "CopyCall",
     "CopySlots",
     "Declarations",

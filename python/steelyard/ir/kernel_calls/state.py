@@ -23,18 +23,6 @@ class AmaxCall(KernelCall):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComputeScaleCall(KernelCall):
-    """The scale that follows from a tensor's amax."""
-
-    OPERATION: ClassVar[str] = "compute_scale"
-
-    scheme: Scheme
-
-    def operand_names(self) -> Names:
-        return Names(("amax",))
-
-
-@dataclass(frozen=True, kw_only=True)
 class UpdateScaleCall(KernelCall):
     """One step of delayed scaling."""
 
