@@ -40,7 +40,7 @@ def check_symbols(isa: str, *objects: Path) -> subprocess.CompletedProcess:
 def compile_text(text: str, target: Path) -> Path:
     source = target.with_suffix(".cpp")
     source.write_text(text)
-    made = run(compiler("g++"), "-std=c++20", "-O2", "-fno-inline", "-c", source, "-o", target)
+    made = run(compiler("g++"), "-std=c++20", "-O0", "-c", source, "-o", target)
     assert made.returncode == 0, made.stderr
     return target
 
