@@ -36,7 +36,8 @@ def dialect_page() -> str:
     parts += ["## The three GEMMs of a linear layer\n", inspect.getdoc(matmul).partition("\n\n")[2] + "\n"]
     parts += ["## Launch plans\n", inspect.getdoc(launch).partition("\n\n")[2] + "\n"]
     for op in sorted(Scaled.operations, key=lambda op: op.OPERATION_NAME):
-        parts += [f"## `{op.OPERATION_NAME}`\n", _body(op), _operation_table(op)]
+        syntax = f"```text\n{op.OPERATION_NAME} {op.assembly_format}\n```\n"
+        parts += [f"## `{op.OPERATION_NAME}`\n", syntax, _body(op), _operation_table(op)]
     return "\n".join(parts)
 
 
@@ -103,11 +104,17 @@ and the gradient of the weight (wgrad) reads both of its operands columnwise.
 """
 
 _DIALECT_INTRODUCTION = """\
-Quantized tensors and the operations on them. Ops are written in MLIR's generic form. No op has side effects: random
-state and the state of delayed scaling are operands and results, so `cse` and dead-code elimination are safe. Only the
-steps of launch plans, which nothing reorders, and `scaled.free` say what happens to memory. Every op
-works on builtin `tensor` and on `!torch.vtensor` operands, with dims that are known only at run time (`?`), and takes
-ragged edges: missing elements of a block count as zero.
+Quantized tensors and the operations on them. No op has side effects: random state and the state of delayed scaling are
+operands and results, so `cse` and dead-code elimination are safe. Only the steps of launch plans, which nothing
+reorders, and `scaled.free` say what happens to memory. Every op works on builtin `tensor` and on `!torch.vtensor`
+operands, with dims that are known only at run time (`?`), and takes ragged edges: missing elements of a block count as
+zero.
+
+Each op has a line of syntax. In it, `$name` is an operand or an attribute, and `$name...` any number of them. Brackets
+hold what is left out where its operand is absent, or where its attribute has the default behind the `=`; a single word
+in brackets is a flag. Words and punctuation stand for themselves. Every op ends with its other attributes in braces, if
+it has any, and ` : operand types -> result types`. MLIR's generic form is read as well, and
+`steelyard-opt --mlir-print-op-generic` prints it.
 
 Each constraint has a name, and the diagnostic of an op that breaks it shows that name. An op that lacks an operand or
 attribute it declares fails as `<op>_c0`. Types and attributes are checked where an op of the dialect uses them, not
