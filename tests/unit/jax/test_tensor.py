@@ -185,7 +185,7 @@ REFUSED = {
     ),
     "int": (lambda: sj.quantize(jnp.ones((4, 4), jnp.int32)), "x must be float32, bfloat16 or float16"),
     "vector": (lambda: sj.quantize(jnp.ones(4)), "x must be .* with at least two dims"),
-    "neither": (lambda: sj.quantize(X, rowwise=False), "rowwise or colwise must be asked for"),
+    "neither": (lambda: sj.quantize(X, rowwise=False), "rowwise or colwise must be True"),
     "delayed": (lambda: sj.quantize(X, ScalingMode.DELAYED_TENSOR_SCALING), "scale must be given"),
     "no key": (lambda: sj.quantize(X, ScalingMode.NVFP4_1D_SCALING, rounding="stochastic"), "key must be given"),
     "wrong key": (
