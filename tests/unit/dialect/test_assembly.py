@@ -231,7 +231,7 @@ FREE = "func.func @f(%x: tensor<f32>) {\n  "
         ("%0 = scaled.pad %x to multiples(1) : %x", 2, 40, "expected a type in 'scaled.pad', got '%x'"),
         (
             "%0:2 = scaled.update_scale %x, %x, %x for fp8",
-            *(2, 46),
+            *(2, 45),
             "expected a scheme, as in #mxfp8_1x32 for 'scheme' in 'scaled.update_scale', got 'fp8'",
         ),
         (
