@@ -1,5 +1,5 @@
 // RUN: steelyard-opt %s -p 'scaled-select-kernels{target=cpu}' --split-input-file --verify-diagnostics
-// RUN: steelyard-opt %s -p 'scaled-generate-kernels{target=cuda:sm_100a}' --split-input-file --verify-diagnostics
+// RUN: steelyard-opt %s -p 'scaled-plan-launches{target=cuda:sm_100a}' --split-input-file --verify-diagnostics
 
 // A declaration that lacks what it must say, or says it wrongly, is named by each pass that reads it.
 
