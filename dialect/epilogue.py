@@ -11,7 +11,7 @@ from steelyard.formats.activations import EPILOGUES
 
 
 class EpilogueOp(ScaledOp, name="epilogue", traits=[ext.Pure]):
-    """An epilogue as an op of its own: epilogue(source + bias) + residual, or accumulator + source.
+    """An epilogue as an op of its own: epilogue(source + bias) + residual.
 
     Computed in f32 and rounded once. `preactivation` is source + bias, for a backward that reads it.
 
@@ -20,19 +20,17 @@ class EpilogueOp(ScaledOp, name="epilogue", traits=[ext.Pure]):
     - epilogue_c2: result is a tensor of f32, bf16 or f16 with the source's shape
     - epilogue_c3: epilogue is none, relu, gelu, gelu_tanh or silu
     - epilogue_c4: bias has the shape of the last dim
-    - epilogue_c5: residual and accumulator have the result's type
-    - epilogue_c6: accumulating excludes bias, residual and an epilogue
-    - epilogue_c7: preactivation needs an epilogue other than none and has the result's type
+    - epilogue_c5: residual has the result's type
+    - epilogue_c6: preactivation needs an epilogue other than none and has the result's type
     """
 
-    assembly_format = "$epilogue $source [bias($bias)] [residual($residual)] [accumulator($accumulator)]"
+    assembly_format = "$epilogue $source [bias($bias)] [residual($residual)]"
 
     source: ext.Operand[Any]
     result: ext.Result[Any]
     epilogue: ir.StringAttr
     bias: ext.Operand[Any] | None = None
     residual: ext.Operand[Any] | None = None
-    accumulator: ext.Operand[Any] | None = None
     preactivation: ext.Result[Any] | None = None
 
     def check(self) -> None:
@@ -47,15 +45,11 @@ class EpilogueOp(ScaledOp, name="epilogue", traits=[ext.Pure]):
             bias = float_info(self.bias, "epilogue_c4", "bias")
             fits = len(bias.shape) == 1 and sizes_agree(bias.shape[0], result.shape[-1])
             require(fits, "epilogue_c4", f"bias must have shape {format_shape(result.shape[-1:])}, got {bias}")
-        for name, value in (("residual", self.residual), ("accumulator", self.accumulator)):
-            if value is not None:
-                require_tensor(value, result, "epilogue_c5", name)
-        if self.accumulator is not None:
-            plain = self.bias is None and self.residual is None and epilogue == "none"
-            require(plain, "epilogue_c6", "an accumulating epilogue must have no bias, residual or activation")
+        if self.residual is not None:
+            require_tensor(self.residual, result, "epilogue_c5", "residual")
         if self.preactivation is not None:
-            require(epilogue != "none", "epilogue_c7", "a preactivation needs an epilogue other than none")
-            require_tensor(self.preactivation, result, "epilogue_c7", "preactivation")
+            require(epilogue != "none", "epilogue_c6", "a preactivation needs an epilogue other than none")
+            require_tensor(self.preactivation, result, "epilogue_c6", "preactivation")
 
 
 def epilogue(
@@ -65,7 +59,6 @@ def epilogue(
     epilogue: str = "none",
     bias: ir.Value | None = None,
     residual: ir.Value | None = None,
-    accumulator: ir.Value | None = None,
     preactivation: bool = False,
     loc: ir.Location | None = None,
     ip: ir.InsertionPoint | None = None,
@@ -73,4 +66,4 @@ def epilogue(
     """Build a `scaled.epilogue`."""
     results = [result, result if preactivation else None]
     attributes: dict[str, ir.Attribute] = {"epilogue": ir.StringAttr.get(epilogue)}
-    return build(EpilogueOp, [source, bias, residual, accumulator], results, attributes, loc, ip)
+    return build(EpilogueOp, [source, bias, residual], results, attributes, loc, ip)

@@ -96,7 +96,7 @@ def matmul(
 
 
 class GemmOp(ScaledOp, name="gemm", traits=[ext.Pure]):
-    """The product of two quantized tensors: epilogue(product + bias) + residual, or accumulator + product.
+    """The product of two quantized tensors: epilogue(product + bias) + residual.
 
     `kind` decides which copy of each operand is read. `preactivation` is product + bias, for a backward that reads it.
 
@@ -114,16 +114,15 @@ class GemmOp(ScaledOp, name="gemm", traits=[ext.Pure]):
     - gemm_c11: the result is a tensor of f32, bf16 or f16 with the shape of the product
     - gemm_c12: bias needs kind fprop and has shape [N]
     - gemm_c13: epilogue is none, relu, gelu, gelu_tanh or silu
-    - gemm_c14: residual and accumulator have the result's type
-    - gemm_c15: accumulating excludes bias, residual and an epilogue
-    - gemm_c16: preactivation needs an epilogue other than none and has the result's shape
-    - gemm_c17: only rhs is packed
-    - gemm_c18: both copies are in the gemm layout, or neither is; neither is in the turned layout
+    - gemm_c14: residual has the result's type
+    - gemm_c15: preactivation needs an epilogue other than none and has the result's shape
+    - gemm_c16: only rhs is packed
+    - gemm_c17: both copies are in the gemm layout, or neither is; neither is in the turned layout
     """
 
     assembly_format = (
         "$kind $lhs, $rhs [bias($bias)] [epilogue($epilogue = none)] [residual($residual)] "
-        '[accumulator($accumulator)] [batch_dims($batch_dims = 0)] [at $layer = ""]'
+        '[batch_dims($batch_dims = 0)] [at $layer = ""]'
     )
 
     lhs: ext.Operand[Any]
@@ -135,7 +134,6 @@ class GemmOp(ScaledOp, name="gemm", traits=[ext.Pure]):
     epilogue: ir.StringAttr
     bias: ext.Operand[Any] | None = None
     residual: ext.Operand[Any] | None = None
-    accumulator: ext.Operand[Any] | None = None
     preactivation: ext.Result[Any] | None = None
 
     def check(self) -> None:
@@ -149,18 +147,13 @@ class GemmOp(ScaledOp, name="gemm", traits=[ext.Pure]):
 
     def _check_epilogue(self, kind: str, result: TensorInfo) -> None:
         epilogue = string_attribute(self, "epilogue", EPILOGUES, "gemm_c13")
-        bias, residual, accumulator = self.bias, self.residual, self.accumulator
-        if bias is not None:
-            require_bias(bias, kind, result, "gemm_c12")
-        if residual is not None:
-            require_tensor(residual, result, "gemm_c14", "residual")
-        if accumulator is not None:
-            require_tensor(accumulator, result, "gemm_c14", "accumulator")
-            plain = bias is None and residual is None and epilogue == "none"
-            require(plain, "gemm_c15", "an accumulating gemm must have no bias, residual or epilogue")
+        if self.bias is not None:
+            require_bias(self.bias, kind, result, "gemm_c12")
+        if self.residual is not None:
+            require_tensor(self.residual, result, "gemm_c14", "residual")
         if self.preactivation is not None:
-            require(epilogue != "none", "gemm_c16", "a preactivation needs an epilogue other than none")
-            require_tensor(self.preactivation, result, "gemm_c16", "preactivation")
+            require(epilogue != "none", "gemm_c15", "a preactivation needs an epilogue other than none")
+            require_tensor(self.preactivation, result, "gemm_c15", "preactivation")
 
 
 def gemm(
@@ -174,7 +167,6 @@ def gemm(
     epilogue: str = "none",
     bias: ir.Value | None = None,
     residual: ir.Value | None = None,
-    accumulator: ir.Value | None = None,
     preactivation: bool = False,
     loc: ir.Location | None = None,
     ip: ir.InsertionPoint | None = None,
@@ -182,7 +174,7 @@ def gemm(
     """Build a `scaled.gemm`. A quantized tensor does not say whose tensors surround it, so the result type is given."""
     attributes = _attributes(kind, layer, batch_dims) | {"epilogue": ir.StringAttr.get(epilogue)}
     results = [result, result if preactivation else None]
-    return build(GemmOp, [lhs, rhs, bias, residual, accumulator], results, attributes, loc, ip)
+    return build(GemmOp, [lhs, rhs, bias, residual], results, attributes, loc, ip)
 
 
 def copies_read(kind: str, lhs: ScaledInfo, rhs: ScaledInfo) -> tuple[Scheme, Scheme]:
@@ -207,10 +199,10 @@ def require_pair(lhs: Scheme, rhs: Scheme, kind: str) -> None:
     require(not both_tiled, "gemm_c4", f"at most one copy may be in 128x128 tiles, got both; {remedy}")
     require(lhs.rht == rhs.rht, "gemm_c5", "the random Hadamard transform must be on both copies or on none, got one")
     require(rhs.second_level != "row", "gemm_c6", "a second level per row must be on lhs, got it on rhs")
-    require(lhs.layout != "packed", "gemm_c17", "a packed copy must be on rhs, got it on lhs")
+    require(lhs.layout != "packed", "gemm_c16", "a packed copy must be on rhs, got it on lhs")
     layouts = {lhs.layout, rhs.layout}
     message = f"both copies or none must be in the gemm layout, and none turned, got {lhs.layout} and {rhs.layout}"
-    require("turned" not in layouts and ("gemm" not in layouts or len(layouts) == 1), "gemm_c18", message)
+    require("turned" not in layouts and ("gemm" not in layouts or len(layouts) == 1), "gemm_c17", message)
     _require_nearest(lhs, "lhs", kind, gradient=kind != "fprop")
     _require_nearest(rhs, "rhs", kind, gradient=False)
 

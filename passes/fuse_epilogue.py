@@ -47,7 +47,7 @@ def _fuse_activation(op: ir.Operation, gradients: set[ir.Value]) -> None:
     if chain is None:
         return
     product, views = chain
-    if product.epilogue.value != "none" or product.residual is not None or product.accumulator is not None:
+    if product.epilogue.value != "none" or product.residual is not None:
         return
     if alone is not None:
         _replace(op, product, views, epilogue=activation_of(op))
@@ -78,7 +78,7 @@ def _fuse_residual(op: ir.Operation) -> None:
         if chain is None or residual.type != op.result.type or value.type != op.result.type:
             continue
         product, views = chain
-        if product.residual is None and product.accumulator is None and _is_flat(product.result, views):
+        if product.residual is None and _is_flat(product.result, views):
             with ir.InsertionPoint(op), op.location:
                 reshaped = reshaped_as(residual, product.result.type)
             _replace(op, product, views, residual=reshaped)

@@ -141,7 +141,6 @@ def _finish(op: GemmOp, plan: GemmPlan, product: ir.Value) -> None:
                 epilogue=op.epilogue.value,
                 bias=op.bias,
                 residual=op.residual,
-                accumulator=op.accumulator,
                 preactivation=op.preactivation is not None,
             )
         product = made.result

@@ -311,7 +311,7 @@ class _Lowering:
                 operands.append((name, value))
             else:
                 operands += [(f"{name}.{part}", tensor) for part, tensor in self._get(op, value).copy(usage)]
-        operands += _present(bias=op.bias, residual=op.residual, accumulator=op.accumulator)
+        operands += _present(bias=op.bias, residual=op.residual)
         # A native GEMM of CUDA multiplies matrices, whose sizes are those of their codes.
         if op.lhs in self._stored and path != NATIVE:
             operands += _lead_sizes(self._stored[op.lhs])
@@ -330,7 +330,7 @@ class _Lowering:
         self._replace(op, call, operands)
 
     def epilogue(self, op: EpilogueOp) -> None:
-        operands = _present(source=op.source, bias=op.bias, residual=op.residual, accumulator=op.accumulator)
+        operands = _present(source=op.source, bias=op.bias, residual=op.residual)
         call = EpilogueCall(
             operands=_slots(operands),
             results=_result_slots(op, "result", "preactivation"),

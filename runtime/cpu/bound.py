@@ -178,7 +178,7 @@ def _bind_gemm(call: GemmCall, _: Quantizers) -> Bound:
     if call.batch_dims:
         return _bind_batched_gemm(call)
     lhs, rhs = _Operand(call.left), _Operand(call.right)
-    bias, residual, accumulator = call.bias, call.residual, call.accumulator
+    bias, residual = call.bias, call.residual
     result, preactivation, runtime_sizes = call.out, call.preactivation, call.sizes
     activation = ACTIVATIONS[call.epilogue]
     has_epilogue = activation > 0 or preactivation is not None
@@ -190,16 +190,13 @@ def _bind_gemm(call: GemmCall, _: Quantizers) -> Bound:
             return
         sizes = values[runtime_sizes]
         target = plain_matrix(out)
-        kept = [] if residual is None else [flat(values[residual])]
-        addend = plain_matrix(kept[0]) if kept else _NO_MATRIX
-        if accumulator is not None:
-            kept.append(flat(values[accumulator]))
-        added = plain_matrix(kept[-1]) if accumulator is not None else _NO_MATRIX
+        kept = None if residual is None else flat(values[residual])
+        addend = _NO_MATRIX if kept is None else plain_matrix(kept)
         native(
             lhs.arguments(values, lhs.rows(sizes)),
             rhs.arguments(values, rhs.rows(sizes)),
             _NO_MATRIX if bias is None else _row(values[bias], target),
-            added if has_epilogue or residual is None else addend,
+            _NO_MATRIX if has_epilogue else addend,
             target,
             threads(),
             (activation, addend, _NO_MATRIX if preactivation is None else plain_matrix(values[preactivation]))

@@ -145,15 +145,14 @@ class Kernels:
         activation: str = "none",
         bias: torch.Tensor | None = None,
         residual: torch.Tensor | None = None,
-        accumulator: torch.Tensor | None = None,
         preactivation: torch.Tensor | None = None,
     ) -> None:
         """What the fused store of a GEMM leaves in `out`, from a float32 product of any strides.
 
-        `activation(source + bias) + residual`, or `source + accumulator`; `preactivation` takes `source + bias`.
+        `activation(source + bias) + residual`; `preactivation` takes `source + bias`.
         """
         call = _Call()
-        given = {"source": source, "residual": residual, "accumulator": accumulator}
+        given = {"source": source, "residual": residual}
         matrices = {name: call.matrix(matrix) for name, matrix in given.items() if matrix is not None}
         vector = None if bias is None else call.vector(bias)
         outs = tuple(call.given_matrix(matrix) for matrix in (out, preactivation) if matrix is not None)

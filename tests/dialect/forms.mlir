@@ -6,12 +6,12 @@
 
 // CHECK-LABEL: func.func @mixed(
 // CHECK-SAME: %arg0: !scaled.tensor<8x64xf32, #mxfp8_1x32>, %arg1: !scaled.tensor<48x64xf32, #mxfp8_1x32>, %arg2: tensor<48xf32>
-// GENERIC: "scaled.gemm"(%arg0, %arg1, %arg2) {batch_dims = 0 : i64, epilogue = "none", kind = "fprop", layer = "up", operandSegmentSizes = array<i32: 1, 1, 1, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!scaled.tensor<tensor<8x64xf32>, #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>, none>, !scaled.tensor<tensor<48x64xf32>, #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>, none>, tensor<48xf32>) -> tensor<8x48xf32>
+// GENERIC: "scaled.gemm"(%arg0, %arg1, %arg2) {batch_dims = 0 : i64, epilogue = "none", kind = "fprop", layer = "up", operandSegmentSizes = array<i32: 1, 1, 1, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!scaled.tensor<tensor<8x64xf32>, #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>, none>, !scaled.tensor<tensor<48x64xf32>, #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>, none>, tensor<48xf32>) -> tensor<8x48xf32>
 func.func @mixed(%x: !scaled.tensor<8x64xf32, #mxfp8_1x32>, %w: !scaled.tensor<tensor<48x64xf32>, #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>, none>, %b: tensor<48xf32>) {
   // CHECK: %0 = scaled.gemm fprop %arg0, %arg1 bias(%arg2) at "up" : !scaled.tensor<8x64xf32, #mxfp8_1x32>, !scaled.tensor<48x64xf32, #mxfp8_1x32>, tensor<48xf32> -> tensor<8x48xf32>
   %0 = scaled.gemm fprop %x, %w bias(%b) at "up" : !scaled.tensor<8x64xf32, #mxfp8_1x32>, !scaled.tensor<48x64xf32, #mxfp8_1x32>, tensor<48xf32> -> tensor<8x48xf32>
   // CHECK: %1 = scaled.gemm fprop %arg0, %arg1 bias(%arg2) at "up" : !scaled.tensor<8x64xf32, #mxfp8_1x32>, !scaled.tensor<48x64xf32, #mxfp8_1x32>, tensor<48xf32> -> tensor<8x48xf32>
-  %1 = "scaled.gemm"(%x, %w, %b) {batch_dims = 0 : i64, epilogue = "none", kind = "fprop", layer = "up", operandSegmentSizes = array<i32: 1, 1, 1, 0, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!scaled.tensor<8x64xf32, #mxfp8_1x32, none>, !scaled.tensor<tensor<48x64xf32>, #mxfp8_1x32, none>, tensor<48xf32>) -> tensor<8x48xf32>
+  %1 = "scaled.gemm"(%x, %w, %b) {batch_dims = 0 : i64, epilogue = "none", kind = "fprop", layer = "up", operandSegmentSizes = array<i32: 1, 1, 1, 0>, resultSegmentSizes = array<i32: 1, 0>} : (!scaled.tensor<8x64xf32, #mxfp8_1x32, none>, !scaled.tensor<tensor<48x64xf32>, #mxfp8_1x32, none>, tensor<48xf32>) -> tensor<8x48xf32>
   return
 }
 

@@ -57,13 +57,13 @@ func.func @produce_quantize(%x: !torch.vtensor<[?,64],bf16>, %w: !torch.vtensor<
 }
 
 // CHECK-LABEL: func.func @gemm
-func.func @gemm(%x: !scaled.tensor<33x200xf32, #fp8_1x128_power_of_two, #fp8_1x128_power_of_two>, %w: !scaled.tensor<50x200xf32, #fp8_128x128_power_of_two, #fp8_128x128_power_of_two>, %dy: !scaled.tensor<33x50xf32, #fp8_1x128_power_of_two, #fp8_1x128_power_of_two>, %b: tensor<50xf32>, %r: tensor<33x50xf32>, %dw: tensor<50x200xf32>) {
+func.func @gemm(%x: !scaled.tensor<33x200xf32, #fp8_1x128_power_of_two, #fp8_1x128_power_of_two>, %w: !scaled.tensor<50x200xf32, #fp8_128x128_power_of_two, #fp8_128x128_power_of_two>, %dy: !scaled.tensor<33x50xf32, #fp8_1x128_power_of_two, #fp8_1x128_power_of_two>, %b: tensor<50xf32>, %r: tensor<33x50xf32>) {
   // CHECK: %{{.*}}:2 = scaled.gemm fprop %arg0, %arg1 bias(%arg3) epilogue(gelu) residual(%arg4) at "l" : !scaled.tensor<33x200xf32, #fp8_1x128_power_of_two, #fp8_1x128_power_of_two>, !scaled.tensor<50x200xf32, #fp8_128x128_power_of_two, #fp8_128x128_power_of_two>, tensor<50xf32>, tensor<33x50xf32> -> tensor<33x50xf32>, tensor<33x50xf32>
   %y:2 = scaled.gemm fprop %x, %w bias(%b) epilogue(gelu) residual(%r) at "l" : !scaled.tensor<33x200xf32, #fp8_1x128_power_of_two, #fp8_1x128_power_of_two>, !scaled.tensor<50x200xf32, #fp8_128x128_power_of_two, #fp8_128x128_power_of_two>, tensor<50xf32>, tensor<33x50xf32> -> tensor<33x50xf32>, tensor<33x50xf32>
   // CHECK: %{{.*}} = scaled.gemm dgrad %arg2, %arg1 at "l" : !scaled.tensor<33x50xf32, #fp8_1x128_power_of_two, #fp8_1x128_power_of_two>, !scaled.tensor<50x200xf32, #fp8_128x128_power_of_two, #fp8_128x128_power_of_two> -> tensor<33x200xbf16>
   %dx = scaled.gemm dgrad %dy, %w at "l" : !scaled.tensor<33x50xf32, #fp8_1x128_power_of_two, #fp8_1x128_power_of_two>, !scaled.tensor<50x200xf32, #fp8_128x128_power_of_two, #fp8_128x128_power_of_two> -> tensor<33x200xbf16>
-  // CHECK: %{{.*}} = scaled.gemm wgrad %arg2, %arg0 accumulator(%arg5) at "l" : !scaled.tensor<33x50xf32, #fp8_1x128_power_of_two, #fp8_1x128_power_of_two>, !scaled.tensor<33x200xf32, #fp8_1x128_power_of_two, #fp8_1x128_power_of_two>, tensor<50x200xf32> -> tensor<50x200xf32>
-  %new = scaled.gemm wgrad %dy, %x accumulator(%dw) at "l" : !scaled.tensor<33x50xf32, #fp8_1x128_power_of_two, #fp8_1x128_power_of_two>, !scaled.tensor<33x200xf32, #fp8_1x128_power_of_two, #fp8_1x128_power_of_two>, tensor<50x200xf32> -> tensor<50x200xf32>
+  // CHECK: %{{.*}} = scaled.gemm wgrad %arg2, %arg0 at "l" : !scaled.tensor<33x50xf32, #fp8_1x128_power_of_two, #fp8_1x128_power_of_two>, !scaled.tensor<33x200xf32, #fp8_1x128_power_of_two, #fp8_1x128_power_of_two> -> tensor<50x200xf32>
+  %dw = scaled.gemm wgrad %dy, %x at "l" : !scaled.tensor<33x50xf32, #fp8_1x128_power_of_two, #fp8_1x128_power_of_two>, !scaled.tensor<33x200xf32, #fp8_1x128_power_of_two, #fp8_1x128_power_of_two> -> tensor<50x200xf32>
   return
 }
 

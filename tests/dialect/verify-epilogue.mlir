@@ -65,45 +65,18 @@ func.func @f(%x: tensor<64x64xf32>, %r: tensor<64x64xf32>) {
 
 // -----
 
-// epilogue_c5
-func.func @f(%x: tensor<64x64xf32>, %a: tensor<64xf32>) {
-  // expected-error @+1 {{accumulator must be tensor<64x64xf32>, got tensor<64xf32> [epilogue_c5]}}
-  %0 = scaled.epilogue none %x accumulator(%a) : tensor<64x64xf32>, tensor<64xf32> -> tensor<64x64xf32>
-  return
-}
-
-// -----
-
 // epilogue_c6
-func.func @f(%x: tensor<64x64xf32>, %b: tensor<64xf32>, %a: tensor<64x64xf32>) {
-  // expected-error @+1 {{an accumulating epilogue must have no bias, residual or activation [epilogue_c6]}}
-  %0 = scaled.epilogue none %x bias(%b) accumulator(%a) : tensor<64x64xf32>, tensor<64xf32>, tensor<64x64xf32> -> tensor<64x64xf32>
-  return
-}
-
-// -----
-
-// epilogue_c6
-func.func @f(%x: tensor<64x64xf32>, %a: tensor<64x64xf32>) {
-  // expected-error @+1 {{an accumulating epilogue must have no bias, residual or activation [epilogue_c6]}}
-  %0 = scaled.epilogue relu %x accumulator(%a) : tensor<64x64xf32>, tensor<64x64xf32> -> tensor<64x64xf32>
-  return
-}
-
-// -----
-
-// epilogue_c7
 func.func @f(%x: tensor<64x64xf32>) {
-  // expected-error @+1 {{a preactivation needs an epilogue other than none [epilogue_c7]}}
+  // expected-error @+1 {{a preactivation needs an epilogue other than none [epilogue_c6]}}
   %0:2 = scaled.epilogue none %x : tensor<64x64xf32> -> tensor<64x64xf32>, tensor<64x64xf32>
   return
 }
 
 // -----
 
-// epilogue_c7
+// epilogue_c6
 func.func @f(%x: tensor<64x64xf32>) {
-  // expected-error @+1 {{preactivation must be tensor<64x64xf32>, got tensor<64x64xbf16> [epilogue_c7]}}
+  // expected-error @+1 {{preactivation must be tensor<64x64xf32>, got tensor<64x64xbf16> [epilogue_c6]}}
   %0:2 = scaled.epilogue gelu %x : tensor<64x64xf32> -> tensor<64x64xf32>, tensor<64x64xbf16>
   return
 }

@@ -193,63 +193,45 @@ func.func @f(%a: !scaled.tensor<64x64xf32, #mxfp8_1x32>, %b: !scaled.tensor<64x6
 
 // -----
 
-// gemm_c14
-func.func @f(%a: !scaled.tensor<64x64xf32, #mxfp8_1x32>, %b: !scaled.tensor<64x64xf32, #mxfp8_1x32>, %e: tensor<64xf32>) {
-  // expected-error @+1 {{accumulator must be tensor<64x64xf32>, got tensor<64xf32> [gemm_c14] (layer 'mlp')}}
-  %0 = scaled.gemm fprop %a, %b accumulator(%e) at "mlp" : !scaled.tensor<64x64xf32, #mxfp8_1x32>, !scaled.tensor<64x64xf32, #mxfp8_1x32>, tensor<64xf32> -> tensor<64x64xf32>
-  return
-}
-
-// -----
-
 // gemm_c15
-func.func @f(%a: !scaled.tensor<64x64xf32, #mxfp8_1x32>, %b: !scaled.tensor<64x64xf32, #mxfp8_1x32>, %e: tensor<64x64xf32>) {
-  // expected-error @+1 {{an accumulating gemm must have no bias, residual or epilogue [gemm_c15] (layer 'mlp')}}
-  %0 = scaled.gemm fprop %a, %b epilogue(relu) accumulator(%e) at "mlp" : !scaled.tensor<64x64xf32, #mxfp8_1x32>, !scaled.tensor<64x64xf32, #mxfp8_1x32>, tensor<64x64xf32> -> tensor<64x64xf32>
-  return
-}
-
-// -----
-
-// gemm_c16
 func.func @f(%a: !scaled.tensor<64x64xf32, #mxfp8_1x32>, %b: !scaled.tensor<64x64xf32, #mxfp8_1x32>) {
-  // expected-error @+1 {{a preactivation needs an epilogue other than none [gemm_c16] (layer 'mlp')}}
+  // expected-error @+1 {{a preactivation needs an epilogue other than none [gemm_c15] (layer 'mlp')}}
   %0:2 = scaled.gemm fprop %a, %b at "mlp" : !scaled.tensor<64x64xf32, #mxfp8_1x32>, !scaled.tensor<64x64xf32, #mxfp8_1x32> -> tensor<64x64xf32>, tensor<64x64xf32>
   return
 }
 
 // -----
 
-// gemm_c16
+// gemm_c15
 func.func @f(%a: !scaled.tensor<64x64xf32, #mxfp8_1x32>, %b: !scaled.tensor<64x64xf32, #mxfp8_1x32>) {
-  // expected-error @+1 {{preactivation must be tensor<64x64xf32>, got tensor<64x32xf32> [gemm_c16] (layer 'mlp')}}
+  // expected-error @+1 {{preactivation must be tensor<64x64xf32>, got tensor<64x32xf32> [gemm_c15] (layer 'mlp')}}
   %0:2 = scaled.gemm fprop %a, %b epilogue(gelu) at "mlp" : !scaled.tensor<64x64xf32, #mxfp8_1x32>, !scaled.tensor<64x64xf32, #mxfp8_1x32> -> tensor<64x64xf32>, tensor<64x32xf32>
   return
 }
 
 // -----
 
-// gemm_c17
+// gemm_c16
 func.func @f(%a: !scaled.tensor<64x64xf32, #nvfp4_1x16_packed>, %b: !scaled.tensor<64x64xf32, #nvfp4_1x16>) {
-  // expected-error @+1 {{a packed copy must be on rhs, got it on lhs [gemm_c17] (layer 'mlp')}}
+  // expected-error @+1 {{a packed copy must be on rhs, got it on lhs [gemm_c16] (layer 'mlp')}}
   %0 = scaled.gemm fprop %a, %b at "mlp" : !scaled.tensor<64x64xf32, #nvfp4_1x16_packed>, !scaled.tensor<64x64xf32, #nvfp4_1x16> -> tensor<64x64xf32>
   return
 }
 
 // -----
 
-// gemm_c18
+// gemm_c17
 func.func @f(%a: !scaled.tensor<64x64xf32, none, #mxfp8_32x1_gemm>, %b: !scaled.tensor<64x64xf32, none, #mxfp8_32x1>) {
-  // expected-error @+1 {{both copies or none must be in the gemm layout, and none turned, got gemm and compact [gemm_c18] (layer 'mlp')}}
+  // expected-error @+1 {{both copies or none must be in the gemm layout, and none turned, got gemm and compact [gemm_c17] (layer 'mlp')}}
   %0 = scaled.gemm wgrad %a, %b at "mlp" : !scaled.tensor<64x64xf32, none, #mxfp8_32x1_gemm>, !scaled.tensor<64x64xf32, none, #mxfp8_32x1> -> tensor<64x64xf32>
   return
 }
 
 // -----
 
-// gemm_c18
+// gemm_c17
 func.func @f(%a: !scaled.tensor<64x64xf32, none, #mxfp8_32x1_turned>, %b: !scaled.tensor<64x64xf32, none, #mxfp8_32x1_turned>) {
-  // expected-error @+1 {{both copies or none must be in the gemm layout, and none turned, got turned and turned [gemm_c18] (layer 'mlp')}}
+  // expected-error @+1 {{both copies or none must be in the gemm layout, and none turned, got turned and turned [gemm_c17] (layer 'mlp')}}
   %0 = scaled.gemm wgrad %a, %b at "mlp" : !scaled.tensor<64x64xf32, none, #mxfp8_32x1_turned>, !scaled.tensor<64x64xf32, none, #mxfp8_32x1_turned> -> tensor<64x64xf32>
   return
 }

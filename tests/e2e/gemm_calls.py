@@ -19,7 +19,7 @@ def read_call(call, values):
     named = dict(given)
     a = read_copy(call.lhs, call.lhs_shape, named, sizes, "lhs", call.kind == "wgrad")
     b = read_copy(call.rhs, call.rhs_shape, named, sizes, "rhs", call.kind != "fprop")
-    options = {name: named[name].detach().clone() for name in ("bias", "residual", "accumulator") if name in named}
+    options = {name: named[name].detach().clone() for name in ("bias", "residual") if name in named}
     if "residual" in options:
         options["residual"] = options["residual"].reshape(-1, options["residual"].shape[-1])
     options["epilogue"] = call.epilogue

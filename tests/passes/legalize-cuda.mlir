@@ -91,21 +91,21 @@ func.func @two_e5m2(%dy: !scaled.tensor<32x64xbf16, none, #fp8_e5m2_tensor>, %x:
   return %0 : !torch.vtensor<[64,48],bf16>
 }
 
-// A bias in f32, an activation, a residual and an accumulator follow a product in f32.
+// A bias in f32, an activation and a residual follow a product in f32.
 // CHECK-LABEL: func.func @epilogues
 // CHECK-NEXT: %[[A:.*]] = scaled.gemm {{\w+}} %arg0, %arg1 {{.*}} -> !torch.vtensor<[8,32],f32>
 // CHECK-NEXT: %[[Y:.*]] = scaled.epilogue none %[[A]] bias(%arg2) {{.*}} -> !torch.vtensor<[8,32],bf16>
 // CHECK-NEXT: %[[B:.*]] = scaled.gemm {{\w+}} %arg0, %arg1 {{.*}} -> !torch.vtensor<[8,32],f32>
 // CHECK-NEXT: %[[G:.*]]:2 = scaled.epilogue gelu %[[B]] bias(%arg3) residual(%arg4)
 // CHECK-NEXT: %[[C:.*]] = scaled.gemm {{\w+}} %arg0, %arg1
-// CHECK-NEXT: %[[S:.*]] = scaled.epilogue none %[[C]] accumulator(%arg4)
+// CHECK-NEXT: %[[S:.*]] = scaled.epilogue none %[[C]] residual(%arg4)
 // CHECK-NEXT: %[[D:.*]] = scaled.gemm {{\w+}} %arg0, %arg1
 // CHECK-NEXT: %[[F:.*]] = scaled.epilogue none %[[D]] bias(%arg2)
 // CHECK-NEXT: return %[[Y]], %[[G]]#0, %[[G]]#1, %[[S]], %[[F]]
 func.func @epilogues(%x: !scaled.tensor<8x64xbf16, #fp8_tensor>, %w: !scaled.tensor<32x64xbf16, #fp8_tensor>, %bias: !torch.vtensor<[32],f32>, %half: !torch.vtensor<[32],bf16>, %residual: !torch.vtensor<[8,32],bf16>) -> (!torch.vtensor<[8,32],bf16>, !torch.vtensor<[8,32],bf16>, !torch.vtensor<[8,32],bf16>, !torch.vtensor<[8,32],bf16>, !torch.vtensor<[8,32],f32>) {
   %0 = scaled.gemm fprop %x, %w bias(%bias) at "up" : !scaled.tensor<8x64xbf16, #fp8_tensor>, !scaled.tensor<32x64xbf16, #fp8_tensor>, !torch.vtensor<[32],f32> -> !torch.vtensor<[8,32],bf16>
   %1:2 = scaled.gemm fprop %x, %w bias(%half) epilogue(gelu) residual(%residual) at "up" : !scaled.tensor<8x64xbf16, #fp8_tensor>, !scaled.tensor<32x64xbf16, #fp8_tensor>, !torch.vtensor<[32],bf16>, !torch.vtensor<[8,32],bf16> -> !torch.vtensor<[8,32],bf16>, !torch.vtensor<[8,32],bf16>
-  %2 = scaled.gemm fprop %x, %w accumulator(%residual) at "up" : !scaled.tensor<8x64xbf16, #fp8_tensor>, !scaled.tensor<32x64xbf16, #fp8_tensor>, !torch.vtensor<[8,32],bf16> -> !torch.vtensor<[8,32],bf16>
+  %2 = scaled.gemm fprop %x, %w residual(%residual) at "up" : !scaled.tensor<8x64xbf16, #fp8_tensor>, !scaled.tensor<32x64xbf16, #fp8_tensor>, !torch.vtensor<[8,32],bf16> -> !torch.vtensor<[8,32],bf16>
   %3 = scaled.gemm fprop %x, %w bias(%bias) at "up" : !scaled.tensor<8x64xbf16, #fp8_tensor>, !scaled.tensor<32x64xbf16, #fp8_tensor>, !torch.vtensor<[32],f32> -> !torch.vtensor<[8,32],f32>
   return %0, %1#0, %1#1, %2, %3 : !torch.vtensor<[8,32],bf16>, !torch.vtensor<[8,32],bf16>, !torch.vtensor<[8,32],bf16>, !torch.vtensor<[8,32],bf16>, !torch.vtensor<[8,32],f32>
 }

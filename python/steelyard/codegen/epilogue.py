@@ -1,4 +1,4 @@
-"""What follows a product that its GEMM cannot take: bias, activation, residual or accumulator, and one rounding."""
+"""What follows a product that its GEMM cannot take: bias, activation, residual, and one rounding."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,12 +13,11 @@ from steelyard.codegen.values import Value, loop, select, signed_to, when
 _SIDE = 64
 _VECTOR_BYTES = 16
 _UNROLLED = 2  # independent loads in flight
-ADDENDS = ("residual", "accumulator")
 
 
 @dataclass(frozen=True)
 class EpilogueKernel(Kernel):
-    """`activation(source + bias) + residual`, or `source + accumulator`, of a float32 source, in float32.
+    """`activation(source + bias) + residual` of a float32 source, in float32.
 
     The dtypes of addends are empty where there are none. `preactivation`: what the activation is given is stored too,
     rounded to the dtype. `aligned`: rows of all matrices, and the bias, are whole 16-byte vectors at aligned addresses.
@@ -28,20 +27,19 @@ class EpilogueKernel(Kernel):
     activation: str = "none"
     bias: str = ""
     residual: str = ""
-    accumulator: str = ""
     preactivation: bool = False
     aligned: bool = True
 
     @property
     def name(self) -> str:
-        addends = [f"{name}_{getattr(self, name)}" for name in ("bias", *ADDENDS) if getattr(self, name)]
+        addends = [f"{name}_{getattr(self, name)}" for name in ("bias", "residual") if getattr(self, name)]
         options = (["preactivation"] if self.preactivation else []) + ([] if self.aligned else ["any"])
         return "_".join(("epilogue", self.activation, self.dtype, *addends, *options))
 
     @property
     def matrices(self) -> dict[str, str]:
         """The matrices that are read, and their dtypes."""
-        return {"source": "f32"} | {name: getattr(self, name) for name in ADDENDS if getattr(self, name)}
+        return {"source": "f32"} | ({"residual": self.residual} if self.residual else {})
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -96,8 +94,8 @@ class EpilogueKernel(Kernel):
             self._store(scope, "preactivation", values, row, column)
         if self.activation != "none":
             values = [ACTIVATIONS[self.activation](value) for value in values]
-        for name in ADDENDS:
-            values = _sums(values, read[name]) if name in read else values
+        if self.residual:
+            values = _sums(values, read["residual"])
         self._store(scope, "out", values, row, column)
 
     def _read(self, scope: Scope, name: str, dtype: str, row: Value, column: Value) -> list[Value]:

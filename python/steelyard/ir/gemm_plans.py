@@ -97,7 +97,7 @@ def size_source(value: ir.Value) -> ir.Value | None:
 def _leaves_epilogue(op: GemmOp, plan: GemmPlan) -> bool:
     if plan.path == CUSTOM:
         return False
-    if op.epilogue.value != "none" or op.residual is not None or op.accumulator is not None:
+    if op.epilogue.value != "none" or op.residual is not None:
         return True
     if op.bias is None:
         return False

@@ -65,11 +65,11 @@ def producers() -> list[Producer]:
 
 
 def epilogues(dtype: str, aligned: bool) -> list[Kernel]:
-    """Every activation with all addends that it allows, and an accumulator."""
+    """Every activation with a bias and a residual."""
     full = {"bias": dtype, "residual": dtype, "aligned": aligned}
     kernels: list[Kernel] = [EpilogueKernel(dtype, "none", **full)]
     kernels += [EpilogueKernel(dtype, kind, **full, preactivation=True) for kind in ACTIVATIONS]
-    return [*kernels, EpilogueKernel(dtype, accumulator=dtype, aligned=aligned)]
+    return kernels
 
 
 def small_kernels(dtype: str, aligned: bool) -> list[Kernel]:

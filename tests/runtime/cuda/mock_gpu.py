@@ -137,9 +137,8 @@ def store_product(call: GemmCall, values: tuple) -> None:
         kept.copy_(result.view(kept.shape))
     if options["epilogue"] != "none":
         result = cpu.produce(options["epilogue"], (result,), torch.float32)
-    for name in ("residual", "accumulator"):
-        if name in options:
-            result = result + options[name].reshape(result.shape).float()
+    if "residual" in options:
+        result = result + options["residual"].reshape(result.shape).float()
     out.copy_(result.view(out.shape))
 
 

@@ -81,14 +81,6 @@ def test_sources_of_any_strides(layout):
     assert same_values(out, fused_store(source, "silu", torch.float32, bias, residual)[0])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_accumulator(dtype):
-    source, accumulator = source_of(8, 48), random_like((8, 48), dtype, 5)
-    out = torch.empty(8, 48, dtype=dtype)
-    simulated("sm_89").epilogue(source, out, accumulator=accumulator)
-    assert same_values(out, (source + accumulator.float()).to(dtype))
-
-
 def test_leading_dims_and_nothing_at_all():
     source = source_of(6, 16)
     out = torch.empty(2, 3, 16)

@@ -95,7 +95,7 @@ CASES = {
     ),
     "epilogue": (
         EpilogueCall,
-        [("source", F32), ("accumulator", F32)],
+        [("source", F32), ("residual", F32)],
         [("result", F32)],
         {"epilogue": "none"},
     ),
@@ -189,7 +189,7 @@ def test_positions_are_those_of_operands_and_then_results():
         assert isinstance(call, GemmCall)
         assert (call.left.copy.codes, call.left.copy.scales, call.left.copy.amax) == (0, 1, None)
         assert (call.right.copy.codes, call.right.copy.scales) == (2, 3)
-        assert (call.bias, call.residual, call.accumulator) == (4, 5, None)
+        assert (call.bias, call.residual) == (4, 5)
         assert list(range(9))[call.sizes] == [6]
         assert (call.out, call.preactivation) == (7, 8)
         assert call.part_positions == {0, 1, 2, 3}

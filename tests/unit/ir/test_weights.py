@@ -127,7 +127,7 @@ func.func @step(%x: !scaled.tensor<tensor<8x64xf32>, #fp4_rows, none>,
                 %w: {PLAIN} {{scaled.parameter = "up.weight"}}) -> !torch.vtensor<[8,32],f32> {{
   %q = {quantized("%w", "32x64", "#fp4")}
   %y = "scaled.gemm"(%x, %q) {{batch_dims = 0 : i64, epilogue = "none", kind = "fprop", layer = "up",
-    operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>}} :
+    operandSegmentSizes = array<i32: 1, 1, 0, 0>, resultSegmentSizes = array<i32: 1, 0>}} :
     (!scaled.tensor<tensor<8x64xf32>, #fp4_rows, none>, !scaled.tensor<tensor<32x64xf32>, #fp4, none>)
     -> !torch.vtensor<[8,32],f32>
   return %y : !torch.vtensor<[8,32],f32>

@@ -126,7 +126,6 @@ def test_native_gemms_are_calls_that_torch_takes(recipe, sizes):
             if call.bias is not None:
                 assert tensor_info(op.operands[call.bias].type).dtype == info.dtype == "bf16"
             assert call.residual is None
-            assert call.accumulator is None
             assert call.epilogue == "none"
 
 

@@ -197,7 +197,7 @@ def _operand_shape(values: _Values, operand: GemmOperand) -> tuple[Size, Size]:
 @plan_call.register
 def _plan_epilogue(call: EpilogueCall) -> LaunchPlan:
     values = _Values(call)
-    given = {"source": call.source, "residual": call.residual, "accumulator": call.accumulator}
+    given = {"source": call.source, "residual": call.residual}
     matrices = {name: values.matrix(position) for name, position in given.items() if position is not None}
     source = matrices["source"]
     bias = None if call.bias is None else values.vector(call.bias)

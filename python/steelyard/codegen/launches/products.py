@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from steelyard.codegen.epilogue import ADDENDS, EpilogueKernel
+from steelyard.codegen.epilogue import EpilogueKernel
 from steelyard.codegen.launches.copies import decode
 from steelyard.codegen.launches.plan import Argument, Buffer, PlanBuilder
 from steelyard.codegen.launches.values import Matrix, StoredCopy, Vector
@@ -26,7 +26,7 @@ def finish_product(
     outs: tuple[Matrix, ...],
     activation: str,
 ) -> None:
-    """`activation(source + bias) + residual`, or `source + accumulator`, of the matrices of these names.
+    """`activation(source + bias) + residual` of the matrices of these names.
 
     `outs`: the result and, where it is kept, what the activation is given.
     """
@@ -35,7 +35,7 @@ def finish_product(
     for name, matrix in matrices.items():
         named |= matrix.arguments(name, f"{name}_row_stride", f"{name}_column_stride")
     aligned = all(matrix.is_aligned for matrix in (*matrices.values(), *outs))
-    dtypes = {name: matrices[name].dtype for name in ADDENDS if name in matrices}
+    dtypes = {"residual": matrices["residual"].dtype} if "residual" in matrices else {}
     if bias is not None:
         named |= {"bias": bias.buffer, "bias_stride": bias.stride}
         dtypes["bias"] = bias.dtype

@@ -15,7 +15,7 @@ from steelyard.ir.kernel_calls.copies import CopySlots, named_parts
 Path = Literal["native", "emulated"]
 PATHS: tuple[Path, ...] = get_args(Path)
 
-_ADDENDS = ("bias", "residual", "accumulator")
+_ADDENDS = ("bias", "residual")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +33,6 @@ class AddingCall(KernelCall):
     def residual(self) -> int | None:
         """The position of what is added after the activation."""
         return self.operand("residual")
-
-    @property
-    def accumulator(self) -> int | None:
-        """The position of what the product is added to."""
-        return self.operand("accumulator")
 
     @property
     def out(self) -> int:
