@@ -14,10 +14,13 @@ _FLAGS = ("power_of_two", "rht")
 class SchemeAttr(Scaled.Attribute, name="scheme"):
     """How one copy of a tensor is quantized.
 
-    `#scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {rule = "floor"}>`: element format, block (rows x columns of the
-    stored array, or "tensor"), scale type, and the options that differ from their defaults. Flags are unit
-    attributes: `{power_of_two}`, `{rht}`. The meaning of each option, and the constraints scheme_c1 to scheme_c11,
-    are those of `steelyard.formats.schemes.Scheme`.
+    `#mxfp8_1x32`, `#fp8_e5m2_tensor_delayed`, `#nvfp4_1x16_stochastic_rht`: format, block (rows x columns of the stored
+    array, or `tensor`), and the options that differ from what is usual. What no name can say, a lower bound of the
+    amax or a user's own quantizer, is spelled in full, as any scheme may be:
+    `#scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {rule = "floor"}>` has the element format, the block, the type of a
+    scale, and the options that differ from their defaults. Flags are unit attributes: `{power_of_two}`, `{rht}`. The
+    meaning of each option, and the constraints scheme_c1 to scheme_c11, are those of
+    `steelyard.formats.schemes.Scheme`.
 
     Constraints:
     - scheme_c12: options are known and hold no default value, so that equal schemes are equal attributes

@@ -51,9 +51,10 @@ class TensorInfo:
 class TensorType(Scaled.Type, name="tensor"):
     """A quantized tensor with a rowwise and/or a columnwise copy.
 
-    `!scaled.tensor<tensor<2x?x64xbf16>, #row, none>`: the shape and high-precision dtype it stands for, the scheme of
-    its rowwise copy and that of its columnwise copy, `none` where there is no such copy. The two may differ. It is one
-    SSA value until `scaled-lower-storage` splits it.
+    `!scaled.tensor<2x?x64xbf16, #mxfp8_1x32, #mxfp8_32x1>`: the shape and high-precision dtype it stands for, the
+    scheme of its rowwise copy and that of its columnwise copy. The two may differ. `none` stands for a copy that is not
+    there, and a columnwise copy that is not there is left out: `!scaled.tensor<2x?x64xbf16, #mxfp8_1x32>`. In full it
+    is `!scaled.tensor<tensor<2x?x64xbf16>, #row, #col>`. One SSA value until storage is lowered.
 
     Constraints:
     - tensor_c1: the first parameter is a ranked tensor of f32, bf16 or f16 with at least one dim

@@ -15,7 +15,8 @@ from pathlib import Path
 from torch_mlir.dialects import ext
 
 from steelyard import recipes
-from steelyard.dialect import launch, matmul
+from steelyard.dialect import launch, make_context, matmul, parse_module, print_module
+from steelyard.dialect.assembly.formats import formats
 from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.base import Scaled
 from steelyard.dialect.types import TensorType
@@ -29,15 +30,17 @@ NOTICE = "<!-- Made by `make docs` from the code. Do not edit. -->\n"
 
 def dialect_page() -> str:
     """The reference of the dialect."""
-    parts = [NOTICE, "# The dialect `scaled`\n", _DIALECT_INTRODUCTION]
+    module = parse_module(_DIALECT_EXAMPLE, make_context())
+    example = print_module(module.operation)
+    parts = [NOTICE, "# The dialect `scaled`\n", _DIALECT_INTRODUCTION, _SYNTAX, f"```text\n{example}```\n"]
     parts += ["## Attribute `#scaled.scheme`\n", _body(SchemeAttr)]
     parts += ["### Fields\n", _field_table(Scheme), _constraints(Scheme)]
     parts += ["## Type `!scaled.tensor`\n", _body(TensorType)]
     parts += ["## The three GEMMs of a linear layer\n", inspect.getdoc(matmul).partition("\n\n")[2] + "\n"]
     parts += ["## Launch plans\n", inspect.getdoc(launch).partition("\n\n")[2] + "\n"]
     for op in sorted(Scaled.operations, key=lambda op: op.OPERATION_NAME):
-        syntax = f"```text\n{op.OPERATION_NAME} {op.assembly_format}\n```\n"
-        parts += [f"## `{op.OPERATION_NAME}`\n", syntax, _body(op), _operation_table(op)]
+        syntax = formats()[op.OPERATION_NAME].syntax()
+        parts += [f"## `{op.OPERATION_NAME}`\n", f"```text\n{syntax}\n```\n", _body(op), _operation_table(op)]
     return "\n".join(parts)
 
 
@@ -110,15 +113,29 @@ reorders, and `scaled.free` say what happens to memory. Every op works on builti
 operands, with dims that are known only at run time (`?`), and takes ragged edges: missing elements of a block count as
 zero.
 
-Each op has a line of syntax. In it, `$name` is an operand or an attribute, and `$name...` any number of them. Brackets
-hold what is left out where its operand is absent, or where its attribute has the default behind the `=`; a single word
-in brackets is a flag. Words and punctuation stand for themselves. Every op ends with its other attributes in braces, if
-it has any, and ` : operand types -> result types`. MLIR's generic form is read as well, and
-`steelyard-opt --mlir-print-op-generic` prints it.
-
 Each constraint has a name, and the diagnostic of an op that breaks it shows that name. An op that lacks an operand or
 attribute it declares fails as `<op>_c0`. Types and attributes are checked where an op of the dialect uses them, not
 where only a function's signature or an op of another dialect names them.
+"""
+
+_SYNTAX = """\
+## Syntax
+
+Every op has a short form. In the syntax of an op, `%name` is a value, `<name>` an attribute, and what stands in square
+brackets is left out where its operand is absent or its attribute has the default. Other attributes come in braces, and
+then the types of the operands and of the results. `steelyard-opt` reads this form and MLIR's generic one, also mixed in
+one file; `--mlir-print-op-generic` prints the generic one.
+"""
+
+_DIALECT_EXAMPLE = """
+func.func @linear(%x: tensor<?x512xbf16>, %w: tensor<2048x512xbf16>, %b: tensor<2048xbf16>) -> tensor<?x2048xbf16> {
+  %0 = scaled.quantize input %x : tensor<?x512xbf16> -> !scaled.tensor<?x512xbf16, #nvfp4_1x16, #nvfp4_1x16_rht>
+  %1 = scaled.quantize weight %w : tensor<2048x512xbf16> -> !scaled.tensor<2048x512xbf16, #nvfp4_16x16>
+  %2 = scaled.gemm fprop %0, %1 bias(%b) epilogue(gelu) at "blocks.0.up"
+    : !scaled.tensor<?x512xbf16, #nvfp4_1x16, #nvfp4_1x16_rht>, !scaled.tensor<2048x512xbf16, #nvfp4_16x16>,
+      tensor<2048xbf16> -> tensor<?x2048xbf16>
+  return %2 : tensor<?x2048xbf16>
+}
 """
 
 _PASSES_INTRODUCTION = """\

@@ -7,6 +7,7 @@ block, and the options that differ from what is usual in that family. All others
 from contextlib import suppress
 from functools import cache
 from itertools import product
+from typing import Any
 
 from steelyard.errors import ConstraintError
 from steelyard.formats.schemes import CHOICES, FAMILIES, Scheme
@@ -52,12 +53,14 @@ def named_schemes() -> dict[str, Scheme]:
     """Every scheme that has a name, by its name."""
     named: dict[str, Scheme] = {}
     for family, (elements, blocks, scale) in FAMILIES.items():
-        choices = [[(option, value) for value in CHOICES.get(option, _FLAG)] for option in _OPTIONS[family]]
-        for element, block, *options in product(elements, blocks, *choices):
-            # Some options exclude each other.
-            with suppress(ConstraintError):
-                scheme = Scheme(element, block, scale, **dict(options))
-                named[name_of(scheme) or ""] = scheme
+        options = _OPTIONS[family]
+        for element, block in product(elements, blocks):
+            for values in product(*(CHOICES.get(option, _FLAG) for option in options)):
+                chosen: dict[str, Any] = dict(zip(options, values, strict=True))
+                # Some options exclude each other.
+                with suppress(ConstraintError):
+                    scheme = Scheme(element, block, scale, **chosen)
+                    named[name_of(scheme) or ""] = scheme
     return named
 
 

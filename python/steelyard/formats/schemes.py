@@ -14,14 +14,14 @@ FP8_ELEMENTS = ("f8E4M3FN", "f8E5M2")
 ELEMENT_MAX = {"f8E4M3FN": 448.0, "f8E5M2": 57344.0, "f4E2M1FN": 6.0}
 
 # Family -> legal elements, blocks (rows x columns of the stored array) and scale type.
-FAMILIES = {
+FAMILIES: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
     "tensor": (FP8_ELEMENTS, ("tensor",), "f32"),
     "block": (FP8_ELEMENTS, ("1x128", "128x128"), "f32"),
     "mx": (FP8_ELEMENTS, ("1x32", "32x1", "32x32"), "f8E8M0FNU"),
     "nvfp4": (("f4E2M1FN",), ("1x16", "16x16"), "f8E4M3FN"),
 }
 BLOCKS = tuple(block for _, blocks, _ in FAMILIES.values() for block in blocks)
-CHOICES = {
+CHOICES: dict[str, tuple[str, ...]] = {
     "source": ("current", "delayed"),
     "rounding": ("nearest", "stochastic"),
     "rule": ("rceil", "floor", "ceil", "even"),

@@ -130,8 +130,8 @@ def _constants_read(ops: Iterable[ir.Operation]) -> set[ir.Operation]:
             return False
         op = value.owner.operation
         if op not in is_constant:
-            operands = [visit(operand) for operand in op.operands]
-            is_constant[op] = all(operands) and (not operands or op.name == "torch.prim.ListConstruct")
+            is_list = op.name == "torch.prim.ListConstruct"
+            is_constant[op] = all(visit(operand) for operand in op.operands) if is_list else not op.operands
         return is_constant[op]
 
     for op in ops:

@@ -1,6 +1,5 @@
 """`steelyard demo`: compile a small GPT by two recipes, and show the result."""
 
-import re
 import statistics
 import time
 
@@ -62,10 +61,9 @@ def run(recipes: tuple[str, ...] = RECIPES) -> int:
     net = nets[recipes[0]]
     print(f"\nWhat became of each GEMM: print(net.explain())  [{recipes[0]}]\n")
     print(_indent(net.explain()))
-    print(f"\nThe layer {LAYER} at three stages: print(net.ir(stage))\n")
     for stage in STAGES:
-        print(f"  {stage}:")
-        print(_indent(_gist(net.ir(stage)), 4))
+        print(f'\nThe layer {LAYER}: print(net.ir("{stage}", layer="{LAYER}"))\n')
+        print(_indent(net.ir(stage, layer=LAYER)))
     print("\nBeside the model in fp32:\n")
     print(_indent(_comparison(model, nets, tokens, expected)))
     return 0
@@ -94,27 +92,6 @@ def _times(nets: dict[str, nn.Module], tokens: torch.Tensor) -> dict[str, float]
             net(tokens)
             times[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in times.items()}
-
-
-def _gist(text: str) -> str:
-    """The ops of one layer, without operand types and what MLIR's generic syntax adds."""
-    lines = text.splitlines()
-    schemes = [line for line in lines if line.startswith("#")]
-    at = next(i for i, line in enumerate(lines) if f'"{LAYER}"' in line or _is_traced_layer(line))
-    nearby = [line.strip() for line in lines[max(at - 3, 0) : at + 1]]
-    ops = [line for line in nearby if re.search(r"quantize|gemm|matmul|addmm|aten\.t ", line)]
-    short = [re.sub(r" : \(?.*\)? -> ", " -> ", _NOISE.sub("", op)).replace(", }", "}") for op in ops]
-    return "\n".join([*schemes, *short])
-
-
-def _is_traced_layer(line: str) -> bool:
-    # Before GEMMs are raised, only the shape of its weight identifies the layer.
-    return "aten.addmm" in line and f"[{WIDTH},{4 * WIDTH}]" in line
-
-
-_NOISE = re.compile(
-    r'(?:batch_dims = 0 : i64|epilogue = "none"|layer = ""|\w+SegmentSizes = array<i32: [\d, ]+>)(?:, )?'
-)
 
 
 def _millions(model: nn.Module) -> str:

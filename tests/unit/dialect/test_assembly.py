@@ -271,7 +271,7 @@ def test_an_op_that_its_format_cannot_spell_stays_generic():
   %1 = "scaled.pad"(%0) {multiples = "16"} : (tensor<8xf32>) -> tensor<8xf32>
   %2 = "scaled.dequantize"(%0) : (tensor<8xf32>) -> tensor<8xf32>
   %3:2 = "scaled.transpose"(%0) : (tensor<8xf32>) -> (tensor<8xf32>, tensor<8xf32>)
-  %4 = "scaled.matmul"(%0, %0) {batch_dims = 0 : i32, kind = "fprop", layer = "", operandSegmentSizes = array<i32: 1, 1, 0>} : (tensor<8xf32>, tensor<8xf32>) -> tensor<8xf32>
+  %4 = "scaled.produce_quantize"(%0) {epsilon = 0 : i32} : (tensor<8xf32>) -> tensor<8xf32>
 }
 """
     assert shorten_module(text) == text

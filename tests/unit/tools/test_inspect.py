@@ -134,3 +134,14 @@ def test_a_process_of_its_own_prints_nothing_else(folder):
     assert "'head' matches no layer" in run.stderr
     assert run.stderr.count("\n") == 1
     assert run.stdout == ""
+
+
+def test_a_layer_of_a_stage_is_printed(inspect):
+    arguments = ("models:make", "--input", "2x4:int64", "--stage", "quantized")
+    shown = inspect(*arguments, "--layer", "1").stdout
+    assert 'at "1"' in shown
+    assert 'at "2"' not in shown
+    refused = inspect(*arguments, "--layer", "nothing")
+    assert refused.returncode == 1
+    assert "no layer of this stage matches 'nothing'; the layers are: 0, 1, 2" in refused.stderr
+    assert "--layer needs a stage" in inspect(*arguments[:3], "--layer", "1").stderr

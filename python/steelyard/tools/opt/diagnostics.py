@@ -58,7 +58,9 @@ def _place(location: ir.Location, source_name: str, positions: Positions | None)
         if place.filename != PARSED_FROM_MEMORY:
             return place.filename, place.start_line, place.start_col
         line, column = place.start_line, place.start_col
-        return source_name, *(positions.to_source(line, column) if positions is not None else (line, column))
+        if positions is not None:
+            line, column = positions.to_source(line, column)
+        return source_name, line, column
     return "", 0, 0
 
 
