@@ -23,33 +23,29 @@ from steelyard.formats.schemes import Scheme
 class QuantizeOp(ScaledOp, name="quantize", traits=[ext.Pure]):
     """Quantize a tensor into the copies that its result type names.
 
-    `scale` is a scale known beforehand, the state of a delayed scheme, `amax` an amax known beforehand (one reduced
-    over ranks), and `rng` the seed and offset of stochastic rounding. The result `new_amax` is the amax of the source,
-    where it is kept. `layer` names the layer whose state the op reads. It is empty where there is no state, so that
-    equal quantizations are equal ops.
+    `scale` is a scale known beforehand, the state of a delayed scheme, and `rng` the seed and offset of stochastic
+    rounding. The result `new_amax` is the amax of the source, where it is kept. `layer` names the layer whose state the
+    op reads. It is empty where there is no state, so that equal quantizations are equal ops.
 
     Constraints:
     - quantize_c1: source is a ranked tensor of f32, bf16 or f16
     - quantize_c2: result is a !scaled.tensor of the source's shape and dtype
     - quantize_c3: role is input, weight or grad_output
     - quantize_c4: a delayed scheme needs a scale, and only schemes with one scale per tensor take one
-    - quantize_c5: only current per-tensor schemes and f4E2M1FN without the transform take an amax, never together
-      with a scale
-    - quantize_c6: stochastic rounding needs rng, and only stochastic rounding takes it
-    - quantize_c7: only role grad_output is rounded stochastically
-    - quantize_c8: only schemes with one amax per tensor or per row return a new_amax
-    - quantize_c9: scale is an f32 scalar; amax and new_amax are f32 scalars, or f32 for each row where one copy has a
-      second level per row; rng is two 64-bit integers
+    - quantize_c5: stochastic rounding needs rng, and only stochastic rounding takes it
+    - quantize_c6: only role grad_output is rounded stochastically
+    - quantize_c7: only schemes with one amax per tensor or per row return a new_amax
+    - quantize_c8: scale is an f32 scalar; new_amax is an f32 scalar, or f32 for each row where one copy has a second
+      level per row; rng is two 64-bit integers
     """
 
-    assembly_format = '$role $source [scale($scale)] [amax($amax)] [rng($rng)] [at $layer = ""]'
+    assembly_format = '$role $source [scale($scale)] [rng($rng)] [at $layer = ""]'
 
     source: ext.Operand[Any]
     result: ext.Result[Any]
     role: ir.StringAttr
     layer: ir.StringAttr
     scale: ext.Operand[Any] | None = None
-    amax: ext.Operand[Any] | None = None
     rng: ext.Operand[Any] | None = None
     new_amax: ext.Result[Any] | None = None
 
@@ -64,7 +60,7 @@ class QuantizeOp(ScaledOp, name="quantize", traits=[ext.Pure]):
         )
         role = string_attribute(self, "role", ROLES, "quantize_c3")
         self._check_scale(source, result.schemes)
-        self._check_amax(source, result)
+        self._check_new_amax(source, result)
         self._check_rng(source, result.schemes, role)
 
     def _check_scale(self, source: TensorInfo, schemes: tuple[Scheme, ...]) -> None:
@@ -74,34 +70,28 @@ class QuantizeOp(ScaledOp, name="quantize", traits=[ext.Pure]):
             return
         one_scale = all(scheme.family in ("tensor", "custom") for scheme in schemes)
         require(one_scale, "quantize_c4", "the operand scale needs schemes with one scale a tensor, got block scales")
-        require_tensor(self.scale, source.with_((), "f32"), "quantize_c9", "scale")
+        require_tensor(self.scale, source.with_((), "f32"), "quantize_c8", "scale")
 
-    def _check_amax(self, source: TensorInfo, result: ScaledInfo) -> None:
-        amax_type = source.with_(amax_shape(result), "f32")
-        if self.amax is not None:
-            require(self.scale is None, "quantize_c5", "amax and scale exclude each other, got both")
-            takes = all(_takes_amax(scheme) for scheme in result.schemes)
-            needed = "current per-tensor or f4E2M1FN schemes without the transform"
-            require(takes, "quantize_c5", f"the operand amax needs {needed}")
-            require_tensor(self.amax, amax_type, "quantize_c9", "amax")
-        if self.new_amax is not None:
-            gives = all(scheme.family in ("tensor", "nvfp4", "custom") for scheme in result.schemes)
-            needed = "schemes with an amax a tensor or a row"
-            require(gives, "quantize_c8", f"new_amax needs {needed}, got block scales alone")
-            require_tensor(self.new_amax, amax_type, "quantize_c9", "new_amax")
+    def _check_new_amax(self, source: TensorInfo, result: ScaledInfo) -> None:
+        if self.new_amax is None:
+            return
+        gives = all(scheme.family in ("tensor", "nvfp4", "custom") for scheme in result.schemes)
+        needed = "schemes with an amax a tensor or a row"
+        require(gives, "quantize_c7", f"new_amax needs {needed}, got block scales alone")
+        require_tensor(self.new_amax, source.with_(amax_shape(result), "f32"), "quantize_c8", "new_amax")
 
     def _check_rng(self, source: TensorInfo, schemes: tuple[Scheme, ...], role: str) -> None:
         stochastic = any(scheme.rounding == "stochastic" for scheme in schemes)
         has_rng = self.rng is not None
         message = f"rng must be there for stochastic rounding and only then, got {'one' if has_rng else 'none'}"
-        require(stochastic == has_rng, "quantize_c6", message)
+        require(stochastic == has_rng, "quantize_c5", message)
         require(
             not stochastic or role == "grad_output",
-            "quantize_c7",
+            "quantize_c6",
             f"stochastic rounding needs role grad_output, got {role}",
         )
         if has_rng:
-            require_tensor(self.rng, source.random_state(), "quantize_c9", "rng")
+            require_tensor(self.rng, source.random_state(), "quantize_c8", "rng")
 
 
 def quantize(
@@ -112,7 +102,6 @@ def quantize(
     role: str,
     layer: str = "",
     scale: ir.Value | None = None,
-    amax: ir.Value | None = None,
     rng: ir.Value | None = None,
     new_amax: bool = False,
     loc: ir.Location | None = None,
@@ -123,18 +112,13 @@ def quantize(
     result = ScaledInfo(info.shape, info.dtype, row, col)
     results = [result.type(), info.with_(amax_shape(result), "f32").type() if new_amax else None]
     attributes = {"role": ir.StringAttr.get(role), "layer": ir.StringAttr.get(layer)}
-    return build(QuantizeOp, [source, scale, amax, rng], results, attributes, loc, ip)
+    return build(QuantizeOp, [source, scale, rng], results, attributes, loc, ip)
 
 
 def amax_shape(info: ScaledInfo) -> Shape:
     """The shape of a quantized tensor's amax: a scalar, or one for each row."""
     per_row = any(scheme.second_level == "row" for scheme in info.schemes)
     return info.shape[:-1] if per_row else ()
-
-
-def _takes_amax(scheme: Scheme) -> bool:
-    current = scheme.family == "tensor" and scheme.source == "current"
-    return current or scheme.family == "custom" or (scheme.family == "nvfp4" and not scheme.rht)
 
 
 class DequantizeOp(ScaledOp, name="dequantize", traits=[ext.Pure]):

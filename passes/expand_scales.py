@@ -26,8 +26,6 @@ def _expand(op: QuantizeOp) -> None:
         if op.new_amax is not None and list(op.new_amax.uses):
             op.new_amax.replace_all_uses_with(amax(op.source, per_row=per_row).result)
         row, col = op.result.type.info.row, op.result.type.info.col
-        plain = quantize(
-            op.source, row, col, role=op.role.value, layer=op.layer.value, scale=op.scale, amax=op.amax, rng=op.rng
-        )
+        plain = quantize(op.source, row, col, role=op.role.value, layer=op.layer.value, scale=op.scale, rng=op.rng)
     op.result.replace_all_uses_with(plain.result)
     op.operation.erase()

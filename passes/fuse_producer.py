@@ -50,7 +50,7 @@ def fuse_producer(module: ir.Operation) -> None:
 
 def _fuse(op: QuantizeOp) -> None:
     info = op.result.type.info
-    if op.amax is not None or op.rng is not None or op.new_amax is not None:
+    if op.rng is not None or op.new_amax is not None:
         return
     if any(scheme.custom for scheme in info.schemes):
         return

@@ -178,7 +178,7 @@ class _Lowering:
 
     def quantize(self, op: QuantizeOp) -> None:
         info = scaled_info_of(op.result)
-        operands = _present(source=op.source, scale=op.scale, amax=op.amax, rng=op.rng)
+        operands = _present(source=op.source, scale=op.scale, rng=op.rng)
         results = self._made_slots(op)
         if op.new_amax is not None:
             results += (Slot("new_amax", op.new_amax.type),)

@@ -62,7 +62,6 @@ def _widen(op: QuantizeOp, merged: ScaledInfo) -> Any:
             role=op.role.value,
             layer=op.layer.value,
             scale=op.scale,
-            amax=op.amax,
             rng=op.rng,
             new_amax=op.new_amax is not None,
         )

@@ -56,7 +56,7 @@ def bind(call: KernelCall, quantizers: Quantizers) -> Bound:
 class _Destination:
     """A copy that a kernel makes, in the memory that it is given."""
 
-    def __init__(self, copy: CopySlots, *, has_amax: bool):
+    def __init__(self, copy: CopySlots, *, has_amax: bool = False):
         self._bits, self._epsilon = scheme_bits(copy.scheme), copy.scheme.epsilon
         self._codes, self._scales, self._amax = copy.codes, copy.scales, copy.amax
         self._has_amax = has_amax and self._amax is not None
@@ -74,16 +74,12 @@ class _Destination:
 
 @bind.register
 def _bind_quantize(call: QuantizeCall, _: Quantizers) -> Bound:
-    scale, amax, rng = call.scale, call.amax, call.rng
-    row, col = (None if copy is None else _Destination(copy, has_amax=amax is not None) for copy in call.copies)
+    scale, rng = call.scale, call.rng
+    row, col = (None if copy is None else _Destination(copy) for copy in call.copies)
     native, threads = _cpu.quantize, torch.get_num_threads
 
     def quantize(*values: Any) -> None:
         source = flat(values[0])
-        if amax is not None:
-            for copy in (row, col):
-                if copy is not None:
-                    copy.put_amax(values[amax], values)
         seed, offset = (0, 0) if rng is None else (word & _WORD for word in values[rng].tolist())
         native(
             plain_matrix(source),
@@ -104,7 +100,7 @@ def _bind_produce_quantize(call: ProduceQuantizeCall, _: Quantizers) -> Bound:
     read, scale, producer = call.inputs, call.scale, call.producer
     make_source = producers.bind_source(producer, call.epsilon)
     two_passes = any(producers.finds_amax(scheme, scale, None) for scheme in call.schemes)
-    plain = [None if copy is None else _Destination(copy, has_amax=False) for copy in call.copies]
+    plain = [None if copy is None else _Destination(copy) for copy in call.copies]
     known = [
         None if copy is None else _Destination(copy, has_amax=producers.has_plain_amax(copy.scheme))
         for copy in call.copies

@@ -29,13 +29,13 @@ func.func @batched_and_single_row(%q: !torch.vtensor<[2,12,?,64],f32>, %k: !torc
 }
 
 // CHECK-LABEL: func.func @quantize
-func.func @quantize(%x: !torch.vtensor<[?,64],f32>, %scale: !torch.vtensor<[],f32>, %amax: !torch.vtensor<[],f32>, %rng: !torch.vtensor<[2],si64>) {
+func.func @quantize(%x: !torch.vtensor<[?,64],f32>, %scale: !torch.vtensor<[],f32>, %rng: !torch.vtensor<[2],si64>) {
   // CHECK: %{{.*}}:2 = scaled.quantize input %arg0 scale(%arg1) at "mlp.up" : !torch.vtensor<[?,64],f32>, !torch.vtensor<[],f32> -> !scaled.tensor<?x64xf32, #fp8_tensor_delayed, #fp8_tensor_delayed>, !torch.vtensor<[],f32>
   %0:2 = scaled.quantize input %x scale(%scale) at "mlp.up" : !torch.vtensor<[?,64],f32>, !torch.vtensor<[],f32> -> !scaled.tensor<?x64xf32, #fp8_tensor_delayed, #fp8_tensor_delayed>, !torch.vtensor<[],f32>
-  // CHECK: %{{.*}} = scaled.quantize weight %arg0 amax(%arg2) : !torch.vtensor<[?,64],f32>, !torch.vtensor<[],f32> -> !scaled.tensor<?x64xf32, #nvfp4_1x16>
-  %1 = scaled.quantize weight %x amax(%amax) : !torch.vtensor<[?,64],f32>, !torch.vtensor<[],f32> -> !scaled.tensor<?x64xf32, #nvfp4_1x16>
+  // CHECK: %{{.*}} = scaled.quantize weight %arg0 : !torch.vtensor<[?,64],f32> -> !scaled.tensor<?x64xf32, #nvfp4_1x16>
+  %1 = scaled.quantize weight %x : !torch.vtensor<[?,64],f32> -> !scaled.tensor<?x64xf32, #nvfp4_1x16>
   // A gradient: both copies rounded stochastically, the columnwise one transformed.
-  // CHECK: %{{.*}} = scaled.quantize grad_output %arg0 rng(%arg3) : !torch.vtensor<[?,64],f32>, !torch.vtensor<[2],si64> -> !scaled.tensor<?x64xf32, #nvfp4_1x16_stochastic, #nvfp4_1x16_stochastic_rht>
+  // CHECK: %{{.*}} = scaled.quantize grad_output %arg0 rng(%arg2) : !torch.vtensor<[?,64],f32>, !torch.vtensor<[2],si64> -> !scaled.tensor<?x64xf32, #nvfp4_1x16_stochastic, #nvfp4_1x16_stochastic_rht>
   %2 = scaled.quantize grad_output %x rng(%rng) : !torch.vtensor<[?,64],f32>, !torch.vtensor<[2],si64> -> !scaled.tensor<?x64xf32, #nvfp4_1x16_stochastic, #nvfp4_1x16_stochastic_rht>
   // A hybrid: one format rowwise, another columnwise.
   // CHECK: %{{.*}} = scaled.quantize input %arg0 : !torch.vtensor<[?,64],f32> -> !scaled.tensor<?x64xf32, #mxfp8_1x32_floor, #fp8_e5m2_tensor>

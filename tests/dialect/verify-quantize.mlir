@@ -66,54 +66,45 @@ func.func @f(%x: tensor<64x64xf32>, %s: tensor<f32>) {
 // -----
 
 // quantize_c5
-func.func @f(%x: tensor<64x64xf32>, %s: tensor<f32>, %a: tensor<f32>) {
-  // expected-error @+1 {{amax and scale exclude each other, got both [quantize_c5]}}
-  %0 = scaled.quantize input %x scale(%s) amax(%a) : tensor<64x64xf32>, tensor<f32>, tensor<f32> -> !scaled.tensor<64x64xf32, #fp8_tensor>
-  return
-}
-
-// -----
-
-// quantize_c5
-func.func @f(%x: tensor<64x64xf32>, %a: tensor<f32>) {
-  // expected-error @+1 {{the operand amax needs current per-tensor or f4E2M1FN schemes without the transform [quantize_c5]}}
-  %0 = scaled.quantize input %x amax(%a) : tensor<64x64xf32>, tensor<f32> -> !scaled.tensor<64x64xf32, #fp8_1x128_power_of_two>
-  return
-}
-
-// -----
-
-// quantize_c5
-func.func @f(%x: tensor<64x64xf32>, %a: tensor<f32>) {
-  // expected-error @+1 {{the operand amax needs current per-tensor or f4E2M1FN schemes without the transform [quantize_c5]}}
-  %0 = scaled.quantize input %x amax(%a) : tensor<64x64xf32>, tensor<f32> -> !scaled.tensor<64x64xf32, #nvfp4_1x16, #nvfp4_1x16_rht>
-  return
-}
-
-// -----
-
-// quantize_c6
 func.func @f(%x: tensor<64x64xf32>) {
-  // expected-error @+1 {{rng must be there for stochastic rounding and only then, got none [quantize_c6]}}
+  // expected-error @+1 {{rng must be there for stochastic rounding and only then, got none [quantize_c5]}}
   %0 = scaled.quantize grad_output %x : tensor<64x64xf32> -> !scaled.tensor<64x64xf32, #nvfp4_1x16_stochastic>
   return
 }
 
 // -----
 
-// quantize_c6
+// quantize_c5
 func.func @f(%x: tensor<64x64xf32>, %r: tensor<2xi64>) {
-  // expected-error @+1 {{rng must be there for stochastic rounding and only then, got one [quantize_c6]}}
+  // expected-error @+1 {{rng must be there for stochastic rounding and only then, got one [quantize_c5]}}
   %0 = scaled.quantize grad_output %x rng(%r) : tensor<64x64xf32>, tensor<2xi64> -> !scaled.tensor<64x64xf32, #nvfp4_1x16>
   return
 }
 
 // -----
 
-// quantize_c7
+// quantize_c6
 func.func @f(%x: tensor<64x64xf32>, %r: tensor<2xi64>) {
-  // expected-error @+1 {{stochastic rounding needs role grad_output, got weight [quantize_c7]}}
+  // expected-error @+1 {{stochastic rounding needs role grad_output, got weight [quantize_c6]}}
   %0 = scaled.quantize weight %x rng(%r) : tensor<64x64xf32>, tensor<2xi64> -> !scaled.tensor<64x64xf32, #nvfp4_1x16_stochastic>
+  return
+}
+
+// -----
+
+// quantize_c7
+func.func @f(%x: tensor<64x64xf32>) {
+  // expected-error @+1 {{new_amax needs schemes with an amax a tensor or a row, got block scales alone [quantize_c7]}}
+  %0:2 = scaled.quantize input %x : tensor<64x64xf32> -> !scaled.tensor<64x64xf32, #mxfp8_1x32>, tensor<f32>
+  return
+}
+
+// -----
+
+// quantize_c8
+func.func @f(%x: tensor<64x64xf32>, %s: tensor<1xf32>) {
+  // expected-error @+1 {{scale must be tensor<f32>, got tensor<1xf32> [quantize_c8]}}
+  %0 = scaled.quantize input %x scale(%s) : tensor<64x64xf32>, tensor<1xf32> -> !scaled.tensor<64x64xf32, #fp8_tensor_delayed>
   return
 }
 
@@ -121,52 +112,34 @@ func.func @f(%x: tensor<64x64xf32>, %r: tensor<2xi64>) {
 
 // quantize_c8
 func.func @f(%x: tensor<64x64xf32>) {
-  // expected-error @+1 {{new_amax needs schemes with an amax a tensor or a row, got block scales alone [quantize_c8]}}
-  %0:2 = scaled.quantize input %x : tensor<64x64xf32> -> !scaled.tensor<64x64xf32, #mxfp8_1x32>, tensor<f32>
+  // expected-error @+1 {{new_amax must be tensor<64xf32>, got tensor<f32> [quantize_c8]}}
+  %0:2 = scaled.quantize input %x : tensor<64x64xf32> -> !scaled.tensor<64x64xf32, #nvfp4_1x16_per_row>, tensor<f32>
   return
 }
 
 // -----
 
-// quantize_c9
-func.func @f(%x: tensor<64x64xf32>, %s: tensor<1xf32>) {
-  // expected-error @+1 {{scale must be tensor<f32>, got tensor<1xf32> [quantize_c9]}}
-  %0 = scaled.quantize input %x scale(%s) : tensor<64x64xf32>, tensor<1xf32> -> !scaled.tensor<64x64xf32, #fp8_tensor_delayed>
-  return
-}
-
-// -----
-
-// quantize_c9
-func.func @f(%x: tensor<64x64xf32>, %a: tensor<f32>) {
-  // expected-error @+1 {{amax must be tensor<64xf32>, got tensor<f32> [quantize_c9]}}
-  %0 = scaled.quantize input %x amax(%a) : tensor<64x64xf32>, tensor<f32> -> !scaled.tensor<64x64xf32, #nvfp4_1x16_per_row>
-  return
-}
-
-// -----
-
-// quantize_c9
+// quantize_c8
 func.func @f(%x: tensor<64x64xf32>) {
-  // expected-error @+1 {{new_amax must be tensor<f32>, got tensor<bf16> [quantize_c9]}}
+  // expected-error @+1 {{new_amax must be tensor<f32>, got tensor<bf16> [quantize_c8]}}
   %0:2 = scaled.quantize input %x : tensor<64x64xf32> -> !scaled.tensor<64x64xf32, #nvfp4_1x16>, tensor<bf16>
   return
 }
 
 // -----
 
-// quantize_c9
+// quantize_c8
 func.func @f(%x: tensor<64x64xf32>, %r: tensor<i64>) {
-  // expected-error @+1 {{rng must be tensor<2xi64>, got tensor<i64> [quantize_c9]}}
+  // expected-error @+1 {{rng must be tensor<2xi64>, got tensor<i64> [quantize_c8]}}
   %0 = scaled.quantize grad_output %x rng(%r) : tensor<64x64xf32>, tensor<i64> -> !scaled.tensor<64x64xf32, #nvfp4_1x16_stochastic>
   return
 }
 
 // -----
 
-// quantize_c9
+// quantize_c8
 func.func @f(%x: !torch.vtensor<[64,64],f32>, %r: tensor<2xi64>) {
-  // expected-error @+1 {{rng must be !torch.vtensor<[2],si64>, got tensor<2xi64> [quantize_c9]}}
+  // expected-error @+1 {{rng must be !torch.vtensor<[2],si64>, got tensor<2xi64> [quantize_c8]}}
   %0 = scaled.quantize grad_output %x rng(%r) : !torch.vtensor<[64,64],f32>, tensor<2xi64> -> !scaled.tensor<64x64xf32, #nvfp4_1x16_stochastic>
   return
 }

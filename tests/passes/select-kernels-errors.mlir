@@ -76,7 +76,7 @@ func.func private @f(tensor<8x64xi8>, tensor<8x2xi8>) -> tensor<8x64xf32> attrib
 // -----
 
 #mx = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
-// expected-error @+1 {{quantize has the operands (source) and may have (scale, amax, rng), got (scale, source) [call_c3]}}
+// expected-error @+1 {{quantize has the operands (source) and may have (scale, rng), got (scale, source) [call_c3]}}
 func.func private @f(tensor<f32>, tensor<8x64xf32>) -> (tensor<8x64xi8>, tensor<8x2xi8>) attributes {scaled.kernel = "quantize", scaled.config = {role = "input", row = #mx}, scaled.operands = ["scale", "source"], scaled.results = ["row.codes", "row.scales"]}
 
 // -----

@@ -127,7 +127,7 @@ def _plan_quantize(call: QuantizeCall) -> LaunchPlan | None:
     if call.is_custom:
         return None
     values = _Values(call)
-    return _quantized(values, call, fill_from([values.matrix(call.source)]), call.amax, call.rng)
+    return _quantized(values, call, fill_from([values.matrix(call.source)]), call.rng)
 
 
 @plan_call.register
@@ -143,14 +143,11 @@ def _plan_produce_quantize(call: ProduceQuantizeCall) -> LaunchPlan:
     return _quantized(values, call, filling)
 
 
-def _quantized(
-    values: _Values, call: QuantizingCall, filling: Filling, amax: int | None = None, rng: int | None = None
-) -> LaunchPlan:
+def _quantized(values: _Values, call: QuantizingCall, filling: Filling, rng: int | None = None) -> LaunchPlan:
     shape = filling.rows, filling.columns
     copies = [values.copy(slots, shape) for slots in call.made_copies]
-    given = [values.optional(amax)] * len(copies)
     scale, rng_buffer = values.optional(call.scale), values.optional(rng)
-    quantize_into(values.plan, filling, copies, scale=scale, amaxes=given, rng=rng_buffer)
+    quantize_into(values.plan, filling, copies, scale=scale, rng=rng_buffer)
     return values.finish(_part_shapes(call.made_copies, shape))
 
 

@@ -98,17 +98,12 @@ class QuantizeCall(QuantizingCall):
         return any(scheme.custom for scheme in self.schemes)
 
     @property
-    def amax(self) -> int | None:
-        """The position of an amax that is known before."""
-        return self.operand("amax")
-
-    @property
     def rng(self) -> int | None:
         """The position of the random state of stochastic rounding."""
         return self.operand("rng")
 
     def operand_names(self) -> Names:
-        return Names(("source",), ("scale", "amax", "rng"))
+        return Names(("source",), ("scale", "rng"))
 
     def result_names(self) -> Names:
         if self.is_custom:
