@@ -11,6 +11,7 @@ from typing import Any
 from report import SPEED, cell_text
 
 HERE = Path(__file__).parent
+RESULTS = HERE / "results"
 PAGE = HERE.parent / "docs" / "performance.md"
 SUMMARIES = (HERE.parent / "README.md", HERE.parent / "docs" / "index.md")
 BEGIN, END = "<!-- speeds: written by benchmarks/page.py -->", "<!-- end of speeds -->"
@@ -53,9 +54,9 @@ They install what they compare with (the extra `bench`).
 """
 
 
-def page(results: Path = HERE / "results") -> str:
+def page() -> str:
     """The text of the page."""
-    files = sorted(results.glob("*.json"), key=lambda path: (_rank(path.stem), path.stem))
+    files = sorted(RESULTS.glob("*.json"), key=lambda path: (_rank(path.stem), path.stem))
     sections = [_section(path.stem, json.loads(path.read_text()), path.with_suffix(".png").exists()) for path in files]
     return "\n".join([INTRODUCTION, *sections])
 
@@ -80,11 +81,11 @@ def _row(cells: list[str]) -> str:
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
-def speeds(results: Path = HERE / "results") -> str:
+def speeds() -> str:
     """The table of speeds that README.md and docs/index.md show."""
     lines = [_row(["", *SUMMARY_RECIPES.values()]), _row(["---"] * (1 + len(SUMMARY_RECIPES)))]
     for text, group, matches in SUMMARY:
-        rows = json.loads((results / f"{group}.json").read_text())["rows"]
+        rows = json.loads((RESULTS / f"{group}.json").read_text())["rows"]
         found = [row for row in rows if matches.items() <= row.items()]
         by_name = {row.get("contender", row.get("recipe")): row[SPEED] for row in found}
         cells = [next(by_name[name] for name in names if name in by_name) for names in SUMMARY_RECIPES]

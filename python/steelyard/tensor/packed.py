@@ -90,11 +90,3 @@ class PackedNVFP4Tensor(NVFP4Tensor, PackedNVFP4Storage):  # pyright: ignore[rep
         tensor = NVFP4Tensor._wrap(self.unpacked(), requires_grad=self.requires_grad)
         saved = torch.nn.Parameter(tensor, self.requires_grad) if isinstance(self, torch.nn.Parameter) else tensor
         return saved.__reduce_ex__(protocol)
-
-
-def pack_copy(copy: QuantizedCopy, shape, dtype: torch.dtype, quantizer: NVFP4Quantizer) -> PackedNVFP4Tensor:
-    """The packed tensor of one copy."""
-    alone = quantizer.copy()
-    alone.set_usage(rowwise=not copy.columnwise, columnwise=copy.columnwise)
-    data = cpu.pack(copy).data
-    return PackedNVFP4Tensor(packed_data=data, shape=shape, quantizer=alone, dtype=dtype)

@@ -26,10 +26,6 @@ class Traffic:
     conflicts: dict[str, int] = field(default_factory=dict)
     """Opcode of shared accesses -> the most words that one bank had to serve at once."""
 
-    @property
-    def worst_conflict(self) -> int:
-        return max(self.conflicts.values(), default=1)
-
 
 def run(
     text: str, arguments: list[int], blocks: int, memory: DeviceMemory, shared_bytes: int = 0, measured: bool = False

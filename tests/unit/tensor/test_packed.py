@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from steelyard.errors import RecipeError
+from steelyard.runtime import cpu
 from steelyard.tensor import NVFP4Quantizer, NVFP4Tensor
-from steelyard.tensor.packed import PackedNVFP4Tensor, pack_copy
+from steelyard.tensor.packed import PackedNVFP4Tensor
 
 SHAPE = (24, 40)
 
@@ -20,7 +21,8 @@ def pair(request):
     columnwise = request.param
     quantizer = NVFP4Quantizer(with_2d_quantization=True, rowwise=not columnwise, columnwise=columnwise)
     compact = quantizer(torch.randn(SHAPE, generator=torch.Generator().manual_seed(0)))
-    return compact, pack_copy(compact._copy(columnwise), SHAPE, torch.float32, quantizer)
+    data = cpu.pack(compact._copy(columnwise)).data
+    return compact, PackedNVFP4Tensor(packed_data=data, shape=SHAPE, quantizer=quantizer.copy(), dtype=torch.float32)
 
 
 def same_parts(one, other) -> bool:
