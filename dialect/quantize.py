@@ -69,14 +69,14 @@ class QuantizeOp(ScaledOp, name="quantize", traits=[ext.Pure]):
             require(not delayed, "quantize_c4", "a delayed scheme needs the operand scale, got none")
             return
         one_scale = all(scheme.family in ("tensor", "custom") for scheme in schemes)
-        require(one_scale, "quantize_c4", "the operand scale needs schemes with one scale a tensor, got block scales")
+        require(one_scale, "quantize_c4", "the operand scale needs schemes with one scale per tensor, got block scales")
         require_tensor(self.scale, source.with_((), "f32"), "quantize_c8", "scale")
 
     def _check_new_amax(self, source: TensorInfo, result: ScaledInfo) -> None:
         if self.new_amax is None:
             return
         gives = all(scheme.family in ("tensor", "nvfp4", "custom") for scheme in result.schemes)
-        needed = "schemes with an amax a tensor or a row"
+        needed = "schemes with one amax per tensor or per row"
         require(gives, "quantize_c7", f"new_amax needs {needed}, got block scales alone")
         require_tensor(self.new_amax, source.with_(amax_shape(result), "f32"), "quantize_c8", "new_amax")
 

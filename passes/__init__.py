@@ -1,4 +1,4 @@
-"""The passes of the compiler, one a file. Importing this package registers them all."""
+"""The passes of the compiler, one per file. Importing this package registers them all."""
 
 from steelyard.passes import (
     apply_recipe,

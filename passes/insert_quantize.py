@@ -56,7 +56,7 @@ class _Recorded:
 
 
 class _State:
-    """State that the quantizations of a function read and, in training, move on."""
+    """State that the quantizations of a function read and, in training, update."""
 
     def __init__(self, function: ir.Operation):
         self._function = function

@@ -76,7 +76,7 @@ def _taken(joint: Joint, ops: list[ir.Operation], results: Results) -> set[ir.Va
 
 
 def _with_sources(joint: Joint, arguments: Arguments) -> Arguments:
-    """The arguments with `scaled.sources` counted anew."""
+    """The arguments with `scaled.sources` counted again."""
     positions = {(v[0] if isinstance(v, tuple) else v): i for i, (v, _) in enumerate(arguments)}
     numbers = {argument.arg_number: positions.get(argument) for argument in joint.arguments}
     counted: Arguments = []

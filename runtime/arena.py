@@ -17,7 +17,7 @@ class Place:
 
 
 class Arena:
-    """One block of memory; `tensors` and `addresses` have an entry a place."""
+    """One block of memory; `tensors` and `addresses` have one entry per place."""
 
     __slots__ = ("addresses", "tensors")
 

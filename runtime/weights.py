@@ -71,7 +71,7 @@ class _Held(NamedTuple):
 
 
 class Weights:
-    """The quantized weights of a net, for all its programs: each parameter is quantized once a way and a write."""
+    """The quantized weights of a net, for all its programs: each parameter is quantized once per scheme and write."""
 
     def __init__(self, is_rewritten: Callable[[torch.Tensor], bool] = lambda parameter: False):
         self._is_rewritten = is_rewritten
@@ -84,7 +84,7 @@ class Weights:
         """Weights that CUDA graphs read, which must live as long as anybody may replay those."""
 
     def get(self, weight: WeightArgument, sources: Sequence[Any]) -> tuple:
-        """The parts of a weight, made anew if its parameter was written since."""
+        """The parts of a weight, made again if its parameter was written since."""
         parameter = sources[0]
         key = weight.key, id(parameter)
         if type(parameter) not in _PLAIN:
@@ -106,7 +106,7 @@ class Weights:
 
     def _get_kept(self, key: tuple[str, int], weight: WeightArgument, sources: Sequence[Any]) -> _Kept:
         parameter = sources[0]
-        # A scale that has moved on waits for the next write: a weight is quantized once for all steps in between.
+        # An updated scale waits for the next write: a weight is quantized once for all steps in between.
         steps = _optimizer_steps if parameter.requires_grad else None
         stamp = (steps, *_stamp(parameter))
         kept = self._kept.get(key)
@@ -153,7 +153,7 @@ class Weights:
             self._kept.pop(key, None)
 
     def forget(self) -> None:
-        """Quantize every weight anew at the next call."""
+        """Quantize every weight again at the next call."""
         with self._lock:
             self._kept.clear()
 

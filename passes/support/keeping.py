@@ -89,7 +89,7 @@ class Keeping:
                 read_again.update(op.operands)
             else:
                 self.saved += [Kept(value) for value in wanted]
-        # State has moved on when the backward runs: what is computed again, weights too, reads what it was.
+        # State is updated before the backward runs: what is computed again, weights too, reads the old state.
         read_again |= joint.sources_of(joint.weights_in(self._required))
         self.saved += [Kept(a) for a, own in joint.arguments.items() if STATE in own and a in read_again]
         self.saved.reverse()

@@ -1,6 +1,6 @@
 """What native GEMMs of CUDA read of their operands: `Form`, and how a quantized tensor comes into one.
 
-Weights come into their forms in the functions that make them, once an update.
+Weights are converted in the functions that make them, once per update.
 """
 
 from torch_mlir import ir

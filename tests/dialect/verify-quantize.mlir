@@ -58,7 +58,7 @@ func.func @f(%x: tensor<64x64xf32>) {
 
 // quantize_c4
 func.func @f(%x: tensor<64x64xf32>, %s: tensor<f32>) {
-  // expected-error @+1 {{the operand scale needs schemes with one scale a tensor, got block scales [quantize_c4]}}
+  // expected-error @+1 {{the operand scale needs schemes with one scale per tensor, got block scales [quantize_c4]}}
   %0 = scaled.quantize input %x scale(%s) : tensor<64x64xf32>, tensor<f32> -> !scaled.tensor<64x64xf32, #mxfp8_1x32>
   return
 }
@@ -94,7 +94,7 @@ func.func @f(%x: tensor<64x64xf32>, %r: tensor<2xi64>) {
 
 // quantize_c7
 func.func @f(%x: tensor<64x64xf32>) {
-  // expected-error @+1 {{new_amax needs schemes with an amax a tensor or a row, got block scales alone [quantize_c7]}}
+  // expected-error @+1 {{new_amax needs schemes with one amax per tensor or per row, got block scales alone [quantize_c7]}}
   %0:2 = scaled.quantize input %x : tensor<64x64xf32> -> !scaled.tensor<64x64xf32, #mxfp8_1x32>, tensor<f32>
   return
 }

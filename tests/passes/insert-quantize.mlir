@@ -39,7 +39,7 @@ func.func @linear(%x: tensor<?x64xbf16>, %w: tensor<48x64xbf16>, %dy: tensor<?x4
 // DELAYED: scaled.quantize {{\w+}} %arg2 scale(%arg6)
 // DELAYED: scaled.quantize {{\w+}} %arg1 scale(%arg5)
 
-// In a function with gradients, random bits are state that moves on at the end, as delayed scales do.
+// In a function with gradients, random bits are state that is updated at the end, as delayed scales are.
 // RUN: steelyard-opt %s -p 'scaled-apply-recipe{recipe=nvfp4 without-parameters},scaled-insert-quantize' | FileCheck %s --check-prefix=RANDOM
 // RANDOM-LABEL: func.func @training
 // RANDOM-SAME: %arg2: tensor<8x48xf32> {scaled.tangent}, %arg3: tensor<2xi64> {scaled.state = "rng"})

@@ -74,7 +74,7 @@ func.func @shared(%x: !scaled.tensor<8x48xbf16, #mxfp8_1x32>, %w: !scaled.tensor
   return %0, %1 : !torch.vtensor<[8,16],bf16>, !torch.vtensor<[8,16],bf16>
 }
 
-// Every target has FP8 with a scale a tensor, and adds a bias in the result's dtype.
+// Every target has FP8 with one scale per tensor, and adds a bias in the result's dtype.
 // CHECK-LABEL: func.func @per_tensor
 // CHECK-NEXT: %[[Y:.*]] = scaled.gemm {{\w+}} %arg0, %arg1 bias(%arg2) {{.*}}scaled.path = "native"
 // CHECK-NEXT: return %[[Y]]
@@ -150,7 +150,7 @@ func.func @nvfp4_wgrad(%dy: !scaled.tensor<40x48xbf16, none, #nvfp4_1x16_rht>, %
   return %0 : !torch.vtensor<[48,80],bf16>
 }
 
-// One second scale a row has no native product.
+// One second scale per row has no native product.
 // CHECK-LABEL: func.func @row_scaled
 // NEW-NEXT: scaled.gemm {{\w+}} %arg0, %arg1 {{.*}}scaled.reason = "cuBLASLt takes one second-level scale per tensor, not one per row"
 // OLD-NEXT: scaled.gemm {{\w+}} %arg0, %arg1 {{.*}}scaled.path = "emulated"

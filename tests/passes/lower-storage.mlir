@@ -21,7 +21,7 @@ func.func @linear(%x: !torch.vtensor<[2,4,70],f32>, %w: !scaled.tensor<5x70xf32,
   return %1, %3 : !torch.vtensor<[2,4,5],f32>, !torch.vtensor<[2,4,5],f32>
 }
 
-// Two codes a byte, a scale for 16, and an amax; a size known only at run time is an operand of the GEMM.
+// Two codes per byte, a scale for 16, and an amax; a size known only at run time is an operand of the GEMM.
 // CHECK-LABEL: func.func @dynamic
 // CHECK: %[[X:.*]]:3 = call @quantize_{{.*}}(%arg0) : (!torch.vtensor<[?,33],f32>) -> (!torch.vtensor<[?,17],ui8>, !torch.vtensor<[?,3],ui8>, !torch.vtensor<[],f32>)
 // CHECK: %[[M:.*]] = torch.aten.size.int %arg0, %int0

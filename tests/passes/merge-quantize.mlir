@@ -14,7 +14,7 @@ func.func @copies_of_one_tensor(%x: tensor<8x64xf32>) -> (tensor<8x64xf32>, tens
   return %1, %3 : tensor<8x64xf32>, tensor<8x64xf32>
 }
 
-// torch flattens the same tensor anew for each linear layer.
+// torch flattens the same tensor again for each linear layer.
 // CHECK-LABEL: func.func @two_views_of_one_tensor
 // CHECK-COUNT-1: scaled.quantize
 // CHECK-NOT: scaled.quantize

@@ -21,7 +21,7 @@ func.func @joint(%x: !torch.vtensor<[8,64],f32>, %w: !scaled.tensor<48x64xf32, #
 
 // -----
 
-// A quantized weight is an argument of both: nothing is kept, its parameter comes along, sources are counted anew.
+// A quantized weight is an argument of both: nothing is kept, its parameter comes along, sources are counted again.
 // CHECK-LABEL: func.func @forward(%arg0: !torch.vtensor<[8,64],f32>, %arg1: !torch.vtensor<[48,64],f32> {scaled.parameter = "up.weight"}, %arg2: {{.*}}scaled.sources = array<i64: 1>, scaled.weight = @weight_0})
 // CHECK-SAME: -> !torch.vtensor<[8,48],f32> {
 // CHECK-LABEL: func.func @backward(%arg0: !torch.vtensor<[48,64],f32> {scaled.parameter = "up.weight", scaled.primal = 1 : i64}, %arg1: !torch.vtensor<[8,48],f32> {scaled.tangent}, %arg2: {{.*}}scaled.sources = array<i64: 0>, scaled.weight = @weight_0})
@@ -92,7 +92,7 @@ func.func @joint(%x: !torch.vtensor<[8,64],f32>, %dy: !torch.vtensor<[8,64],f32>
 
 // -----
 
-// What is computed again reads the scale that the forward read, not the next one; state moves on once.
+// What is computed again reads the scale that the forward read, not the next one; state is updated once.
 // CHECK-LABEL: func.func @forward(%arg0: !torch.vtensor<[8,64],f32>, %arg1: !torch.vtensor<[],f32> {scaled.state = "up.input.scale"}
 // CHECK-SAME: -> (!torch.vtensor<[8,64],f32>, !torch.vtensor<[],f32> {scaled.state = "up.input.scale"}, !torch.vtensor<[],f32> {scaled.saved})
 // CHECK-LABEL: func.func @backward(%arg0: !torch.vtensor<[],f32> {scaled.saved}
@@ -108,7 +108,7 @@ func.func @joint(%x: !torch.vtensor<[8,64],f32>, %dy: !torch.vtensor<[8,64],f32>
 
 // -----
 
-// Random bits are those of the backward: their state moves on there.
+// Random bits are those of the backward: their state is updated there.
 // CHECK-LABEL: func.func @forward
 // CHECK-NOT: scaled.advance_rng
 // CHECK-LABEL: func.func @backward(%arg0: !torch.vtensor<[8,64],f32> {scaled.tangent}, %arg1: !torch.vtensor<[2],si64> {scaled.state = "rng"})

@@ -1,4 +1,4 @@
-"""Kernels compiled once a process: PTX text with what a launch must know of it."""
+"""Kernels, compiled once per process: PTX text and what a launch must know about it."""
 
 from dataclasses import dataclass
 from functools import cache

@@ -1,4 +1,4 @@
-"""Stochastic rounding to E2M1: Philox4x32-10 bytes in shared memory, one an element of a tile."""
+"""Stochastic rounding to E2M1: Philox4x32-10 bytes in shared memory, one per element of a tile."""
 
 from dataclasses import dataclass
 

@@ -78,7 +78,7 @@ def replace_arguments(
 
 
 def _renumber_sources(attributes: list[dict[str, ir.Attribute]], positions: Sequence[int | None]) -> None:
-    """Count the sources of weights anew, where arguments have moved."""
+    """Number the sources of weights again after arguments have moved."""
     for own in attributes:
         if SOURCES in own:
             own[SOURCES] = ir.DenseI64ArrayAttr.get([positions[i] for i in ir.DenseI64ArrayAttr(own[SOURCES])])
