@@ -17,7 +17,7 @@ from steelyard.ir.torch_ops import parameter_of, walk_ops
 from steelyard.passes.pipeline.registry import fail, register_pass
 
 NO_PARAMETER = "no operand is a parameter"
-BATCHED = "a batched product, as of attention"
+BATCHED = "a batched product, such as those of attention"
 _NO_OVERRIDES = recipes.Overrides()
 
 
@@ -65,7 +65,7 @@ def apply_recipe(
 def _annotate_batched(op: MatmulOp, recipe: recipes.Recipe, gradients: set[ir.Value]) -> str | None:
     """Put the scheme of inputs on both operands of a batched product; returns the reason where that cannot be."""
     if op.lhs in gradients or op.rhs in gradients:
-        return "a batched product of the backward, as of attention"
+        return "a batched product of the backward, such as those of attention"
     scheme, _ = recipe.schemes(recipes.Role("input", op.layer.value))
     if scheme is None or scheme.custom or scheme.source == "delayed":
         return "a batched product, whose operands have no quantizer or state of their own"

@@ -58,7 +58,7 @@ class _Stored:
     info: ScaledInfo
     parts: Parts
     sizes: list[ir.Value]
-    """Sizes of its leading dims that are known only at run time, where somebody may ask for them."""
+    """Sizes of its leading dims that are known only at run time, where a kernel may need them."""
 
     def named_parts(self, usage: Usage | None = None) -> Named:
         """The parts, of one copy or of all, by their names in the tensor: `row.codes`."""

@@ -57,7 +57,7 @@ def _plan(function: ir.Operation, writers: set[str]) -> None:
 
 
 def _kept_arguments(function: ir.Operation) -> set[ir.Value]:
-    """Parameters, what is made from them, and state: somebody else keeps those."""
+    """Parameters, what is made from them, and state: the caller keeps those."""
     pairs = zip(function.regions[0].blocks[0].arguments, argument_attributes(function), strict=True)
     return {argument for argument, attributes in pairs if PARAMETER in attributes or STATE in attributes}
 

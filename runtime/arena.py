@@ -41,7 +41,7 @@ class Arenas:
         return Arena(self._size, self._places, device)
 
     def take(self) -> Arena:
-        """A block that nobody else uses."""
+        """A block that is not in use."""
         try:
             return self._free.pop()
         except IndexError:

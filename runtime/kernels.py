@@ -60,7 +60,7 @@ def _bind(call: KernelCall, quantizers: Quantizers) -> BoundKernel:
 
 
 def _allocating(run: Callable, allocate: Callable) -> Callable:
-    """A kernel that makes its results itself, where nobody planned their memory."""
+    """A kernel that allocates its results, because their memory was not planned."""
 
     def run_and_return(*operands: Any) -> tuple:
         results = allocate(*operands)

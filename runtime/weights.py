@@ -75,7 +75,7 @@ class Weights:
 
     def __init__(self, is_rewritten: Callable[[torch.Tensor], bool] = lambda parameter: False):
         self._is_rewritten = is_rewritten
-        """Whether somebody writes a parameter's memory and nothing shows it: such a weight is never kept."""
+        """Whether a parameter's memory is written without a trace: such a weight is never kept."""
         self._rewritten: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         self._held: dict[tuple[str, int], _Held] = {}
         self._kept: dict[tuple[str, int], _Kept] = {}
@@ -97,7 +97,7 @@ class Weights:
         return kept.parts
 
     def _get_captured(self, weight: WeightArgument, sources: Sequence[Any]) -> tuple:
-        """The parts for a CUDA graph, whose replays ask nobody: it quantizes what is trained itself."""
+        """The parts for a CUDA graph, whose replays cannot look them up: it quantizes trained weights itself."""
         if weight.is_trained:
             return weight.make(*sources)
         kept = self._get_kept((weight.key, id(sources[0])), weight, sources)

@@ -92,7 +92,7 @@ def test_delayed_scales_and_the_backward_stay_in_high_precision():
         head.requires_grad_()
     trained(*heads).square().sum().backward()
     reasons = [row.reason for row in trained.explain().rows]
-    assert reasons.count("a batched product of the backward, as of attention") == 4
+    assert reasons.count("a batched product of the backward, such as those of attention") == 4
     gradients = [head.grad.clone() for head in heads]
     for head in heads:
         head.grad = None

@@ -49,7 +49,7 @@ class WeightForm:
 
 
 def describe_weight(function: ir.Operation, form: WeightForm | None) -> None:
-    """Say of a function which weight it makes; whoever changes the function does so again.
+    """Record on a function which weight it makes; a pass that changes the function records it again.
 
     The key is the same for functions that take equal arguments and do the same to them, in whatever program: passes
     that later lower both do the same to both. `form` is None where no quantized parameter can be the weight.
