@@ -6,6 +6,7 @@ from typing import Any
 from torch_mlir import ir
 
 from steelyard.dialect.base import Scaled, require
+from steelyard.errors import ConstraintError
 from steelyard.formats.schemes import Scheme
 
 _FLAGS = ("power_of_two", "rht")
@@ -57,11 +58,13 @@ def _make(scheme: Scheme, context: ir.Context) -> SchemeAttr:
 @lru_cache(maxsize=4096)
 def _scheme(attribute: SchemeAttr) -> Scheme:
     element, block, scale, options = (parameter.maybe_downcast() for parameter in attribute.params)
-    values = {entry.name: _from_attribute(entry.name, entry.attr) for entry in options}
+    values = {entry.name: _from_attribute(entry.name, entry.attr) for entry in ir.DictAttr(options)}
     known = Scheme.__dataclass_fields__.keys() - {"element", "block", "scale"}
     for name in values:
         require(name in known, "scheme_c12", f"unknown scheme option {name!r}, the options are {sorted(known)}")
-    scheme = Scheme(str(element.value), block.value, str(scale.value), **values)
+    scheme = Scheme(
+        str(ir.TypeAttr(element).value), ir.StringAttr(block).value, str(ir.TypeAttr(scale).value), **values
+    )
     idle = values.keys() - scheme.options().keys()
     require(not idle, "scheme_c12", f"scheme options must not spell a default, got {sorted(idle)}")
     return scheme
@@ -70,9 +73,9 @@ def _scheme(attribute: SchemeAttr) -> Scheme:
 def _to_attribute(value: bool | float | str) -> ir.Attribute:
     if isinstance(value, bool):
         return ir.UnitAttr.get()
-    if isinstance(value, float):
-        return ir.FloatAttr.get_f32(value)
-    return ir.StringAttr.get(value)
+    if isinstance(value, str):
+        return ir.StringAttr.get(value)
+    return ir.FloatAttr.get_f32(value)
 
 
 def _from_attribute(name: str, attribute: ir.Attribute) -> Any:
@@ -80,11 +83,9 @@ def _from_attribute(name: str, attribute: ir.Attribute) -> Any:
     if name in _FLAGS:
         return True if isinstance(attribute, ir.UnitAttr) else str(attribute)
     if name == "epsilon":
-        require(
-            isinstance(attribute, ir.FloatAttr) and str(attribute.type) == "f32",
-            "scheme_c2",
-            f"epsilon must be an f32, got {attribute}",
-        )
+        if not isinstance(attribute, ir.FloatAttr) or str(attribute.type) != "f32":
+            raise ConstraintError("scheme_c2", f"epsilon must be an f32, got {attribute}")
         return attribute.value
-    require(isinstance(attribute, ir.StringAttr), "scheme_c2", f"{name} must be a string, got {attribute}")
+    if not isinstance(attribute, ir.StringAttr):
+        raise ConstraintError("scheme_c2", f"{name} must be a string, got {attribute}")
     return attribute.value

@@ -1,8 +1,8 @@
 """The dialect object, and what every op of it shares: named constraints and located diagnostics."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from torch_mlir import ir
 from torch_mlir.dialects import ext
@@ -11,6 +11,8 @@ from steelyard.dialect.assembly.spelling import shorten
 from steelyard.errors import ConstraintError
 
 _Choice = TypeVar("_Choice", bound=str)
+_Op = TypeVar("_Op", bound="ScaledOp")
+_Value = TypeVar("_Value", ir.Value, ir.Type)
 
 
 class Scaled(ext.Dialect, name="scaled"):
@@ -49,7 +51,7 @@ class ScaledOp(Scaled.Operation):
                 cls,
                 *[value.type for value in op.operands],
                 *op.results.types,
-                *[attributes[name] for name in cls._signature_attributes()],
+                *[attributes[name] for name in cls.signature_attributes()],
             )
             if signature in _verified:
                 return True
@@ -66,7 +68,8 @@ class ScaledOp(Scaled.Operation):
 
     @classmethod
     @cache
-    def _signature_attributes(cls) -> tuple[str, ...]:
+    def signature_attributes(cls) -> tuple[str, ...]:
+        """The attributes that a check reads."""
         declared = [field.name for field in cls._fields if isinstance(field, ext.AttributeDef)]
         segments = {
             "operandSegmentSizes": cls._ODS_OPERAND_SEGMENTS,
@@ -76,11 +79,11 @@ class ScaledOp(Scaled.Operation):
         return tuple(name for name in declared + stored if name != "layer")
 
 
-_verified: set[tuple] = set()
+_verified: set[tuple[object, ...]] = set()
 _MOST_SIGNATURES = 20_000
 
 
-def _remember(signature: tuple) -> None:
+def _remember(signature: tuple[object, ...]) -> None:
     # Signatures keep their context alive, so they must not pile up in a process that makes many.
     if len(_verified) >= _MOST_SIGNATURES:
         _verified.clear()
@@ -88,7 +91,7 @@ def _remember(signature: tuple) -> None:
 
 
 def _describe_ill_formed(op: ScaledOp, error: Exception) -> str:
-    for name in op._signature_attributes():
+    for name in op.signature_attributes():
         if name not in op.attributes:
             return f"requires attribute '{name}'"
     for field in op._fields:
@@ -110,13 +113,13 @@ def _layer_suffix(op: ScaledOp) -> str:
 
 
 def build(
-    op_class: type[ScaledOp],
+    op_class: type[_Op],
     operands: Sequence[ir.Value | list[ir.Value] | None],
     results: Sequence[ir.Type | None],
-    attributes: dict[str, ir.Attribute],
+    attributes: Mapping[str, ir.Attribute],
     loc: ir.Location | None = None,
     ip: ir.InsertionPoint | None = None,
-) -> ScaledOp:
+) -> _Op:
     """Create an op; None stands for an optional operand or result that is absent, a list for a variadic one.
 
     Goes to `ir.Operation.create` directly: construction through the class costs ten times as much.
@@ -126,23 +129,24 @@ def build(
         attributes = {**attributes, "operandSegmentSizes": _segment_sizes(operands)}
     if op_class._ODS_RESULT_SEGMENTS is not None:
         attributes = {**attributes, "resultSegmentSizes": _segment_sizes(results)}
-    return ir.Operation.create(
+    made = ir.Operation.create(
         op_class.OPERATION_NAME,
         operands=[value for group in operands for value in _group(group)],
         results=[type_ for type_ in results if type_ is not None],
-        attributes=attributes,
+        attributes=dict(attributes),
         loc=loc,
         ip=ip,
-    ).opview
+    )
+    return cast(_Op, made.opview)
 
 
-def _group(value: object) -> list:
+def _group(value: _Value | list[_Value] | None) -> list[_Value]:
     if value is None:
         return []
     return value if isinstance(value, list) else [value]
 
 
-def _segment_sizes(groups: Sequence[object]) -> ir.Attribute:
+def _segment_sizes(groups: Sequence[_Value | list[_Value] | None]) -> ir.Attribute:
     return ir.DenseI32ArrayAttr.get([len(_group(group)) for group in groups])
 
 

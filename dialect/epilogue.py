@@ -62,7 +62,7 @@ def epilogue(
     preactivation: bool = False,
     loc: ir.Location | None = None,
     ip: ir.InsertionPoint | None = None,
-) -> ScaledOp:
+) -> EpilogueOp:
     """Build a `scaled.epilogue`."""
     results = [result, result if preactivation else None]
     attributes: dict[str, ir.Attribute] = {"epilogue": ir.StringAttr.get(epilogue)}

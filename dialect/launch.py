@@ -139,7 +139,9 @@ class ContiguousOp(ScaledOp, name="contiguous", traits=[ext.Pure]):
         require(fits, "contiguous_c1", f"source and result must be ranked tensors alike, got {source} and {result}")
 
 
-def contiguous(source: ir.Value, *, loc: ir.Location | None = None, ip: ir.InsertionPoint | None = None) -> ScaledOp:
+def contiguous(
+    source: ir.Value, *, loc: ir.Location | None = None, ip: ir.InsertionPoint | None = None
+) -> ContiguousOp:
     """Build a `scaled.contiguous`."""
     return build(ContiguousOp, [source], [source.type], {}, loc, ip)
 
@@ -155,7 +157,7 @@ def allocate(
     *,
     loc: ir.Location | None = None,
     ip: ir.InsertionPoint | None = None,
-) -> ScaledOp:
+) -> AllocateOp:
     """Build a `scaled.allocate`."""
     attributes: dict[str, ir.Attribute] = {
         "tensor": ir.StringAttr.get(tensor),
@@ -172,7 +174,7 @@ def launch(
     *,
     loc: ir.Location | None = None,
     ip: ir.InsertionPoint | None = None,
-) -> ScaledOp:
+) -> LaunchOp:
     """Build a `scaled.launch`."""
     attributes: dict[str, ir.Attribute] = {
         "kernel": ir.FlatSymbolRefAttr.get(kernel),
@@ -188,7 +190,7 @@ def torch_call(
     *,
     loc: ir.Location | None = None,
     ip: ir.InsertionPoint | None = None,
-) -> ScaledOp:
+) -> TorchCallOp:
     """Build a `scaled.torch_call`."""
     attributes: dict[str, ir.Attribute] = {
         "function": ir.StringAttr.get(function),

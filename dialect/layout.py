@@ -59,7 +59,7 @@ def pad(
     *,
     loc: ir.Location | None = None,
     ip: ir.InsertionPoint | None = None,
-) -> ScaledOp:
+) -> PadOp:
     """Build a `scaled.pad`."""
     info = _either_info(source, "pad_c1", "source")
     _require_multiples(multiples, info.shape)
@@ -109,7 +109,7 @@ def unpad(
     *,
     loc: ir.Location | None = None,
     ip: ir.InsertionPoint | None = None,
-) -> ScaledOp:
+) -> UnpadOp:
     """Build a `scaled.unpad` to a shape."""
     result = replace(_either_info(source, "unpad_c1", "source"), shape=shape)
     return build(UnpadOp, [source, list(sizes)], [result.type()], {}, loc, ip)
@@ -135,7 +135,7 @@ class FlattenOp(ScaledOp, name="flatten", traits=[ext.Pure]):
         require(agree, "flatten_c2", f"result must be the source with shape {format_shape(wanted.shape)}, got {found}")
 
 
-def flatten(source: ir.Value, *, loc: ir.Location | None = None, ip: ir.InsertionPoint | None = None) -> ScaledOp:
+def flatten(source: ir.Value, *, loc: ir.Location | None = None, ip: ir.InsertionPoint | None = None) -> FlattenOp:
     """Build a `scaled.flatten`."""
     return build(FlattenOp, [source], [flattened(scaled_info(source, "flatten_c1", "source")).type()], {}, loc, ip)
 
@@ -178,7 +178,7 @@ class TurnOp(ScaledOp, name="turn", traits=[ext.Pure]):
         require(agree, "turn_c2", f"result must be the source with layout turned, got {self.result.type}")
 
 
-def turn(source: ir.Value, *, loc: ir.Location | None = None, ip: ir.InsertionPoint | None = None) -> ScaledOp:
+def turn(source: ir.Value, *, loc: ir.Location | None = None, ip: ir.InsertionPoint | None = None) -> TurnOp:
     """Build a `scaled.turn`."""
     return build(TurnOp, [source], [turned(scaled_info(source, "turn_c1", "source")).type()], {}, loc, ip)
 
@@ -217,7 +217,7 @@ class SwizzleOp(ScaledOp, name="swizzle", traits=[ext.Pure]):
         require(agree, "swizzle_c2", f"result must be the source with layout gemm in every copy, got {found}")
 
 
-def swizzle(source: ir.Value, *, loc: ir.Location | None = None, ip: ir.InsertionPoint | None = None) -> ScaledOp:
+def swizzle(source: ir.Value, *, loc: ir.Location | None = None, ip: ir.InsertionPoint | None = None) -> SwizzleOp:
     """Build a `scaled.swizzle`."""
     return build(SwizzleOp, [source], [swizzled(scaled_info(source, "swizzle_c1", "source")).type()], {}, loc, ip)
 
@@ -255,7 +255,7 @@ class PackOp(ScaledOp, name="pack", traits=[ext.Pure]):
         require(agree, "pack_c2", f"result must be the source with layout packed in every copy, got {found}")
 
 
-def pack(source: ir.Value, *, loc: ir.Location | None = None, ip: ir.InsertionPoint | None = None) -> ScaledOp:
+def pack(source: ir.Value, *, loc: ir.Location | None = None, ip: ir.InsertionPoint | None = None) -> PackOp:
     """Build a `scaled.pack`."""
     return build(PackOp, [source], [packed(scaled_info(source, "pack_c1", "source")).type()], {}, loc, ip)
 

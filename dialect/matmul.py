@@ -29,6 +29,7 @@ from steelyard.dialect.types import (
     shapes_agree,
     sizes_agree,
 )
+from steelyard.errors import ConstraintError
 from steelyard.formats.activations import EPILOGUES
 from steelyard.formats.gemms import KINDS, OPERAND_USAGES
 from steelyard.formats.schemes import Scheme
@@ -86,7 +87,7 @@ def matmul(
     dtype: str | None = None,
     loc: ir.Location | None = None,
     ip: ir.InsertionPoint | None = None,
-) -> ScaledOp:
+) -> MatmulOp:
     """Build a `scaled.matmul`; the result has lhs's dtype unless one is given."""
     info = float_info(lhs, "matmul_c2", "lhs")
     other = float_info(rhs, "matmul_c2", "rhs")
@@ -170,7 +171,7 @@ def gemm(
     preactivation: bool = False,
     loc: ir.Location | None = None,
     ip: ir.InsertionPoint | None = None,
-) -> ScaledOp:
+) -> GemmOp:
     """Build a `scaled.gemm`. A quantized tensor does not say whose tensors surround it, so the result type is given."""
     attributes = _attributes(kind, layer, batch_dims) | {"epilogue": ir.StringAttr.get(epilogue)}
     results = [result, result if preactivation else None]
@@ -179,10 +180,11 @@ def gemm(
 
 def copies_read(kind: str, lhs: ScaledInfo, rhs: ScaledInfo) -> tuple[Scheme, Scheme]:
     """The schemes of the two copies that a gemm of this kind reads."""
-    copies = []
+    copies: list[Scheme] = []
     for name, info, usage in zip(("lhs", "rhs"), (lhs, rhs), OPERAND_USAGES[kind], strict=True):
         scheme = info.copy_of(usage)
-        require(scheme is not None, "gemm_c2", f"{kind} reads the {usage} copy of {name}, which has none")
+        if scheme is None:
+            raise ConstraintError("gemm_c2", f"{kind} reads the {usage} copy of {name}, which has none")
         copies.append(scheme)
     return copies[0], copies[1]
 

@@ -26,6 +26,6 @@ class FreeOp(ScaledOp, name="free"):
         require(is_tensor, "free_c1", f"value must be a ranked tensor or a !scaled.tensor, got {type_}")
 
 
-def free(value: ir.Value, *, loc: ir.Location | None = None, ip: ir.InsertionPoint | None = None) -> ScaledOp:
+def free(value: ir.Value, *, loc: ir.Location | None = None, ip: ir.InsertionPoint | None = None) -> FreeOp:
     """Build a `scaled.free`."""
     return build(FreeOp, [value], [], {}, loc, ip)

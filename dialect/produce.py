@@ -117,7 +117,7 @@ def produce_quantize(
     scale: ir.Value | None = None,
     loc: ir.Location | None = None,
     ip: ir.InsertionPoint | None = None,
-) -> ScaledOp:
+) -> ProduceQuantizeOp:
     """Build a `scaled.produce_quantize`."""
     info = float_info(source, "produce_quantize_c3", "source")
     result = ScaledInfo(info.shape, info.dtype, row, col)

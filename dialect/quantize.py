@@ -90,7 +90,7 @@ class QuantizeOp(ScaledOp, name="quantize", traits=[ext.Pure]):
             "quantize_c6",
             f"stochastic rounding needs role grad_output, got {role}",
         )
-        if has_rng:
+        if self.rng is not None:
             require_tensor(self.rng, source.random_state(), "quantize_c8", "rng")
 
 
@@ -106,7 +106,7 @@ def quantize(
     new_amax: bool = False,
     loc: ir.Location | None = None,
     ip: ir.InsertionPoint | None = None,
-) -> ScaledOp:
+) -> QuantizeOp:
     """Build a `scaled.quantize` into a rowwise copy, a columnwise copy, or both."""
     info = float_info(source, "quantize_c1", "source")
     result = ScaledInfo(info.shape, info.dtype, row, col)
@@ -160,7 +160,7 @@ def dequantize(
     usage: str = "rowwise",
     loc: ir.Location | None = None,
     ip: ir.InsertionPoint | None = None,
-) -> ScaledOp:
+) -> DequantizeOp:
     """Build a `scaled.dequantize`."""
     return build(DequantizeOp, [source], [result], {"usage": ir.StringAttr.get(usage)}, loc, ip)
 
@@ -190,7 +190,7 @@ class TransposeOp(ScaledOp, name="transpose", traits=[ext.Pure]):
         require(agree, "transpose_c4", f"result must be the source with its one copy {usage}, got {self.result.type}")
 
 
-def transpose(source: ir.Value, *, loc: ir.Location | None = None, ip: ir.InsertionPoint | None = None) -> ScaledOp:
+def transpose(source: ir.Value, *, loc: ir.Location | None = None, ip: ir.InsertionPoint | None = None) -> TransposeOp:
     """Build a `scaled.transpose`."""
     return build(TransposeOp, [source], [transposed(scaled_info(source, "transpose_c1", "source")).type()], {}, loc, ip)
 
@@ -231,7 +231,7 @@ class NarrowOp(ScaledOp, name="narrow", traits=[ext.Pure]):
 
 def narrow(
     source: ir.Value, usage: str, *, loc: ir.Location | None = None, ip: ir.InsertionPoint | None = None
-) -> ScaledOp:
+) -> NarrowOp:
     """Build a `scaled.narrow` to the copy of a usage."""
     return build(NarrowOp, [source], [narrowed(scaled_info(source, "narrow_c1", "source"), usage).type()], {}, loc, ip)
 

@@ -44,7 +44,7 @@ def amax(
     rht: bool = False,
     loc: ir.Location | None = None,
     ip: ir.InsertionPoint | None = None,
-) -> ScaledOp:
+) -> AmaxOp:
     """Build a `scaled.amax`."""
     result = _amax_info(float_info(source, "amax_c1", "source"), per_row)
     attributes = {"per_row": ir.BoolAttr.get(per_row), "rht": ir.BoolAttr.get(rht)}
@@ -98,7 +98,7 @@ def update_scale(
     algorithm: str = "max",
     loc: ir.Location | None = None,
     ip: ir.InsertionPoint | None = None,
-) -> ScaledOp:
+) -> UpdateScaleOp:
     """Build a `scaled.update_scale`."""
     attributes = {
         "scheme": SchemeAttr.from_scheme(scheme),
@@ -128,7 +128,7 @@ class AdvanceRngOp(ScaledOp, name="advance_rng", traits=[ext.Pure]):
         require_tensor(self.result, info.random_state(), "advance_rng_c1", "result")
 
 
-def advance_rng(rng: ir.Value, *, loc: ir.Location | None = None, ip: ir.InsertionPoint | None = None) -> ScaledOp:
+def advance_rng(rng: ir.Value, *, loc: ir.Location | None = None, ip: ir.InsertionPoint | None = None) -> AdvanceRngOp:
     """Build a `scaled.advance_rng`."""
     return build(AdvanceRngOp, [rng], [rng.type], {}, loc, ip)
 

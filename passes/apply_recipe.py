@@ -10,6 +10,7 @@ from steelyard.dialect.matmul import MatmulOp, require_pair
 from steelyard.dialect.types import tensor_info
 from steelyard.errors import ConstraintError
 from steelyard.formats.gemms import OPERAND_ROLES, OPERAND_USAGES
+from steelyard.formats.schemes import Scheme
 from steelyard.ir.attributes import DECODED, DELAYED, HIGH_PRECISION
 from steelyard.ir.functions import functions_of
 from steelyard.ir.gradients import find_gradients
@@ -44,7 +45,8 @@ def apply_recipe(
     """
     if unmatched not in ("fail", "allow"):
         fail(module, f"unmatched must be fail or allow, got '{unmatched}'")
-    gradients = set().union(*map(find_gradients, functions_of(module))) if attention else set()
+    functions = functions_of(module) if attention else []
+    gradients = set[ir.Value]().union(*map(find_gradients, functions))
     matmuls = [op.opview for op in walk_ops(module) if isinstance(op.opview, MatmulOp)]
     for matmul in matmuls:
         layer = matmul.layer.value
@@ -91,7 +93,7 @@ def _annotate(op: MatmulOp, recipe: recipes.Recipe) -> str | None:
     kind, layer = op.kind.value, op.layer.value
     if kind != "fprop" and recipe.backward == "dequantized":
         return _annotate_decoded(op, recipe)
-    schemes = []
+    schemes: list[Scheme] = []
     for name, usage in zip(OPERAND_ROLES[kind], OPERAND_USAGES[kind], strict=True):
         role = recipes.Role(name, layer)
         row, col = recipe.schemes(role)

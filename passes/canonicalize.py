@@ -1,5 +1,7 @@
 """`scaled-canonicalize`."""
 
+from typing import TypeVar
+
 from torch_mlir import ir
 from torch_mlir.rewrite import GreedyRewriteConfig, PatternRewriter, RewritePatternSet, apply_patterns_and_fold_greedily
 
@@ -7,6 +9,8 @@ from steelyard.dialect.layout import PadOp, UnpadOp
 from steelyard.dialect.quantize import TransposeOp
 from steelyard.dialect.types import Shape, TensorType, tensor_info
 from steelyard.passes.pipeline.registry import register_pass
+
+_Op = TypeVar("_Op", bound=ir.OpView)
 
 NO_MATCH = True
 """The bindings read a truthy return as a pattern that did not match."""
@@ -69,7 +73,7 @@ def fold_unpad_of_pad(op: UnpadOp, rewriter: PatternRewriter) -> bool | None:
     return None
 
 
-def _defining(value: ir.Value, op_class: type) -> ir.OpView | None:
+def _defining(value: ir.Value, op_class: type[_Op]) -> _Op | None:
     owner = value.owner
     if not isinstance(owner, ir.Operation | ir.OpView):
         return None

@@ -4,6 +4,7 @@ from torch_mlir import ir
 
 from steelyard.dialect.quantize import QuantizeOp, quantize
 from steelyard.dialect.scale import amax
+from steelyard.dialect.types import scaled_info_of
 from steelyard.ir.torch_ops import walk_ops
 from steelyard.passes.pipeline.registry import register_pass
 
@@ -21,11 +22,11 @@ def expand_scales(module: ir.Operation) -> None:
 
 
 def _expand(op: QuantizeOp) -> None:
-    per_row = any(scheme.second_level == "row" for scheme in op.result.type.info.schemes)
+    per_row = any(scheme.second_level == "row" for scheme in scaled_info_of(op.result).schemes)
     with ir.InsertionPoint(op), op.location:
         if op.new_amax is not None and list(op.new_amax.uses):
             op.new_amax.replace_all_uses_with(amax(op.source, per_row=per_row).result)
-        row, col = op.result.type.info.row, op.result.type.info.col
+        row, col = scaled_info_of(op.result).row, scaled_info_of(op.result).col
         plain = quantize(op.source, row, col, role=op.role.value, layer=op.layer.value, scale=op.scale, rng=op.rng)
     op.result.replace_all_uses_with(plain.result)
     op.operation.erase()

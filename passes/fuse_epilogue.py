@@ -5,6 +5,7 @@ from collections.abc import Collection
 from torch_mlir import ir
 
 from steelyard.dialect.matmul import GemmOp, gemm
+from steelyard.dialect.types import scaled_info_of
 from steelyard.ir.functions import functions_of
 from steelyard.ir.gradients import find_gradients
 from steelyard.ir.torch_ops import (
@@ -100,7 +101,7 @@ def _producer(value: ir.Value, gradients: Collection[ir.Value] = ()) -> tuple[Ge
     while (op := defining_op(value)) is not None and _reader_count(value, gradients) == 1:
         if isinstance(op.opview, GemmOp):
             # A user's own quantizer multiplies and adds a bias, no more.
-            plain = any(scheme.custom for scheme in op.opview.lhs.type.info.schemes)
+            plain = any(scheme.custom for scheme in scaled_info_of(op.opview.lhs).schemes)
             # Nor does the kernel of batched products add anything.
             plain = plain or op.opview.batch_dims.value > 0
             return None if plain else (op.opview, views[::-1])
@@ -129,6 +130,7 @@ def _keep_preactivation(op: ir.Operation, product: GemmOp, views: list[ir.Operat
             epilogue=activation_of(op) or "none",
             preactivation=True,
         )
+    assert fused.preactivation is not None, "asked for above"
     product.result.replace_all_uses_with(fused.preactivation)
     last = fused.result
     with ir.InsertionPoint(op):
@@ -141,19 +143,27 @@ def _keep_preactivation(op: ir.Operation, product: GemmOp, views: list[ir.Operat
     product.operation.erase()
 
 
-def _replace(op: ir.Operation, product: GemmOp, views: list[ir.Operation], **epilogue) -> None:
-    """Put a gemm with an epilogue, and the views behind it, in the place of the op it absorbs."""
-    fields = {
-        "epilogue": product.epilogue.value,
-        "residual": product.residual,
-        "bias": product.bias,
-        "kind": product.kind.value,
-        "layer": product.layer.value,
-        "batch_dims": product.batch_dims.value,
-        **epilogue,
-    }
+def _replace(
+    op: ir.Operation,
+    product: GemmOp,
+    views: list[ir.Operation],
+    *,
+    epilogue: str | None = None,
+    residual: ir.Value | None = None,
+) -> None:
+    """Put a gemm with an epilogue or a residual more, and the views behind it, in the place of the op it absorbs."""
     with ir.InsertionPoint(op), product.location:
-        fused = gemm(product.lhs, product.rhs, result=product.result.type, **fields)
+        fused = gemm(
+            product.lhs,
+            product.rhs,
+            result=product.result.type,
+            kind=product.kind.value,
+            layer=product.layer.value,
+            batch_dims=product.batch_dims.value,
+            bias=product.bias,
+            epilogue=epilogue or product.epilogue.value,
+            residual=product.residual if residual is None else residual,
+        )
     product.result.replace_all_uses_with(fused.result)
     for view in views:
         view.move_before(op)

@@ -7,7 +7,7 @@ from torch_mlir import ir
 
 from steelyard.dialect.produce import produce_quantize
 from steelyard.dialect.quantize import QuantizeOp
-from steelyard.dialect.types import tensor_info
+from steelyard.dialect.types import scaled_info_of, tensor_info
 from steelyard.ir.torch_ops import (
     activation_of,
     constant_ints,
@@ -30,7 +30,7 @@ class Produced:
     ops: list[ir.Operation]
     """The ops that compute it, last first; nothing else reads them."""
     other: ir.Value | None = None
-    vectors: dict[str, ir.Value] = field(default_factory=dict)
+    vectors: dict[str, ir.Value] = field(default_factory=dict[str, ir.Value])
     epsilon: float = 0.0
 
 
@@ -49,7 +49,7 @@ def fuse_producer(module: ir.Operation) -> None:
 
 
 def _fuse(op: QuantizeOp) -> None:
-    info = op.result.type.info
+    info = scaled_info_of(op.result)
     if op.rng is not None or op.new_amax is not None:
         return
     if any(scheme.custom for scheme in info.schemes):
@@ -70,7 +70,8 @@ def _fuse(op: QuantizeOp) -> None:
             other=other,
             epsilon=produced.epsilon,
             scale=op.scale,
-            **produced.vectors,
+            weight=produced.vectors.get("weight"),
+            bias=produced.vectors.get("bias"),
         )
     op.result.replace_all_uses_with(fused.result)
     op.operation.erase()
@@ -80,7 +81,7 @@ def _fuse(op: QuantizeOp) -> None:
 
 def _through_views(value: ir.Value) -> tuple[ir.Value | None, list[ir.Operation]]:
     """The value behind views that nothing else reads, and those views, last first."""
-    views = []
+    views: list[ir.Operation] = []
     while _is_read_once(value) and (op := defining_op(value)) is not None and is_view(op):
         views.append(op)
         value = op.operands[0]

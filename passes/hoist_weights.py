@@ -53,7 +53,7 @@ def _hoist(module: ir.Operation, op: QuantizeOp, name: str) -> None:
     types = [result.type for result in op.results]
     block = make_private_function(module, name, arguments, types, op.location)
     with ir.InsertionPoint(block):
-        copies = dict(zip(arguments, block.arguments, strict=True))
+        copies: dict[ir.Value, ir.Value] = dict(zip(arguments, block.arguments, strict=True))
         results = [_clone_slice(result, copies) for result in op.results]
         ir.Operation.create("func.return", operands=results, loc=op.location)
     describe_weight(block.owner, _form(op))

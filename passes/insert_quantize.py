@@ -1,7 +1,6 @@
 """`scaled-insert-quantize`."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch_mlir import ir
 
@@ -35,11 +34,21 @@ def insert_quantize(module: ir.Operation) -> None:
         for op in walk_ops(function):
             if not isinstance(op.opview, MatmulOp):
                 continue
-            if {"lhs_scheme", "rhs_scheme"} <= set(op.attributes.keys()):
+            if "lhs_scheme" in op.attributes and "rhs_scheme" in op.attributes:
                 _quantize_operands(op.opview, state)
             elif DECODED in op.attributes:
                 _decode_operand(op.opview, state)
         state.finish()
+
+
+@dataclass(frozen=True)
+class _Delayed:
+    """How a delayed scale is updated."""
+
+    history: int
+    margin: int
+    algorithm: str
+    reduce: bool
 
 
 @dataclass
@@ -48,10 +57,10 @@ class _Recorded:
 
     scheme: Scheme
     layer: str
-    settings: dict[str, Any]
+    settings: _Delayed
     scale: ir.Value
     location: ir.Location
-    amaxes: dict[ir.Value, ir.Value] = field(default_factory=dict)
+    amaxes: dict[ir.Value, ir.Value] = field(default_factory=dict[ir.Value, ir.Value])
     """By what was quantized: the quantizations of one tensor become one."""
 
 
@@ -87,6 +96,7 @@ class _State:
         made = quantize(source, row, col, role=role, layer=layer, scale=scale, new_amax=True)
         new = _Recorded(scheme, layer, _delayed_settings(op), scale, op.location)
         recorded = self._recorded.setdefault(name, new)
+        assert made.new_amax is not None, "asked for above"
         recorded.amaxes.setdefault(flatten_root(source), made.new_amax)
         return made.result
 
@@ -111,7 +121,7 @@ class _State:
 
     def _update(self, name: str, recorded: _Recorded) -> list[tuple[str, ir.Value]]:
         settings = recorded.settings
-        info = _info(recorded.scale).with_((settings["history"],), "f32")
+        info = _info(recorded.scale).with_((settings.history,), "f32")
         history = self._argument(f"{name}.amax_history", info, recorded.location)
         with recorded.location:
             amax, *others = recorded.amaxes.values()
@@ -123,26 +133,28 @@ class _State:
                 history,
                 amax,
                 recorded.scheme,
-                margin=settings["margin"],
-                algorithm=settings["algorithm"],
+                margin=settings.margin,
+                algorithm=settings.algorithm,
             )
-            if settings["reduce"]:
+            if settings.reduce:
                 moved.attributes[REDUCE] = ir.UnitAttr.get()
-            if settings["algorithm"] == "custom":
+            if settings.algorithm == "custom":
                 moved.attributes[LAYER] = ir.StringAttr.get(recorded.layer)
         return [(f"{name}.scale", moved.new_scale), (f"{name}.amax_history", moved.new_history)]
 
 
 def _quantize_operands(op: MatmulOp, state: _State) -> None:
     kind = op.kind.value
-    operands = []
+    operands: list[ir.Value] = []
     with ir.InsertionPoint(op), op.location:
         roles = ("input", "input") if op.batch_dims.value else OPERAND_ROLES[kind]
         for name, role, usage in zip(("lhs", "rhs"), roles, OPERAND_USAGES[kind], strict=True):
             scheme = SchemeAttr(op.attributes[f"{name}_scheme"]).scheme
             operands.append(state.quantize(op, getattr(op, name), scheme, role, usage))
+        lhs, rhs = operands
         product = gemm(
-            *operands,
+            lhs,
+            rhs,
             kind=kind,
             result=op.result.type,
             layer=op.layer.value,
@@ -161,10 +173,21 @@ def _decode_operand(op: MatmulOp, state: _State) -> None:
         op.operation.operands[1] = dequantize(made, op.rhs.type).result
 
 
-def _delayed_settings(op: MatmulOp) -> dict[str, Any]:
+def _delayed_settings(op: MatmulOp) -> _Delayed:
     if DELAYED not in op.attributes:
         fail(op, f"must have the attribute '{DELAYED}', which says how a delayed scale is updated")
-    return {entry.name: entry.attr.value for entry in ir.DictAttr(op.attributes[DELAYED])}
+    found = op.attributes[DELAYED]
+    entries = {entry.name: entry.attr for entry in found} if isinstance(found, ir.DictAttr) else {}
+    history, margin, algorithm, reduce = (entries.get(name) for name in ("history", "margin", "algorithm", "reduce"))
+    if (
+        not isinstance(history, ir.IntegerAttr)
+        or not isinstance(margin, ir.IntegerAttr)
+        or not isinstance(algorithm, ir.StringAttr)
+        or not isinstance(reduce, ir.BoolAttr)
+    ):
+        wanted = "the integers history and margin, the string algorithm and the boolean reduce"
+        fail(op, f"attribute '{DELAYED}' must hold {wanted}, got {found}")
+    return _Delayed(history.value, margin.value, algorithm.value, reduce.value)
 
 
 def _info(value: ir.Value) -> TensorInfo:

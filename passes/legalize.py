@@ -11,7 +11,7 @@ from steelyard.ir.attributes import PATH, REASON
 from steelyard.ir.gemm_plans import GemmPlan, plan_gemm, size_source
 from steelyard.ir.torch_ops import int_constant, size_of, walk_ops
 from steelyard.passes.pipeline.registry import fail, register_pass
-from steelyard.passes.support.operand_forms import Forms, convert, convert_weights
+from steelyard.passes.support.operand_forms import Forms, Plans, convert, convert_weights
 from steelyard.targets import TARGETS, cuda_target
 from steelyard.targets.gemm_paths import CUSTOM, NATIVE
 
@@ -35,7 +35,7 @@ def legalize(module: ir.Operation, *, target: str) -> None:
     if chosen is None:
         return
     gemms = [op.opview for op in walk_ops(module) if isinstance(op.opview, GemmOp)]
-    plans = {op.result: plan_gemm(op, chosen) for op in gemms}
+    plans: Plans = {op.result: plan_gemm(op, chosen) for op in gemms}
     forms = convert_weights(module, plans)
     for op in gemms:
         plan = plans[op.result]
@@ -49,7 +49,7 @@ def _multiply_natively(op: GemmOp, plan: GemmPlan, forms: Forms) -> None:
     """Put a product of matrices in the place of a GEMM, and give it the GEMM's shape."""
     info = _result_info(op)
     with ir.InsertionPoint(op), op.location:
-        operands = []
+        operands: list[ir.Value] = []
         for value, form in zip((op.lhs, op.rhs), plan.forms(op.kind.value), strict=True):
             if (value, form) not in forms:
                 forms[value, form] = convert(value, form)
@@ -119,7 +119,7 @@ def _reshaped(op: GemmOp, product: ir.Value, info: TensorInfo) -> ir.Value:
     _require_torch(op)
     source = size_source(op.lhs)
     one_unknown = info.shape.count(None) == 1
-    sizes = []
+    sizes: list[ir.Value] = []
     for dim, size in enumerate(info.shape):
         if size is not None or one_unknown:
             sizes.append(int_constant(-1 if size is None else size))
@@ -144,7 +144,7 @@ def _finish(op: GemmOp, plan: GemmPlan, product: ir.Value) -> None:
                 preactivation=op.preactivation is not None,
             )
         product = made.result
-        if op.preactivation is not None:
+        if op.preactivation is not None and made.preactivation is not None:
             op.preactivation.replace_all_uses_with(made.preactivation)
     op.result.replace_all_uses_with(product)
     op.operation.erase()

@@ -138,7 +138,7 @@ class _Lowering:
 
     def _part_infos(self, info: ScaledInfo) -> list[tuple[str, TensorInfo]]:
         """Name and type of each part."""
-        parts = []
+        parts: list[tuple[str, TensorInfo]] = []
         for prefix, scheme, columnwise in (("row.", info.row, False), ("col.", info.col, True)):
             if scheme is not None:
                 shapes = part_shapes(scheme, flat_shape(info.shape), columnwise)
@@ -154,7 +154,7 @@ class _Lowering:
         """Call a kernel that makes the quantized result of an op."""
         values = self._declarations.call(call, [value for _, value in operands])
         made = dict(zip([slot.name for slot in call.results], values, strict=True))
-        if "new_amax" in made:
+        if isinstance(op, QuantizeOp) and op.new_amax is not None:
             op.new_amax.replace_all_uses_with(made.pop("new_amax"))
         if call.is_custom:
             op.result.replace_all_uses_with(made["storage"])
@@ -229,9 +229,9 @@ class _Lowering:
     def pad(self, op: PadOp) -> None:
         multiples = tuple(ir.DenseI64ArrayAttr(op.multiples))
         if not isinstance(op.source.type, TensorType):
-            operands = [("source", op.source)]
-            call = PadCall(operands=_slots(operands), results=_result_slots(op, "result"), multiples=multiples)
-            self._replace(op, call, operands)
+            given: Named = [("source", op.source)]
+            call = PadCall(operands=_slots(given), results=_result_slots(op, "result"), multiples=multiples)
+            self._replace(op, call, given)
             return
         source, types = self._get(op, op.source), self._part_types(op.result)
         changed = [name for name, type_ in types.items() if _is_padded(source.parts[name], type_)]

@@ -1,11 +1,9 @@
 """`scaled-merge-quantize`."""
 
-from typing import Any
-
 from torch_mlir import ir
 
 from steelyard.dialect.quantize import QuantizeOp, quantize
-from steelyard.dialect.types import ScaledInfo
+from steelyard.dialect.types import ScaledInfo, scaled_info_of
 from steelyard.formats.schemes import Scheme
 from steelyard.ir.torch_ops import erase_unused_views, flatten_root, walk_ops
 from steelyard.passes.pipeline.registry import register_pass
@@ -19,15 +17,15 @@ def merge_quantize(module: ir.Operation) -> None:
     that any of them made, unless two of them have different schemes for the same usage. Views that only flatten the
     dims before the last count as the same tensor.
     """
-    groups: dict[tuple, list[QuantizeOp]] = {}
+    groups: dict[tuple[object, ...], list[QuantizeOp]] = {}
     for op in walk_ops(module):
         if isinstance(op.opview, QuantizeOp):
             _join(groups.setdefault(_key(op.opview), []), op.opview)
 
 
-def _key(op: QuantizeOp) -> tuple:
+def _key(op: QuantizeOp) -> tuple[object, ...]:
     """What must be equal for one quantize to serve in place of another."""
-    info = op.result.type.info
+    info = scaled_info_of(op.result)
     state = tuple(op.operands)[1:]
     attributes = tuple(op.attributes[name] for name in ("layer", "role", "operandSegmentSizes"))
     return (op.operation.block, flatten_root(op.source), info.shape, info.dtype, *state, *attributes)
@@ -36,13 +34,13 @@ def _key(op: QuantizeOp) -> tuple:
 def _join(group: list[QuantizeOp], op: QuantizeOp) -> None:
     """Merge an op into the first of its group whose copies agree with its own, or start another."""
     for index, first in enumerate(group):
-        merged = _merged(first.result.type.info, op.result.type.info)
+        merged = _merged(scaled_info_of(first.result), scaled_info_of(op.result))
         if merged is None or (first.new_amax is None) != (op.new_amax is None):
             continue
-        group[index] = _widen(first, merged)
-        op.result.replace_all_uses_with(group[index].result)
-        if op.new_amax is not None:
-            op.new_amax.replace_all_uses_with(group[index].new_amax)
+        wide = group[index] = _widen(first, merged)
+        op.result.replace_all_uses_with(wide.result)
+        if op.new_amax is not None and wide.new_amax is not None:
+            op.new_amax.replace_all_uses_with(wide.new_amax)
         source = op.source
         op.operation.erase()
         erase_unused_views(source)
@@ -50,9 +48,9 @@ def _join(group: list[QuantizeOp], op: QuantizeOp) -> None:
     group.append(op)
 
 
-def _widen(op: QuantizeOp, merged: ScaledInfo) -> Any:
+def _widen(op: QuantizeOp, merged: ScaledInfo) -> QuantizeOp:
     """The op with the copies of the merged type."""
-    if op.result.type.info == merged:
+    if scaled_info_of(op.result) == merged:
         return op
     with ir.InsertionPoint(op), op.location:
         wide = quantize(

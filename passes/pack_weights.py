@@ -6,7 +6,7 @@ from torch_mlir import ir
 
 from steelyard.dialect.layout import pack
 from steelyard.dialect.matmul import GemmOp
-from steelyard.dialect.types import TensorType
+from steelyard.dialect.types import TensorType, scaled_info_of
 from steelyard.ir.functions import functions_of, refresh_type, replace_results, terminator_of, weight_arguments
 from steelyard.ir.weights import describe_weight
 from steelyard.passes.pipeline.registry import fail, register_pass
@@ -37,7 +37,7 @@ def pack_weights(module: ir.Operation, *, target: str) -> None:
 
 
 def _can_pack(argument: ir.BlockArgument) -> bool:
-    info = argument.type.info
+    info = scaled_info_of(argument)
     is_matrix = len(info.shape) == 2 and None not in info.shape
     if not is_matrix or any(s.family != "nvfp4" or s.layout != "compact" for s in info.schemes):
         return False

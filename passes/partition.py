@@ -83,7 +83,7 @@ def _with_sources(joint: Joint, arguments: Arguments) -> Arguments:
     for value, own in arguments:
         if SOURCES in own:
             sources = [numbers[number] for number in ir.DenseI64ArrayAttr(own[SOURCES])]
-            own = own | {SOURCES: ir.DenseI64ArrayAttr.get(sources)}
+            own = own | {SOURCES: ir.DenseI64ArrayAttr.get([source for source in sources if source is not None])}
         counted.append((value, own))
     return counted
 
@@ -97,7 +97,7 @@ def _live(
         return {substitutes.get(value, value) for value in values}
 
     read = read_in_place_of(value for value, _ in results)
-    live = []
+    live: list[ir.Operation] = []
     for op in reversed(ops):
         if any(result in read for result in op.results):
             live.append(op)

@@ -138,11 +138,13 @@ class _Body:
     def _emit(self, op: ir.Operation) -> list[str]:
         name = op.name
         if name in _CONSTANTS:
-            return self._alias(op.result, repr(op.attributes["value"].value))
+            return self._alias(op.result, repr(_constant(op)))
         if name == "torch.constant.none":
             return self._alias(op.result, "None")
         if name == "torch.constant.device":
-            return self._alias(op.result, self._bind("device", torch.device(op.attributes["value"].value)))
+            return self._alias(
+                op.result, self._bind("device", torch.device(ir.StringAttr(op.attributes["value"]).value))
+            )
         if name in ("torch.prim.ListConstruct", "torch.prim.TupleConstruct"):
             return self._alias(op.result, f"[{', '.join(self._operands(op))}]")
         if name == "torch.prim.ListUnpack":
@@ -261,6 +263,13 @@ class _Body:
             self._bound_names[id(value)] = name
             self.namespace[name] = value
         return self._bound_names[id(value)]
+
+
+def _constant(op: ir.Operation) -> int | float | bool | str:
+    value = op.attributes["value"]
+    if isinstance(value, ir.IntegerAttr | ir.FloatAttr | ir.BoolAttr | ir.StringAttr):
+        return value.value
+    raise UnsupportedModelError(f"{op.location}: '{op.name}' must have a number or a string, got {value}")
 
 
 def _find_overload(op: ir.Operation) -> torch._ops.OpOverload:

@@ -82,7 +82,8 @@ def add_element(manager: PassManager, element: Element) -> None:
 
 def split_top_level(text: str) -> list[str]:
     """Split at the commas outside of brackets and quotes."""
-    parts, depth, start, quote = [], 0, 0, ""
+    parts: list[str] = []
+    depth, start, quote = 0, 0, ""
     for position, character in enumerate(text):
         if quote:
             quote = "" if character == quote else quote
@@ -163,8 +164,8 @@ def _refuse_nested_passes(anchor: str, rest: str) -> None:
         raise PipelineError(f"{nested[0]} cannot be nested in {anchor}(...); {remedy}")
 
 
-def _as_external_pass(run: Callable[[ir.Operation], None]) -> Callable:
-    def external_pass(operation: ir.Operation, handle) -> None:
+def _as_external_pass(run: Callable[[ir.Operation], None]) -> Callable[[ir.Operation, Any], None]:
+    def external_pass(operation: ir.Operation, handle: Any) -> None:
         with operation.context:
             try:
                 run(operation)

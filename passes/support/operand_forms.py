@@ -8,7 +8,7 @@ from torch_mlir import ir
 from steelyard.dialect.layout import flatten, pad, padded_shape, swizzle, turn
 from steelyard.dialect.matmul import GemmOp
 from steelyard.dialect.quantize import narrow
-from steelyard.dialect.types import TensorType
+from steelyard.dialect.types import Shape, TensorType, scaled_info_of
 from steelyard.ir.functions import (
     erase_arguments,
     functions_of,
@@ -30,20 +30,21 @@ Forms = dict[tuple[ir.Value, Form], ir.Value]
 
 def convert(value: ir.Value, form: Form) -> ir.Value:
     """A quantized tensor in a form, made at the current place."""
-    if len(value.type.info.schemes) > 1:
+    if len(scaled_info_of(value).schemes) > 1:
         value = narrow(value, form.usage).result
-    if len(value.type.info.shape) > 2:
+    if len(scaled_info_of(value).shape) > 2:
         value = flatten(value).result
-    shape = value.type.info.shape
+    shape = scaled_info_of(value).shape
     if None in _padded(shape, form) or padded_shape(shape, form.multiples) != shape:
         value = pad(value, form.multiples).result
-    scheme = value.type.info.copy_of(form.usage)
+    scheme = scaled_info_of(value).copy_of(form.usage)
+    assert scheme is not None, "a form is of a copy that there is"
     if scheme.family == "mx" and form.usage == "columnwise":
         value = turn(value).result
     return value if scheme.block == "tensor" else swizzle(value).result
 
 
-def _padded(shape, form: Form) -> list[int | None]:
+def _padded(shape: Shape, form: Form) -> list[int | None]:
     """The sizes of the dims that are padded at all."""
     return [size for size, multiple in zip(shape, form.multiples, strict=True) if multiple > 1]
 

@@ -130,7 +130,7 @@ class DelayedScaling(Recipe):
     """`HYBRID`: E4M3 for inputs and weights, E5M2 for gradients; `E4M3`: for everything."""
     amax_history_len: int = 1024
     """How many amaxes are kept."""
-    amax_compute_algo: str | Callable = "max"
+    amax_compute_algo: str | Callable[..., Any] = "max"
     """`max` of the history, `most_recent`, or a function from the history to an amax."""
     reduce_amax: bool = True
     """Amaxes are max-reduced over the process group before each update."""

@@ -6,11 +6,10 @@ from dataclasses import asdict, dataclass, replace
 
 from torch_mlir import ir
 
-from steelyard.dialect.matmul import GemmOp, MatmulOp
+from steelyard.dialect.matmul import GemmOp, MatmulOp, copies_read
 from steelyard.dialect.produce import ProduceQuantizeOp
 from steelyard.dialect.quantize import QuantizeOp
-from steelyard.dialect.types import Shape, tensor_info
-from steelyard.formats.gemms import OPERAND_USAGES
+from steelyard.dialect.types import Shape, scaled_info_of, tensor_info
 from steelyard.formats.schemes import Scheme
 from steelyard.ir.attributes import HIGH_PRECISION
 from steelyard.ir.gemm_plans import GemmPlan, plan_gemm
@@ -87,9 +86,9 @@ def rows_of(module: ir.Module, target: str = CPU) -> list[Row]:
 
 
 def _gemm_row(op: GemmOp) -> Row:
-    lhs, rhs = op.lhs.type.info, op.rhs.type.info
+    lhs, rhs = scaled_info_of(op.lhs), scaled_info_of(op.rhs)
     kind = op.kind.value
-    left, right = (info.copy_of(usage) for info, usage in zip((lhs, rhs), OPERAND_USAGES[kind], strict=True))
+    left, right = copies_read(kind, lhs, rhs)
     sizes = _sizes(kind, lhs.shape[op.batch_dims.value :], rhs.shape[op.batch_dims.value :])
     kernel = f"{left.custom}.qgemm" if left.custom else f"cpu {left.family} gemm"
     steps = ["bias"] * (op.bias is not None) + [op.epilogue.value] * (op.epilogue.value != "none")

@@ -1,6 +1,6 @@
 """Checks of the arguments of a quantize, shared by the reference, the CPU kernels and the CUDA kernels."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -40,12 +40,13 @@ def check_scheme(scheme: Scheme, *, columnwise: bool, scale: Any, rng: Any) -> N
         raise ConstraintError("quantize_rng", "stochastic rounding needs rng, got None; pass rng=(seed, offset)")
 
 
-def amax_pair(amax: Any, row: Scheme | None, col: Scheme | None) -> tuple:
+def amax_pair(amax: Any, row: Scheme | None, col: Scheme | None) -> tuple[Any, Any]:
     """The given amax of each copy. One amax is enough for both if both copies quantize the same values."""
     if isinstance(amax, tuple):
-        if len(amax) != 2:
-            raise ConstraintError("quantize_amax", f"a pair of amaxes must be (row, col), got {len(amax)} values")
-        return amax
+        given = cast(tuple[Any, ...], amax)
+        if len(given) != 2:
+            raise ConstraintError("quantize_amax", f"a pair of amaxes must be (row, col), got {len(given)} values")
+        return given
     if amax is not None and row is not None and col is not None and row.rht != col.rht:
         raise ConstraintError(
             "quantize_amax", "copies with and without the transform have different amaxes; give a pair (row, col)"

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from torch_mlir import ir
 
 from steelyard.dialect.types import TensorType
+from steelyard.errors import IRError
 from steelyard.ir.attributes import SOURCES, TANGENT, WEIGHT
 
 
@@ -58,12 +59,14 @@ def replace_arguments(
     block = function.regions[0].blocks[0]
     old, known = list(block.arguments), argument_attributes(function)
     attributes: list[dict[str, ir.Attribute]] = []
-    replaced = []
+    replaced: list[tuple[ir.BlockArgument, list[ir.Value]]] = []
     positions: list[int | None] = []
     for argument, own in zip(old, known, strict=True):
         parts = split(argument)
         positions.append(len(attributes) if parts is None else None)
-        new = [block.add_argument(type_, argument.location) for _, type_ in parts or [("", argument.type)]]
+        new: list[ir.Value] = [
+            block.add_argument(type_, argument.location) for _, type_ in parts or [("", argument.type)]
+        ]
         if parts is None:
             argument.replace_all_uses_with(new[0])
             attributes.append(own)
@@ -81,7 +84,10 @@ def _renumber_sources(attributes: list[dict[str, ir.Attribute]], positions: Sequ
     """Number the sources of weights again after arguments have moved."""
     for own in attributes:
         if SOURCES in own:
-            own[SOURCES] = ir.DenseI64ArrayAttr.get([positions[i] for i in ir.DenseI64ArrayAttr(own[SOURCES])])
+            numbers = [positions[i] for i in ir.DenseI64ArrayAttr(own[SOURCES])]
+            if None in numbers:
+                raise IRError(f"{SOURCES} must name arguments that stay as they are, got {own[SOURCES]}")
+            own[SOURCES] = ir.DenseI64ArrayAttr.get([number for number in numbers if number is not None])
 
 
 def erase_arguments(function: ir.Operation, count: int) -> None:
@@ -220,7 +226,7 @@ def make_function(
         ip=ir.InsertionPoint(module.regions[0].blocks[0]),
     )
     block = ir.Block.create_at_start(function.regions[0], types, [value.location for _, value in pairs])
-    copies = {value: copy for (value, _), copy in zip(pairs, block.arguments, strict=True)}
+    copies: dict[ir.Value, ir.Value] = {value: copy for (value, _), copy in zip(pairs, block.arguments, strict=True)}
     with ir.InsertionPoint(block):
         for op in ops:
             clone = op.clone()

@@ -11,7 +11,7 @@ from steelyard.dialect.layout import flat_shape
 from steelyard.dialect.matmul import GemmOp, copies_read
 from steelyard.dialect.produce import ProduceQuantizeOp
 from steelyard.dialect.quantize import NarrowOp, QuantizeOp, TransposeOp
-from steelyard.dialect.types import Shape, TensorType, tensor_info
+from steelyard.dialect.types import Shape, TensorType, scaled_info_of, tensor_info
 from steelyard.formats.gemms import OPERAND_USAGES
 from steelyard.ir.torch_ops import defining_op
 from steelyard.targets.architectures import Target
@@ -65,7 +65,7 @@ class GemmPlan:
 def plan_gemm(op: GemmOp, target: Target) -> GemmPlan:
     """How a target runs this GEMM."""
     kind = op.kind.value
-    found = gemm_path(kind, *copies_read(kind, op.lhs.type.info, op.rhs.type.info), target)
+    found = gemm_path(kind, *copies_read(kind, scaled_info_of(op.lhs), scaled_info_of(op.rhs)), target)
     plan = GemmPlan(found.path, found.reason, _sizes(op), found.multiples, False)
     if plan.path == NATIVE:
         reason = _BATCHED if op.batch_dims.value else "" if _knows_sizes(op, plan) else _UNTOLD
@@ -77,7 +77,7 @@ def plan_gemm(op: GemmOp, target: Target) -> GemmPlan:
 
 def _sizes(op: GemmOp) -> Shape:
     """Rows of lhs, rows of rhs, and the reduction, beyond batch dims."""
-    lhs, rhs = (flat_shape(value.type.info.shape[op.batch_dims.value :]) for value in (op.lhs, op.rhs))
+    lhs, rhs = (flat_shape(scaled_info_of(value).shape[op.batch_dims.value :]) for value in (op.lhs, op.rhs))
     # A copy is read along its last dim where it is rowwise, and across it where it is columnwise.
     by_row, by_column = (0, 1), (1, 0)
     left, right = (by_row if usage == "rowwise" else by_column for usage in OPERAND_USAGES[op.kind.value])
@@ -114,7 +114,7 @@ def _knows_sizes(op: GemmOp, plan: GemmPlan) -> bool:
     info = tensor_info(op.result.type)
     assert info is not None
     several = info.shape.count(None) > 1 and len(info.shape) > 2
-    if padded[0] and len(op.lhs.type.info.shape) > 2:
+    if padded[0] and len(scaled_info_of(op.lhs).shape) > 2:
         return False
     needed = [value for value, needs in zip((op.lhs, op.rhs), (padded[0] or several, padded[1]), strict=True) if needs]
     return all(size_source(value) is not None for value in needed)

@@ -16,7 +16,7 @@ class Joint:
         self.function = function
         block = function.regions[0].blocks[0]
         *self.ops, terminator = [op.operation for op in block.operations]
-        self.arguments: dict[ir.Value, Attributes] = dict(
+        self.arguments: dict[ir.BlockArgument, Attributes] = dict(
             zip(block.arguments, argument_attributes(function), strict=True)
         )
         self._gradients = find_gradients(function)
@@ -38,13 +38,13 @@ class Joint:
         # Random bits are those of the gradients.
         return value in self._gradients or ir.StringAttr(attributes[STATE]).value == RNG
 
-    def weights_in(self, read: set[ir.Value]) -> set[ir.Value]:
+    def weights_in(self, read: set[ir.Value]) -> set[ir.BlockArgument]:
         """The weights among some values; parts of a weight come together."""
         named = [(argument, str(own[WEIGHT])) for argument, own in self.arguments.items() if WEIGHT in own]
         names = {name for argument, name in named if argument in read}
         return {argument for argument, name in named if name in names}
 
-    def sources_of(self, weights: set[ir.Value]) -> set[ir.Value]:
+    def sources_of(self, weights: set[ir.BlockArgument]) -> set[ir.BlockArgument]:
         """The arguments that weights are made from."""
         numbers = {n for weight in weights for n in ir.DenseI64ArrayAttr(self.arguments[weight][SOURCES])}
         return {argument for argument in self.arguments if argument.arg_number in numbers}

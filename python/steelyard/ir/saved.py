@@ -30,7 +30,7 @@ def byte_size(type_: ir.Type) -> int:
 
 def shortened(module: ir.Operation) -> list[tuple[str, str]]:
     """Layers whose values the forward keeps in fewer bits than it computed them in, and what they are."""
-    found = []
+    found: list[tuple[str, str]] = []
     for function in functions_of(module):
         terminator = list(function.regions[0].blocks[0].operations)[-1].operation
         for value, own in zip(terminator.operands, result_attributes(function), strict=True):
