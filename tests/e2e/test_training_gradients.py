@@ -295,7 +295,7 @@ def test_decoded_backward_of_any_size(recipe):
         x_oracle = x.detach().clone().requires_grad_()
         weight, bias = (p.detach().clone().requires_grad_() for p in model.proj.parameters())
         quantized_linear(x_oracle, weight, bias, "proj", numerics).backward(dy)
-        assert "tensor<?x37xf32>" in net.ir("partitioned")
+        assert "scaled.tensor<?x37xf32," in net.ir("partitioned")
         for got, oracle in ((x, x_oracle), (model.proj.weight, weight)):
             torch.testing.assert_close(got.grad, oracle.grad, rtol=1e-6, atol=1e-5)
         model.zero_grad()

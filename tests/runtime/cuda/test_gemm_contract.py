@@ -5,8 +5,8 @@ import torch
 from simulation import simulated
 
 from steelyard import recipes, reference
-from steelyard.formats.copies import round_up
 from steelyard.formats.gemms import KINDS
+from steelyard.formats.parts import round_up
 from steelyard.formats.schemes import Scheme
 from steelyard.reference.gemm import operand
 from steelyard.runtime.cuda import gemm
