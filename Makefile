@@ -37,7 +37,7 @@ $(STAMP)-package: $(STAMP)-test $(STAMP)-files $(NATIVE)
 
 $(STAMP)-lint: $(STAMP)-package
 	@echo "[setup] installing linters"
-	@$(PIP) ruff pyright clang-format pre-commit import-linter
+	@$(PIP) ruff 'pyright[nodejs]' clang-format pre-commit import-linter
 	@touch $@
 
 demo: $(STAMP)-package ## Show the main job on a sample model.
