@@ -35,6 +35,8 @@ class Backend:
         """The net's state by name, shared by all its programs."""
         self.root = root
         self.compilations: list[Compilation] = []
+        self.graphs = 0
+        """How many graphs were compiled so far, those that are outdated by now included."""
         self.weights = Weights(functools.partial(is_gathered, root))
         self.kept_weights: dict[str, str] = {}
         """Parameters that stay in high precision although `weights` is `quantized`, and why."""
@@ -106,6 +108,7 @@ class Backend:
         self.compilations[:] = [known for known in self.compilations if known not in self._outdated]
         self._outdated.clear()
         self.compilations.append(compilation)
+        self.graphs += 1
         self._settled = 0
 
     def capture_joint(

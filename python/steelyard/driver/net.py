@@ -119,6 +119,8 @@ class _State:
         self.backend = backend
         self.name = name
         """The name of a part; None for the net itself."""
+        self.checked = -1
+        """How many graphs were compiled when the net was last found to quantize something."""
         self._parts: dict[str, torch.nn.Module] = {}
         self._own_forward = None
         self._forward = self._compile(type(model).forward)
@@ -211,8 +213,9 @@ class CompiledModule(torch.nn.Module):
             raise
         except FailOnRecompileLimitHit as error:
             raise _limit_error(error) from None
-        if state.name is None:
+        if state.name is None and state.checked != state.backend.graphs:
             self._check_found()
+            state.checked = state.backend.graphs
         state.backend.store_weights()
         return result
 
