@@ -3,6 +3,7 @@
 # Usage: tests/runtime/sanitize.sh [pytest arguments]; PYTHON names the interpreter.
 set -eu
 cd "$(dirname "$0")/../.."
+mkdir -p build
 python=${PYTHON:-.venv/bin/python}
 cmake -S runtime -B build/sanitize -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSTEELYARD_SANITIZE=ON \
   -DPython_EXECUTABLE="$("$python" -c 'import sys; print(sys.executable)')" >build/sanitize.log
