@@ -98,6 +98,8 @@ def mutants(seed: int, count: int) -> Iterator[tuple[bytes, str]]:
 def _resize(text: bytes, chance: random.Random) -> bytes:
     """Replace one number everywhere in a text: the result is mostly still right, with unusual sizes."""
     numbers = sorted({match.group() for match in re.finditer(rb"\b\d+\b", text)})
+    if not numbers:
+        return text
     old, new = chance.choice(numbers), chance.choice((b"0", b"1", b"3", b"33", b"127", b"65536"))
     return re.sub(rb"\b" + old + rb"(?=\b|x)", new, text)
 
