@@ -55,6 +55,7 @@ class ScaledOp(Scaled.Operation):
             )
             if signature in _verified:
                 return True
+            _check_segments(op)
             op.check()
         except ConstraintError as error:
             message = str(error)
@@ -77,6 +78,25 @@ class ScaledOp(Scaled.Operation):
         }
         stored = [name for name, sizes in segments.items() if sizes is not None]
         return tuple(name for name in declared + stored if name != "layer")
+
+
+def _check_segments(op: ScaledOp) -> None:
+    """The sizes of optional and variadic groups, which an op in generic form states, must fit what it has."""
+    groups = (
+        ("operandSegmentSizes", op._ODS_OPERAND_SEGMENTS, len(op.operands)),
+        ("resultSegmentSizes", op._ODS_RESULT_SEGMENTS, len(op.results)),
+    )
+    for name, declared, count in groups:
+        if declared is None:
+            continue
+        sizes = list(attribute_of(op, name, ir.DenseI32ArrayAttr))
+        # Of a declared group 1 is one value, 0 one that may be absent, and -1 any number.
+        fits = len(sizes) == len(declared) and all(
+            size == 1 if group == 1 else size >= 0 and (group < 0 or size <= 1)
+            for size, group in zip(sizes, declared, strict=True)
+        )
+        if not fits or sum(sizes) != count:
+            raise ConstraintError(f"{op._op_name}_c0", f"{name} must add up to {count} in its groups, got {sizes}")
 
 
 _verified: set[tuple[object, ...]] = set()

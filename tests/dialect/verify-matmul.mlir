@@ -152,3 +152,12 @@ func.func @f(%a: tensor<4x8xf32>, %b: tensor<6x8xf32>, %c: tensor<5xf32>) {
   %0 = scaled.matmul fprop %a, %b bias(%c) : tensor<4x8xf32>, tensor<6x8xf32>, tensor<5xf32> -> tensor<4x6xf32>
   return
 }
+
+// -----
+
+// The generic form states how many operands each group has.
+func.func @segments(%x: tensor<8x64xf32>, %w: tensor<48x64xf32>) -> tensor<8x48xf32> {
+  // expected-error @+1 {{operandSegmentSizes must add up to 2 in its groups, got [2, 0, 0] [matmul_c0] (layer 'up')}}
+  %0 = "scaled.matmul"(%x, %w) {batch_dims = 0 : i64, kind = "fprop", layer = "up", operandSegmentSizes = array<i32: 2, 0, 0>} : (tensor<8x64xf32>, tensor<48x64xf32>) -> tensor<8x48xf32>
+  return %0 : tensor<8x48xf32>
+}
