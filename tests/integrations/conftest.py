@@ -1,0 +1,22 @@
+"""Set-up for the tests with other libraries. None of them may reach for the network."""
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+sys.path.insert(0, str(Path(__file__).parents[1] / "e2e"))
+
+import pytest
+import torch
+import torch._dynamo.guards
+
+# After each compilation torch measures the time of its guards, only for its log, and empties caches to do so.
+torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
+
+
+@pytest.fixture(autouse=True)
+def _fresh_capture():
+    """torch keeps compiled code per code object, and models of several tests share one."""
+    yield
+    torch._dynamo.reset()
