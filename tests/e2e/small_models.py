@@ -113,3 +113,8 @@ LINEAR_LAYERS = {
         "pooler.dense",
     ),
 }
+
+
+def quantized_layers(net) -> list[str]:
+    """The layers of a net whose GEMMs are quantized, one entry per GEMM."""
+    return [row.layer for row in net.explain().rows if not row.reason]

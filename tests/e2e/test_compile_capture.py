@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 import pytest
 import torch
 from oracle import assert_follows, make_oracle
-from small_models import make_llama, make_mlp
+from small_models import make_llama, make_mlp, quantized_layers
 from torch import nn
 
 import steelyard
@@ -17,10 +17,6 @@ import steelyard
 
 def graph_count(net) -> int:
     return len(net._steelyard.backend.compilations)
-
-
-def quantized_layers(net) -> list[str]:
-    return [row.layer for row in net.explain().rows if not row.reason]
 
 
 @torch.no_grad()

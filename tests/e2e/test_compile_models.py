@@ -3,7 +3,7 @@ import copy
 import pytest
 import torch
 from oracle import assert_follows, assert_gemms_are_exact, assert_no_worse, make_oracle, nearest_oracle
-from small_models import LINEAR_LAYERS, MODELS, make_bert, make_gpt2, make_llama, make_mlp
+from small_models import LINEAR_LAYERS, MODELS, make_bert, make_gpt2, make_llama, make_mlp, quantized_layers
 from torch import nn
 
 import steelyard
@@ -17,10 +17,6 @@ HIGH_PRECISION = {
     "vit": {"embeddings.patch_embeddings.projection": "convolution"}
     | {f"layers.{i}.attention": "attention" for i in range(2)},
 }
-
-
-def quantized_layers(net) -> list[str]:
-    return [row.layer for row in net.explain().rows if not row.reason]
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 from oracle import assert_follows, make_oracle
-from small_models import make_llama, make_mlp
+from small_models import make_llama, make_mlp, quantized_layers
 from torch import nn
 
 import steelyard
@@ -38,10 +38,6 @@ class Encoder(nn.Module):
 def encoder():
     model = Encoder().eval()
     return model, steelyard.compile(model, "mxfp8")
-
-
-def quantized_layers(net) -> list[str]:
-    return [row.layer for row in net.explain().rows if not row.reason]
 
 
 @torch.no_grad()
