@@ -1,7 +1,7 @@
 """`steelyard.compile`: a module whose calls run the compiled program."""
 
 import functools
-import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from steelyard.dialect import make_context, print_module
 from steelyard.driver.backend import Backend
 from steelyard.driver.compilation import CUDA_STAGES
 from steelyard.driver.explanation import Explanation
+from steelyard.driver.forward import Forward, is_own_capture, own_capture, refusal
 from steelyard.driver.memory import Memory, parameter_bytes, tensor_bytes
 from steelyard.driver.settings import Settings, make_settings
 from steelyard.driver.stages import STAGES
@@ -25,8 +26,9 @@ from steelyard.runtime.cuda.devices import device_among, target_among
 from steelyard.runtime.state import State
 from steelyard.targets import CPU, CUDA, check_target
 
-# Beyond its limit, torch would log a line and run the model uncompiled. A patch of its settings is local to a thread.
-_FAIL_ON_LIMIT = torch._dynamo.config.patch(fail_on_recompile_limit_hit=True)
+# Beyond its limit, torch would log a line and run the model uncompiled. By default it also overlooks hooks that are
+# registered after the first call. A patch of its settings is local to a thread.
+_CAPTURE = torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, skip_nnmodule_hook_guards=False)
 _STATE_PREFIX = "_steelyard."
 
 
@@ -122,6 +124,10 @@ class _State:
         self.checked = -1
         """How many graphs were compiled when the net was last found to quantize something."""
         self._parts: dict[str, torch.nn.Module] = {}
+        self.replaced_forward: Callable | None = None
+        """What was assigned to the net's `forward`."""
+        self.own_method: tuple[Callable, Callable] | None = None
+        """A forward that the model's instance has of its own, and the net's method with its signature."""
         self._own_forward = None
         self._forward = self._compile(type(model).forward)
 
@@ -141,6 +147,11 @@ class _State:
             self._own_forward = own
             self._forward = self._compile(type(self.model).forward if own is None else own)
         return functools.partial(self._forward, net) if own is None else self._forward
+
+    def plain_forward(self, net: "CompiledModule") -> Callable:
+        """The same forward, not compiled."""
+        own = self.model.__dict__.get("forward")
+        return functools.partial(type(self.model).forward, net) if own is None else own
 
     def _compile(self, forward: Callable) -> Callable:
         backend, name = self.backend, self.name or ""
@@ -165,47 +176,17 @@ def _may_multiply(module: torch.nn.Module) -> bool:
     return matrices or any(_may_multiply(child) for child in module.children())
 
 
-class _Forward:
-    """The forward of a compiled module, with the signature of the model's own."""
-
-    __slots__ = ("_net",)
-
-    def __init__(self, net: "CompiledModule"):
-        self._net = net
-
-    def __call__(self, *arguments, **keywords):
-        return self._net._run(*arguments, **keywords)
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self._net._steelyard.model.forward)
-
-
 class CompiledModule(torch.nn.Module):
     """What a compiled module has beyond the model's own class."""
 
     _steelyard: _State
-
-    @property
-    def forward(self) -> Callable:
-        """Runs the compiled program."""
-        # A property: it overrides the instance attribute with which some libraries replace a module's forward.
-        return _Forward(self)
-
-    @forward.setter
-    def forward(self, function: Callable) -> None:
-        self.__dict__["forward"] = function
-
-    @forward.deleter
-    def forward(self) -> None:
-        del self.__dict__["forward"]
 
     def _run(self, *arguments, **keywords):
         state = self._steelyard
         if state.backend.settings.target != CPU and not state.backend.is_lowering:
             self._check_place()
         try:
-            with _FAIL_ON_LIMIT, state.backend.settings.capture():
+            with _CAPTURE, own_capture(), state.backend.settings.capture():
                 result = state.forward(self)(*arguments, **keywords)
         except BackendCompilerFailed as error:
             if isinstance(error.inner_exception, SteelyardError):
@@ -234,12 +215,17 @@ class CompiledModule(torch.nn.Module):
 
     def __reduce_ex__(self, protocol):
         # A copy, or a net loaded from a file, compiles again.
-        backend = self._steelyard.backend
-        return _make_net, (self._steelyard.model, backend.settings, backend.state)
+        state = self._steelyard
+        replaced = {} if state.replaced_forward is None else {"forward": state.replaced_forward}
+        return _make_net, (state.model, state.backend.settings, state.backend.state), replaced
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
-        # While torch captures a call, return plain submodules: their ops become part of the caller's graph.
-        if torch.compiler.is_dynamo_compiling():
+        # While a call is captured, return plain submodules: their ops become part of the caller's graph.
+        if torch.compiler.is_dynamo_compiling() and is_own_capture():
             return super().__getattr__(name)
         # `net.model` is the user's model, untouched, unless the model has a `model` of its own.
         if name in self._modules:
@@ -269,6 +255,25 @@ class CompiledModule(torch.nn.Module):
         loaded = {key.removeprefix(own): t.detach().clone() for key, t in state_dict.items() if key.startswith(own)}
         self._steelyard.backend.state.put(loaded)
         self.requantize()
+
+    @property
+    def _compiled_call_impl(self) -> None:
+        # What `model.compile()` leaves in the attributes that the model shares would run instead of the net.
+        return None
+
+    def compile(self, *_, **__) -> None:
+        """Does nothing, with a warning: a net is compiled already. The model is not touched."""
+        warnings.warn(
+            "a net runs its own compiled programs, so net.compile() has no effect; torch.compile(net) compiles code "
+            "around it",
+            stacklevel=2,
+        )
+
+    def __prepare_scriptable__(self):
+        raise refusal("torch.jit.script")
+
+    def _get_name(self) -> str:
+        return f"Compiled{super()._get_name()}"
 
     def lower(self, *arguments, **keywords) -> "CompiledModule":
         """Compile now for arguments like these: for training if gradients are enabled.
@@ -398,7 +403,7 @@ class CompiledSequence(CompiledModule):
     def __getitem__(self, key: Any) -> Any:
         state = self._steelyard
         container: Any = state.model
-        if torch.compiler.is_dynamo_compiling():
+        if torch.compiler.is_dynamo_compiling() and is_own_capture():
             return container[key]
         if isinstance(key, slice):
             return _make_part(container[key], state.name or "", state.backend)  # pyright: ignore[reportCallIssue]
@@ -406,7 +411,7 @@ class CompiledSequence(CompiledModule):
 
     def __iter__(self) -> Iterator:
         container: Any = self._steelyard.model
-        if torch.compiler.is_dynamo_compiling():
+        if torch.compiler.is_dynamo_compiling() and is_own_capture():
             return iter(container)
         return iter([self._steelyard.part(name) for name in self._modules])
 
@@ -416,7 +421,9 @@ class CompiledDict(CompiledModule):
 
     def __getitem__(self, key: str) -> Any:
         container: Any = self._steelyard.model
-        return container[key] if torch.compiler.is_dynamo_compiling() else self._steelyard.part(key)
+        if torch.compiler.is_dynamo_compiling() and is_own_capture():
+            return container[key]
+        return self._steelyard.part(key)
 
     def values(self) -> Iterable:
         """The submodules."""
@@ -435,6 +442,11 @@ def _compiled_class(model_class: type) -> type:
         base = CompiledSequence
     elif issubclass(model_class, torch.nn.ModuleDict):
         base = CompiledDict
-    # A slot, because the model shares the attributes in `__dict__`.
-    namespace = {"__module__": model_class.__module__, "__slots__": ("_steelyard",)}
-    return type(f"Compiled{model_class.__name__}", (base, model_class), namespace)
+    namespace = {
+        "__module__": model_class.__module__,
+        # A slot, because the model shares the attributes in `__dict__`.
+        "__slots__": ("_steelyard",),
+        "forward": Forward(model_class),
+    }
+    # Libraries tell by the name of a class what a model is, and write it into its configuration.
+    return type(model_class.__name__, (base, model_class), namespace)

@@ -1,0 +1,124 @@
+"""The `forward` of a compiled module: a method with the model's signature.
+
+A net and its model share one `__dict__`, in which libraries replace the forward of a module. So a net's own forward is
+looked up before that `__dict__`, and what is assigned to `net.forward` is kept apart from the model.
+"""
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import MethodType
+from typing import Any
+
+import torch
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
+from torch.jit._trace import is_tracing
+
+from steelyard.errors import UnsupportedModelError
+
+_OUTSIDE = (
+    "a net of steelyard.compile runs its own programs, which cannot be a part of another graph: leave out "
+    "fullgraph=True, or give torch.export the model that was compiled"
+)
+
+
+class Forward:
+    """The method `forward` of a class of compiled modules."""
+
+    def __init__(self, model_class: type[torch.nn.Module]):
+        self._function = _make_function(model_class.forward)
+
+    def __get__(self, net: Any, owner: type | None = None) -> Callable:
+        if net is None:
+            return self._function
+        state = net._steelyard
+        if state.replaced_forward is not None:
+            return state.replaced_forward
+        own = net.__dict__.get("forward")
+        # torch captures no creation of a method.
+        bind = functools.partial if torch.compiler.is_dynamo_compiling() else MethodType
+        if own is None:
+            return bind(self._function, net)
+        if state.own_method is None or state.own_method[0] is not own:
+            state.own_method = own, _make_function(own, is_bound=True)
+        return bind(state.own_method[1], net)
+
+    def __set__(self, net: Any, function: Callable) -> None:
+        net._steelyard.replaced_forward = function
+
+    def __delete__(self, net: Any) -> None:
+        if net._steelyard.replaced_forward is None:
+            raise AttributeError("forward")
+        net._steelyard.replaced_forward = None
+
+
+def _make_function(like: Callable, *, is_bound: bool = False) -> Callable:
+    """A method that runs a net, with the signature of a model's forward."""
+
+    def forward(self, *arguments, **keywords):
+        if not torch.compiler.is_dynamo_compiling():
+            _refuse_tracers()
+            return self._run(*arguments, **keywords)
+        if is_own_capture():
+            return self._steelyard.plain_forward(self)(*arguments, **keywords)
+        return _run_outside(self, arguments, keywords)
+
+    # Not `functools.wraps`: libraries follow `__wrapped__` to its end, which would be the forward of the plain model.
+    forward.__doc__ = like.__doc__
+    signature = inspect.signature(like)
+    if is_bound:
+        itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        signature = signature.replace(parameters=[itself, *signature.parameters.values()])
+    forward.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
+    return forward
+
+
+@torch.compiler.disable(reason=_OUTSIDE)
+def _run_outside(net: Any, arguments: tuple, keywords: dict) -> Any:
+    return net._run(*arguments, **keywords)
+
+
+class _Captures(threading.local):
+    running = 0
+
+
+_captures = _Captures()
+
+
+@contextmanager
+def own_capture() -> Iterator[None]:
+    """While torch captures here, it captures for a net."""
+    _captures.running += 1
+    try:
+        yield
+    finally:
+        _captures.running -= 1
+
+
+@torch.compiler.assume_constant_result
+def is_own_capture() -> bool:
+    """Whether torch captures a call for a net, and not for a `torch.compile` around it."""
+    return _captures.running > 0
+
+
+def _refuse_tracers() -> None:
+    """Refuse tracers that would record the plain model, or nothing, instead of the net's programs."""
+    if is_tracing():
+        tracer = "torch.jit.trace"
+    elif torch.compiler.is_exporting():
+        tracer = "torch.export"
+    elif is_fx_symbolic_tracing():
+        tracer = "torch.fx"
+    else:
+        return
+    raise refusal(tracer)
+
+
+def refusal(tracer: str) -> UnsupportedModelError:
+    """The error for a tool that takes a plain model."""
+    return UnsupportedModelError(
+        f"{tracer} takes a module whose forward is made of torch's ops, and a net runs quantized programs instead; "
+        f"give {tracer} the model that was compiled, or call the net without it"
+    )
