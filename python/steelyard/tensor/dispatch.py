@@ -75,11 +75,11 @@ def _write(tensor, dense: torch.Tensor) -> None:
     """Quantize into a tensor. A view writes to the tensor it views, because a scale may span more than the view."""
     root = root_of(tensor)
     if root is tensor or (tensor.numel() == root.numel() and tensor.is_contiguous() and root.is_contiguous()):
-        root._quantizer.write(dense.reshape(root.shape), root)
+        whole = dense.reshape(root.shape)
     else:
         whole = _decode_in_place(root)
         whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).copy_(dense)
-        root._quantizer.write(whole, root)
+    root._quantizer.write(whole.float() if whole.dtype == torch.float64 else whole, root)
     # A copy that this view derived has memory of its own, which the write above did not reach.
     own = [columnwise for columnwise in tensor._decode_order() if not root._has(columnwise)]
     tensor._write_copies(tensor._derive(columnwise) for columnwise in own)
@@ -188,7 +188,7 @@ def _clone(func, tensor, **kwargs):
 
 
 def _to_copy(func, tensor, *, dtype=None, device=None, non_blocking=False, **kwargs):
-    if (dtype or tensor.dtype) not in HIGH_PRECISION:
+    if dtype not in (None, tensor.dtype, *HIGH_PRECISION):
         return NotImplemented
 
     def move(part):
@@ -214,13 +214,11 @@ def _new(func, tensor, size=None, *, dtype=None, layout=None, device=None, pin_m
     """A tensor of the same format that holds zeros."""
     shape = tensor.shape if size is None else size
     device = tensor.device if device is None else torch.device(device)
-    if (dtype or tensor.dtype) not in HIGH_PRECISION or device.type not in ("cpu", "meta") or len(shape) == 0:
+    if dtype not in (None, tensor.dtype, *HIGH_PRECISION) or device.type not in ("cpu", "meta") or len(shape) == 0:
         return NotImplemented
-    quantizer = tensor._quantizer.copy()
-    quantizer.amax_reduction_group, quantizer.internal = None, False
-    quantizer.optimize_for_gemm = tensor._with_gemm_swizzled_scales
-    quantizer.set_usage(**tensor.get_usages())
-    return quantizer.make_empty(shape, dtype=dtype or tensor.dtype, device=device)
+    quantizer = tensor._like()
+    quantizer.amax_reduction_group = None
+    return quantizer.make_empty(shape, device=device).to_dtype(dtype or tensor.dtype)
 
 
 def _copy_(func, dst, src, non_blocking=False):

@@ -6,6 +6,10 @@ from steelyard.errors import RecipeError
 from steelyard.recipes import EPSILON, is_epsilon
 
 HIGH_PRECISION = (torch.float32, torch.bfloat16, torch.float16)
+"""What is quantized."""
+PRESENTED = (*HIGH_PRECISION, torch.float64)
+"""What a quantized tensor may present. Values pass through float32 on the way to and from float64."""
+PRESENTED_NAMES = "float32, bfloat16, float16 or float64"
 _FP8 = {torch.float8_e4m3fn: "f8E4M3FN", torch.float8_e5m2: "f8E5M2"}
 
 

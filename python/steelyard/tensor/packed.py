@@ -90,3 +90,16 @@ class PackedNVFP4Tensor(NVFP4Tensor, PackedNVFP4Storage):  # pyright: ignore[rep
         tensor = NVFP4Tensor._wrap(self.unpacked(), requires_grad=self.requires_grad)
         saved = torch.nn.Parameter(tensor, self.requires_grad) if isinstance(self, torch.nn.Parameter) else tensor
         return saved.__reduce_ex__(protocol)
+
+    def _compact(self) -> NVFP4Tensor:
+        return NVFP4Tensor._wrap(self.unpacked())
+
+    def _stored(self, compact: Any) -> "PackedNVFP4Tensor | None":
+        columnwise = self._quantizer.columnwise
+        copy = compact._copy(columnwise) if isinstance(compact, NVFP4Tensor) else None
+        if copy is None or copy.scheme != self._scheme(columnwise) or copy.shape != matrix_shape(compact.shape):
+            return None
+        quantizer = self._quantizer.copy()
+        return PackedNVFP4Tensor(
+            packed_data=traced.pack(copy), shape=compact.shape, quantizer=quantizer, dtype=compact.dtype
+        )

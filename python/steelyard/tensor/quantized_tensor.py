@@ -1,13 +1,13 @@
 """A quantized tensor that is a `torch.Tensor`: it presents a high-precision dtype and keeps its codes."""
 
 import copy as copy_module
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
-from steelyard.errors import RecipeError
 from steelyard.tensor import dispatch, fsdp
 from steelyard.tensor.autograd import DequantizeFunction
+from steelyard.tensor.data import set_data
 from steelyard.tensor.elements import matrix_shape
 from steelyard.tensor.quantizer import is_noop
 from steelyard.tensor.scheme_storage import SchemeStorage
@@ -89,13 +89,7 @@ class QuantizedTensor(torch.Tensor, SchemeStorage):  # pyright: ignore[reportInc
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
-        # The default setter would leave the old codes under the new tensor.
-        if value.dtype != self.dtype:
-            raise RecipeError(
-                f"data must be set to {self.dtype}, which the {type(self).__name__} presents, got {value.dtype}; "
-                "replace it by dequantize() to change the dtype"
-            )
-        self.quantize_(value)
+        set_data(self, value)
 
     def share_memory_(self) -> "QuantizedTensor":
         """Move the parts to shared memory, in place."""
@@ -166,6 +160,26 @@ class QuantizedTensor(torch.Tensor, SchemeStorage):  # pyright: ignore[reportInc
     def fsdp_post_all_gather(self, all_gather_outputs, metadata, param_dtype, *, out=None):
         """The parameter that `fully_shard` makes from the gathered shards."""
         return fsdp.post_all_gather(self, all_gather_outputs, metadata, param_dtype, out)
+
+    def to_dtype(self, dtype: torch.dtype) -> "QuantizedTensor":
+        """The same codes in the same memory, presented as another dtype, without gradient."""
+        return type(self)._wrap(self._as_storage().to_dtype(dtype), layout=self._layout())
+
+    def _like(self) -> Any:
+        """A quantizer that makes tensors with the copies and the order of scales that this one has."""
+        quantizer = self._quantizer.copy()
+        quantizer.internal, quantizer.optimize_for_gemm = False, self._with_gemm_swizzled_scales
+        if any(self.get_usages().values()):
+            quantizer.set_usage(**self.get_usages())
+        return quantizer
+
+    def _compact(self) -> "QuantizedTensor":
+        """This tensor in the layout in which quantizers make tensors."""
+        return self
+
+    def _stored(self, compact: "QuantizedTensor") -> "QuantizedTensor | None":
+        """A compact tensor in the layout of this one; None if it has another format."""
+        return compact if compact.STORAGE is self.STORAGE else None
 
     def _shallow_copy(self) -> "QuantizedTensor":
         return type(self)._wrap(self._as_storage(), layout=self._layout())

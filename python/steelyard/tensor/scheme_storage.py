@@ -1,5 +1,6 @@
 """The storage of every built-in format: one or two quantized copies, under the field names that users know."""
 
+import copy as copy_module
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -9,7 +10,7 @@ from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.parts import amax_shape, codes_shape, scales_shape, stored_shape
 from steelyard.formats.schemes import Scheme
 from steelyard.tensor import kernels, swizzles, traced
-from steelyard.tensor.elements import HIGH_PRECISION, matrix_shape
+from steelyard.tensor.elements import HIGH_PRECISION, PRESENTED, PRESENTED_NAMES, matrix_shape
 from steelyard.tensor.quantizer import is_noop
 from steelyard.tensor.storage import QuantizedTensorStorage
 from steelyard.tensor.views import swap_usage
@@ -50,8 +51,7 @@ class SchemeStorage(QuantizedTensorStorage):
         given = {self.ARGUMENTS[name]: tensor for name, tensor in parts.items()}
         if len(shape) == 0:
             raise RecipeError(f"the shape of a {type(self).__name__} must have at least one dim, got {tuple(shape)}")
-        if dtype not in HIGH_PRECISION:
-            raise RecipeError(f"dtype must be float32, bfloat16 or float16, got {dtype}")
+        _check_presented(dtype)
         for name in self.PARTS:
             tensor = given.get(name)
             setattr(self, name, None if tensor is None else tensor.detach())
@@ -132,6 +132,13 @@ class SchemeStorage(QuantizedTensorStorage):
         if not is_noop(noop_flag):
             self._quantizer.write(tensor, self)
         return self
+
+    def to_dtype(self, dtype: torch.dtype) -> "SchemeStorage":
+        """The same codes in the same memory, presented as another dtype."""
+        _check_presented(dtype)
+        new = copy_module.copy(self)
+        new._dtype = dtype
+        return new
 
     def get_metadata(self) -> dict[str, Any]:
         tensors = {argument: getattr(self, name) for argument, name in self.ARGUMENTS.items()}
@@ -266,6 +273,11 @@ class SchemeStorage(QuantizedTensorStorage):
         _check_part(scales, copy.scales, scale_dtype, expected)
         if amax is not None:
             _check_part(amax, copy.amax, torch.float32, amax_shape(scheme, stored) or ())
+
+
+def _check_presented(dtype: torch.dtype) -> None:
+    if dtype not in PRESENTED:
+        raise RecipeError(f"dtype must be {PRESENTED_NAMES}, got {dtype}")
 
 
 def _check_part(name: str, tensor: torch.Tensor | None, dtype: torch.dtype, shape: tuple[int, ...]) -> None:

@@ -107,18 +107,6 @@ def test_a_dtype_beside_out_is_refused(make):
         make().quantize(torch.randn(4, 32), out=out, dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize(
-    "convert", [torch.nn.Module.double, torch.nn.Module.half, lambda module: module.to(torch.double)]
-)
-def test_a_module_that_would_change_the_dtype_of_codes_is_refused(quantizer, convert):
-    module = torch.nn.Linear(32, 64, bias=False)
-    module.weight = torch.nn.Parameter(quantizer(torch.randn(64, 32)))
-    values = module.weight.dequantize()
-    with pytest.raises(RecipeError, match=r"dequantize\(\)"):
-        convert(module)
-    assert torch.equal(module.weight.dequantize(), values)
-
-
 OTHER = Float8CurrentScalingQuantizer(torch.float8_e4m3fn)
 X = torch.ones(64, 32)
 

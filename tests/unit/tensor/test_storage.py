@@ -266,7 +266,7 @@ CODES = torch.zeros(2, 4, dtype=torch.uint8)
         ),
         (
             lambda: Float8TensorStorage(data=CODES, fp8_dtype=E4M3, fp8_scale_inv=1.0, dtype=torch.int8),
-            "dtype must be float32, bfloat16 or float16, got torch.int8",
+            "dtype must be float32, bfloat16, float16 or float64, got torch.int8",
         ),
         (
             lambda: Float8Tensor(
