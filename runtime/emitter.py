@@ -3,8 +3,10 @@
 Kernels, ATen overloads and constants are bound when it is made: a call runs no interpreter loop and looks nothing up.
 """
 
+import builtins
 import functools
 import math
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,14 +21,16 @@ from steelyard.errors import UnsupportedModelError
 from steelyard.ir.attributes import ARENA, ELSEWHERE, OFFSETS
 from steelyard.ir.kernel_calls import KernelCall, QuantizingCall, callee_of, calls_of
 from steelyard.ir.locations import layer_of
-from steelyard.ir.torch_ops import constant_int
+from steelyard.ir.torch_ops import PYTHON, constant_int, op_name
 from steelyard.runtime.arena import Arenas, Place
 from steelyard.runtime.cuda.planned import contiguous
 from steelyard.runtime.dtypes import result_dtype, shape_of
 from steelyard.runtime.kernels import BoundKernel, bind_all
+from steelyard.runtime.literals import read_literal, unsupported_op
 from steelyard.runtime.quantizers import Quantizers
 
 _CONSTANTS = {"torch.constant.int", "torch.constant.float", "torch.constant.bool", "torch.constant.str"}
+_PYTHON_MODULES = {"operator": operator, "math": math, "builtins": builtins, "torch": torch}
 _ENUMERATIONS = {
     "ScalarType": {number: dtype for dtype, number in fx_importer.TORCH_DTYPE_TO_INT.items()},
     "MemoryFormat": {number: layout for layout, number in fx_importer.TORCH_MEMORY_FORMAT_TO_INT.items()},
@@ -137,22 +141,19 @@ class _Body:
 
     def _emit(self, op: ir.Operation) -> list[str]:
         name = op.name
-        if name in _CONSTANTS:
-            return self._alias(op.result, repr(_constant(op)))
-        if name == "torch.constant.none":
-            return self._alias(op.result, "None")
-        if name == "torch.constant.device":
-            return self._alias(
-                op.result, self._bind("device", torch.device(ir.StringAttr(op.attributes["value"]).value))
-            )
-        if name in ("torch.prim.ListConstruct", "torch.prim.TupleConstruct"):
-            return self._alias(op.result, f"[{', '.join(self._operands(op))}]")
+        expression = self._expression(op)
+        if expression is not None:
+            self._names[op.result] = expression
+            return []
         if name == "torch.prim.ListUnpack":
             return [f"{self._results(op)}, = {self._operands(op)[0]}"]
-        if name == "torch.tensor_static_info_cast":
-            return self._alias(op.result, self._operands(op)[0])
         if name == "torch.aten.size.int" and constant_int(op.operands[1]) is not None:
             return [f"{self._results(op)} = {self._names[op.operands[0]]}.size({constant_int(op.operands[1])})"]
+        if name == "torch.vtensor.literal":
+            return self._emit_literal(op)
+        if op_name(op).startswith(PYTHON):
+            called = self._bind("python", _find_function(op))
+            return [f"{self._results(op)} = {called}({', '.join(self._operands(op))})"]
         if name == "func.return":
             return [f"return ({''.join(operand + ', ' for operand in self._operands(op))})"]
         if isinstance(op.opview, ContiguousOp):
@@ -163,6 +164,27 @@ class _Body:
         if callee_of(op) is not None:
             return self._emit_kernel(op)
         return [self._emit_aten(op)]
+
+    def _expression(self, op: ir.Operation) -> str | None:
+        """What is written for the result of an op that takes no line of its own."""
+        name = op.name
+        if name in _CONSTANTS:
+            return repr(_constant(op))
+        if name == "torch.constant.none":
+            return "None"
+        if name == "torch.constant.device":
+            return self._bind("device", torch.device(ir.StringAttr(op.attributes["value"]).value))
+        if name in ("torch.prim.ListConstruct", "torch.prim.TupleConstruct"):
+            return f"[{', '.join(self._operands(op))}]"
+        if name == "torch.tensor_static_info_cast":
+            return self._operands(op)[0]
+        return None
+
+    def _emit_literal(self, op: ir.Operation) -> list[str]:
+        # A copy: a later op, or the caller, may write into it.
+        literal = self._bind("literal", read_literal(op))
+        copied = f"{literal}.to(device, copy=True)" if self._takes_device else f"{literal}.clone()"
+        return [f"{self._results(op)} = {copied}"]
 
     def _emit_free(self, value: ir.Value) -> list[str]:
         name = self._names[value]
@@ -240,10 +262,6 @@ class _Body:
             words.append(f"{argument.name}={text}" if argument.kwarg_only else text)
         return ", ".join(words)
 
-    def _alias(self, value: ir.Value, text: str) -> list[str]:
-        self._names[value] = text
-        return []
-
     def _operands(self, op: ir.Operation) -> list[str]:
         return [self._names[value] for value in op.operands]
 
@@ -272,12 +290,23 @@ def _constant(op: ir.Operation) -> int | float | bool | str:
     raise UnsupportedModelError(f"{op.location}: '{op.name}' must have a number or a string, got {value}")
 
 
+def _find_function(op: ir.Operation) -> Callable:
+    """The Python function of numbers that an op names."""
+    name = op_name(op)
+    module, _, function = name.removeprefix(PYTHON).partition(".")
+    found = getattr(_PYTHON_MODULES.get(module), function, None)
+    if found is None:
+        raise unsupported_op(op, "no such function is known")
+    # It takes its numbers as a list.
+    return (lambda *numbers: torch.sym_sum(numbers)) if found is torch.sym_sum else found
+
+
 def _find_overload(op: ir.Operation) -> torch._ops.OpOverload:
     """The ATen op that an op of the `torch` dialect names."""
-    name = ir.StringAttr(op.attributes["name"]).value if op.name == "torch.operator" else op.name
+    name = op_name(op)
     dialect, namespace, packet, *overload = name.split(".")
     found = getattr(getattr(torch.ops, namespace, None), packet, None) if dialect == "torch" else None
     found = getattr(found, overload[0] if overload else "default", None)
     if not isinstance(found, torch._ops.OpOverload):
-        raise UnsupportedModelError(f"{op.location}: '{name}' is no operator that torch can run")
+        raise unsupported_op(op, "it is no operator that torch can run")
     return found

@@ -12,6 +12,15 @@ class UnsupportedModelError(SteelyardError):
     """The model has something that cannot be compiled."""
 
 
+class UnsupportedOpError(UnsupportedModelError):
+    """An op of the model cannot be compiled; `steelyard.compile` leaves the graph around it to torch, and warns."""
+
+    def __init__(self, op: str, layer: str, source: str, cause: str):
+        self.op, self.layer, self.source, self.cause = op, layer, source, cause
+        place = f" at {source}" if source else ""
+        super().__init__(f"layer '{layer}'{place}: {op} cannot be compiled: {cause}")
+
+
 class RecipeError(SteelyardError, ValueError):
     """A recipe, an override or a quantizer is wrong."""
 

@@ -5,13 +5,17 @@ a checkpointed region, the region's rule comes between the two. Arguments that a
 `scaled.parameter`.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import CheckpointPolicy
 from torch_mlir import ir
 from torch_mlir.extras.fx_importer import ContextCache, FxImporter
 
+from steelyard.frontend.nodes import NodeImporter
+from steelyard.frontend.strides import remove_strides
 from steelyard.ir.attributes import PARAMETER
 from steelyard.ir.locations import KEEP, RECOMPUTE
 from steelyard.ir.torch_ops import walk_ops
@@ -35,9 +39,13 @@ def import_graph(
     layers: Mapping[torch.fx.Node, str],
     parameters: Sequence[str | None],
 ) -> ir.Module:
-    """Import a graph. `layers` gives the layer of each node, `parameters` the parameter of each argument."""
+    """Import a graph. `layers` gives the layer of each node, `parameters` the parameter of each argument.
+
+    Raises `UnsupportedOpError` for an op that the `torch` dialect cannot hold.
+    """
     importer = FxImporter(context=context)
     importer._cc = _LayerLocations(context, py_attr_tracker=importer._py_attr_tracker, layers=layers)
+    importer._graph_node_importer_cls = functools.partial(NodeImporter, layers=layers)  # pyright: ignore[reportAttributeAccessIssue]
     function = importer.import_stateless_graph(graph, func_name=name)
     with context:
         _name_parameters(function, parameters)
@@ -48,6 +56,7 @@ def import_graph(
 def lift_constants(graph_module: torch.fx.GraphModule) -> list[torch.Tensor]:
     """Turn the tensors that a graph holds into arguments, before tangents and after all others, and return them."""
     graph = graph_module.graph
+    remove_strides(graph)
     constants: dict[str, torch.fx.Node] = {}
     given = [node for node in graph.nodes if node.op == "placeholder" and not node.name.startswith("tangents")]
     last = given[-1] if given else None
@@ -57,10 +66,17 @@ def lift_constants(graph_module: torch.fx.GraphModule) -> list[torch.Tensor]:
         if node.target not in constants:
             with graph.inserting_after(last) if last else graph.inserting_before(next(iter(graph.nodes))):
                 last = constants[node.target] = graph.placeholder(node.target)
-            last.meta = dict(node.meta)
+            last.meta = node.meta | {"val": _fake(getattr(graph_module, node.target), graph)}
         node.replace_all_uses_with(constants[node.target])
         graph.erase_node(node)
     return [getattr(graph_module, name) for name in constants]
+
+
+def _fake(constant: torch.Tensor, graph: torch.fx.Graph) -> torch.Tensor:
+    """A constant as the values of a graph are: without memory."""
+    values = (node.meta.get("val") for node in graph.nodes)
+    mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
+    return constant if mode is None else mode.from_tensor(constant)
 
 
 class _LayerLocations(ContextCache):

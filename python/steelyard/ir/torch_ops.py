@@ -9,6 +9,9 @@ from steelyard.ir.attributes import PARAMETER
 from steelyard.ir.functions import argument_name
 from steelyard.ir.view_ops import KEEPS_ORDER, RESHAPES, VIEW_LIKE
 
+PYTHON = "torch.python."
+"""What the name of a `torch.operator` begins with that is a Python function of numbers, such as `operator.mod`."""
+
 
 def defining_op(value: ir.Value) -> ir.Operation | None:
     """The op that makes a value; None for an argument."""

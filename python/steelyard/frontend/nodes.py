@@ -1,0 +1,86 @@
+"""The import of one FX node, and what is said of one that cannot be imported."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch_mlir import ir
+from torch_mlir.extras.fx_importer import GraphNodeImporter
+
+from steelyard.errors import UnsupportedOpError
+from steelyard.ir.torch_ops import PYTHON
+
+_PYTHON_MODULES = {"_operator": "operator", "math": "math", "builtins": "builtins", "torch": "torch"}
+_NUMBERS = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool", int: "int", float: "float"} | {
+    bool: "bool"
+}
+
+
+class NodeImporter(GraphNodeImporter):
+    """Imports nodes one by one, so that a failure names its node. Arithmetic of sizes stays Python's."""
+
+    __slots__ = ("_layers",)
+
+    def __init__(self, *arguments, layers: Mapping[torch.fx.Node, str]):
+        super().__init__(*arguments)
+        self._layers = layers
+
+    def import_nodes(self, nodes: Iterable[torch.fx.Node], **_) -> None:
+        """Import the nodes of a graph."""
+        arguments = iter(self._b.arguments)
+        for node in nodes:
+            if node.op == "placeholder":
+                self.bind_node_value(node, next(arguments))
+                continue
+            try:
+                self._import_node(node)
+            except (Exception, SystemError) as error:
+                raise unsupported(node, self._layers.get(node, ""), error) from error
+
+    def _import_node(self, node: torch.fx.Node) -> None:
+        if _is_arithmetic(node):
+            self._import_arithmetic(node)
+        else:
+            super().import_nodes([node])
+
+    def _import_arithmetic(self, node: torch.fx.Node) -> None:
+        """A Python function of numbers as `torch.operator "torch.python.<module>.<function>"`.
+
+        torch-mlir knows few of them, and gives some another meaning: the sign of a remainder, the order of a
+        comparison.
+        """
+        target: Any = node.target
+        module = _PYTHON_MODULES.get(target.__module__)
+        if module is None or node.kwargs:
+            raise NotImplementedError(f"the function {target.__module__}.{target.__name__} of numbers is unknown")
+        location = self._cc.get_node_location(node) or ir.Location.unknown(self._c)
+        # torch.sym_sum takes its numbers as a list.
+        numbers = [one for given in node.args for one in (given if isinstance(given, list | tuple) else [given])]
+        with location, ir.InsertionPoint(self._b):
+            operands = [self._import_argument(location, number) for number in numbers]
+            result = ir.Type.parse(f"!torch.{_NUMBERS[type(node.meta['val'])]}")
+            name = {"name": ir.StringAttr.get(f"{PYTHON}{module}.{target.__name__}")}
+            self.bind_node_value(node, ir.Operation.create("torch.operator", [result], operands, name).result)
+
+
+def _is_arithmetic(node: torch.fx.Node) -> bool:
+    """Whether a node is a Python function whose result is a number known only at run time."""
+    if node.op != "call_function" or isinstance(node.target, torch._ops.OpOverload | torch._ops.HigherOrderOperator):
+        return False
+    return type(node.meta.get("val")) in _NUMBERS
+
+
+def unsupported(node: torch.fx.Node, layer: str, error: BaseException) -> UnsupportedOpError:
+    """The error for a node that cannot be imported."""
+    lines = re.findall(r'File "([^"]+)", line (\d+)', node.stack_trace or "")
+    source = ":".join(lines[-1]) if lines else ""
+    cause = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    return UnsupportedOpError(_name(node), layer, source, cause.removeprefix("FIX ME: ").partition(", {")[0])
+
+
+def _name(node: torch.fx.Node) -> str:
+    target: Any = node.target
+    if isinstance(target, torch._ops.OpOverload | torch._ops.HigherOrderOperator):
+        return str(target)
+    return target if isinstance(target, str) else f"{target.__module__}.{getattr(target, '__name__', target)}"
