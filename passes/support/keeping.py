@@ -103,11 +103,12 @@ class Keeping:
         name = op_name(op)
         if any(word in name for word in _RANDOM):
             return False
+        # Only tensors are kept, whatever a checkpointed region says of its sizes.
+        if not any(_is_tensor(result) for result in op.results):
+            return True
         rule = checkpoint_rule(op.location)
         if rule is not None:
             return rule == RECOMPUTE
-        if not any(_is_tensor(result) for result in op.results):
-            return True
         if name in SHARES_MEMORY or isinstance(op.opview, DequantizeOp | TransposeOp | NarrowOp):
             return True
         if self._compact and (self._is_norm_of_kept(op) or self._is_quantized_again(op)):

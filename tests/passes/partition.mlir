@@ -92,6 +92,28 @@ func.func @joint(%x: !torch.vtensor<[8,64],f32>, %dy: !torch.vtensor<[8,64],f32>
 
 // -----
 
+// Only tensors are kept: a size is computed again even if a checkpointed region asks to keep it.
+// CHECK-LABEL: func.func @forward
+// CHECK-NOT: !torch.int {scaled.saved}
+// CHECK-LABEL: func.func @backward
+// CHECK: torch.aten.size.int
+func.func @joint(%x: !torch.vtensor<[?,64],f32>, %dy: !torch.vtensor<[?],f32> {scaled.tangent}) -> (!torch.vtensor<[?],f32>, !torch.vtensor<[?,64],f32> {scaled.gradient = "input 0"}) {
+  %int0 = torch.constant.int 0
+  %int1 = torch.constant.int 1
+  %int64 = torch.constant.int 64
+  %false = torch.constant.bool false
+  %none = torch.constant.none
+  %size = torch.aten.size.int %x, %int0 : !torch.vtensor<[?,64],f32>, !torch.int -> !torch.int loc("up"("keep"("model.py":1:1)))
+  %dims = torch.prim.ListConstruct %int1 : (!torch.int) -> !torch.list<int>
+  %sum = torch.aten.sum.dim_IntList %x, %dims, %false, %none : !torch.vtensor<[?,64],f32>, !torch.list<int>, !torch.bool, !torch.none -> !torch.vtensor<[?],f32>
+  %column = torch.aten.unsqueeze %dy, %int1 : !torch.vtensor<[?],f32>, !torch.int -> !torch.vtensor<[?,1],f32>
+  %sizes = torch.prim.ListConstruct %size, %int64 : (!torch.int, !torch.int) -> !torch.list<int>
+  %dx = torch.aten.expand %column, %sizes, %false : !torch.vtensor<[?,1],f32>, !torch.list<int>, !torch.bool -> !torch.vtensor<[?,64],f32>
+  return %sum, %dx : !torch.vtensor<[?],f32>, !torch.vtensor<[?,64],f32>
+}
+
+// -----
+
 // What is computed again reads the scale that the forward read, not the next one; state is updated once.
 // CHECK-LABEL: func.func @forward(%arg0: !torch.vtensor<[8,64],f32>, %arg1: !torch.vtensor<[],f32> {scaled.state = "up.input.scale"}
 // CHECK-SAME: -> (!torch.vtensor<[8,64],f32>, !torch.vtensor<[],f32> {scaled.state = "up.input.scale"}, !torch.vtensor<[],f32> {scaled.saved})
