@@ -16,8 +16,15 @@ DTYPES = {
     "si32": torch.int32,
     "si64": torch.int64,
     "i64": torch.int64,
+    "ui16": torch.uint16,
+    "ui32": torch.uint32,
+    "ui64": torch.uint64,
     "i1": torch.bool,
     "f64": torch.float64,
+    "complex<f32>": torch.complex64,
+    "complex<f64>": torch.complex128,
+    "f8E4M3FN": torch.float8_e4m3fn,
+    "f8E5M2": torch.float8_e5m2,
 }
 
 

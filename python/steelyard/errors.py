@@ -8,6 +8,10 @@ class SteelyardError(Exception):
     """Base of every error that Steelyard raises on purpose."""
 
 
+class SteelyardWarning(UserWarning):
+    """Something runs, but not as was asked for: in high precision, for instance."""
+
+
 class UnsupportedModelError(SteelyardError):
     """The model has something that cannot be compiled."""
 
@@ -17,8 +21,9 @@ class UnsupportedOpError(UnsupportedModelError):
 
     def __init__(self, op: str, layer: str, source: str, cause: str):
         self.op, self.layer, self.source, self.cause = op, layer, source, cause
-        place = f" at {source}" if source else ""
-        super().__init__(f"layer '{layer}'{place}: {op} cannot be compiled: {cause}")
+        place = f"layer '{layer}'" if layer else "the model"
+        place = f"{place} at {source}" if source else place
+        super().__init__(f"{place}: {op} cannot be compiled: {cause}")
 
 
 class RecipeError(SteelyardError, ValueError):

@@ -6,7 +6,7 @@ from torch import nn
 
 import steelyard
 from steelyard import recipes
-from steelyard.errors import TargetError
+from steelyard.errors import TargetError, UnsupportedModelError
 
 
 def make_net(recipe="mxfp8"):
@@ -60,7 +60,7 @@ def test_input_written_between_forward_and_backward_where_codes_are_kept(recipe)
 
 
 def test_input_on_another_device():
-    with pytest.raises(Exception, match="Move inputs, parameters, and buffers to the same device"):
+    with pytest.raises(UnsupportedModelError, match="Move inputs, parameters, and buffers to the same device"):
         make_net()(torch.randn(4, 37, device="meta")).sum().backward()
 
 

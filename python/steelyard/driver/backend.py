@@ -11,12 +11,14 @@ from torch._dynamo.backends.common import aot_autograd
 
 from steelyard.driver.captured import CapturedGraph
 from steelyard.driver.compilation import Compilation
+from steelyard.driver.explanation import Row
 from steelyard.driver.gathered_parameters import is_gathered
 from steelyard.driver.quantized_inputs import as_plain
 from steelyard.driver.settings import Settings, make_settings
 from steelyard.driver.stored_weights import store_weights
 from steelyard.driver.training import JointGraph, JointPrograms, make_thin_graphs, run_graph
-from steelyard.errors import RecipeError, UnsupportedModelError
+from steelyard.driver.uncompiled import GraphsOfTorch
+from steelyard.errors import RecipeError, SteelyardError, UnsupportedModelError, UnsupportedOpError
 from steelyard.frontend.importer import import_graph, lift_constants
 from steelyard.ir.functions import functions_of
 from steelyard.runtime.cuda.devices import device_among, target_among
@@ -37,6 +39,8 @@ class Backend:
         self.compilations: list[Compilation] = []
         self.graphs = 0
         """How many graphs were compiled so far, those that are outdated by now included."""
+        self.of_torch = GraphsOfTorch()
+        """The graphs that cannot be compiled."""
         self.weights = Weights(functools.partial(is_gathered, root))
         self.kept_weights: dict[str, str] = {}
         """Parameters that stay in high precision although `weights` is `quantized`, and why."""
@@ -66,12 +70,21 @@ class Backend:
             return self._compile(aten, settings, parameters, caller)
 
         training = _Training(self, settings, parameters, caller)
-        return aot_autograd(
+        capture = aot_autograd(
             fw_compiler=training.compile_forward,
             bw_compiler=training.compile_backward,
             inference_compiler=compile_inference,
             partition_fn=training.partition,
-        )(graph_module, as_plain(example_inputs))
+        )
+        try:
+            return capture(graph_module, as_plain(example_inputs))
+        except Exception as error:
+            if isinstance(error, SteelyardError) and not isinstance(error, UnsupportedOpError):
+                raise
+            layers = _layer_names(graph_module.graph, self._module_names(), parameters, caller)
+            self.of_torch.add(graph_module, error, layers)
+            self.graphs += 1
+            return graph_module.forward
 
     def _settings_for(self, inputs: Sequence) -> Settings:
         """The settings, with the target of the device that these inputs are on."""
@@ -98,6 +111,11 @@ class Backend:
             if any(weight.parameter in replaced for weight in programs[id(compilation)].weight_arguments)
         ]
         self._settled = len(self.compilations)
+
+    @property
+    def rows(self) -> list[Row]:
+        """What became of each GEMM of every graph."""
+        return [row for compilation in self.compilations for row in compilation.rows] + self.of_torch.rows
 
     @property
     def is_outdated(self) -> bool:

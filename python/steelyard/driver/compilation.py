@@ -13,7 +13,7 @@ from steelyard.driver import stages
 from steelyard.driver.explanation import Row, rows_of
 from steelyard.driver.quantizers import UserQuantizers
 from steelyard.driver.settings import Settings
-from steelyard.errors import SteelyardError
+from steelyard.errors import InternalError, SteelyardError
 from steelyard.ir.saved import eager_bytes, kept_bytes, shortened
 from steelyard.passes.pipeline.text import run_pass_by_pass
 from steelyard.runtime.program import Program
@@ -50,6 +50,17 @@ class Compilation:
 
     def run(self, module: ir.Module) -> Program:
         """Take an imported module through every stage."""
+        try:
+            return self._run(module)
+        except SteelyardError:
+            raise
+        except Exception as error:
+            raise InternalError(
+                f"{type(error).__name__} in the compiler: {error}; please report it with the model, and leave out the "
+                "layer meanwhile: @torch.compiler.disable on a function keeps it uncompiled"
+            ) from error
+
+    def _run(self, module: ir.Module) -> Program:
         start = time.perf_counter()
         self._record("traced", module)
         self.eager_kept = eager_bytes(module.operation)

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit
 
 from steelyard import recipes
 from steelyard.dialect import make_context, print_module
 from steelyard.driver.backend import Backend
 from steelyard.driver.compilation import CUDA_STAGES
 from steelyard.driver.explanation import Explanation
+from steelyard.driver.failures import CAPTURE_ERRORS, translate
 from steelyard.driver.forward import Forward, is_own_capture, own_capture, refusal
 from steelyard.driver.memory import Memory, parameter_bytes, tensor_bytes
 from steelyard.driver.settings import Settings, make_settings
@@ -188,12 +188,8 @@ class CompiledModule(torch.nn.Module):
         try:
             with _CAPTURE, own_capture(), state.backend.settings.capture():
                 result = state.forward(self)(*arguments, **keywords)
-        except BackendCompilerFailed as error:
-            if isinstance(error.inner_exception, SteelyardError):
-                raise error.inner_exception from None
-            raise
-        except FailOnRecompileLimitHit as error:
-            raise _limit_error(error) from None
+        except CAPTURE_ERRORS as error:
+            raise translate(error, state.model) from None
         if state.name is None and state.checked != state.backend.graphs:
             self._check_found()
             state.checked = state.backend.graphs
@@ -339,8 +335,12 @@ class CompiledModule(torch.nn.Module):
 
     def explain(self) -> Explanation:
         """One row per GEMM: its formats and kernel, or why it stayed in high precision."""
-        compilations, kept = self._compilations(), self._steelyard.backend.kept_weights
-        rows = [row for compilation in compilations for row in compilation.rows]
+        backend = self._steelyard.backend
+        compilations, kept = (
+            backend.compilations if backend.of_torch.rows else self._compilations(),
+            backend.kept_weights,
+        )
+        rows = backend.rows
         notes = [note for compilation in compilations for note in compilation.notes]
         notes += [f"{name} stays in high precision beside its codes: {reason}" for name, reason in kept.items()]
         return Explanation([replace(row, stays=kept.get(row.weight, "")) for row in rows] if kept else rows, notes)
@@ -373,28 +373,17 @@ class CompiledModule(torch.nn.Module):
 
     def _check_found(self) -> None:
         """Refuse a model in which the recipe, or an override, applies to nothing."""
-        compilations = self._steelyard.backend.compilations
-        if not any(c.rows for c in compilations):
+        rows = self._steelyard.backend.rows
+        if not rows:
             raise UnsupportedModelError(
                 "the model must have a matrix multiplication, and none was found in what was compiled (torch runs some "
                 "layers, such as nn.LSTM, as one op); call the model itself, without steelyard.compile"
             )
-        layers = {row.layer for c in compilations for row in c.rows}
+        layers = {row.layer for row in rows}
         unmatched = self._steelyard.backend.settings.overrides.unmatched(layers)
         if unmatched:
             pattern, known = sorted(unmatched)[0], ", ".join(sorted(filter(None, layers)))
             raise RecipeError(f"override pattern {pattern!r} matches no layer; the layers with GEMMs: {known}")
-
-
-def _limit_error(error: FailOnRecompileLimitHit) -> UnsupportedModelError:
-    reason = str(error.__cause__ or error)
-    which = "accumulated_recompile_limit" if "accumulated_recompile_limit" in reason else "recompile_limit"
-    limit = getattr(torch._dynamo.config, which)
-    return UnsupportedModelError(
-        f"torch compiles a forward at most {limit} times (torch._dynamo.config.{which}), and these arguments need one "
-        "more: another rank, dtype, flag or Python number among them compiles again. Raise that limit, pass numbers "
-        "that vary as tensors, or compile a net for each use; nothing was run in high precision instead"
-    )
 
 
 class CompiledSequence(CompiledModule):

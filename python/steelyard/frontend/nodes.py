@@ -1,7 +1,8 @@
 """The import of one FX node, and what is said of one that cannot be imported."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,10 +12,10 @@ from torch_mlir.extras.fx_importer import GraphNodeImporter
 from steelyard.errors import UnsupportedOpError
 from steelyard.ir.torch_ops import PYTHON
 
+_TORCH = str(Path(torch.__file__).parent)
 _PYTHON_MODULES = {"_operator": "operator", "math": "math", "builtins": "builtins", "torch": "torch"}
-_NUMBERS = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool", int: "int", float: "float"} | {
-    bool: "bool"
-}
+_NUMBERS = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"}
+_NUMBERS |= {int: "int", float: "float", bool: "bool"}
 
 
 class NodeImporter(GraphNodeImporter):
@@ -35,7 +36,7 @@ class NodeImporter(GraphNodeImporter):
                 continue
             try:
                 self._import_node(node)
-            except (Exception, SystemError) as error:
+            except Exception as error:
                 raise unsupported(node, self._layers.get(node, ""), error) from error
 
     def _import_node(self, node: torch.fx.Node) -> None:
@@ -74,9 +75,21 @@ def _is_arithmetic(node: torch.fx.Node) -> bool:
 def unsupported(node: torch.fx.Node, layer: str, error: BaseException) -> UnsupportedOpError:
     """The error for a node that cannot be imported."""
     lines = re.findall(r'File "([^"]+)", line (\d+)', node.stack_trace or "")
-    source = ":".join(lines[-1]) if lines else ""
-    cause = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-    return UnsupportedOpError(_name(node), layer, source, cause.removeprefix("FIX ME: ").partition(", {")[0])
+    return UnsupportedOpError(_name(node), layer, source_line(lines), _cause(node, error))
+
+
+def source_line(lines: Sequence[tuple[str, Any]]) -> str:
+    """The innermost of some lines that is not torch's own."""
+    own = [line for line in lines if not line[0].startswith(_TORCH)] or lines
+    return ":".join(map(str, own[-1])) if own else ""
+
+
+def _cause(node: torch.fx.Node, error: BaseException) -> str:
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return "the IR has no op that contains graphs"
+    if isinstance(error, KeyError) and isinstance(error.args[0], torch.dtype):
+        return f"the IR has no tensors of {error.args[0]}"
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
 
 
 def _name(node: torch.fx.Node) -> str:
