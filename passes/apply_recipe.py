@@ -16,6 +16,7 @@ from steelyard.ir.functions import functions_of
 from steelyard.ir.gradients import find_gradients
 from steelyard.ir.torch_ops import parameter_of, walk_ops
 from steelyard.passes.pipeline.registry import fail, register_pass
+from steelyard.passes.support.sensitive_layers import SensitiveLayers
 
 NO_PARAMETER = "no operand is a parameter"
 BATCHED = "a batched product, such as those of attention"
@@ -37,22 +38,29 @@ def apply_recipe(
     Takes `scaled.matmul`. Leaves on each one either the schemes of its two operands (`lhs_scheme`, `rhs_scheme`) or the
     reason why it stays in high precision (`scaled.high_precision`).
 
-    `recipe` is the name of a recipe. `overrides` gives layers another recipe, or none: "lm_head=none
-    layers.0.*=nvfp4". The first pattern that matches a layer's name decides; one that matches no layer is an error
-    unless `unmatched=allow`. A GEMM without a parameter operand stays as it is unless `without-parameters` is set. A
-    batched product, such as those of attention, stays as it is unless `attention` is set; then both of its operands
-    are quantized like inputs, in the forward only.
+    `recipe` is the name of a recipe. `overrides` gives layers another recipe, or none: "lm_head=none layers.0.*=nvfp4".
+    The first pattern that matches a layer's name decides; one that matches no layer is an error unless
+    `unmatched=allow`. Unless a pattern matches them, two kinds of layers stay in high precision, in the forward and in
+    the backward: those whose result is ranked (`topk`, `sort`, or an `argmax` that the model goes on to read), as a
+    router's is, and those whose weight has fewer than 16 in-features.
+
+    A GEMM without a parameter operand stays as it is unless `without-parameters` is set. A batched product, such as
+    those of attention, stays as it is unless `attention` is set; then both of its operands are quantized like inputs,
+    in the forward only.
     """
     if unmatched not in ("fail", "allow"):
         fail(module, f"unmatched must be fail or allow, got '{unmatched}'")
     functions = functions_of(module) if attention else []
     gradients = set[ir.Value]().union(*map(find_gradients, functions))
     matmuls = [op.opview for op in walk_ops(module) if isinstance(op.opview, MatmulOp)]
+    sensitive = SensitiveLayers(matmuls)
     for matmul in matmuls:
         layer = matmul.layer.value
         chosen = overrides.recipe_of(layer, recipe)
         if chosen is None:
             reason = f"override '{overrides.pattern_of(layer)}' asks for high precision"
+        elif overrides.pattern_of(layer) is None and (default := sensitive.reason(matmul)) is not None:
+            reason = default
         elif matmul.batch_dims.value:
             reason = _annotate_batched(matmul, chosen, gradients) if attention else BATCHED
         else:

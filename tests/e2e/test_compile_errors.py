@@ -116,7 +116,7 @@ class WithProduct(nn.Module):
     def __init__(self, dtype: torch.dtype):
         super().__init__()
         torch.manual_seed(0)
-        self.linear, self.dtype = nn.Linear(8, 8), dtype
+        self.linear, self.dtype = nn.Linear(16, 16), dtype
 
     def forward(self, x):
         other = x.to(self.dtype)
@@ -127,7 +127,7 @@ class WithProduct(nn.Module):
     ("dtype", "spelled"), [(torch.int64, "si64"), (torch.complex64, "complex<f32>"), (torch.float64, "f64")]
 )
 def test_products_of_other_dtypes_run_as_they_are_and_are_listed(dtype, spelled):
-    model, x = WithProduct(dtype), torch.randn(8, 8)
+    model, x = WithProduct(dtype), torch.randn(16, 16)
     net = steelyard.compile(model, "mxfp8")
     with torch.no_grad():
         assert torch.equal(net(x)[1], model(x)[1])

@@ -5,6 +5,8 @@
 // RUN: not steelyard-opt %s -p 'scaled-apply-recipe{recipe=mxfp9}' 2>&1 | FileCheck %s --check-prefix=RECIPE
 // RUN: not steelyard-opt %s -p 'scaled-apply-recipe{recipe=mxfp8 unmatched=maybe}' 2>&1 | FileCheck %s --check-prefix=CHOICE
 // RUN: steelyard-opt %s -p 'scaled-apply-recipe{recipe=mxfp8 overrides="encoder.*=none" unmatched=allow}' | FileCheck %s --check-prefix=ALLOWED
+// RUN: steelyard-opt %s -p 'scaled-apply-recipe{recipe=mxfp8}' | FileCheck %s --check-prefix=SENSITIVE
+// RUN: steelyard-opt %s -p 'scaled-apply-recipe{recipe=mxfp8 overrides="moe.*=nvfp4 narrow=mxfp8"}' | FileCheck %s --check-prefix=ASKED
 
 // UNMATCHED: error: {{.*}}override pattern 'encoder.*' matches no layer
 // FORM: error: {{.*}}an override must be pattern=recipe, got 'lm_head'
@@ -31,5 +33,61 @@ func.func @model(%x: !torch.vtensor<[8,64],f32>, %w: !torch.vtensor<[64,64],f32>
   // CHECK: scaled.matmul fprop {{.*}} at "scores" {{.*}}scaled.high_precision = "no operand is a parameter"
   // ALL: scaled.matmul fprop {{.*}} at "scores" {lhs_scheme
   %3 = scaled.matmul fprop %x, %k at "scores" : !torch.vtensor<[8,64],f32>, !torch.vtensor<[8,64],f32> -> !torch.vtensor<[8,8],f32>
+  return
+}
+
+// A router's three products stay in high precision, whether its scores are ranked as they are or after a softmax.
+// SENSITIVE-LABEL: func.func @routers
+// ASKED-LABEL: func.func @routers
+func.func @routers(%x: !torch.vtensor<[8,64],f32>, %w: !torch.vtensor<[4,64],f32> {scaled.parameter = "moe.gate.weight"}, %v: !torch.vtensor<[4,64],f32> {scaled.parameter = "head.weight"}, %dy: !torch.vtensor<[8,4],f32> {scaled.tangent}) -> (!torch.vtensor<[8,2],si64>, !torch.vtensor<[8],si64>) {
+  %int1 = torch.constant.int 1
+  %int2 = torch.constant.int 2
+  %int-1 = torch.constant.int -1
+  %true = torch.constant.bool true
+  %false = torch.constant.bool false
+  %none = torch.constant.none
+  // SENSITIVE: scaled.matmul fprop {{.*}} at "moe.gate" {{.*}}scaled.high_precision = "its result is ranked, like a router's: a small error could change the choice"
+  // ASKED: scaled.matmul fprop {{.*}} at "moe.gate" {lhs_scheme = #nvfp4_1x16
+  %0 = scaled.matmul fprop %x, %w at "moe.gate" : !torch.vtensor<[8,64],f32>, !torch.vtensor<[4,64],f32> -> !torch.vtensor<[8,4],f32>
+  %1 = torch.aten._softmax %0, %int-1, %false : !torch.vtensor<[8,4],f32>, !torch.int, !torch.bool -> !torch.vtensor<[8,4],f32>
+  %2 = torch.aten.add.Tensor %1, %dy, %int1 : !torch.vtensor<[8,4],f32>, !torch.vtensor<[8,4],f32>, !torch.int -> !torch.vtensor<[8,4],f32>
+  %values, %indices = torch.aten.topk %2, %int2, %int-1, %true, %true : !torch.vtensor<[8,4],f32>, !torch.int, !torch.int, !torch.bool, !torch.bool -> !torch.vtensor<[8,2],f32>, !torch.vtensor<[8,2],si64>
+  // SENSITIVE: scaled.matmul dgrad {{.*}} at "moe.gate" {{.*}}scaled.high_precision = "its result is ranked
+  // ASKED: scaled.matmul dgrad {{.*}} at "moe.gate" {lhs_scheme
+  %3 = scaled.matmul dgrad %dy, %w at "moe.gate" : !torch.vtensor<[8,4],f32>, !torch.vtensor<[4,64],f32> -> !torch.vtensor<[8,64],f32>
+  // SENSITIVE: scaled.matmul wgrad {{.*}} at "moe.gate" {{.*}}scaled.high_precision = "its result is ranked
+  // ASKED: scaled.matmul wgrad {{.*}} at "moe.gate" {lhs_scheme
+  %4 = scaled.matmul wgrad %dy, %x at "moe.gate" : !torch.vtensor<[8,4],f32>, !torch.vtensor<[8,64],f32> -> !torch.vtensor<[4,64],f32>
+  // The class that a classifier returns is no choice within the model.
+  // SENSITIVE: scaled.matmul fprop {{.*}} at "head" {lhs_scheme = #mxfp8_1x32
+  %5 = scaled.matmul fprop %x, %v at "head" : !torch.vtensor<[8,64],f32>, !torch.vtensor<[4,64],f32> -> !torch.vtensor<[8,4],f32>
+  %6 = torch.aten.argmax %5, %int-1, %false : !torch.vtensor<[8,4],f32>, !torch.int, !torch.bool -> !torch.vtensor<[8],si64>
+  // One that the model reads is.
+  // SENSITIVE: scaled.matmul fprop {{.*}} at "switch" {{.*}}scaled.high_precision = "its result is ranked
+  %7 = scaled.matmul fprop %x, %v at "switch" : !torch.vtensor<[8,64],f32>, !torch.vtensor<[4,64],f32> -> !torch.vtensor<[8,4],f32>
+  %8 = torch.aten.argmax %7, %int-1, %false : !torch.vtensor<[8,4],f32>, !torch.int, !torch.bool -> !torch.vtensor<[8],si64>
+  %9 = torch.aten.add.Scalar %8, %int1, %int1 : !torch.vtensor<[8],si64>, !torch.int, !torch.int -> !torch.vtensor<[8],si64>
+  return %indices, %6 : !torch.vtensor<[8,2],si64>, !torch.vtensor<[8],si64>
+}
+
+// The weight's shape decides, not the number of tokens: the wgrad reduces over 4 of them, or over 64.
+// SENSITIVE-LABEL: func.func @narrow
+// ASKED-LABEL: func.func @narrow
+func.func @narrow(%x: !torch.vtensor<[64,15],f32>, %w: !torch.vtensor<[32,15],f32> {scaled.parameter = "narrow.weight"}, %dy: !torch.vtensor<[64,32],f32> {scaled.tangent}, %few: !torch.vtensor<[4,16],f32>, %v: !torch.vtensor<[8,16],f32> {scaled.parameter = "wide.weight"}, %dz: !torch.vtensor<[4,8],f32> {scaled.tangent}) {
+  // SENSITIVE: scaled.matmul fprop {{.*}} at "narrow" {{.*}}scaled.high_precision = "the layer has 15 in-features, fewer than 16"
+  // ASKED: scaled.matmul fprop {{.*}} at "narrow" {lhs_scheme = #mxfp8_1x32
+  %0 = scaled.matmul fprop %x, %w at "narrow" : !torch.vtensor<[64,15],f32>, !torch.vtensor<[32,15],f32> -> !torch.vtensor<[64,32],f32>
+  // SENSITIVE: scaled.matmul dgrad {{.*}} at "narrow" {{.*}}scaled.high_precision = "the layer has 15 in-features, fewer than 16"
+  // ASKED: scaled.matmul dgrad {{.*}} at "narrow" {lhs_scheme
+  %1 = scaled.matmul dgrad %dy, %w at "narrow" : !torch.vtensor<[64,32],f32>, !torch.vtensor<[32,15],f32> -> !torch.vtensor<[64,15],f32>
+  // SENSITIVE: scaled.matmul wgrad {{.*}} at "narrow" {{.*}}scaled.high_precision = "the layer has 15 in-features, fewer than 16"
+  // ASKED: scaled.matmul wgrad {{.*}} at "narrow" {lhs_scheme
+  %2 = scaled.matmul wgrad %dy, %x at "narrow" : !torch.vtensor<[64,32],f32>, !torch.vtensor<[64,15],f32> -> !torch.vtensor<[32,15],f32>
+  // SENSITIVE: scaled.matmul fprop {{.*}} at "wide" {lhs_scheme
+  %3 = scaled.matmul fprop %few, %v at "wide" : !torch.vtensor<[4,16],f32>, !torch.vtensor<[8,16],f32> -> !torch.vtensor<[4,8],f32>
+  // SENSITIVE: scaled.matmul dgrad {{.*}} at "wide" {lhs_scheme
+  %4 = scaled.matmul dgrad %dz, %v at "wide" : !torch.vtensor<[4,8],f32>, !torch.vtensor<[8,16],f32> -> !torch.vtensor<[4,16],f32>
+  // SENSITIVE: scaled.matmul wgrad {{.*}} at "wide" {lhs_scheme
+  %5 = scaled.matmul wgrad %dz, %few at "wide" : !torch.vtensor<[4,8],f32>, !torch.vtensor<[4,16],f32> -> !torch.vtensor<[8,16],f32>
   return
 }
