@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -63,29 +64,88 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _compile(arguments: argparse.Namespace) -> Any:
-    import torch
-
     import steelyard
+
+    overrides = _overrides(arguments.override)
+    _check_options(arguments, overrides)
+    make = _load_factory(arguments.factory)
+    if not arguments.input:
+        raise SteelyardError("give each argument of the model, as in --input 2x16:int64")
+    inputs = [_make_input(text) for text in arguments.input]
+    model = _make_model(arguments.factory, make).eval()
+    net = steelyard.compile(model, arguments.recipe, target=arguments.target, overrides=overrides)
+    positional = [tensor for name, tensor in inputs if name is None]
+    keywords = {name: tensor for name, tensor in inputs if name is not None}
+    _lower(net, model, positional, keywords, arguments)
+    return net
+
+
+def _check_options(arguments: argparse.Namespace, overrides: dict[str, str | None]) -> None:
+    """Refuse wrong options before the model is made, which may take long."""
+    from steelyard import recipes
     from steelyard.driver.compilation import CUDA_STAGES
     from steelyard.driver.stages import STAGES
+    from steelyard.targets import check_target
 
+    check_target(arguments.target)
+    for recipe in (arguments.recipe, *overrides.values()):
+        if recipe is not None:
+            recipes.get(recipe)
     stages = STAGES if arguments.target == "cpu" else (*STAGES, *CUDA_STAGES)
     if arguments.stage and arguments.stage not in stages:
         raise SteelyardError(f"stage must be one of {', '.join(stages)}, got {arguments.stage!r}")
     if arguments.layer is not None and not arguments.stage:
         raise SteelyardError("--layer needs a stage to show, as in --stage quantized")
-    make = _load_factory(arguments.factory)
-    if not arguments.input:
-        raise SteelyardError("give each argument of the model, as in --input 2x16:int64")
-    inputs = [_make_input(text) for text in arguments.input]
-    model = _make_model(arguments.factory, make)
-    overrides = _overrides(arguments.override)
-    net = steelyard.compile(model.eval(), arguments.recipe, target=arguments.target, overrides=overrides)
-    positional = [tensor for name, tensor in inputs if name is None]
-    keywords = {name: tensor for name, tensor in inputs if name is not None}
+    if arguments.dump_ir:
+        with _reported(f"--dump-ir {arguments.dump_ir} must be a folder that can be written"):
+            Path(arguments.dump_ir).mkdir(parents=True, exist_ok=True)
+
+
+def _lower(net: Any, model: Any, positional: list, keywords: dict, arguments: argparse.Namespace) -> None:
+    import torch
+
     refused = f"the model cannot be called with --input {' --input '.join(arguments.input)}"
-    with _reported(refused), torch.set_grad_enabled(arguments.training):
-        return net.lower(*positional, **keywords)
+    # Where a call is wrong, torch logs the traceback of its own attempt to capture it.
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger.addFilter(_drop)
+    try:
+        with torch.set_grad_enabled(arguments.training):
+            net.lower(*positional, **keywords)
+    except Exception as error:
+        # The model itself says what is wrong with its arguments more clearly than its capture does.
+        with _reported(refused), torch.no_grad():
+            _call_by_layers(model, positional, keywords)
+        if isinstance(error, SteelyardError):
+            raise
+        raise SteelyardError(f"the model cannot be compiled: {_in_one_line(error)}") from error
+    finally:
+        logger.removeFilter(_drop)
+
+
+def _drop(_: logging.LogRecord) -> bool:
+    return False
+
+
+def _call_by_layers(model: Any, positional: list, keywords: dict) -> None:
+    """Call the model; an error names the layer that it comes from."""
+    running: list[str] = []
+
+    def leave(*_) -> None:
+        running.pop()
+
+    hooks = []
+    for name, module in model.named_modules():
+        place = f"layer {name} ({type(module).__name__})" if name else ""
+        hooks.append(module.register_forward_pre_hook(lambda *_, place=place: running.append(place)))
+        hooks.append(module.register_forward_hook(leave))
+    try:
+        model(*positional, **keywords)
+    except Exception as error:
+        place = running[-1] if running else ""
+        raise SteelyardError(f"{place}{': ' if place else ''}{_in_one_line(error)}") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @contextmanager
@@ -93,11 +153,14 @@ def _reported(what: str) -> Iterator[None]:
     """Report errors of the user's code in one line."""
     try:
         yield
-    except SteelyardError:
-        raise
+    except SteelyardError as error:
+        raise SteelyardError(f"{what}: {error}") from error
     except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
-        raise SteelyardError(f"{what}: {type(error).__name__}: {lines[0]}") from error
+        raise SteelyardError(f"{what}: {_in_one_line(error)}") from error
+
+
+def _in_one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _make_model(factory: str, make: Callable[[], Any]) -> Any:
@@ -123,15 +186,16 @@ def _show(net: Any, arguments: argparse.Namespace) -> None:
 
 
 def _load_factory(text: str) -> Callable[[], Any]:
-    module_name, colon, name = text.partition(":")
-    if not colon:
+    module_name, _, name = text.partition(":")
+    if not (module_name and name):
         raise SteelyardError(f"the model must be MODULE:FACTORY, as in mypackage.models:make_gpt, got '{text}'")
     # Like `python -m`, find modules in the current folder.
     sys.path.insert(0, str(Path.cwd()))
-    try:
-        return getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        raise SteelyardError(f"cannot load {text}: {error}") from None
+    with _reported(f"cannot load {text}"):
+        factory = getattr(importlib.import_module(module_name), name)
+    if not callable(factory):
+        raise SteelyardError(f"{text} must be a function that returns the model, got {type(factory).__name__}")
+    return factory
 
 
 def _make_input(text: str) -> tuple[str | None, Any]:
@@ -143,10 +207,11 @@ def _make_input(text: str) -> tuple[str | None, Any]:
     if match is None or not isinstance(dtype, torch.dtype):
         raise SteelyardError(f"an input must be sizes and a torch dtype, as in 2x16:int64, got '{text}'")
     name, sizes = match["name"], [int(size) for size in match["sizes"].split("x")]
-    if dtype.is_floating_point:
-        return name, torch.randn(sizes).to(dtype)
-    # Token 0 is in every vocabulary; a mask of zeros would hide every token.
-    return name, torch.full(sizes, "mask" in (name or ""), dtype=dtype)
+    with _reported(f"--input {text} cannot be made"):
+        if dtype.is_floating_point:
+            return name, torch.randn(sizes).to(dtype)
+        # Token 0 is in every vocabulary; a mask of zeros would hide every token.
+        return name, torch.full(sizes, "mask" in (name or ""), dtype=dtype)
 
 
 def _overrides(words: list[str]) -> dict[str, str | None]:

@@ -2,6 +2,9 @@
 
 import argparse
 import json
+import os
+import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -39,12 +42,30 @@ class Device:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to a file")
-    parser.add_argument("--device", default="cuda", help="the device, as in cuda:1 (default: %(default)s)")
+    parser.add_argument("--json", type=_writable, metavar="FILE", help="also write the results to a file")
+    parser.add_argument("--device", type=_device, default="cuda", help="the device, as in cuda:1 (default: %(default)s)")
+
+
+def _device(text: str) -> str:
+    if not re.fullmatch(r"cuda(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"the device must be cuda or cuda:NUMBER, got '{text}'")
+    return text
+
+
+def _writable(text: str) -> Path:
+    """A file that can be written, found out before the checks run for minutes."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"the results need a file, got the folder '{text}'")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"the folder of '{text}' must exist; make it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"'{text}' cannot be written; choose another file")
+    return path
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run every check and print a table; exit code 0 if all passed, 1 if not, 3 without a GPU."""
+    """Run every check and print a table; exit code 0 if all passed, 1 if not, 2 for wrong options, 3 without a GPU."""
     import torch
 
     if not torch.cuda.is_available():
@@ -52,10 +73,14 @@ def run(arguments: argparse.Namespace) -> int:
         print("\n".join(f"- {fact}" for fact in _CHECKED_WITHOUT))
         print("Please run this command on a machine with a GPU and send us what it prints.")
         return NO_GPU
+    device = torch.device(arguments.device)
+    if device.index is not None and device.index >= torch.cuda.device_count():
+        known = ", ".join(f"cuda:{index}" for index in range(torch.cuda.device_count()))
+        print(f"steelyard verify-gpu: error: --device must be one of {known}, got {device}", file=sys.stderr)
+        return 2
     from steelyard.runtime.cuda.devices import kernels_on
     from steelyard.tools.gpu_models import check_graphs, check_models
 
-    device = torch.device(arguments.device)
     place = Device(kernels_on(device), arguments.device)
     heading = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
     target = place.kernels.launch.target

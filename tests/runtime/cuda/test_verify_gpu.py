@@ -3,6 +3,7 @@
 import argparse
 import itertools
 import json
+import os
 from dataclasses import replace
 
 import mock_gpu
@@ -16,7 +17,7 @@ from steelyard.runtime.cuda import devices, gemm
 from steelyard.runtime.cuda.kernels import Kernels
 from steelyard.runtime.cuda.launches import Launch
 from steelyard.targets.architectures import TARGETS
-from steelyard.tools import gpu_models, targets, verify_gpu
+from steelyard.tools import cli, gpu_models, targets, verify_gpu
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):
@@ -34,6 +35,35 @@ def test_without_a_gpu_it_says_so(monkeypatch, capsys):
         "compiled models",
     ):
         assert check in printed
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--device", "cpu"], "the device must be cuda or cuda:NUMBER, got 'cpu'"),
+        (["--device", "cuda:first"], "the device must be cuda or cuda:NUMBER, got 'cuda:first'"),
+        (["--json", "."], "the results need a file, got the folder '.'"),
+        (["--json", "absent/results.json"], "the folder of 'absent/results.json' must exist; make it first"),
+        (["--json", "/proc/version"], "'/proc/version' cannot be written; choose another file"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_options_are_refused_before_anything_runs(options, words, monkeypatch, capsys):
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != "/proc/version")
+    monkeypatch.setattr(verify_gpu, "run", lambda _: pytest.fail("the checks have begun"))
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["verify-gpu", *options])
+    assert exit_info.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith(words)
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(devices, "kernels_on", lambda _: pytest.fail("the checks have begun"))
+    assert cli.main(["verify-gpu", "--device", "cuda:2"]) == 2
+    expected = "steelyard verify-gpu: error: --device must be one of cuda:0, cuda:1, got cuda:2\n"
+    assert capsys.readouterr().err == expected
 
 
 def test_checks_of_right_kernels_pass():

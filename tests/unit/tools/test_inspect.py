@@ -22,6 +22,16 @@ def wrong():
     return 3
 def failing():
     raise RuntimeError("no weights here")
+answer = 42
+def linear():
+    return torch.nn.Sequential(torch.nn.Linear(32, 48), torch.nn.Linear(48, 7))
+class picky(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(32, 48)
+    def forward(self, x):
+        if x.shape[0] != 3:
+            raise ValueError(f"needs three rows,\\n  not {x.shape[0]}")
+        return super().forward(x)
 class Two(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -37,6 +47,8 @@ class Two(torch.nn.Module):
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("inspect")
     (path / "models.py").write_text(MODELS)
+    (path / "broken.py").write_text("1 / 0")
+    (path / "unfinished.py").write_text("make = (")
     return path
 
 
@@ -112,7 +124,25 @@ def test_help_shows_examples(inspect):
         (["models:make", "--input", "2x5:int65"], "as in 2x16:int64, got '2x5:int65'"),
         (["models:make", "--input", "=2x5"], "as in 2x16:int64"),
         (["models:make", "--input", "ids=2x5:int64"], "cannot be called with --input ids=2x5:int64"),
-        (["models:make", "--input", "2x5"], "cannot be called with --input 2x5"),
+        (
+            ["models:make", "--input", "2x5"],
+            "cannot be called with --input 2x5: layer 0 (Embedding): RuntimeError: Expected tensor for argument",
+        ),
+        (
+            ["models:linear", "--input", "2x31"],
+            "cannot be called with --input 2x31: layer 0 (Linear): RuntimeError: mat1 and mat2 shapes cannot be "
+            "multiplied (2x31 and 32x48)",
+        ),
+        (["models:picky", "--input", "2x32"], "--input 2x32: ValueError: needs three rows, not 2\n"),
+        (["models:answer", "--input", "1"], "models:answer must be a function that returns the model, got int"),
+        ([":make", "--input", "1"], "MODULE:FACTORY"),
+        (["models:", "--input", "1"], "MODULE:FACTORY"),
+        (["broken:make", "--input", "1"], "cannot load broken:make: ZeroDivisionError: division by zero"),
+        (["unfinished:make", "--input", "1"], "cannot load unfinished:make: SyntaxError: '(' was never closed"),
+        (["models:make", "--input", "99999999x9999999"], "--input 99999999x9999999 cannot be made: RuntimeError"),
+        (["models:make", "--input", "2x5:int64", "--dump-ir", "models.py/out"], "must be a folder that can be written"),
+        (["models:failing", "--input", "1", "--target", "gpu"], "target must be one of cpu, cuda"),
+        (["models:failing", "--input", "1", "--override", "head=fp9"], "fp9"),
         (["models:make", "--input", "2x5:int64", "--recipe", "fp9"], "fp9"),
         (["models:make", "--input", "2x5:int64", "--override", "head"], "PATTERN=RECIPE"),
         (["models:make", "--input", "2x5:int64", "--override", "head=none"], "'head' matches no layer"),
@@ -126,12 +156,19 @@ def test_mistakes_get_one_line(inspect, arguments, words):
     assert run.stderr.count("\n") == 1
 
 
-def test_a_process_of_its_own_prints_nothing_else(folder):
-    """Neither imports nor compilation print a line."""
-    flags = ["models:make", "--input", "2x5:int64", "--override", "head=none"]
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["models:make", "--input", "2x5:int64", "--override", "head=none"], "'head' matches no layer"),
+        (["models:linear", "--input", "2x31"], "mat1 and mat2 shapes cannot be multiplied (2x31 and 32x48)"),
+    ],
+    ids=["override", "shape"],
+)
+def test_a_process_of_its_own_prints_nothing_else(folder, flags, words):
+    """Neither imports nor compilation print a line, and torch logs no traceback."""
     run = subprocess.run([sys.executable, "-m", CLI, "inspect", *flags], cwd=folder, capture_output=True, text=True)
     assert run.returncode == 1
-    assert "'head' matches no layer" in run.stderr
+    assert words in run.stderr
     assert run.stderr.count("\n") == 1
     assert run.stdout == ""
 
