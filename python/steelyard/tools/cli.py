@@ -33,6 +33,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
 def _demo(_: argparse.Namespace) -> int:
     # Imported late: it loads torch, which would make --help take seconds.
+    print("loading torch and the compiler ...", flush=True)
     from steelyard.tools.demo import run
 
     return run()

@@ -42,8 +42,9 @@ class Device:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", type=_writable, metavar="FILE", help="also write the results to a file")
-    parser.add_argument("--device", type=_device, default="cuda", help="the device, as in cuda:1 (default: %(default)s)")
+    add = parser.add_argument
+    add("--json", type=_writable, metavar="FILE", help="also write the results to a file")
+    add("--device", type=_device, default="cuda", help="the device, as in cuda:1 (default: %(default)s)")
 
 
 def _device(text: str) -> str:
