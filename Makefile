@@ -49,7 +49,7 @@ test: $(STAMP)-package lint ## Check style and types, then run every test but th
 	@echo "[test] pytest"
 	@$(BIN)/pytest -n $(JOBS) -m 'not slow'
 
-test-slow: $(STAMP)-docs ## Run the slow tests: fuzzing, packaging, documentation site, sanitizers.
+test-slow: $(STAMP)-docs ## Run the slow tests: architectures, fuzzing, packaging, documentation site, sanitizers.
 	@echo "[test-slow] pytest"
 	@$(BIN)/pytest -n $(JOBS) -m slow
 	@echo "[test-slow] kernels under AddressSanitizer and UBSan"

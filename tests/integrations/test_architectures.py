@@ -1,0 +1,63 @@
+"""Architectures of transformers and diffusers, each compared with an eager model that rounds the operands of GEMMs."""
+
+import itertools
+
+import pytest
+import torch
+from architectures import ARCHITECTURES
+from fake_quantization import FAKES, FakeQuantizedGemms
+from torch.utils._pytree import tree_leaves
+
+import steelyard
+
+# The last bits of a sum may flip a code, and that code others: a tenth of what quantization changes is allowed.
+ALLOWED_SHARE = 0.1
+FLOAT32_ERROR = 1e-5
+# Relative to the norm of the output. With random weights, nothing but the residual stream keeps errors small.
+ALLOWED_ERROR = {"fp8-current": 0.25, "mxfp8": 0.25, "nvfp4": 0.7}
+
+TOO_FAR = {
+    "gpt oss, attention sinks and experts": "the router is quantized, so tokens go to other experts",
+    "sam": "a layer with two input features, whose products are angles, is quantized",
+}
+
+
+def cases():
+    """Each architecture with one recipe; they take turns."""
+    for name, recipe in zip(ARCHITECTURES, itertools.cycle(FAKES), strict=False):
+        reason = TOO_FAR.get(name)
+        marks = [pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)] if reason else []
+        yield pytest.param(name, recipe, id=f"{name}, {recipe}", marks=marks)
+
+
+def outputs(result) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return (found.double() - expected.double()).norm().item()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "recipe"), cases())
+@torch.no_grad()
+def test_architecture_computes_what_an_eager_model_with_rounded_operands_does(name, recipe):
+    model, arguments = ARCHITECTURES[name].make()
+    exact = outputs(model(**arguments))
+    net = steelyard.compile(model, recipe)
+    found = outputs(net(**arguments))
+    rows = net.explain().rows
+    quantized = {(row.layer, row.N, row.K) for row in rows if row.is_quantized}
+    with FakeQuantizedGemms(model, recipe, {layer for layer, *_ in quantized}) as gemms:
+        rounded = outputs(model(**arguments))
+
+    # Every GEMM of a parameter has a row, and every row of a quantized GEMM is a GEMM of the model.
+    assert gemms.found <= {(row.layer, row.N, row.K) for row in rows}
+    assert quantized <= gemms.found
+    assert quantized
+    assert [x.shape for x in found] == [x.shape for x in exact]
+    for got, expected, reference in zip(found, rounded, exact, strict=True):
+        size = reference.double().norm().item()
+        assert distance(got, expected) <= ALLOWED_SHARE * distance(expected, reference) + FLOAT32_ERROR * size
+        assert distance(got, reference) <= ALLOWED_ERROR[recipe] * size
+    assert any(distance(expected, reference) > 0 for expected, reference in zip(rounded, exact, strict=True))
