@@ -7,7 +7,7 @@ import builtins
 import functools
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch_mlir.extras import fx_importer
 
 from steelyard.dialect.launch import ContiguousOp
 from steelyard.dialect.memory import FreeOp
+from steelyard.dialect.types import tensor_info
 from steelyard.errors import UnsupportedModelError
 from steelyard.ir.attributes import ARENA, ELSEWHERE, OFFSETS
 from steelyard.ir.kernel_calls import KernelCall, QuantizingCall, callee_of, calls_of
@@ -27,6 +28,7 @@ from steelyard.runtime.cuda.planned import contiguous
 from steelyard.runtime.dtypes import result_dtype, shape_of
 from steelyard.runtime.kernels import BoundKernel, bind_all
 from steelyard.runtime.literals import read_literal, unsupported_op
+from steelyard.runtime.profiling import RECORD, KernelLine, Record, is_recording, kernel_name, with_records
 from steelyard.runtime.quantizers import Quantizers
 
 _CONSTANTS = {"torch.constant.int", "torch.constant.float", "torch.constant.bool", "torch.constant.str"}
@@ -42,9 +44,43 @@ _ENUMERATIONS = {
 class Emitted:
     """A function, its Python text, and the memory that it works in."""
 
-    run: Callable[..., tuple]
-    text: str
-    arenas: Arenas
+    name: str
+    lines: list[str]
+    """The first is the head of the function, the others are its body."""
+    namespace: dict[str, Any]
+
+    @property
+    def text(self) -> str:
+        """Its source."""
+        return _source(self.lines)
+
+    @property
+    def arenas(self) -> Arenas:
+        """The memory that it works in."""
+        return self.namespace["arenas"]
+
+    @functools.cached_property
+    def run(self) -> Callable[..., tuple]:
+        """The function."""
+        return self._compiled(self.text)
+
+    @functools.cached_property
+    def recorded(self) -> Callable[..., tuple]:
+        """The function with a record for torch's profiler around each kernel."""
+        return self._compiled(_source([self.lines[0], *with_records(self.lines[1:])]))
+
+    def __call__(self, *arguments: Any) -> tuple:
+        """Run it, and show its kernels to a profiler that records."""
+        return (self.recorded if is_recording() else self.run)(*arguments)
+
+    def _compiled(self, text: str) -> Callable[..., tuple]:
+        namespace = dict(self.namespace)
+        exec(compile(text, f"<steelyard {self.name}>", "exec"), namespace)
+        return namespace[self.name]
+
+
+def _source(lines: list[str]) -> str:
+    return lines[0] + "\n" + "".join(f"    {line}\n" for line in lines[1:])
 
 
 class Emitter:
@@ -73,10 +109,7 @@ class Emitter:
         Functions that run elsewhere than on the CPU take the device, which their memory is on, before their arguments.
         """
         body = _Body(function, self._calls, self._bound, self._check_finite, self._takes_device)
-        text = body.text()
-        namespace = dict(body.namespace)
-        exec(compile(text, f"<steelyard {body.name}>", "exec"), namespace)
-        return Emitted(namespace[body.name], text, namespace["arenas"])
+        return Emitted(body.name, body.lines(), body.namespace)
 
 
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
@@ -110,15 +143,15 @@ class _Body:
         self._function = function
         self.name = ir.StringAttr(function.attributes["sym_name"]).value
         # Python spells infinities and NaN as names.
-        self.namespace: dict[str, Any] = {"torch": torch, "inf": math.inf, "nan": math.nan}
+        self.namespace: dict[str, Any] = {"torch": torch, "inf": math.inf, "nan": math.nan, RECORD: Record}
         self._bound_names: dict[int, str] = {}
         self._names: dict[ir.Value, str] = {}
         self._variables: set[str] = set()
         self._places: list[Place] = []
         self._placed: dict[ir.Value, int] = {}
 
-    def text(self) -> str:
-        """The source of the Python function."""
+    def lines(self) -> list[str]:
+        """The lines of the Python function."""
         block = self._function.regions[0].blocks[0]
         arguments = [self._new_variable(value, f"a{i}") for i, value in enumerate(block.arguments)]
         body = [line for op in block.operations for line in self._emit(op.operation)]
@@ -137,7 +170,7 @@ class _Body:
                 "arenas.give(arena)",
                 body[-1],
             ]
-        return f"def {self.name}({', '.join(arguments)}):\n" + "".join(f"    {line}\n" for line in body)
+        return [f"def {self.name}({', '.join(arguments)}):", *body]
 
     def _emit(self, op: ir.Operation) -> list[str]:
         name = op.name
@@ -198,14 +231,21 @@ class _Body:
         run = self._bind(symbol, bound.run)
         lines = self._emit_check(op, call)
         if bound.allocate is None:
+            tensors = self._tensors(op.operands)
             made = f"{run}({', '.join(self._operands(op))})"
             # A user's own quantizer makes one value, every other kernel a tuple.
-            return [*lines, f"{self._results(op)}{'' if call.is_custom else ','} = {made}"]
+            line = f"{self._results(op)}{'' if call.is_custom else ','} = {made}"
+            return [*lines, KernelLine(line, kernel_name(call, layer_of(op.location)), tensors)]
         lines += self._emit_allocation(op, symbol, bound)
         parts = call.part_positions if bound.takes_addresses else frozenset()
         values = enumerate((*op.operands, *op.results))
         words = [self._address(value) if position in parts else self._names[value] for position, value in values]
-        return [*lines, f"{run}({', '.join(words)})"]
+        name, tensors = kernel_name(call, layer_of(op.location)), self._tensors((*op.operands, *op.results))
+        return [*lines, KernelLine(f"{run}({', '.join(words)})", name, tensors)]
+
+    def _tensors(self, values: Iterable[ir.Value]) -> list[str]:
+        """Those values that are plain tensors: a user's own quantizer may make others."""
+        return [self._names[value] for value in values if tensor_info(value.type) is not None]
 
     def _emit_check(self, op: ir.Operation, call: KernelCall) -> list[str]:
         """A look at what a call quantizes, where the user asked for it."""

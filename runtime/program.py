@@ -13,6 +13,7 @@ from steelyard.ir.weights import is_weight, weight_form, weight_key
 from steelyard.runtime.cuda.devices import Devices
 from steelyard.runtime.emitter import Emitted, Emitter
 from steelyard.runtime.finite import make_check
+from steelyard.runtime.profiling import is_recording
 from steelyard.runtime.quantizers import Quantizers
 from steelyard.runtime.state import State
 from steelyard.runtime.weights import WeightArgument, Weights
@@ -122,7 +123,7 @@ class _Function:
                 sources = list(ir.DenseI64ArrayAttr(attributes[SOURCES]))
                 parameter = ir.StringAttr(attributes[PARAMETER]).value
                 states = tuple(ir.StringAttr(known[i][STATE]).value for i in sources[1:] if STATE in known[i])
-                make = made[weight].run if devices is None else _on_own_device(made[weight].run)
+                make = made[weight] if devices is None else _on_own_device(made[weight])
                 key, form = weight_key(makers[weight]), weight_form(makers[weight])
                 argument = WeightArgument(key, make, sources, parameter, states, form, is_trained="backward" in made)
                 self.weight_arguments.append(argument)
@@ -137,7 +138,7 @@ class _Function:
         parts = []
         for weight in self.weight_arguments:
             parts += get(weight, [arguments[i] for i in weight.sources])
-        results = self._run(*arguments, *parts)
+        results = (self.emitted.recorded if is_recording() else self._run)(*arguments, *parts)
         if not self._moved:
             return results
         self._state.put({name: results[i] for i, name in self._moved.items()})
@@ -150,7 +151,7 @@ class _Function:
         parts = []
         for weight in self.weight_arguments:
             parts += self._weights.get(weight, [arguments[i] for i in weight.sources])
-        results = self._run(device, *arguments, *parts)
+        results = (self.emitted.recorded if is_recording() else self._run)(device, *arguments, *parts)
         # State is written where it lies, by this call or a later one: what goes on to the backward is a copy.
         own = {id(state) for state in states}
         kept = [

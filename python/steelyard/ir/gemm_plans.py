@@ -12,7 +12,7 @@ from steelyard.dialect.matmul import GemmOp, copies_read
 from steelyard.dialect.produce import ProduceQuantizeOp
 from steelyard.dialect.quantize import NarrowOp, QuantizeOp, TransposeOp
 from steelyard.dialect.types import Shape, TensorType, scaled_info_of, tensor_info
-from steelyard.formats.gemms import OPERAND_USAGES
+from steelyard.formats.gemms import OPERAND_USAGES, gemm_sizes
 from steelyard.ir.torch_ops import defining_op
 from steelyard.targets.architectures import Target
 from steelyard.targets.gemm_paths import CUSTOM, EMULATED, NATIVE, gemm_path, takes_bias
@@ -76,12 +76,9 @@ def plan_gemm(op: GemmOp, target: Target) -> GemmPlan:
 
 
 def _sizes(op: GemmOp) -> Shape:
-    """Rows of lhs, rows of rhs, and the reduction, beyond batch dims."""
+    """M, N and K, beyond batch dims."""
     lhs, rhs = (flat_shape(scaled_info_of(value).shape[op.batch_dims.value :]) for value in (op.lhs, op.rhs))
-    # A copy is read along its last dim where it is rowwise, and across it where it is columnwise.
-    by_row, by_column = (0, 1), (1, 0)
-    left, right = (by_row if usage == "rowwise" else by_column for usage in OPERAND_USAGES[op.kind.value])
-    return lhs[left[0]], rhs[right[0]], lhs[left[1]] if lhs[left[1]] is not None else rhs[right[1]]
+    return gemm_sizes(op.kind.value, lhs, rhs)
 
 
 def size_source(value: ir.Value) -> ir.Value | None:

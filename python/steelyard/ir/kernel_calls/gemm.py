@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, get_args
 from steelyard.dialect.base import require
 from steelyard.dialect.types import Shape
 from steelyard.formats.activations import Epilogue
-from steelyard.formats.gemms import Kind, reads_columnwise
+from steelyard.formats.gemms import Kind, gemm_sizes, reads_columnwise
 from steelyard.formats.schemes import Scheme
 from steelyard.ir.kernel_calls.base import KernelCall, Names, matrix_shape
 from steelyard.ir.kernel_calls.copies import CopySlots, named_parts
@@ -86,6 +86,15 @@ class GemmCall(AddingCall):
     def right(self) -> GemmOperand:
         """The right operand, which a built-in scheme stores."""
         return self._operand("rhs", self.rhs, self.rhs_shape, reads_columnwise(self.kind)[1])
+
+    @property
+    def product_sizes(self) -> tuple[int | None, int | None, int | None]:
+        """M, N and K of each product."""
+        lhs, rhs = (
+            matrix_shape(shape[self.batch_dims :], name)
+            for shape, name in ((self.lhs_shape, "lhs_shape"), (self.rhs_shape, "rhs_shape"))
+        )
+        return gemm_sizes(self.kind, lhs, rhs)
 
     @property
     def read_copies(self) -> tuple[CopySlots, ...]:

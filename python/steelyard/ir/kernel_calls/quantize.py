@@ -70,8 +70,12 @@ class QuantizingCall(KernelCall):
     @cached_property
     def copies(self) -> tuple[CopySlots | None, CopySlots | None]:
         """The rowwise and the columnwise copy that are made."""
-        shape = matrix_shape(self._tensor(self.source).shape, "source")
-        return pair_of_copies(self.row, self.col, shape, self._made_parts)
+        return pair_of_copies(self.row, self.col, self.source_shape, self._made_parts)
+
+    @property
+    def source_shape(self) -> tuple[int | None, int | None]:
+        """Of the first tensor that is read, as a matrix."""
+        return matrix_shape(self._tensor(self.source).shape, "source")
 
     @property
     def made_copies(self) -> tuple[CopySlots, ...]:
