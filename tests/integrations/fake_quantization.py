@@ -4,7 +4,7 @@ Nothing here is shared with the compiler, its kernels or its reference: the rule
 of the number formats of ml_dtypes.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Set
 
 import ml_dtypes
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+Gemm = tuple[str, str, str]
 _COPIES = (torch.ops.aten.clone, torch.ops.aten._to_copy)
 E4M3, E2M1 = ml_dtypes.float8_e4m3fn, ml_dtypes.float4_e2m1fn
 
@@ -70,21 +71,21 @@ def _unblocked(blocks: np.ndarray, like: np.ndarray) -> np.ndarray:
 
 
 class FakeQuantizedGemms(TorchDispatchMode):
-    """While it is active, GEMMs of a model's parameters round their operands, in the layers that are named.
+    """While it is active, GEMMs of a model's parameters round their operands, where `quantized` has them.
 
-    `found` has the layer, N and K of every GEMM of a parameter, as text, whether it is rounded or not.
+    A GEMM is known by its layer, N and K, as text. `found` has all those of parameters, rounded or not.
     """
 
-    def __init__(self, model: nn.Module, recipe: str, layers: Iterable[str]):
+    def __init__(self, model: nn.Module, recipe: str, quantized: Set[Gemm]):
         super().__init__()
         self._fake = FAKES[recipe]
-        self._layers = set(layers)
+        self._quantized = quantized
         self._parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
         # Held, so that no other tensor gets their memory.
         self._copies: list[torch.Tensor] = []
         self._stack = [""]
         self._hooks = [hook for name, module in model.named_modules() for hook in self._watch(name, module)]
-        self.found: set[tuple[str, str, str]] = set()
+        self.found: set[Gemm] = set()
 
     def _watch(self, name: str, module: nn.Module) -> tuple:
         def leave(*_) -> None:
@@ -121,9 +122,9 @@ class FakeQuantizedGemms(TorchDispatchMode):
         """x times a weight that is stored as [K, N] or seen so."""
         if not self._is_of_a_parameter(w):
             return torch.mm(x, w)
-        layer = self._stack[-1]
-        self.found.add((layer, str(w.shape[1]), str(w.shape[0])))
-        if layer not in self._layers:
+        gemm = self._stack[-1], str(w.shape[1]), str(w.shape[0])
+        self.found.add(gemm)
+        if gemm not in self._quantized:
             return torch.mm(x, w)
         left, right = self._fake(_array(x), False), self._fake(_array(w.t()), True)
         return torch.from_numpy(left.astype(np.float64) @ right.T.astype(np.float64)).to(x.dtype)

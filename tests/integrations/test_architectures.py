@@ -48,7 +48,7 @@ def test_architecture_computes_what_an_eager_model_with_rounded_operands_does(na
     found = outputs(net(**arguments))
     rows = net.explain().rows
     quantized = {(row.layer, row.N, row.K) for row in rows if row.is_quantized}
-    with FakeQuantizedGemms(model, recipe, {layer for layer, *_ in quantized}) as gemms:
+    with FakeQuantizedGemms(model, recipe, quantized) as gemms:
         rounded = outputs(model(**arguments))
 
     # Every GEMM of a parameter has a row, and every row of a quantized GEMM is a GEMM of the model.
