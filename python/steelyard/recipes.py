@@ -72,6 +72,13 @@ class Recipe(ABC):
         # Backward GEMMs run in high precision: nothing reads columnwise copies or a quantized gradient.
         return _NOT_QUANTIZED if role == "grad_output" else (row, None)
 
+    def set_quantizer_factory(self, factory: Callable[[str], Any]) -> "CustomRecipe":
+        """A recipe whose quantizers a factory makes, with the backward of this one, which stays as it is.
+
+        `CustomRecipe.factory` says what the factory returns.
+        """
+        return CustomRecipe(factory, backward=self.backward)
+
     @abstractmethod
     def _schemes(self, role: str) -> Schemes:
         """The schemes of a role when the backward is normal."""

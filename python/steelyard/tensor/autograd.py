@@ -14,7 +14,8 @@ class QuantizeFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, tensor, quantizer, dtype):
         ctx.input_dtype = tensor.dtype
-        return quantizer.quantize_impl(tensor.detach(), dtype)
+        made = quantizer.quantize_impl(tensor.detach())
+        return made if dtype is None else made.to_dtype(dtype)
 
     @staticmethod
     def backward(ctx, *grads):
@@ -26,7 +27,9 @@ class DequantizeFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, quantized, dtype):
-        ctx.input_dtype = quantized.dtype
+        # Without autograd there is no context.
+        if ctx is not None:
+            ctx.input_dtype = quantized.dtype
         return quantized._decode(dtype)
 
     @staticmethod

@@ -214,7 +214,7 @@ def _new(func, tensor, size=None, *, dtype=None, layout=None, device=None, pin_m
     """A tensor of the same format that holds zeros."""
     shape = tensor.shape if size is None else size
     device = tensor.device if device is None else torch.device(device)
-    if dtype not in (None, tensor.dtype, *HIGH_PRECISION) or device.type not in ("cpu", "meta") or len(shape) == 0:
+    if dtype not in (None, tensor.dtype, *HIGH_PRECISION) or device.type not in ("cpu", "meta"):
         return NotImplemented
     quantizer = tensor._like()
     quantizer.amax_reduction_group = None

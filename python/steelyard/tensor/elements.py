@@ -10,6 +10,11 @@ HIGH_PRECISION = (torch.float32, torch.bfloat16, torch.float16)
 PRESENTED = (*HIGH_PRECISION, torch.float64)
 """What a quantized tensor may present. Values pass through float32 on the way to and from float64."""
 PRESENTED_NAMES = "float32, bfloat16, float16 or float64"
+ELEMENT_DTYPES = {
+    "f8E4M3FN": torch.float8_e4m3fn,
+    "f8E5M2": torch.float8_e5m2,
+    "f4E2M1FN": torch.float4_e2m1fn_x2,
+}
 _FP8 = {torch.float8_e4m3fn: "f8E4M3FN", torch.float8_e5m2: "f8E5M2"}
 
 
@@ -28,8 +33,8 @@ def check_epsilon(quantizer) -> None:
 
 
 def matrix_shape(shape) -> tuple[int, int]:
-    """The (M, N) matrix that a shape is quantized as: leading dims flattened, a vector is one row."""
-    *leading, columns = shape
+    """The (M, N) matrix that a shape is quantized as: leading dims flattened, a vector is one row, a scalar 1x1."""
+    *leading, columns = shape or (1,)
     rows = 1
     for size in leading:
         rows *= size

@@ -8,7 +8,8 @@ import torch
 
 from steelyard.errors import RecipeError
 from steelyard.formats.schemes import Scheme
-from steelyard.tensor.elements import check_epsilon, fp8_element
+from steelyard.tensor import kernels
+from steelyard.tensor.elements import check_epsilon, fp8_element, matrix_shape
 from steelyard.tensor.quantized_tensor import QuantizedTensor
 from steelyard.tensor.scheme_quantizer import SchemeQuantizer
 from steelyard.tensor.scheme_storage import CopyFields, SchemeStorage
@@ -67,14 +68,17 @@ class Float8Tensor(QuantizedTensor, Float8TensorStorage):  # pyright: ignore[rep
 
 @dataclass(eq=False)
 class Float8Quantizer(SchemeQuantizer):
-    """Quantizes with a given scale, and records the amax from which the caller updates it (delayed scaling)."""
+    """Quantizes with a given scale, and records the amax from which the caller updates it (delayed scaling).
+
+    The caller sets the amax to 0 when it has updated the scale.
+    """
 
     STORAGE = Float8TensorStorage
     TENSOR = Float8Tensor
 
     scale: torch.Tensor
     amax: torch.Tensor
-    """The largest magnitude, written by each quantize."""
+    """The largest magnitude of all that was quantized since the caller reset it."""
     fp8_dtype: torch.dtype
 
     def __post_init__(self):
@@ -94,7 +98,17 @@ class Float8Quantizer(SchemeQuantizer):
     def observe(self, copies) -> None:
         made = copies[0] or copies[1]
         if made is not None and made.amax is not None and not made.amax.is_meta:
-            self.amax.copy_(made.amax.reshape(self.amax.shape))
+            self._record(made.amax)
+
+    def calibrate(self, tensor: torch.Tensor) -> None:
+        self._check_quantizable(tensor)
+        if not tensor.is_meta:
+            dense = tensor.dequantize() if isinstance(tensor, SchemeStorage) else tensor.detach()
+            self._record(kernels.amax(dense.reshape(matrix_shape(dense.shape))))
+
+    @torch.no_grad()
+    def _record(self, amax: torch.Tensor) -> None:
+        torch.maximum(self.amax, amax.reshape(self.amax.shape), out=self.amax)
 
     # Two delayed quantizers with the same numbers now may differ after the next step.
     def __eq__(self, other) -> bool:
@@ -112,16 +126,23 @@ class Float8CurrentScalingQuantizer(SchemeQuantizer):
     TENSOR = Float8Tensor
 
     fp8_dtype: torch.dtype
+    device: torch.device | str | None = None
+    """Where `make_empty` makes tensors. Others are quantized where they are."""
     force_pow_2_scales: bool = field(default=False, kw_only=True)
     amax_epsilon: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self):
+        self.device = None if self.device is None else torch.device(self.device)
         self._check_flags()
         check_epsilon(self)
         fp8_element(self.fp8_dtype)
 
     def _make_scheme(self, columnwise: bool) -> Scheme:
         return _scheme(fp8_element(self.fp8_dtype), "current", self.force_pow_2_scales, self.amax_epsilon)
+
+    def make_empty(self, shape, *, dtype: torch.dtype = torch.float32, device=None, requires_grad: bool = False):
+        where = self.device if device is None else device
+        return super().make_empty(shape, dtype=dtype, device=where, requires_grad=requires_grad)
 
     def _operands(self, matrix, row, col) -> dict[str, Any]:
         return self._reduced_amaxes(matrix, row, col)
@@ -131,9 +152,8 @@ def as_codes(name: str, data: torch.Tensor | None, dtype: torch.dtype | None = N
     """Codes as bytes. Data of an FP8 dtype must have the expected dtype."""
     if data is None:
         return None
-    if not isinstance(data, torch.Tensor) or data.dim() == 0:
-        found = "a tensor without dims" if isinstance(data, torch.Tensor) else type(data).__name__
-        raise RecipeError(f"{name} must be a tensor with at least one dim, got {found}")
+    if not isinstance(data, torch.Tensor):
+        raise RecipeError(f"{name} must be a tensor, got {type(data).__name__}")
     if data.dtype not in (torch.uint8, torch.int8, dtype):
         allowed = "uint8 or int8" if dtype is None else f"uint8, int8 or {dtype}"
         raise RecipeError(f"{name} must be {allowed}, got {data.dtype}; quantize values to make codes of them")

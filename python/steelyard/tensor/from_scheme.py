@@ -3,13 +3,12 @@
 import torch
 
 from steelyard.formats.schemes import Scheme
+from steelyard.tensor.elements import ELEMENT_DTYPES
 from steelyard.tensor.float8 import Float8CurrentScalingQuantizer, Float8Quantizer
 from steelyard.tensor.float8_blockwise import Float8BlockQuantizer
 from steelyard.tensor.mxfp8 import MXFP8Quantizer
 from steelyard.tensor.nvfp4 import NVFP4Quantizer
 from steelyard.tensor.scheme_quantizer import SchemeQuantizer
-
-_FP8_DTYPES = {"f8E4M3FN": torch.float8_e4m3fn, "f8E5M2": torch.float8_e5m2}
 
 
 def make_quantizer(scheme: Scheme, scale: torch.Tensor | None = None) -> SchemeQuantizer | None:
@@ -19,7 +18,7 @@ def make_quantizer(scheme: Scheme, scale: torch.Tensor | None = None) -> SchemeQ
 
 
 def _tensor(scheme: Scheme, scale: torch.Tensor | None) -> SchemeQuantizer | None:
-    dtype = _FP8_DTYPES[scheme.element]
+    dtype = ELEMENT_DTYPES[scheme.element]
     if scheme.source == "current":
         return Float8CurrentScalingQuantizer(
             dtype, force_pow_2_scales=scheme.power_of_two, amax_epsilon=scheme.epsilon, columnwise=False
@@ -31,7 +30,7 @@ def _tensor(scheme: Scheme, scale: torch.Tensor | None) -> SchemeQuantizer | Non
 
 def _block(scheme: Scheme, _) -> SchemeQuantizer:
     return Float8BlockQuantizer(
-        _FP8_DTYPES[scheme.element],
+        ELEMENT_DTYPES[scheme.element],
         block_scaling_dim=2 if scheme.is_tiled else 1,
         force_pow_2_scales=scheme.power_of_two,
         amax_epsilon=scheme.epsilon,
@@ -41,7 +40,7 @@ def _block(scheme: Scheme, _) -> SchemeQuantizer:
 
 def _mx(scheme: Scheme, _) -> SchemeQuantizer:
     return MXFP8Quantizer(
-        _FP8_DTYPES[scheme.element],
+        ELEMENT_DTYPES[scheme.element],
         with_2d_quantization=scheme.is_tiled,
         scale_rule=scheme.rule,
         columnwise=False,

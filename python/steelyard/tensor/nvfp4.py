@@ -1,17 +1,20 @@
 """NVFP4: E2M1 codes, two per byte, with one E4M3 scale per 16 elements under one float32 scale."""
 
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any
+from functools import cache, wraps
+from typing import Any, TypeVar
 
 import torch
 
 from steelyard.errors import RecipeError
 from steelyard.formats.schemes import Scheme
+from steelyard.tensor.autograd import DequantizeFunction
 from steelyard.tensor.float8 import as_codes
 from steelyard.tensor.quantized_tensor import QuantizedTensor
 from steelyard.tensor.scheme_quantizer import SchemeQuantizer
 from steelyard.tensor.scheme_storage import CopyFields, SchemeStorage
+
+QuantizerClass = TypeVar("QuantizerClass", bound=type)
 
 
 @cache
@@ -31,6 +34,10 @@ def _fp4_e2m1_vals(device: torch.device | str, dtype: torch.dtype) -> torch.Tens
     """The values of the 16 E2M1 codes, in the order of the codes."""
     positive = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
     return torch.tensor([*positive, *(-value for value in positive)], device=device, dtype=dtype)
+
+
+class _FromNVFP4Func(DequantizeFunction):
+    """`apply(tensor, dtype)` decodes with a gradient, `forward(None, tensor, dtype)` without one."""
 
 
 class NVFP4TensorStorage(SchemeStorage):
@@ -53,6 +60,8 @@ class NVFP4TensorStorage(SchemeStorage):
         shape=None,
         quantizer: "NVFP4Quantizer | None" = None,
         with_gemm_swizzled_scales: bool = False,
+        row_scaled_nvfp4: bool | None = None,
+        nvfp4_use_4over6: bool | None = None,
     ):
         parts = {
             "rowwise_data": as_codes("rowwise_data", rowwise_data),
@@ -64,8 +73,15 @@ class NVFP4TensorStorage(SchemeStorage):
         }
         if shape is None:
             shape = _unpacked_shape(rowwise_data, columnwise_data)
-        row_scaled = amax_rowwise is not None and amax_rowwise.dim() == 1
-        quantizer = quantizer or NVFP4Quantizer(row_scaled=row_scaled)
+        if quantizer is None:
+            has_rows = amax_rowwise is not None and amax_rowwise.numel() > 1
+            quantizer = NVFP4Quantizer(
+                row_scaled=has_rows if row_scaled_nvfp4 is None else row_scaled_nvfp4,
+                four_over_six="mae" if nvfp4_use_4over6 else None,
+            )
+        for name, given in (("row_scaled_nvfp4", row_scaled_nvfp4), ("nvfp4_use_4over6", nvfp4_use_4over6)):
+            if given not in (None, getattr(quantizer, name)):
+                raise RecipeError(f"{name} must be that of the quantizer {quantizer}, got {given}; leave it out")
         self._initialize(shape, dtype, quantizer, parts, swizzled=with_gemm_swizzled_scales)
 
     def _traits(self) -> dict[str, Any]:
@@ -74,10 +90,12 @@ class NVFP4TensorStorage(SchemeStorage):
 
 def _unpacked_shape(rowwise: torch.Tensor | None, columnwise: torch.Tensor | None) -> tuple[int, ...]:
     """The shape of a tensor, from its packed codes. An odd last dim cannot be told from them and must be given."""
-    if rowwise is not None:
+    if rowwise is not None and rowwise.dim():
         return (*rowwise.shape[:-1], 2 * rowwise.shape[-1])
-    if columnwise is not None:
+    if columnwise is not None and columnwise.dim() == 2:
         return 2 * columnwise.shape[1], columnwise.shape[0]
+    if rowwise is not None or columnwise is not None:
+        raise RecipeError("packed codes must have the dims of the tensor, got none; give the tensor's shape")
     raise RecipeError("a quantized tensor needs the codes and scales of at least one copy, got none")
 
 
@@ -87,6 +105,28 @@ class NVFP4Tensor(QuantizedTensor, NVFP4TensorStorage):  # pyright: ignore[repor
     STORAGE = NVFP4TensorStorage
 
 
+def _with_other_spellings(quantizer_class: QuantizerClass) -> QuantizerClass:
+    """Let the constructor take the names that Transformer Engine gives to options, too."""
+    initialize = quantizer_class.__init__
+
+    @wraps(initialize)
+    def initialize_spelled(self, *arguments, **options):
+        for spelling, name in (("row_scaled_nvfp4", "row_scaled"), ("nvfp4_use_4over6", "four_over_six")):
+            if spelling in options and name in options:
+                raise RecipeError(f"{quantizer_class.__name__} takes {name} or {spelling}, got both; leave one out")
+        if "row_scaled_nvfp4" in options:
+            options["row_scaled"] = options.pop("row_scaled_nvfp4")
+        error = options.pop("nvfp4_4over6_err_mode", "MAE")
+        if "nvfp4_use_4over6" in options:
+            wanted = options.pop("nvfp4_use_4over6")
+            options["four_over_six"] = str(error).lower() if wanted is True else wanted or None
+        initialize(self, *arguments, **options)
+
+    setattr(quantizer_class, "__init__", initialize_spelled)  # noqa: B010
+    return quantizer_class
+
+
+@_with_other_spellings
 @dataclass(eq=False)
 class NVFP4Quantizer(SchemeQuantizer):
     """Quantizes in blocks of 16, or in 16x16 tiles.
@@ -113,6 +153,16 @@ class NVFP4Quantizer(SchemeQuantizer):
         for one, other in _EXCLUSIVE:
             if getattr(self, one) and getattr(self, other):
                 raise RecipeError(f"NVFP4Quantizer.{one} and {other} exclude each other, got both; turn one off")
+
+    @property
+    def row_scaled_nvfp4(self) -> bool:
+        """Another name of `row_scaled`; the constructor takes it, too."""
+        return self.row_scaled
+
+    @property
+    def nvfp4_use_4over6(self) -> bool:
+        """Whether `four_over_six` is chosen. The constructor takes it for `mae`, or `nvfp4_4over6_err_mode`."""
+        return self.four_over_six is not None
 
     def _make_scheme(self, columnwise: bool) -> Scheme:
         return _scheme(

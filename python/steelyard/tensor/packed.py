@@ -46,6 +46,12 @@ class PackedNVFP4Storage(NVFP4TensorStorage):
     def get_metadata(self) -> dict[str, Any]:
         return self.unpacked().get_metadata()
 
+    def get_data_tensors(self, rowwise_data: bool = True, columnwise_data: bool = True) -> Any:
+        return self.unpacked().get_data_tensors(rowwise_data, columnwise_data)
+
+    def view(self, *shape: Any) -> Any:
+        return self.unpacked().view(*shape)
+
     def weight_parts(self, scheme, *, is_transposed: bool, is_packed: bool) -> tuple[torch.Tensor, ...] | None:
         if is_packed and self._has(is_transposed) and self._scheme(is_transposed) == scheme:
             return (self._packed_data,)

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from steelyard.errors import RecipeError
 from steelyard.tensor import dispatch, fsdp
 from steelyard.tensor.autograd import DequantizeFunction
 from steelyard.tensor.data import set_data
@@ -23,8 +24,11 @@ class QuantizedTensor(torch.Tensor, SchemeStorage):  # pyright: ignore[reportInc
 
     STORAGE: ClassVar[type[SchemeStorage]]
 
-    def __new__(cls, *, requires_grad: bool = False, **arguments):
-        return cls._wrap(cls.STORAGE(**arguments), requires_grad=requires_grad)
+    def __new__(cls, *, requires_grad: bool = False, device: Any = None, **arguments):
+        storage = cls.STORAGE(**arguments)
+        if device is not None and torch.device(device).type != storage.device.type:
+            raise RecipeError(f"device must be that of the parts, {storage.device}, got {device}; move them first")
+        return cls._wrap(storage, requires_grad=requires_grad)
 
     def __init__(self, **arguments):
         """Everything is done by `__new__`."""
@@ -160,6 +164,16 @@ class QuantizedTensor(torch.Tensor, SchemeStorage):  # pyright: ignore[reportInc
     def fsdp_post_all_gather(self, all_gather_outputs, metadata, param_dtype, *, out=None):
         """The parameter that `fully_shard` makes from the gathered shards."""
         return fsdp.post_all_gather(self, all_gather_outputs, metadata, param_dtype, out)
+
+    @classmethod
+    def make_like(
+        cls, tensor: "QuantizedTensor", *, shape=None, dtype: torch.dtype | None = None, requires_grad: bool = False
+    ) -> "QuantizedTensor":
+        """A tensor of the same codes in the same memory, by default with the same shape and dtype."""
+        if not isinstance(tensor, cls):
+            raise RecipeError(f"the tensor must be a {cls.__name__}, got {type(tensor).__name__}; quantize it first")
+        like: Any = tensor.detach() if shape is None else tensor.detach().view(shape)
+        return like.to_dtype(dtype or tensor.dtype).requires_grad_(requires_grad)
 
     def to_dtype(self, dtype: torch.dtype) -> "QuantizedTensor":
         """The same codes in the same memory, presented as another dtype, without gradient."""

@@ -1,8 +1,7 @@
 """The base class of quantizers, which turn tensors into quantized tensors."""
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
@@ -15,11 +14,15 @@ from steelyard.tensor.storage import QuantizedTensorStorage
 
 
 @dataclass(eq=False)
-class Quantizer(ABC):
+class Quantizer:
     """Makes quantized tensors of one format.
 
-    A format of your own implements `quantize_impl`, and `qgemm` if it does not multiply decoded operands.
+    A format of your own implements `quantize_impl`, or `quantize` itself, and `qgemm` if it does not multiply decoded
+    operands.
     """
+
+    ALSO_REQUIRED: ClassVar[str] = " with at least one dim"
+    """What `is_quantizable` requires besides the dtype, as errors say it."""
 
     rowwise: bool = field(default=True, kw_only=True)
     """Make the copy that is quantized along the last dim."""
@@ -30,9 +33,14 @@ class Quantizer(ABC):
     optimize_for_gemm: bool = field(default=False, kw_only=True)
     """Store block scales in the order that GPU GEMMs read."""
 
-    @abstractmethod
+    def __new__(cls, *arguments, **options):
+        if not overrides(cls, Quantizer, "quantize", "quantize_impl"):
+            raise TypeError(f"{cls.__name__} must implement quantize_impl, or quantize itself, got neither")
+        return super().__new__(cls)
+
     def quantize_impl(self, tensor: torch.Tensor) -> QuantizedTensorStorage:
         """Quantize a tensor that `is_quantizable` accepts, without autograd."""
+        raise NotImplementedError(f"{type(self).__name__} has no quantize_impl; call quantize")
 
     @property
     def row_scheme(self) -> Scheme:
@@ -69,8 +77,7 @@ class Quantizer(ABC):
         """Quantize `src` into `dst`, unless the tensor `noop_flag` is not zero; returns `dst`."""
         if is_noop(noop_flag):
             return dst
-        self._check_quantizable(src)
-        made = self.quantize_impl(src.detach())
+        made = self.quantize(src.detach() if isinstance(src, torch.Tensor) else src)
         if type(dst) is not type(made):
             raise RecipeError(
                 f"dst must be a {type(made).__name__}, as {type(self).__name__} makes it, got {type(dst).__name__}"
@@ -80,7 +87,7 @@ class Quantizer(ABC):
 
     def make_empty(self, shape, *, dtype: torch.dtype = torch.float32, device=None, requires_grad: bool = False):
         """A quantized tensor of a shape, to be filled by `update_quantized`."""
-        return self.quantize_impl(torch.zeros(shape, dtype=dtype, device=device))
+        return self.quantize(torch.zeros(shape, dtype=dtype, device=device))
 
     def qgemm(
         self,
@@ -117,11 +124,24 @@ class Quantizer(ABC):
 
     @property
     def rowwise_usage(self) -> bool:
+        """Another name of `rowwise`."""
         return self.rowwise
+
+    @rowwise_usage.setter
+    def rowwise_usage(self, wanted: bool) -> None:
+        self.rowwise = wanted
 
     @property
     def columnwise_usage(self) -> bool:
+        """Another name of `columnwise`."""
         return self.columnwise
+
+    @columnwise_usage.setter
+    def columnwise_usage(self, wanted: bool) -> None:
+        self.columnwise = wanted
+
+    def calibrate(self, tensor: torch.Tensor) -> None:
+        """Update the state of this quantizer as quantizing the tensor would, and quantize nothing."""
 
     def get_usages(self) -> dict[str, bool]:
         """Which copies are made."""
@@ -158,9 +178,14 @@ class Quantizer(ABC):
             )
         if not self.is_quantizable(tensor):
             raise RecipeError(
-                f"{type(self).__name__} takes float32, bfloat16 or float16 tensors with at least one dim, "
+                f"{type(self).__name__} takes float32, bfloat16 or float16 tensors{self.ALSO_REQUIRED}, "
                 f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
             )
+
+
+def overrides(cls: type, base: type, *methods: str) -> bool:
+    """Whether a class implements one of these methods of a base class anew."""
+    return any(getattr(cls, name) is not getattr(base, name) for name in methods)
 
 
 def check_presented(dtype: torch.dtype | None, out=None) -> None:

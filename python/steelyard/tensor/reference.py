@@ -7,7 +7,7 @@ import torch
 
 from steelyard.errors import RecipeError
 from steelyard.formats.gemms import reads_columnwise
-from steelyard.tensor.elements import fp8_element, matrix_shape
+from steelyard.tensor.elements import HIGH_PRECISION, fp8_element, matrix_shape
 from steelyard.tensor.quantizer import Quantizer, check_kind, check_quantized
 from steelyard.tensor.storage import QuantizedTensorStorage
 
@@ -21,30 +21,65 @@ _ROLE_DTYPES = {
 
 @dataclass(eq=False)
 class CurrentScalingTensorRef(QuantizedTensorStorage):
-    """FP8 codes of a matrix and of its transpose, with one scale."""
+    """FP8 codes of a matrix and of its transpose, each with its scale: what a code is multiplied with."""
 
-    PARTS: ClassVar[tuple[str, ...]] = ("data", "data_t", "scale_inv")
+    PARTS: ClassVar[tuple[str, ...]] = ("data", "scale", "data_t", "scale_t")
 
-    data: torch.Tensor | None
-    data_t: torch.Tensor | None
-    scale_inv: torch.Tensor
-    shape: torch.Size
-    dtype: torch.dtype
+    data: torch.Tensor | None = None
+    scale: torch.Tensor | None = None
+    data_t: torch.Tensor | None = None
+    scale_t: torch.Tensor | None = None
+    dtype: torch.dtype = torch.float32
+    device: torch.device | None = None
+    quant_dtype: torch.dtype | None = None
+    original_shape: tuple[int, ...] | None = None
+    """The shape of the tensor that was quantized; by default that of the matrix."""
+    _quantizer: Quantizer | None = None
+
+    def __post_init__(self):
+        codes, scale = self._copy()
+        if codes is None or scale is None:
+            raise RecipeError("a CurrentScalingTensorRef needs data and scale, or data_t and scale_t, got neither")
+        self.device = self.device or codes.device
+        self.quant_dtype = self.quant_dtype or codes.dtype
+        if self.original_shape is None:
+            self.original_shape = codes.shape if self.data is not None else codes.shape[::-1]
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(self.original_shape or ())
+
+    def size(self, dim: int | None = None):
+        return self.shape if dim is None else self.shape[dim]
+
+    @property
+    def scale_inv(self) -> torch.Tensor | None:
+        """Another name of `scale`."""
+        return self._copy()[1]
 
     def dequantize(self, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-        codes = self.data if self.data is not None else self._transposed(self.data_t)
-        return (codes.float() * self.scale_inv).reshape(self.shape).to(dtype or self.dtype)
+        codes, scale = self._copy()
+        if codes is None or scale is None:
+            raise RecipeError("a tensor must have a copy to decode, got none; it was cleared")
+        matrix = codes if self.data is not None else codes.T
+        return (matrix.float() * scale).reshape(self.shape).to(dtype or self.dtype)
+
+    def _copy(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The codes that exist, rowwise ones first, and their scale."""
+        return (self.data, self.scale) if self.data is not None else (self.data_t, self.scale_t)
 
     def get_usages(self) -> dict[str, bool]:
         return {"rowwise": self.data is not None, "columnwise": self.data_t is not None}
 
     def update_usage(self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None) -> None:
         if rowwise_usage and self.data is None:
-            self.data = self._transposed(self.data_t)
+            self.data, self.scale = self._transposed(self.data_t), self.scale_t
         if columnwise_usage and self.data_t is None:
-            self.data_t = self._transposed(self.data)
-        self.data = None if rowwise_usage is False else self.data
-        self.data_t = None if columnwise_usage is False else self.data_t
+            self.data_t, self.scale_t = self._transposed(self.data), self.scale
+        if rowwise_usage is False:
+            self.data = self.scale = None
+        if columnwise_usage is False:
+            self.data_t = self.scale_t = None
 
     @staticmethod
     def _transposed(codes: torch.Tensor | None) -> torch.Tensor:
@@ -57,6 +92,8 @@ class CurrentScalingTensorRef(QuantizedTensorStorage):
 class CurrentScalingQuantizerRef(Quantizer):
     """FP8 with one scale per tensor, from its own amax."""
 
+    ALSO_REQUIRED = ""
+
     fp8_dtype: torch.dtype = torch.float8_e4m3fn
     pow_2_scales: bool = field(default=False, kw_only=True)
     eps: float = field(default=0.0, kw_only=True)
@@ -64,15 +101,25 @@ class CurrentScalingQuantizerRef(Quantizer):
     def __post_init__(self):
         fp8_element(self.fp8_dtype)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Another name of `fp8_dtype`."""
+        return self.fp8_dtype
+
+    def is_quantizable(self, tensor: torch.Tensor) -> bool:
+        return tensor.dtype in HIGH_PRECISION
+
     def quantize_impl(self, tensor: torch.Tensor) -> CurrentScalingTensorRef:
         matrix = tensor.float().reshape(matrix_shape(tensor.shape))
         scale = self.scale(matrix)
         fp8_max = torch.finfo(self.fp8_dtype).max
         # Casts to float8 do not all saturate, so clamp first.
         codes = (matrix * scale).clamp(-fp8_max, fp8_max).to(self.fp8_dtype)
-        data = codes if self.rowwise else None
-        data_t = codes.T.contiguous() if self.columnwise else None
-        return CurrentScalingTensorRef(data, data_t, 1 / scale, tensor.shape, tensor.dtype)
+        row = (codes, 1 / scale) if self.rowwise else (None, None)
+        col = (codes.T.contiguous(), 1 / scale) if self.columnwise else (None, None)
+        return CurrentScalingTensorRef(
+            *row, *col, dtype=tensor.dtype, original_shape=tensor.shape, _quantizer=self.copy()
+        )
 
     def scale(self, matrix: torch.Tensor) -> torch.Tensor:
         """The factor that brings the largest magnitude to the largest code."""
@@ -97,19 +144,20 @@ class CurrentScalingQuantizerRef(Quantizer):
         """Multiply the codes, then scale the product once. Each operand is read along its reduction."""
         check_kind(kind)
         check_quantized(a, b, storage_class=CurrentScalingTensorRef)
-        left, right = (_codes(each, usage) for each, usage in zip((a, b), reads_columnwise(kind), strict=True))
-        product = (left.float() @ right.float().T) * (a.scale_inv * b.scale_inv)
+        copies = [_copy(each, usage) for each, usage in zip((a, b), reads_columnwise(kind), strict=True)]
+        (left, left_scale), (right, right_scale) = copies
+        product = (left.float() @ right.float().T) * (left_scale * right_scale)
         for addend in (bias, accumulate):
             product = product if addend is None else product + addend.float()
         return product.to(out_dtype)
 
 
-def _codes(tensor: CurrentScalingTensorRef, columnwise: bool) -> torch.Tensor:
-    codes = tensor.data_t if columnwise else tensor.data
-    if codes is None:
+def _copy(tensor: CurrentScalingTensorRef, columnwise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    codes, scale = (tensor.data_t, tensor.scale_t) if columnwise else (tensor.data, tensor.scale)
+    if codes is None or scale is None:
         usage = "columnwise" if columnwise else "rowwise"
         raise RecipeError(f"a GEMM operand must have its {usage} codes, got {tensor.get_usages()}; call update_usage")
-    return codes
+    return codes, scale
 
 
 def current_scaling_ref_quantizer_factory(role: str) -> CurrentScalingQuantizerRef:

@@ -12,8 +12,8 @@ from steelyard.formats.gemms import reads_columnwise
 from steelyard.formats.schemes import Scheme
 from steelyard.tensor import kernels, traced
 from steelyard.tensor.autograd import QuantizeFunction
-from steelyard.tensor.elements import matrix_shape
-from steelyard.tensor.quantizer import Quantizer, check_kind, check_presented, check_quantized, is_noop
+from steelyard.tensor.elements import ELEMENT_DTYPES, HIGH_PRECISION, fp8_element, matrix_shape
+from steelyard.tensor.quantizer import Quantizer, check_kind, check_presented, check_quantized, is_noop, overrides
 from steelyard.tensor.scheme_storage import SchemeStorage
 
 Copies = tuple[QuantizedCopy | None, QuantizedCopy | None]
@@ -25,6 +25,7 @@ class SchemeQuantizer(Quantizer):
 
     STORAGE: ClassVar[type[SchemeStorage]]
     TENSOR: ClassVar[Any]
+    ALSO_REQUIRED = ""
 
     transposed: bool = field(default=False, kw_only=True)
     """Whether this quantizes a transposed tensor: the copies are swapped, and the columnwise one holds the values."""
@@ -34,6 +35,19 @@ class SchemeQuantizer(Quantizer):
     def _make_scheme(self, columnwise: bool) -> Scheme:
         """The scheme of one usage of a tensor that is not transposed."""
         raise NotImplementedError
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the codes."""
+        return ELEMENT_DTYPES[self.row_scheme.element]
+
+    @dtype.setter
+    def dtype(self, value: torch.dtype) -> None:
+        if "fp8_dtype" in vars(self):
+            fp8_element(value)
+            self.fp8_dtype = value
+        elif value != self.dtype:
+            raise RecipeError(f"{type(self).__name__}.dtype must be {self.dtype}, got {value!r}")
 
     def _check_flags(self) -> None:
         """Refuse flags that are neither True nor False."""
@@ -50,6 +64,9 @@ class SchemeQuantizer(Quantizer):
     def col_scheme(self) -> Scheme:
         return self._make_scheme(columnwise=not self.transposed)
 
+    def is_quantizable(self, tensor: torch.Tensor) -> bool:
+        return tensor.dtype in HIGH_PRECISION
+
     def of_transpose(self) -> Self:
         """The quantizer of the transpose of a tensor."""
         new = self.copy()
@@ -63,12 +80,28 @@ class SchemeQuantizer(Quantizer):
         self._check_quantizable(tensor)
         if tensor.requires_grad and torch.is_grad_enabled() and not self.internal:
             return QuantizeFunction.apply(tensor, self, dtype)
-        return self.quantize_impl(tensor.detach(), dtype)
+        made = self.quantize_impl(tensor.detach())
+        return made if dtype is None else made.to_dtype(dtype)
 
-    def quantize_impl(self, tensor: torch.Tensor, dtype: torch.dtype | None = None):
-        copies = self.encode(tensor, matrix_shape(tensor.shape), *self.schemes())
+    def quantize_impl(self, tensor: torch.Tensor) -> Any:
+        copies = self.encode(tensor, matrix_shape(tensor.shape), *self._wanted_schemes(self.get_usages()))
         self.observe(copies)
-        return self.assemble(copies, tensor.shape, dtype or tensor.dtype)
+        return self.assemble(copies, tensor.shape, tensor.dtype)
+
+    def schemes(self) -> tuple[Scheme | None, Scheme | None]:
+        if not self._is_overridden():
+            return self._wanted_schemes(self.get_usages())
+        # Built-in kernels would pass a user's own arithmetic by, so recipes must call this quantizer.
+        own = Scheme("none", "tensor", "f32", custom=type(self).__name__)
+        return own if self.rowwise else None, own if self.columnwise else None
+
+    def _wanted_schemes(self, usages: dict[str, bool]) -> tuple[Scheme | None, Scheme | None]:
+        """The schemes of the copies that are wanted."""
+        return self.row_scheme if usages["rowwise"] else None, self.col_scheme if usages["columnwise"] else None
+
+    def _is_overridden(self) -> bool:
+        """Whether a user's subclass quantizes or multiplies in its own way."""
+        return overrides(type(self), SchemeQuantizer, "quantize", "quantize_impl", "qgemm")
 
     def update_quantized(self, src: torch.Tensor, dst: Any, *, noop_flag: torch.Tensor | None = None):
         """Quantize `src` into the copies that `dst` has, unless the tensor `noop_flag` is not zero."""
@@ -94,14 +127,22 @@ class SchemeQuantizer(Quantizer):
         self._check_quantizable(src)
         if src.shape != dst.shape:
             raise RecipeError(f"src must have the shape of dst, {tuple(dst.shape)}, got {tuple(src.shape)}")
-        usages = dst.get_usages()
-        wanted = self.row_scheme if usages["rowwise"] else None, self.col_scheme if usages["columnwise"] else None
-        copies = self.encode(src.detach(), dst._matrix, *wanted)
-        self.observe(copies)
+        copies = self._copies_for(dst, src.detach())
         if dst._with_gemm_swizzled_scales:
             _swizzle(copies)
         with torch.no_grad():
             dst._write_copies(copies)
+
+    def _copies_for(self, dst: SchemeStorage, src: torch.Tensor) -> Copies:
+        """The copies that `dst` has, of other values."""
+        if not self._is_overridden():
+            copies = self.encode(src, dst._matrix, *self._wanted_schemes(dst.get_usages()))
+            self.observe(copies)
+            return copies
+        alone = self.copy()
+        alone.set_usage(**dst.get_usages())
+        made = alone.quantize(src.reshape(dst._matrix))
+        return made._copy(False), made._copy(True)
 
     def make_empty(self, shape, *, dtype: torch.dtype = torch.float32, device=None, requires_grad: bool = False):
         # Encoding zeros gives every part its shape, and values that decode to zero, without communication.
@@ -109,7 +150,7 @@ class SchemeQuantizer(Quantizer):
         alone = self.copy()
         alone.amax_reduction_group = None
         zeros = torch.zeros(shape, dtype=dtype, device=device)
-        copies = alone.encode(zeros, matrix_shape(shape), *self.schemes())
+        copies = alone.encode(zeros, matrix_shape(shape), *self._wanted_schemes(self.get_usages()))
         made = self.assemble(copies, shape, dtype)
         return made.requires_grad_() if requires_grad else made
 

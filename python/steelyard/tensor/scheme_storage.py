@@ -1,19 +1,23 @@
 """The storage of every built-in format: one or two quantized copies, under the field names that users know."""
 
 import copy as copy_module
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 
 from steelyard.errors import RecipeError
 from steelyard.formats.copies import QuantizedCopy
-from steelyard.formats.parts import amax_shape, codes_shape, scales_shape, stored_shape
+from steelyard.formats.parts import codes_shape, stored_shape
 from steelyard.formats.schemes import Scheme
-from steelyard.tensor import kernels, swizzles, traced
+from steelyard.tensor import given_parts, kernels, swizzles, traced
 from steelyard.tensor.elements import HIGH_PRECISION, PRESENTED, PRESENTED_NAMES, matrix_shape
 from steelyard.tensor.quantizer import is_noop
 from steelyard.tensor.storage import QuantizedTensorStorage
 from steelyard.tensor.views import swap_usage
+
+# What only making codes depends on, not decoding them.
+_OF_QUANTIZING = {"source": "current", "power_of_two": False, "rounding": "nearest", "rule": "rceil", "epsilon": 0.0}
 
 
 class CopyFields(NamedTuple):
@@ -49,8 +53,6 @@ class SchemeStorage(QuantizedTensorStorage):
     def _initialize(self, shape, dtype, quantizer, parts: dict[str, torch.Tensor | None], swizzled: bool = False):
         """Adopt the tensors a user gave, after checking that they belong together."""
         given = {self.ARGUMENTS[name]: tensor for name, tensor in parts.items()}
-        if len(shape) == 0:
-            raise RecipeError(f"the shape of a {type(self).__name__} must have at least one dim, got {tuple(shape)}")
         _check_presented(dtype)
         for name in self.PARTS:
             tensor = given.get(name)
@@ -63,7 +65,7 @@ class SchemeStorage(QuantizedTensorStorage):
             raise RecipeError(f"{type(self).__name__} needs the codes and scales of at least one copy, got none")
         for copy in copies:
             if copy is not None:
-                self._check(copy)
+                given_parts.fit(copy, *self._fields(copy.columnwise), swizzled=swizzled)
                 self._set_copy(copy)
         self._device = next(getattr(self, name).device for name in self.PARTS if getattr(self, name) is not None)
 
@@ -132,6 +134,28 @@ class SchemeStorage(QuantizedTensorStorage):
         if not is_noop(noop_flag):
             self._quantizer.write(tensor, self)
         return self
+
+    def update_quantizer(self, quantizer: Any) -> None:
+        """Let another quantizer make the codes of later writes. It must make codes of the same format."""
+        new = quantizer.copy() if isinstance(self, getattr(quantizer, "STORAGE", ())) else None
+        if new is not None:
+            new.transposed = self._quantizer.transposed
+        if new is None or _formats(new) != _formats(self._quantizer):
+            raise RecipeError(f"the quantizer must make codes like those of {self._quantizer}, got {quantizer!r}")
+        self._quantizer = new
+
+    def get_data_tensors(self, rowwise_data: bool = True, columnwise_data: bool = True) -> Any:
+        """The codes of both copies, or of the one that is asked for; None for a copy that does not exist."""
+        if not (rowwise_data or columnwise_data):
+            raise RecipeError("rowwise_data or columnwise_data must be True, got False for both; ask for one of them")
+        codes = getattr(self, self.ROWWISE.codes), getattr(self, self.COLUMNWISE.codes)
+        return codes if rowwise_data and columnwise_data else codes[columnwise_data]
+
+    def view(self, *shape: Any) -> Any:
+        """The same codes as a tensor of another shape."""
+        viewed = self._quantizer.TENSOR._wrap(self).view(*shape)._as_storage()
+        viewed._root = None
+        return viewed
 
     def to_dtype(self, dtype: torch.dtype) -> "SchemeStorage":
         """The same codes in the same memory, presented as another dtype."""
@@ -211,7 +235,7 @@ class SchemeStorage(QuantizedTensorStorage):
         shape = copy.codes.shape
         if not copy.is_stored_transposed and copy.scheme.family == "tensor":
             shape = self._shape
-        elif not copy.is_stored_transposed and self._shape[-1] == self._matrix[1]:
+        elif not copy.is_stored_transposed and self._shape[-1:] == self._matrix[1:]:
             shape = *self._shape[:-1], shape[-1]
         setattr(self, codes, copy.codes.reshape(shape))
         setattr(self, scales, copy.scales)
@@ -262,25 +286,14 @@ class SchemeStorage(QuantizedTensorStorage):
         kernel_dtype = dtype if dtype in HIGH_PRECISION else torch.float32
         return kernels.dequantize(copy, kernel_dtype).reshape(self._shape).to(dtype)
 
-    def _check(self, copy: QuantizedCopy) -> None:
-        """Refuse parts that kernels cannot read."""
-        codes, scales, amax = self._fields(copy.columnwise)
-        scheme, stored = copy.scheme, copy.stored_shape
-        _check_part(codes, copy.codes, torch.uint8, codes_shape(scheme, stored))
-        compact = scales_shape(scheme, stored, copy.columnwise)
-        scale_dtype = torch.float32 if scheme.scale == "f32" else torch.uint8
-        expected = swizzles.swizzled_shape(copy, compact) if self._with_gemm_swizzled_scales else compact
-        _check_part(scales, copy.scales, scale_dtype, expected)
-        if amax is not None:
-            _check_part(amax, copy.amax, torch.float32, amax_shape(scheme, stored) or ())
+
+def _formats(quantizer: Any) -> list[Scheme]:
+    """What must be known to decode the codes of a quantizer."""
+    schemes = quantizer.row_scheme, quantizer.col_scheme
+    six = {True: "none", False: "mae"}
+    return [replace(each, **_OF_QUANTIZING, four_over_six=six[each.four_over_six == "none"]) for each in schemes]
 
 
 def _check_presented(dtype: torch.dtype) -> None:
     if dtype not in PRESENTED:
         raise RecipeError(f"dtype must be {PRESENTED_NAMES}, got {dtype}")
-
-
-def _check_part(name: str, tensor: torch.Tensor | None, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    found = "None" if tensor is None else f"{tensor.dtype} of shape {tuple(tensor.shape)}"
-    if tensor is None or tensor.dtype != dtype or tuple(tensor.shape) != tuple(shape):
-        raise RecipeError(f"{name} must be {dtype} of shape {tuple(shape)}, got {found}")

@@ -27,7 +27,7 @@ class Box(NamedTuple):
 def read_box(view: torch.Tensor, matrix: tuple[int, int]) -> Box | None:
     """The box of a contiguous (M, N) matrix that a view shows; None if it shows something else."""
     if view.dim() == 0:
-        return None
+        return Box((0, 1), (0, 1), False) if matrix == (1, 1) else None
     box = _read_full_box(view, matrix[1]) if view.numel() else _empty_box(view)
     inside = box is not None and box.rows[1] <= matrix[0] and box.columns[1] <= matrix[1]
     return box if inside else None

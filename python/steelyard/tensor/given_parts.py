@@ -1,0 +1,57 @@
+"""The parts that a user gives for a quantized tensor: shapes that hold the same values are taken, others refused."""
+
+import math
+
+import torch
+
+from steelyard.errors import RecipeError
+from steelyard.formats.copies import QuantizedCopy
+from steelyard.formats.parts import (
+    amax_shape,
+    codes_shape,
+    gemm_scales_are_transposed,
+    gemm_scales_shape,
+    scales_shape,
+)
+
+Shape = tuple[int, ...]
+
+
+def fit(copy: QuantizedCopy, codes: str, scales: str, amax: str | None, *, swizzled: bool) -> None:
+    """Give the parts of a copy the shapes that kernels read. The names are those that errors show."""
+    scheme, stored = copy.scheme, copy.stored_shape
+    _check(codes, copy.codes, torch.uint8, codes_shape(scheme, stored))
+    compact = scales_shape(scheme, stored, copy.columnwise)
+    in_gemm_order = gemm_scales_shape(scheme, compact, copy.columnwise)
+    scale_dtype = torch.float32 if scheme.scale == "f32" else torch.uint8
+    if swizzled:
+        _check(scales, copy.scales, scale_dtype, in_gemm_order)
+    else:
+        is_turned = gemm_scales_are_transposed(scheme, copy.columnwise)
+        padded = in_gemm_order[::-1] if is_turned else in_gemm_order
+        copy.scales = _without_padding(_with_dims(copy.scales, compact), compact, padded)
+        hint = "; pass with_gemm_swizzled_scales=True for scales in the order that GPU GEMMs read"
+        _check(scales, copy.scales, scale_dtype, compact, hint if is_turned else "")
+    if amax is not None:
+        expected = amax_shape(scheme, stored) or ()
+        copy.amax = None if copy.amax is None else _with_dims(copy.amax, expected)
+        _check(amax, copy.amax, torch.float32, expected)
+
+
+def _with_dims(part: torch.Tensor, expected: Shape) -> torch.Tensor:
+    """One value may be given with any number of dims."""
+    return part.reshape(expected) if part.numel() == math.prod(expected) == 1 else part
+
+
+def _without_padding(scales: torch.Tensor, compact: Shape, padded: Shape) -> torch.Tensor:
+    """Scales may be padded to the multiples that GPU GEMMs need."""
+    if tuple(scales.shape) != padded or padded == compact:
+        return scales
+    return scales[: compact[0], : compact[1]]
+
+
+def _check(name: str, part: torch.Tensor | None, dtype: torch.dtype, shape: Shape, hint: str = "") -> None:
+    if part is not None and part.dtype == dtype and tuple(part.shape) == tuple(shape):
+        return
+    found = "None" if part is None else f"{part.dtype} of shape {tuple(part.shape)}"
+    raise RecipeError(f"{name} must be {dtype} of shape {tuple(shape)}, got {found}{hint}")

@@ -1,0 +1,129 @@
+"""Tensors made from parts that a user gives: one value with any dims, and padded scales."""
+
+import pytest
+import torch
+
+from steelyard.errors import RecipeError
+from steelyard.tensor import (
+    Float8BlockQuantizer,
+    Float8BlockwiseQTensor,
+    Float8CurrentScalingQuantizer,
+    Float8Quantizer,
+    Float8Tensor,
+    MXFP8Quantizer,
+    MXFP8Tensor,
+    NVFP4Quantizer,
+    NVFP4Tensor,
+)
+
+E4M3 = torch.float8_e4m3fn
+ONE = [(), (1,), (1, 1)]
+
+
+@pytest.mark.parametrize("shape", ONE)
+def test_a_scale_of_one_value(shape):
+    codes = torch.tensor([[0x3C, 0x38]], dtype=torch.uint8)
+    tensor = Float8Tensor(data=codes, fp8_dtype=E4M3, fp8_scale_inv=torch.full(shape, 0.5))
+    assert tensor.dequantize().tolist() == [[0.75, 0.5]]
+    quantizer = Float8Quantizer(torch.full(shape, 4.0), torch.zeros(shape), E4M3)
+    # 1 * 4 has exponent 2 + 7.
+    assert quantizer(torch.ones(1, 1))._data.tolist() == [[0x48]]
+
+
+@pytest.mark.parametrize("shape", ONE)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_an_amax_of_one_value(shape, rows):
+    # Codes 6 and -1, block scale 448 (0x7E), amax 12: 6 * 448 * 12 / (6 * 448).
+    codes = torch.tensor([[0xA7]], dtype=torch.uint8).expand(rows, 1)
+    scales = torch.full((rows, 1), 0x7E, dtype=torch.uint8)
+    amax = torch.full(shape, 12.0)
+    rowwise = NVFP4Tensor(rowwise_data=codes, rowwise_scale_inv=scales, amax_rowwise=amax)
+    assert rowwise.dequantize().tolist() == [[12.0, -2.0]] * rows
+    assert not rowwise._quantizer.row_scaled
+    columnwise = NVFP4Tensor(columnwise_data=codes, columnwise_scale_inv=scales, amax_columnwise=amax, shape=(2, rows))
+    assert columnwise.dequantize().T.tolist() == [[12.0, -2.0]] * rows
+    if rows == 1:
+        quantizer = NVFP4Quantizer(row_scaled=True)
+        by_row = NVFP4Tensor(rowwise_data=codes, rowwise_scale_inv=scales, amax_rowwise=amax, quantizer=quantizer)
+        assert by_row._amax_rowwise.shape == (1,)
+        assert by_row.dequantize().tolist() == [[12.0, -2.0]]
+
+
+def test_an_amax_per_row():
+    codes, scales = (torch.full((2, 1), code, dtype=torch.uint8) for code in (0xA7, 0x7E))
+    amax = torch.tensor([12.0, 6.0])
+    for options in ({}, {"row_scaled_nvfp4": True}, {"quantizer": NVFP4Quantizer(row_scaled=True)}):
+        tensor = NVFP4Tensor(rowwise_data=codes, rowwise_scale_inv=scales, amax_rowwise=amax, **options)
+        assert tensor.dequantize().tolist() == [[12.0, -2.0], [6.0, -1.0]]
+    # Four over six maps the amax to 256 instead of 448.
+    tensor = NVFP4Tensor(
+        rowwise_data=codes, rowwise_scale_inv=scales, amax_rowwise=torch.tensor([256.0]), nvfp4_use_4over6=True
+    )
+    torch.testing.assert_close(tensor.dequantize(), torch.tensor([[448.0, -448 / 6]] * 2))
+    with pytest.raises(RecipeError, match=r"row_scaled_nvfp4 must be that of the quantizer .* got True; leave it out"):
+        NVFP4Tensor(
+            rowwise_data=codes,
+            rowwise_scale_inv=scales,
+            amax_rowwise=amax,
+            row_scaled_nvfp4=True,
+            quantizer=NVFP4Quantizer(),
+        )
+
+
+@pytest.mark.parametrize("shape", ONE)
+def test_a_block_scale_of_one_value(shape):
+    codes = torch.tensor([[0x3C, 0x38]], dtype=torch.uint8)
+    mx = MXFP8Tensor(fp8_dtype=E4M3, rowwise_data=codes, rowwise_scale_inv=torch.full(shape, 128, dtype=torch.uint8))
+    assert mx.dequantize().tolist() == [[3.0, 2.0]]
+    block = Float8BlockwiseQTensor(fp8_dtype=E4M3, rowwise_data=codes, rowwise_scale_inv=torch.full(shape, 2.0))
+    assert block.dequantize().tolist() == [[3.0, 2.0]]
+
+
+def padded(scales: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """Scales with rows and columns up to these multiples, filled with what must not be read."""
+    sizes = [-(-size // multiple) * multiple for size, multiple in zip(scales.shape, (rows, columns), strict=True)]
+    whole = torch.full(sizes, 0x55).to(scales.dtype)
+    whole[: scales.shape[0], : scales.shape[1]] = scales
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("make", "row", "col"),
+    [
+        (lambda **o: MXFP8Quantizer(E4M3, **o), (128, 4), (4, 128)),
+        (lambda **o: NVFP4Quantizer(**o), (128, 4), (128, 4)),
+        (lambda **o: NVFP4Quantizer(with_2d_quantization=True, **o), (128, 4), (128, 4)),
+        (lambda **o: Float8BlockQuantizer(E4M3, block_scaling_dim=2, **o), (1, 4), (1, 4)),
+    ],
+    ids=["mxfp8", "nvfp4", "nvfp4-tiles", "tiles"],
+)
+@pytest.mark.parametrize("shape", [(130, 160), (5, 32), (2, 65, 160), (128, 512)])
+def test_padded_scales_are_taken(make, row, col, shape):
+    quantized = make()(torch.randn(shape))
+    given = quantized.get_metadata()
+    given["rowwise_scale_inv"] = padded(given["rowwise_scale_inv"], *row)
+    given["columnwise_scale_inv"] = padded(given["columnwise_scale_inv"], *col)
+    tensor = type(quantized)(**given)
+    for usage in ({}, {"rowwise_usage": False}):
+        tensor.update_usage(**usage)
+        quantized.update_usage(**usage)
+        assert torch.equal(tensor.dequantize(), quantized.dequantize())
+    new = torch.randn(shape)
+    assert torch.equal(tensor.copy_(new).dequantize(), make(rowwise=False)(new).dequantize())
+
+
+def test_other_scales_are_refused():
+    quantized = MXFP8Quantizer()(torch.randn(130, 160))
+    for wrong in ((256, 5), (130, 8), (8, 256), (256, 12)):
+        with pytest.raises(RecipeError, match=r"_rowwise_scale_inv must be torch.uint8 of shape \(130, 5\), got"):
+            MXFP8Tensor(**{**quantized.get_metadata(), "rowwise_scale_inv": torch.zeros(wrong, dtype=torch.uint8)})
+    block = Float8BlockQuantizer(E4M3, block_scaling_dim=1)(torch.randn(130, 300))
+    with pytest.raises(RecipeError, match="pass with_gemm_swizzled_scales=True"):
+        Float8BlockwiseQTensor(**{**block.get_metadata(), "rowwise_scale_inv": torch.zeros(3, 132)})
+
+
+def test_the_device_of_the_parts_may_be_named():
+    given = Float8CurrentScalingQuantizer(E4M3)(torch.ones(2, 2)).get_metadata()
+    assert Float8Tensor(**given, device="cpu").device.type == "cpu"
+    with pytest.raises(RecipeError, match="device must be that of the parts, cpu, got meta; move them first"):
+        Float8Tensor(**given, device="meta")
