@@ -15,7 +15,7 @@ from steelyard.driver.backend import Backend
 from steelyard.driver.compilation import CUDA_STAGES
 from steelyard.driver.explanation import Explanation
 from steelyard.driver.failures import CAPTURE_ERRORS, translate
-from steelyard.driver.forward import Forward, is_own_capture, own_capture, refusal
+from steelyard.driver.forward import Forward, OwnCapture, is_own_capture, refusal
 from steelyard.driver.memory import Memory, parameter_bytes, tensor_bytes
 from steelyard.driver.settings import Settings, make_settings
 from steelyard.driver.stages import STAGES
@@ -26,9 +26,6 @@ from steelyard.runtime.cuda.devices import device_among, target_among
 from steelyard.runtime.state import State
 from steelyard.targets import CPU, CUDA, check_target
 
-# Beyond its limit, torch would log a line and run the model uncompiled. By default it also overlooks hooks that are
-# registered after the first call. A patch of its settings is local to a thread.
-_CAPTURE = torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, skip_nnmodule_hook_guards=False)
 _STATE_PREFIX = "_steelyard."
 
 
@@ -186,7 +183,7 @@ class CompiledModule(torch.nn.Module):
         if state.backend.settings.target != CPU and not state.backend.is_lowering:
             self._check_place()
         try:
-            with _CAPTURE, own_capture(), state.backend.settings.capture():
+            with OwnCapture(), state.backend.settings.capture():
                 result = state.forward(self)(*arguments, **keywords)
         except CAPTURE_ERRORS as error:
             raise translate(error, state.model) from None
