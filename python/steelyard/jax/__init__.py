@@ -13,10 +13,10 @@ from steelyard.jax.dequantizers import (
     nvfp4_dequantizer,
     tensor_scale_dequantizer,
 )
-from steelyard.jax.factory import ScaledTensorFactory
 from steelyard.jax.grouped_dense import grouped_dense
 from steelyard.jax.native import traced_path, use_path
 from steelyard.jax.operations import dequantize, dot, quantize
+from steelyard.jax.quantizer_factory import QuantizeLayout, QuantizerFactory
 from steelyard.jax.quantizers import DelayedQuantizer, Quantizer, QuantizerSet, update_scale
 from steelyard.jax.scaling_modes import ScalingMode
 from steelyard.jax.sharding import logical_axis_rules
@@ -28,6 +28,7 @@ from steelyard.jax.tensor import (
     ScaledTensor,
     ScaledTensor1x,
     ScaledTensor2x,
+    ScaledTensorFactory,
 )
 
 __all__ = [
@@ -36,7 +37,9 @@ __all__ = [
     "DelayedQuantizer",
     "GroupedScaledTensor1x",
     "NoScaleTensor",
+    "QuantizeLayout",
     "Quantizer",
+    "QuantizerFactory",
     "QuantizerSet",
     "ScaledTensor",
     "ScaledTensor1x",

@@ -12,8 +12,9 @@ from steelyard import recipes
 from steelyard.errors import RecipeError
 from steelyard.formats.schemes import Scheme
 from steelyard.jax import random, reference, softfloat
+from steelyard.jax.nodes import AbstractBaseTensor1x, Node, NoScaleTensor
 from steelyard.jax.operations import quantize_groups, quantize_with
-from steelyard.jax.tensor import AbstractBaseTensor1x, NoScaleTensor, ScaledTensor2x, _Node
+from steelyard.jax.scaled_tensors import ScaledTensor2x
 from steelyard.recipes import Recipe, Role
 
 # Up to this margin no scale is subnormal, and a scale from a subnormal amax overflows with any division.
@@ -22,7 +23,7 @@ _OTHER_BLOCK = {"1x32": "32x1", "32x1": "1x32"}
 
 
 @register_pytree_node_class
-class Quantizer(_Node):
+class Quantizer(Node):
     """Makes the copies that its schemes describe. A copy without a scheme stays in high precision."""
 
     static = ("row", "col")
@@ -153,7 +154,7 @@ def update_scale(scale, amax_history, scheme: Scheme, *, margin: int = 0, algori
 
 
 @register_pytree_node_class
-class QuantizerSet(_Node):
+class QuantizerSet(Node):
     """The quantizers of a dense layer: of its input, of its kernel [K, N], and of the gradient of its output."""
 
     leaves = ("x", "kernel", "dgrad", "random_state")
