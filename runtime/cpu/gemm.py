@@ -57,9 +57,9 @@ def qgemm(
     """`epilogue(a b^T (+ bias)) (+ residual)` or `a b^T (+ bias) (+ accumulate)`, each operand reduced along the dim
     that its copy is quantized along.
 
-    So fprop takes (x row, w row), dgrad (dy row, w col), wgrad (dy col, x col). Sums are float32, and the result is
-    rounded once; it goes to `out` if given, which may be the very tensor that `accumulate` or `residual` is. With
-    `preactivation` what the epilogue is given is a second result. A weight may be packed.
+    So fprop takes (x row, w row), dgrad (dy row, w col), wgrad (dy col, x col). Sums are float32, addends of any dtype
+    included, and the result is rounded once; it goes to `out` if given, which may be the very tensor that `accumulate`
+    or `residual` is. With `preactivation` what the epilogue is given is a second result. A weight may be packed.
     """
     right = describe(b) if isinstance(b, PackedWeight) else b
     check_operands(a, right)

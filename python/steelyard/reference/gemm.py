@@ -53,8 +53,8 @@ def qgemm(
     """`epilogue(a b^T (+ bias)) (+ residual)` or `a b^T (+ bias) (+ accumulate)`, each operand reduced along the dim
     that its copy is quantized along.
 
-    So fprop takes (x row, w row), dgrad (dy row, w col), wgrad (dy col, x col). With
-    `preactivation`, the input of the epilogue is a second result.
+    So fprop takes (x row, w row), dgrad (dy row, w col), wgrad (dy col, x col). Addends of any dtype are added before
+    the result is rounded. With `preactivation`, the input of the epilogue is a second result.
     """
     check_operands(a, b)
     check_epilogue(epilogue, accumulate, residual, preactivation)

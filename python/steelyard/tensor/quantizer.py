@@ -101,7 +101,9 @@ class Quantizer:
     ) -> torch.Tensor:
         """The product of two quantized matrices; by default that of their decoded values.
 
-        `fprop` is x w^T of (x, w), `dgrad` is dy w of (dy, w), `wgrad` is dy^T x of (dy, x).
+        `fprop` is x w^T of (x, w), `dgrad` is dy w of (dy, w), `wgrad` is dy^T x of (dy, x). The bias and `accumulate`,
+        of any dtype, are added in float32, and the sum is rounded to `out_dtype` once: rounding the product before the
+        addition would lose bits that the sum may keep.
         """
         check_kind(kind)
         check_quantized(a, b)
