@@ -8,7 +8,7 @@ from steelyard.dialect.matmul import matmul
 from steelyard.dialect.types import TensorInfo
 from steelyard.formats.dtypes import FLOAT_DTYPES
 from steelyard.ir.attributes import HIGH_PRECISION
-from steelyard.ir.locations import layer_of
+from steelyard.ir.locations import flops_of, layer_of
 from steelyard.ir.torch_ops import (
     constant_number,
     contiguous,
@@ -41,8 +41,8 @@ def raise_gemms(module: ir.Operation) -> None:
     A bmm with one batch entry, which is what an einsum with a parameter becomes, has no batch dims. A parameter on the
     left becomes the second operand of the transposed product. In a function with tangents (`scaled.tangent`), the
     product of a gradient and a parameter is a dgrad, and the product of a gradient and the input of its layer's GEMM is
-    a wgrad. What cannot be raised, and convolutions and fused attention, which are not tried, get the attribute
-    `scaled.high_precision` with the reason.
+    a wgrad. What cannot be raised, and convolutions, grouped products, fused attention and any other op that has matrix
+    products by its location, which are not tried, get the attribute `scaled.high_precision` with the reason.
     """
     for op in walk_ops(module):
         name = op_name(op)
@@ -51,6 +51,8 @@ def raise_gemms(module: ir.Operation) -> None:
             continue
         raise_one = _SPELLINGS.get(name)
         if raise_one is None:
+            if name.startswith("torch.") and not name.startswith(_NO_PRODUCTS) and flops_of(op.location) is not None:
+                _report(op, "torch runs it as one op, which no recipe takes")
             continue
         try:
             with ir.InsertionPoint(op), op.location:
@@ -112,18 +114,36 @@ _SPELLINGS: dict[str, Callable[[ir.Operation], ir.Value]] = {
     "torch.aten.matmul": _raise_matmul,
     "torch.aten.bmm": _raise_bmm,
 }
+# What the frontend makes for the arguments of an op has the op's location.
+_NO_PRODUCTS = (
+    "torch.constant.",
+    "torch.prim.",
+    "torch.derefine",
+    "torch.aten.size",
+    "torch.aten.Int",
+    "torch.vtensor.",
+)
+_RECURRENT = "torch runs the recurrent layer as one fused op"
+_FUSED_LAYER = "torch runs the layer as one fused op"
+_EXPERTS = "a grouped product, one for each expert, which no GEMM kernel takes"
+_CONVOLUTION = "convolutions stay in high precision"
 _ATTENTION = "attention is one fused op, whose products have no parameter operand"
 _REASONS = {
-    "torch.aten.convolution": "convolutions stay in high precision",
-    "torch.aten.conv2d": "convolutions stay in high precision",
+    "torch.aten.convolution": _CONVOLUTION,
+    "torch.aten.convolution_backward": _CONVOLUTION,
+    "torch.aten.conv2d": _CONVOLUTION,
     "torch.aten.baddbmm": "baddbmm adds a whole tensor, which no GEMM kernel takes",
     "torch.aten.einsum": "an einsum that was not decomposed",
     "torch.aten.mv": "a product with a vector",
-    "torch.aten.mkldnn_rnn_layer": "torch runs the recurrent layer as one fused op",
-    "torch.aten._transformer_encoder_layer_fwd": "torch runs the layer as one fused op",
-    "torch.aten._native_multi_head_attention": "torch runs the layer as one fused op",
+    "torch.aten._grouped_mm": _EXPERTS,
+    "torch.transformers.grouped_mm_fallback": _EXPERTS,
+    "torch.aten.mkldnn_rnn_layer": _RECURRENT,
+    "torch.aten.mkldnn_rnn_layer_backward": _RECURRENT,
+    "torch.aten._transformer_encoder_layer_fwd": _FUSED_LAYER,
+    "torch.aten._native_multi_head_attention": _FUSED_LAYER,
     "torch.aten.scaled_dot_product_attention": _ATTENTION,
     "torch.aten._scaled_dot_product_flash_attention_for_cpu": _ATTENTION,
+    "torch.aten._scaled_dot_product_flash_attention_for_cpu_backward": _ATTENTION,
 }
 
 

@@ -4,6 +4,7 @@ import functools
 import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 
 import torch
@@ -12,7 +13,9 @@ from torch._dynamo.backends.common import aot_autograd
 from steelyard.driver.captured import CapturedGraph
 from steelyard.driver.compilation import Compilation
 from steelyard.driver.explanation import Row
+from steelyard.driver.fast_path import has_fast_path, without_fast_path
 from steelyard.driver.gathered_parameters import is_gathered
+from steelyard.driver.outside import Outside
 from steelyard.driver.quantized_inputs import as_plain
 from steelyard.driver.settings import Settings, make_settings
 from steelyard.driver.stored_weights import store_weights
@@ -48,9 +51,26 @@ class Backend:
         """How many of the compilations have been searched for weights to store."""
         self._outdated: list[Compilation] = []
         """Compilations whose parameters have been replaced."""
+        self._has_fast_path = root is not None and has_fast_path(root)
+        self.outside = Outside()
+        """What ran between the graphs."""
+        self.has_warned = False
+        """Whether a warning said that little of the net is quantized."""
         self.is_lowering = False
         """While this is set, calls only compile; if a program cannot run here, torch computes its results."""
         self._part_names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+
+    def capture(self, *, is_settled: bool) -> AbstractContextManager:
+        """The context of a call; products outside of programs are looked for until a net has settled."""
+        if is_settled and not self._has_fast_path:
+            return self.settings.capture()
+        contexts = ExitStack()
+        contexts.enter_context(self.settings.capture())
+        if self._has_fast_path:
+            contexts.enter_context(without_fast_path())
+        if not is_settled:
+            contexts.enter_context(self.outside.record(self._module_names))
+        return contexts
 
     def name_part(self, part: torch.nn.Module, name: str) -> None:
         """Record the name of the root's submodule that `part` is the compiled form of."""
@@ -84,7 +104,8 @@ class Backend:
             layers = _layer_names(graph_module.graph, self._module_names(), parameters, caller)
             self.of_torch.add(graph_module, error, layers)
             self.graphs += 1
-            return graph_module.forward
+            # A function of this module, by which rows tell what runs in graphs from what runs between them.
+            return lambda *values: graph_module.forward(*values)
 
     def _settings_for(self, inputs: Sequence) -> Settings:
         """The settings, with the target of the device that these inputs are on."""
@@ -115,7 +136,8 @@ class Backend:
     @property
     def rows(self) -> list[Row]:
         """What became of each GEMM of every graph."""
-        return [row for compilation in self.compilations for row in compilation.rows] + self.of_torch.rows
+        compiled = [row for compilation in self.compilations for row in compilation.rows]
+        return [*compiled, *self.of_torch.rows, *self.outside.rows]
 
     @property
     def is_outdated(self) -> bool:
@@ -179,11 +201,11 @@ class Backend:
 
         return _boxed(run)
 
-    def _module_names(self) -> dict[str, str]:
+    def _module_names(self) -> dict[int, str]:
         if self.root is None:
             return {}
-        names = {str(id(module)): name for name, module in self.root.named_modules(remove_duplicate=False)}
-        return names | {str(id(part)): name for part, name in self._part_names.items()}
+        names = {id(module): name for name, module in self.root.named_modules(remove_duplicate=False)}
+        return names | {id(part): name for part, name in self._part_names.items()}
 
     def _names_by_id(self) -> dict[int, str]:
         if self.root is None:
@@ -194,7 +216,7 @@ class Backend:
         known = self._names_by_id()
         placeholders = [node.name for node in graph_module.graph.nodes if node.op == "placeholder"]
         return [
-            known.get(id(value), placeholder) if isinstance(value, torch.nn.Parameter) else None
+            known.get(id(value), placeholder if isinstance(value, torch.nn.Parameter) else None)
             for placeholder, value in zip(placeholders, inputs, strict=True)
         ]
 
@@ -245,7 +267,7 @@ def _boxed(run: Callable[[tuple], tuple]) -> Callable[[list], tuple]:
 
 
 def _layer_names(
-    graph: torch.fx.Graph, names: Mapping[str, str], parameters: Sequence[str | None], caller: str
+    graph: torch.fx.Graph, names: Mapping[int, str], parameters: Sequence[str | None], caller: str
 ) -> dict[torch.fx.Node, str]:
     """The innermost module that each node runs in.
 
@@ -273,14 +295,14 @@ def _layer_names(
     return layers
 
 
-def _layer_name(node: torch.fx.Node, names: Mapping[str, str]) -> str | None:
+def _layer_name(node: torch.fx.Node, names: Mapping[int, str]) -> str | None:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:
         return None
     key, (path, _) = list(stack.items())[-1]
-    known = names.get(str(key).partition("@")[0])
-    if known is not None:
-        return known
+    identity = str(key).partition("@")[0]
+    if identity.isdigit() and int(identity) in names:
+        return names[int(identity)]
     # Without the root, the path of the traced frame: L['self'].layers.0.mlp
     return re.sub(r"^L\[[^\]]*\]\.?", "", path)
 

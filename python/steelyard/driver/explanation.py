@@ -1,25 +1,30 @@
 """`explain()`: one row per GEMM."""
 
 import json
-from collections.abc import Sequence
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
+import torch
 from torch_mlir import ir
 
 from steelyard.dialect.matmul import GemmOp, MatmulOp, copies_read
 from steelyard.dialect.produce import ProduceQuantizeOp
 from steelyard.dialect.quantize import QuantizeOp
 from steelyard.dialect.types import Shape, scaled_info_of, tensor_info
+from steelyard.driver.table import PAGE, format_table
 from steelyard.formats.schemes import Scheme
+from steelyard.frontend.flops import PRODUCTS
 from steelyard.ir.attributes import HIGH_PRECISION
 from steelyard.ir.gemm_plans import GemmPlan, plan_gemm
-from steelyard.ir.locations import layer_of
-from steelyard.ir.torch_ops import defining_op, parameter_of, walk_ops
+from steelyard.ir.locations import flops_of, layer_of
+from steelyard.ir.torch_ops import defining_op, op_name, parameter_of, walk_ops
 from steelyard.targets import CPU, cuda_target
 from steelyard.targets.gemm_paths import CUSTOM, NATIVE
 
 _CUDA = "cuda "
-COLUMNS = ("layer", "kind", "M", "N", "K", "lhs", "rhs", "padding", "kernel", "producer", "epilogue", "reason")
+COLUMNS = ("layer", "kind", "M", "N", "K", "lhs", "rhs", "padding", "kernel", "producer", "epilogue")
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,8 @@ class Row:
     """Why it stayed in high precision, or why CUDA emulates it; empty otherwise."""
     weight: str = ""
     """The parameter that rhs is quantized from."""
+    flops: int = 0
+    """Two for each multiplication and addition of its products, with the sizes of the call that was compiled."""
     stays: str = ""
     """With `weights="quantized"`, why that parameter was not replaced by its codes."""
 
@@ -54,16 +61,68 @@ class Row:
         return not self.reason or self.kernel.startswith(_CUDA)
 
 
+@dataclass(frozen=True)
+class Shares:
+    """How much of a net is quantized."""
+
+    flops: int
+    """The FLOPs of all rows."""
+    quantized_flops: int
+    weight_bytes: int
+    """The bytes of all parameters, as they are in high precision."""
+    quantized_weight_bytes: int
+    """Of those, the parameters that quantized GEMMs read."""
+
+    def __str__(self) -> str:
+        parts = [f"{self.quantized_flops / self.flops:.1%} of the FLOPs of GEMMs"]
+        if self.weight_bytes:
+            parts.append(f"{self.quantized_weight_bytes / self.weight_bytes:.1%} of the bytes of parameters")
+        return f"quantized: {', '.join(parts)}"
+
+
+def shares_of(rows: Sequence[Row], parameters: Mapping[str, torch.Tensor]) -> Shares:
+    """The shares of rows; `parameters` may give one parameter several names."""
+    sizes = {id(p): p.numel() * p.dtype.itemsize for p in parameters.values()}
+    read = {id(parameters[row.weight]) for row in rows if row.is_quantized and row.weight in parameters}
+    return Shares(
+        sum(row.flops for row in rows),
+        sum(row.flops for row in rows if row.is_quantized),
+        sum(sizes.values()),
+        sum(sizes[key] for key in read),
+    )
+
+
+_ASKED = ("override ", "the recipe ")
+"""How the reasons begin for which a user asked."""
+
+
+def little_is_quantized(rows: Sequence[Row]) -> str | None:
+    """A warning if less than half of the FLOPs are quantized; what a user asked for does not count."""
+    counted = [row for row in rows if row.is_quantized or not row.reason.startswith(_ASKED)]
+    total, quantized = (sum(row.flops for row in some) for some in (counted, [r for r in counted if r.is_quantized]))
+    if 2 * quantized >= total:
+        return None
+    by_reason = Counter[str]()
+    for row in counted:
+        if not row.is_quantized:
+            by_reason[row.reason] += row.flops
+    reasons = "; ".join(f"{flops / total:.0%}: {reason}" for reason, flops in by_reason.most_common(3))
+    return f"only {quantized / total:.0%} of the FLOPs of GEMMs are quantized ({reasons}); net.explain() lists them all"
+
+
 class Explanation(str):
-    """The rows of every graph as a table, followed by notes. `rows` and `notes` hold the same as data."""
+    """The rows of every graph as a table, with notes and shares below. `rows`, `notes` and `shares` are the data."""
 
     rows: list[Row]
     notes: list[str]
+    shares: Shares
 
-    def __new__(cls, rows: list[Row], notes: Sequence[str] = ()):
-        text = super().__new__(cls, "\n".join([_table(rows), *notes]))
+    def __new__(cls, rows: list[Row], notes: Sequence[str] = (), parameters: Mapping[str, torch.Tensor] | None = None):
+        shares = shares_of(rows, parameters or {})
+        text = super().__new__(cls, "\n".join([*_text(rows), *notes, *([str(shares)] if shares.flops else [])]))
         text.rows = rows
         text.notes = list(notes)
+        text.shares = shares
         return text
 
     def to_json(self) -> str:
@@ -96,7 +155,8 @@ def _gemm_row(op: GemmOp) -> Row:
     maker = defining_op(op.lhs)
     producer = maker.opview.producer.value if maker and isinstance(maker.opview, ProduceQuantizeOp) else ""
     formats = _format(left), _format(right)
-    return Row(op.layer.value, kind, *sizes, *formats, "", kernel, producer, epilogue, "", _parameter(op.rhs))
+    row = Row(op.layer.value, kind, *sizes, *formats, "", kernel, producer, epilogue, "", _parameter(op.rhs))
+    return replace(row, flops=flops_of(op.location) or 0)
 
 
 def _on_cuda(row: Row, plan: GemmPlan) -> Row:
@@ -124,15 +184,26 @@ def _high_precision_row(op: ir.Operation) -> Row:
     reason = ir.StringAttr(op.attributes[HIGH_PRECISION]).value
     view = op.opview
     layer = layer_of(op.location)
+    flops = flops_of(op.location) or 0
     if not isinstance(view, MatmulOp):
-        name = ir.StringAttr(op.attributes["name"]).value if op.name == "torch.operator" else op.name
-        return Row(layer, "", "", "", "", "", "", "", name.removeprefix("torch."), "", "", reason)
+        name = op_name(op).removeprefix("torch.")
+        return Row(layer, "", *_torch_sizes(name, op), "", "", "", name, "", "", reason, flops=flops)
     lhs, rhs = (tensor_info(value.type) for value in (view.lhs, view.rhs))
     assert lhs is not None
     assert rhs is not None
     sizes = _sizes(view.kind.value, lhs.shape[view.batch_dims.value :], rhs.shape[view.batch_dims.value :])
     epilogue = "bias" if view.bias is not None else ""
-    return Row(layer, view.kind.value, *sizes, lhs.dtype, rhs.dtype, "", "torch", "", epilogue, reason)
+    return Row(layer, view.kind.value, *sizes, lhs.dtype, rhs.dtype, "", "torch", "", epilogue, reason, flops=flops)
+
+
+def _torch_sizes(name: str, op: ir.Operation) -> tuple[str, str, str]:
+    """M, N and K of an op of torch that is one product."""
+    infos = [tensor_info(op.operands[i].type) for i in PRODUCTS.get(name, ())]
+    shapes = [info.shape for info in infos if info is not None and len(info.shape) > 1]
+    if len(shapes) != 2:
+        return "", "", ""
+    lhs, rhs = shapes
+    return _size(lhs[-2]), _size(rhs[-1]), _size(lhs[-1])
 
 
 def _sizes(kind: str, lhs: Shape, rhs: Shape) -> tuple[str, str, str]:
@@ -164,12 +235,22 @@ def _format(scheme: Scheme) -> str:
     return f"{element} {scheme.block}"
 
 
-def _table(rows: list[Row]) -> str:
-    cells = [COLUMNS, *(tuple(str(getattr(row, column)) for column in COLUMNS) for row in rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(COLUMNS))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+def _text(rows: list[Row]) -> list[str]:
+    """The table, its reasons by number below it, and how many GEMMs are quantized."""
+    reasons = list(dict.fromkeys(row.reason for row in rows if row.reason))
+    cells = [[*(getattr(row, column) for column in COLUMNS), _number(row.reason, reasons)] for row in rows]
+    lines = format_table([*COLUMNS, "reason"], cells)
+    for reason in reasons:
+        lines += textwrap.wrap(f"{_number(reason, reasons)} {reason}", PAGE, subsequent_indent="    ")
     quantized = [row for row in rows if row.is_quantized]
     emulated = sum(1 for row in quantized if row.reason)
     detail = f", {emulated} of them emulated" if emulated else ""
-    summary = f"{len(quantized)} GEMMs quantized{detail}, {len(rows) - len(quantized)} left in high precision"
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], summary])
+    kept = len(rows) - len(quantized)
+    return [
+        *lines,
+        f"{len(quantized)} GEMM{'s' * (len(quantized) != 1)} quantized{detail}, {kept} left in high precision",
+    ]
+
+
+def _number(reason: str, reasons: list[str]) -> str:
+    return f"[{reasons.index(reason) + 1}]" if reason else ""

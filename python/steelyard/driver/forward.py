@@ -121,6 +121,12 @@ def _refuse_tracers() -> None:
         tracer = "torch.export"
     elif is_fx_symbolic_tracing():
         tracer = "torch.fx"
+    elif torch._C._functorch.peek_interpreter_stack() is not None:
+        raise UnsupportedModelError(
+            "torch compiles nothing that is called under torch.func.grad, vmap, jacrev or another transform, so "
+            "nothing of a net would be quantized there; for gradients, call backward() or torch.autograd.grad; for a "
+            "batch, call the net with it; to transform in high precision, give torch.func the model that was compiled"
+        )
     else:
         return
     raise refusal(tracer)

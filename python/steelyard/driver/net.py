@@ -13,13 +13,13 @@ from steelyard import recipes
 from steelyard.dialect import make_context, print_module
 from steelyard.driver.backend import Backend
 from steelyard.driver.compilation import CUDA_STAGES
-from steelyard.driver.explanation import Explanation
+from steelyard.driver.explanation import Explanation, little_is_quantized
 from steelyard.driver.failures import CAPTURE_ERRORS, translate
 from steelyard.driver.forward import Forward, OwnCapture, is_own_capture, refusal
 from steelyard.driver.memory import Memory, parameter_bytes, tensor_bytes
 from steelyard.driver.settings import Settings, make_settings
 from steelyard.driver.stages import STAGES
-from steelyard.errors import RecipeError, SteelyardError, TargetError, UnsupportedModelError
+from steelyard.errors import RecipeError, SteelyardError, SteelyardWarning, TargetError, UnsupportedModelError
 from steelyard.ir.layers import print_layers
 from steelyard.ir.nesting import nest_modules
 from steelyard.runtime.cuda.devices import device_among, target_among
@@ -119,7 +119,7 @@ class _State:
         self.name = name
         """The name of a part; None for the net itself."""
         self.checked = -1
-        """How many graphs were compiled when the net was last found to quantize something."""
+        """How many graphs were compiled when a call was last recorded and checked; -1 to do so again."""
         self._parts: dict[str, torch.nn.Module] = {}
         self.replaced_forward: Callable | None = None
         """What was assigned to the net's `forward`."""
@@ -182,14 +182,17 @@ class CompiledModule(torch.nn.Module):
         state = self._steelyard
         if state.backend.settings.target != CPU and not state.backend.is_lowering:
             self._check_place()
+        is_settled = state.checked == state.backend.graphs
         try:
-            with OwnCapture(), state.backend.settings.capture():
+            with OwnCapture(), state.backend.capture(is_settled=is_settled):
                 result = state.forward(self)(*arguments, **keywords)
         except CAPTURE_ERRORS as error:
             raise translate(error, state.model) from None
-        if state.name is None and state.checked != state.backend.graphs:
-            self._check_found()
-            state.checked = state.backend.graphs
+        if state.checked != state.backend.graphs:
+            if state.name is None:
+                self._check_found()
+            # A call that compiled something without being recorded leaves that to the next.
+            state.checked = -1 if is_settled else state.backend.graphs
         state.backend.store_weights()
         return result
 
@@ -331,16 +334,18 @@ class CompiledModule(torch.nn.Module):
         return written
 
     def explain(self) -> Explanation:
-        """One row per GEMM: its formats and kernel, or why it stayed in high precision."""
+        """One row per GEMM: its formats and kernel, or why it stayed in high precision.
+
+        Ends with the shares of FLOPs and of bytes of parameters that are quantized.
+        """
         backend = self._steelyard.backend
-        compilations, kept = (
-            backend.compilations if backend.of_torch.rows else self._compilations(),
-            backend.kept_weights,
-        )
-        rows = backend.rows
-        notes = [note for compilation in compilations for note in compilation.notes]
+        if not backend.rows:
+            self._compilations()
+        kept = backend.kept_weights
+        notes = [note for compilation in backend.compilations for note in compilation.notes]
         notes += [f"{name} stays in high precision beside its codes: {reason}" for name, reason in kept.items()]
-        return Explanation([replace(row, stays=kept.get(row.weight, "")) for row in rows] if kept else rows, notes)
+        rows = [replace(row, stays=kept.get(row.weight, "")) if kept else row for row in backend.rows]
+        return Explanation(rows, notes, dict(self.named_parameters(remove_duplicate=False)))
 
     def memory(self) -> Memory:
         """Bytes that the net holds: parameters, quantized weights, workspace, state, and what the backward needs."""
@@ -370,17 +375,21 @@ class CompiledModule(torch.nn.Module):
 
     def _check_found(self) -> None:
         """Refuse a model in which the recipe, or an override, applies to nothing."""
-        rows = self._steelyard.backend.rows
+        backend = self._steelyard.backend
+        rows = backend.rows
         if not rows:
             raise UnsupportedModelError(
-                "the model must have a matrix multiplication, and none was found in what was compiled (torch runs some "
-                "layers, such as nn.LSTM, as one op); call the model itself, without steelyard.compile"
+                "the model must have a matrix multiplication, and none was found in what was run; call the model "
+                "itself, without steelyard.compile"
             )
         layers = {row.layer for row in rows}
-        unmatched = self._steelyard.backend.settings.overrides.unmatched(layers)
+        unmatched = backend.settings.overrides.unmatched(layers)
         if unmatched:
             pattern, known = sorted(unmatched)[0], ", ".join(sorted(filter(None, layers)))
             raise RecipeError(f"override pattern {pattern!r} matches no layer; the layers with GEMMs: {known}")
+        if not backend.has_warned and (warning := little_is_quantized(rows)):
+            backend.has_warned = True
+            warnings.warn(warning, SteelyardWarning, stacklevel=2)
 
 
 class CompiledSequence(CompiledModule):

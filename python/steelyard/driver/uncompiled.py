@@ -1,7 +1,7 @@
 """Graphs that cannot be compiled: torch runs them as they are, with a warning and a row for each of their GEMMs."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,20 +9,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from steelyard.driver.explanation import Row
+from steelyard.driver.torch_rows import rows_of_call
 from steelyard.errors import SteelyardWarning, UnsupportedOpError
-
-_aten = torch.ops.aten
-# Where the two matrices are among the arguments.
-_PRODUCTS = {_aten.mm: 0, _aten.bmm: 0, _aten.matmul: 0, _aten.mv: 0, _aten.addmm: 1, _aten.baddbmm: 1, _aten.addmv: 1}
-_OTHERS = {
-    _aten.convolution,
-    _aten.scaled_dot_product_attention,
-    _aten._scaled_dot_product_flash_attention_for_cpu,
-    _aten._grouped_mm,
-    _aten.mkldnn_rnn_layer,
-    _aten._transformer_encoder_layer_fwd,
-    _aten._native_multi_head_attention,
-}
+from steelyard.frontend.flops import Work, work_of
 
 
 class GraphsOfTorch:
@@ -99,31 +88,14 @@ class _Recorder(torch.fx.Interpreter):
             torch.fx.Interpreter(inner).run(*_arguments(inner))
         return n.meta["example_value"]
 
-    def add_product(self, left: torch.Tensor, right: torch.Tensor) -> None:
-        """The rows of a product: its own, and those of the gradients that torch will compute."""
-        rows, inner = left.shape[-2:] if left.dim() > 1 else (1, left.shape[0])
-        columns = right.shape[-1] if right.dim() > 1 else 1
-        self._add("fprop", rows, columns, inner, left, right)
-        if torch.is_grad_enabled() and left.requires_grad:
-            self._add("dgrad", rows, inner, columns, left, right)
-        if torch.is_grad_enabled() and right.requires_grad:
-            self._add("wgrad", columns, inner, rows, left, right)
-
-    def add_other(self, name: str) -> None:
-        """The row of an op that contains GEMMs."""
-        self.rows.append(Row(self._layer, "", "", "", "", "", "", "", name, "", "", self._reason))
+    def add(self, op: Any, work: Work, arguments: Sequence[Any]) -> None:
+        """The rows of an op: its own, and those of the gradients that torch will compute."""
+        with_gradients = torch.is_grad_enabled()
+        self.rows += rows_of_call(self._layer, op, work, arguments, self._reason, with_gradients=with_gradients)
 
     def add_unknown(self) -> None:
         """The row of a part that cannot be looked into."""
-        self.add_other("torch")
-
-    def _add(self, kind: str, m: Any, n: Any, k: Any, left: torch.Tensor, right: torch.Tensor) -> None:
-        m, n, k = (str(size) if isinstance(size, int) else "?" for size in (m, n, k))
-        lhs, rhs = (_DTYPES.get(one.dtype, str(one.dtype).removeprefix("torch.")) for one in (left, right))
-        self.rows.append(Row(self._layer, kind, m, n, k, lhs, rhs, "", "torch", "", "", self._reason))
-
-
-_DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.float64: "f64"}
+        self.rows.append(Row(self._layer, "", "", "", "", "", "", "", "torch", "", "", self._reason))
 
 
 class _Watch(TorchDispatchMode):
@@ -134,9 +106,9 @@ class _Watch(TorchDispatchMode):
         self._recorder = recorder
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # pyright: ignore[reportIncompatibleMethodOverride]
-        packet = func.overloadpacket
-        if packet in _PRODUCTS:
-            self._recorder.add_product(*args[_PRODUCTS[packet] :][:2])
-        elif packet in _OTHERS:
-            self._recorder.add_other(f"aten.{packet.__name__}")
-        return func(*args, **(kwargs or {}))
+        keywords = kwargs or {}
+        result = func(*args, **keywords)
+        work = work_of(func, args, keywords, result)
+        if work is not None:
+            self._recorder.add(func, work, args)
+        return result

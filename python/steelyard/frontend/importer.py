@@ -1,8 +1,8 @@
 """An FX graph of ATen ops as a function of the `torch` dialect.
 
 Every op's location is its layer's name around its source lines, so that a diagnostic of any later stage names both. In
-a checkpointed region, the region's rule comes between the two. Arguments that are parameters have the attribute
-`scaled.parameter`.
+a checkpointed region, the region's rule comes between the two, and for an op with matrix products, their FLOPs.
+Arguments that are parameters have the attribute `scaled.parameter`.
 """
 
 import functools
@@ -14,10 +14,11 @@ from torch.utils.checkpoint import CheckpointPolicy
 from torch_mlir import ir
 from torch_mlir.extras.fx_importer import ContextCache, FxImporter
 
+from steelyard.frontend.flops import node_work
 from steelyard.frontend.nodes import NodeImporter
 from steelyard.frontend.strides import remove_strides
 from steelyard.ir.attributes import PARAMETER
-from steelyard.ir.locations import KEEP, RECOMPUTE
+from steelyard.ir.locations import KEEP, RECOMPUTE, flops_location
 from steelyard.ir.torch_ops import walk_ops
 
 # Tensors in the IR are values without memory, so MLIR folds these into an operand or a constant. At run time, the
@@ -92,9 +93,12 @@ class _LayerLocations(ContextCache):
         location = super().get_node_location(node)
         layer, policy = self._layers.get(node, ""), node.meta.get("recompute")
         rule = None if policy is None else _CHECKPOINT_RULES.get(policy)
-        if not layer and rule is None:
+        work = node_work(node)
+        if not layer and rule is None and work is None:
             return location
         location = location or ir.Location.unknown(self._c)
+        if work is not None:
+            location = flops_location(work.flops, location)
         if rule is not None:
             location = ir.Location.name(rule, location, context=self._c)
         return ir.Location.name(layer, location, context=self._c)

@@ -1,12 +1,17 @@
-"""What an op's location says: its layer, the rule of the checkpointed region it is in, and its source lines.
+"""What an op's location says: its layer, the rule of the checkpointed region it is in, its work, and its source lines.
 
-    loc("layers.0.mlp"("recompute"("model.py":12:8)))
+    loc("layers.0.mlp"("recompute"("4096 flops"("model.py":12:8))))
+
+The work of an op with matrix products is counted with the sizes of the call that it was captured from.
 
 Passes give the ops they make the location of those they replace, so that it lasts from capture to the last stage.
 """
 
+from collections.abc import Iterator
+
 from torch_mlir import ir
 
+_FLOPS = " flops"
 RECOMPUTE = "recompute"
 """The backward computes the op again."""
 KEEP = "keep"
@@ -21,12 +26,26 @@ def layer_of(location: ir.Location) -> str:
 
 def checkpoint_rule(location: ir.Location) -> str | None:
     """The rule of the checkpointed region that a location is in, if it is in one."""
+    return next((name for name in _names_below_layer(location) if name in (RECOMPUTE, KEEP)), None)
+
+
+def flops_location(flops: int, location: ir.Location) -> ir.Location:
+    """A location that says how many FLOPs its op does."""
+    return ir.Location.name(f"{flops}{_FLOPS}", location, context=location.context)
+
+
+def flops_of(location: ir.Location) -> int | None:
+    """The FLOPs of the op that a location is of; None where it has no matrix product, or it is not known."""
+    found = next((name for name in _names_below_layer(location) if name.endswith(_FLOPS)), None)
+    return None if found is None else int(found.removesuffix(_FLOPS))
+
+
+def _names_below_layer(location: ir.Location) -> Iterator[str]:
     location = _downcast(location)
-    if not isinstance(location, ir.NameLoc):
-        return None
-    inner = _downcast(location.child_loc)
-    rule = inner.name_str if isinstance(inner, ir.NameLoc) else None
-    return rule if rule in (RECOMPUTE, KEEP) else None
+    while isinstance(location, ir.NameLoc):
+        location = _downcast(location.child_loc)
+        if isinstance(location, ir.NameLoc):
+            yield location.name_str
 
 
 def _downcast(location: ir.Location) -> ir.Location:

@@ -94,8 +94,9 @@ def test_several_inputs_some_by_keyword(inspect):
     assert "aten.all" in run.stdout
     assert "[2,5,32],bf16" in run.stdout
     table = run.stdout.splitlines()
-    assert table[-2].split()[:5] == ["linear", "fprop", "10", "48", "32"]
-    assert table[-1] == "1 GEMMs quantized, 0 left in high precision"
+    assert table[-3].split()[:5] == ["linear", "fprop", "10", "48", "32"]
+    assert table[-2] == "1 GEMM quantized, 0 left in high precision"
+    assert table[-1].startswith("quantized: 100.0% of the FLOPs of GEMMs")
 
 
 def test_training_has_the_products_of_the_backward(inspect):
