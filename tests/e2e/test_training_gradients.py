@@ -355,3 +355,24 @@ def test_explain_has_a_row_for_each_of_the_three_gemms():
         ("proj", "fprop", "5", "19", "37", "e2m1 1x16", "e2m1 16x16", ""),
         ("proj", "wgrad", "19", "37", "5", "e2m1 1x16", "e2m1 1x16", ""),
     ]
+
+
+class Upsampled(nn.Module):
+    """A picture of 2x2 points made by a linear layer, each point repeated; torch's backward is an indexed sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.upsample = nn.Linear(32, 12), nn.Upsample(scale_factor=2.0, mode="nearest")
+
+    def forward(self, x):
+        return self.upsample(self.linear(x).view(-1, 3, 2, 2))
+
+
+def test_gradients_flow_through_repeated_points():
+    torch.manual_seed(0)
+    net = steelyard.compile(Upsampled(), "mxfp8")
+    picture_gradient = torch.randn(5, 3, 4, 4)
+    net(torch.randn(5, 32)).backward(picture_gradient)
+    expected = picture_gradient.view(5, 3, 2, 2, 2, 2).sum((0, 3, 5)).flatten()
+    torch.testing.assert_close(net.linear.bias.grad, expected)
+    assert {row.kind for row in net.explain().rows if row.is_quantized} == {"fprop", "wgrad"}

@@ -14,6 +14,8 @@ from steelyard.ir.torch_ops import PYTHON
 
 _TORCH = str(Path(torch.__file__).parent)
 _PYTHON_MODULES = {"_operator": "operator", "math": "math", "builtins": "builtins", "torch": "torch"}
+# torch-mlir takes it for an overload that has an index for every dim.
+_SAME_OPS: dict[Any, Any] = {torch.ops.aten._unsafe_index_put.default: torch.ops.aten.index_put.default}
 _NUMBERS = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"}
 _NUMBERS |= {int: "int", float: "float", bool: "bool"}
 
@@ -40,6 +42,7 @@ class NodeImporter(GraphNodeImporter):
                 raise unsupported(node, self._layers.get(node, ""), error) from error
 
     def _import_node(self, node: torch.fx.Node) -> None:
+        node.target = _SAME_OPS.get(node.target, node.target)
         if _is_arithmetic(node):
             self._import_arithmetic(node)
         else:
