@@ -105,6 +105,10 @@ class FakeQuantizedGemms(TorchDispatchMode):
                 return self._product(*args)
             case torch.ops.aten.addmm if not kwargs:
                 return args[0] + self._product(*args[1:])
+            case torch.ops.aten.linear:  # In inference mode it comes whole.
+                x, w, *bias = args
+                product = self._product(x.flatten(0, -2), w.t()).unflatten(0, x.shape[:-1])
+                return product + bias[0] if bias else product
             case torch.ops.aten.bmm if _is_repeated(args[1]):
                 batch, rows, _ = args[0].shape
                 product = self._product(args[0].flatten(0, 1), args[1][0])
