@@ -111,19 +111,27 @@ def _with_other_spellings(quantizer_class: QuantizerClass) -> QuantizerClass:
 
     @wraps(initialize)
     def initialize_spelled(self, *arguments, **options):
-        for spelling, name in (("row_scaled_nvfp4", "row_scaled"), ("nvfp4_use_4over6", "four_over_six")):
-            if spelling in options and name in options:
-                raise RecipeError(f"{quantizer_class.__name__} takes {name} or {spelling}, got both; leave one out")
-        if "row_scaled_nvfp4" in options:
-            options["row_scaled"] = options.pop("row_scaled_nvfp4")
-        error = options.pop("nvfp4_4over6_err_mode", "MAE")
-        if "nvfp4_use_4over6" in options:
-            wanted = options.pop("nvfp4_use_4over6")
-            options["four_over_six"] = str(error).lower() if wanted is True else wanted or None
-        initialize(self, *arguments, **options)
+        initialize(self, *arguments, **_respelled(options))
 
     setattr(quantizer_class, "__init__", initialize_spelled)  # noqa: B010
     return quantizer_class
+
+
+def _respelled(options: dict[str, Any]) -> dict[str, Any]:
+    for spelling, name in (("row_scaled_nvfp4", "row_scaled"), ("nvfp4_use_4over6", "four_over_six")):
+        if spelling in options and name in options:
+            raise RecipeError(f"NVFP4Quantizer takes {name} or {spelling}, got both; leave one out")
+    for spelling in ("with_post_rht_amax", "with_random_sign_mask"):
+        # The transform has its signs, and the amax is that of the transformed values: there is no other.
+        if options.pop(spelling, True) is not True and options.get("with_rht"):
+            raise RecipeError(f"NVFP4Quantizer.{spelling} must be True with with_rht=True, got False; leave it out")
+    if "row_scaled_nvfp4" in options:
+        options["row_scaled"] = options.pop("row_scaled_nvfp4")
+    error = options.pop("nvfp4_4over6_err_mode", "MAE")
+    if "nvfp4_use_4over6" in options:
+        wanted = options.pop("nvfp4_use_4over6")
+        options["four_over_six"] = str(error).lower() if wanted is True else wanted or None
+    return options
 
 
 @_with_other_spellings

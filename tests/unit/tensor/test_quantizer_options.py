@@ -110,14 +110,18 @@ def test_nvfp4_takes_other_spellings():
         ({"nvfp4_use_4over6": True}, {"four_over_six": "mae"}),
         ({"nvfp4_use_4over6": True, "nvfp4_4over6_err_mode": "MSE"}, {"four_over_six": "mse"}),
         ({"nvfp4_use_4over6": False}, {}),
+        ({"with_post_rht_amax": False, "with_random_sign_mask": False}, {}),
+        ({"with_rht": True, "with_post_rht_amax": True, "with_random_sign_mask": True}, {"with_rht": True}),
     ):
         one, other = NVFP4Quantizer(columnwise=False, **spelled), NVFP4Quantizer(columnwise=False, **named)
         assert one == other
         assert (one.row_scaled_nvfp4, one.nvfp4_use_4over6) == (one.row_scaled, one.four_over_six is not None)
-        assert all(getattr(one, name) == wanted for name, wanted in spelled.items() if not name.endswith("mode"))
+        assert all(getattr(one, name, wanted) == wanted for name, wanted in spelled.items())
         assert torch.equal(one(x).dequantize(), other(x).dequantize())
         assert replace(one, internal=True) == replace(other, internal=True)
     with pytest.raises(RecipeError, match="takes row_scaled or row_scaled_nvfp4, got both"):
         NVFP4Quantizer(row_scaled=True, row_scaled_nvfp4=False)
+    with pytest.raises(RecipeError, match=r"with_random_sign_mask must be True with with_rht=True, got False"):
+        NVFP4Quantizer(with_rht=True, with_random_sign_mask=False)
     with pytest.raises(RecipeError, match="must be True or False, got 'yes'"):
         NVFP4Quantizer(row_scaled_nvfp4="yes")
