@@ -1,6 +1,6 @@
 """`scaled-lower-storage`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +111,8 @@ class _Lowering:
                     fail(op, str(error))
             dead.append(op)
         self._split_results(function)
+        arguments = list(function.regions[0].blocks[0].arguments)[:count]
+        _require_unread([value for op in dead for value in op.results] + arguments, dead)
         for op in reversed(dead):
             op.erase()
         erase_arguments(function, count)
@@ -397,6 +399,19 @@ _LOWERINGS: dict[type, Callable[[_Lowering, Any], None]] = {
     UpdateScaleOp: _Lowering.update_scale,
     AdvanceRngOp: _Lowering.advance_rng,
 }
+
+
+def _require_unread(values: Iterable[ir.Value], dead: list[ir.Operation]) -> None:
+    """Fail at an op that would read a quantized tensor after it is gone: a call, a branch, or an op of other passes."""
+    gone = set(dead)
+    for value in values:
+        for use in value.uses:
+            if use.owner.operation not in gone:
+                fail(
+                    use.owner,
+                    f"reads {value.type}, which only ops of the stage partitioned may do; run scaled-plan-memory after "
+                    "this pass, and inline calls before it",
+                )
 
 
 def _splittable(value: ir.Value) -> ScaledInfo | None:

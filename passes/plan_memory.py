@@ -6,14 +6,14 @@ from math import prod
 
 from torch_mlir import ir
 
-from steelyard.dialect.memory import free
+from steelyard.dialect.memory import FreeOp, free
 from steelyard.dialect.types import TensorType, tensor_info
 from steelyard.formats.dtypes import ITEM_SIZES
 from steelyard.ir.attributes import ARENA, DESTINATIONS, ELSEWHERE, OFFSETS, PARAMETER, STATE
 from steelyard.ir.functions import argument_attributes, functions_of
 from steelyard.ir.kernel_calls import callee_of, declarations_of
 from steelyard.ir.view_ops import HOLDS_OPERANDS
-from steelyard.passes.pipeline.registry import register_pass
+from steelyard.passes.pipeline.registry import fail, register_pass
 
 _ALIGNMENT = 64
 
@@ -39,6 +39,9 @@ def _plan(function: ir.Operation, writers: set[str]) -> None:
     """Plan one function; `writers` are the kernels that write where they are told."""
     block = function.regions[0].blocks[0]
     operations = [op.operation for op in block.operations]
+    planned = next((op for op in operations if isinstance(op.opview, FreeOp)), None)
+    if planned is not None:
+        fail(planned, "is there already: the memory of a module is planned once")
     dying = _last_uses(block, operations)
     kept = _kept_arguments(function)
     arena = _Arena()

@@ -15,8 +15,9 @@ from torch_mlir import ir
 from torch_mlir.passmanager import PassManager
 
 from steelyard.errors import PipelineError
+from steelyard.ir.functions import functions_of
 from steelyard.passes.pipeline.named import all_pipelines
-from steelyard.passes.pipeline.registry import Pass, PassFailedError, all_passes
+from steelyard.passes.pipeline.registry import Pass, PassFailedError, all_passes, fail
 
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _WRAPPER = re.compile(r"(?:builtin\.module|any)\s*\((.*)\)", re.DOTALL)
@@ -168,11 +169,20 @@ def _as_external_pass(run: Callable[[ir.Operation], None]) -> Callable[[ir.Opera
     def external_pass(operation: ir.Operation, handle: Any) -> None:
         with operation.context:
             try:
+                _require_one_block(operation)
                 run(operation)
             except PassFailedError:
                 handle.signal_pass_failure()
 
     return external_pass
+
+
+def _require_one_block(module: ir.Operation) -> None:
+    """Every pass takes functions without branches: a frontend captures what ran."""
+    for function in functions_of(module):
+        blocks = len(function.regions[0].blocks)
+        if blocks > 1:
+            fail(function, f"must have one block, got {blocks}; branches are not compiled")
 
 
 def _mlir_parser_message(element: Element, error: str) -> str:

@@ -13,7 +13,8 @@ class Declarations:
     """The declarations of a module, made as they are needed."""
 
     def __init__(self, module: ir.Operation):
-        self._first = module.regions[0].blocks[0].operations[0]
+        self._module = module
+        self._first: ir.InsertionPoint | None = None
         self._known: dict[KernelCall, str] = {}
         self._counts: Counter[str] = Counter()
 
@@ -40,8 +41,14 @@ class Declarations:
                 **call.to_attributes(),
             },
             loc=ir.Location.unknown(),
-            ip=ir.InsertionPoint(self._first),
+            ip=self._place(),
         )
+
+    def _place(self) -> ir.InsertionPoint:
+        """Before what the module had first: an empty one has nothing to call from, and needs no declaration."""
+        if self._first is None:
+            self._first = ir.InsertionPoint(self._module.regions[0].blocks[0].operations[0])
+        return self._first
 
 
 def declarations_of(module: ir.Operation) -> dict[str, ir.Operation]:

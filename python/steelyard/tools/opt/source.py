@@ -12,11 +12,15 @@ MAX_DIGITS = 2048
 MAX_NESTING = 256
 """Deepest bracket nesting. MLIR's parser recurses once per level and overflows the stack at some thousands."""
 
+MAX_RESULTS = 65536
+"""Most results of an op. For `%0#4294967295`, MLIR's parser allocates a place for each result up to that number."""
+
 _BYTECODE_MAGIC = b"ML\xefR"
 _SEPARATOR = re.compile(r"^// -----.*$", re.MULTILINE)
 _STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 _TOKEN = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|[(){}\[\]<>]|->')
 _OPENING, _CLOSING = "({[<", ")}]>"
+_RESULT = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|%[\w$.-]+(?:#|:)\s*(\d+)')
 _DIGITS = re.compile(rf"[0-9a-fA-FxX]{{{MAX_DIGITS + 1}}}")
 
 
@@ -79,6 +83,7 @@ def check_text(source: Source) -> None:
         raise SourceError(line, column, f"text must be UTF-8, got byte 0x{source.data[error.start]:02x}") from None
     _check_nesting(text)
     _check_digits(text)
+    _check_results(text)
 
 
 def _check_nesting(text: str) -> None:
@@ -99,6 +104,13 @@ def _check_digits(text: str) -> None:
     for match in _DIGITS.finditer(_STRING.sub(lambda found: " " * len(found.group()), text)):
         line, column = _position(text.encode(), len(text[: match.start()].encode()))
         raise SourceError(line, column, f"numbers must not be longer than {MAX_DIGITS} digits")
+
+
+def _check_results(text: str) -> None:
+    for match in _RESULT.finditer(text):
+        if match.group(1) and int(match.group(1)) >= MAX_RESULTS:
+            line, column = _position(text.encode(), len(text[: match.start()].encode()))
+            raise SourceError(line, column, f"an op must have fewer than {MAX_RESULTS} results, got {match.group()}")
 
 
 def _position(data: bytes, offset: int) -> tuple[int, int]:

@@ -1,0 +1,29 @@
+// RUN: not steelyard-opt %s --split-input-file -p scaled-plan-memory,scaled-lower-storage 2>&1 | FileCheck %s --check-prefix=PLANNED
+// RUN: not steelyard-opt %s --split-input-file -p scaled-lower-storage 2>&1 | FileCheck %s --check-prefix=READ
+// RUN: not steelyard-opt %s --split-input-file -p scaled-plan-memory,scaled-plan-memory 2>&1 | FileCheck %s --check-prefix=TWICE
+// RUN: steelyard-opt /dev/null -p steelyard-raised,steelyard-quantized,steelyard-fused,steelyard-partitioned,steelyard-lowered
+
+// PLANNED: 'scaled.free' op reads !scaled.tensor<8x64xf32, #mxfp8_1x32>, which only ops of the stage partitioned may do
+// TWICE: 'scaled.free' op is there already: the memory of a module is planned once
+func.func @planned(%x: !scaled.tensor<8x64xf32, #mxfp8_1x32>) -> tensor<8x64xf32> {
+  %0 = scaled.dequantize rowwise %x : !scaled.tensor<8x64xf32, #mxfp8_1x32> -> tensor<8x64xf32>
+  return %0 : tensor<8x64xf32>
+}
+
+// -----
+
+func.func private @other(!scaled.tensor<8x64xf32, #mxfp8_1x32>)
+func.func @called(%x: !scaled.tensor<8x64xf32, #mxfp8_1x32>) {
+  // READ: 'func.call' op reads !scaled.tensor<8x64xf32, #mxfp8_1x32>
+  call @other(%x) : (!scaled.tensor<8x64xf32, #mxfp8_1x32>) -> ()
+  return
+}
+
+// -----
+
+// READ: 'func.func' op must have one block, got 2; branches are not compiled
+func.func @branches() {
+  cf.br ^bb1
+^bb1:
+  return
+}
