@@ -2,10 +2,12 @@
 
 from torch_mlir import ir
 
-from steelyard.dialect.quantize import QuantizeOp
+from steelyard.dialect.matmul import GemmOp
+from steelyard.dialect.quantize import QuantizeOp, quantize
 from steelyard.dialect.types import scaled_info_of, tensor_info
-from steelyard.ir.attributes import PARAMETER, SOURCES, WEIGHT
-from steelyard.ir.functions import add_argument, make_private_function
+from steelyard.formats.gemms import OPERAND_USAGES, ROWWISE
+from steelyard.ir.attributes import GRADIENT, PARAMETER, SOURCES, WEIGHT
+from steelyard.ir.functions import add_argument, functions_of, make_private_function, result_attributes
 from steelyard.ir.torch_ops import (
     defining_op,
     erase_unused_views,
@@ -19,6 +21,9 @@ from steelyard.ir.view_ops import SAME_ELEMENTS
 from steelyard.ir.weights import WeightForm, describe_weight
 from steelyard.passes.pipeline.registry import register_pass
 
+_RIGHT = 1
+"""Which operand of a GEMM a weight is."""
+
 
 @register_pass
 def hoist_weights(module: ir.Operation) -> None:
@@ -30,13 +35,39 @@ def hoist_weights(module: ir.Operation) -> None:
     the function takes (`scaled.sources`). The caller may keep the result of the function until one of those changes.
     An amax that the quantize returns becomes another argument. Quantizations that take random bits stay. The function
     says which weight it makes (`scaled.weight_key`, equal where functions of any program make equal weights) and, if
-    that is one rowwise copy of the whole parameter or of its transpose, what it is (`scaled.weight_form`).
+    that is one rowwise copy of the whole parameter or of its transpose, what it is (`scaled.weight_form`). The copies
+    of a parameter without gradient become two functions: the forward shares its own with programs without gradients.
     """
     count = 0
-    for op in walk_ops(module):
-        if isinstance(op.opview, QuantizeOp) and _is_of_parameter(op.opview):
-            _hoist(module, op.opview, f"weight_{count}")
-            count += 1
+    for function in functions_of(module):
+        trained = {own[GRADIENT] for own in result_attributes(function) if GRADIENT in own}
+        for op in walk_ops(function):
+            if isinstance(op.opview, QuantizeOp) and _is_of_parameter(op.opview):
+                for part in _by_usage(op.opview, trained):
+                    _hoist(module, part, f"weight_{count}")
+                    count += 1
+
+
+def _by_usage(op: QuantizeOp, trained: set[ir.Attribute]) -> list[QuantizeOp]:
+    """A quantize of a parameter without gradient as two, one for each copy; any other as it is."""
+    info, uses = scaled_info_of(op.result), list(op.result.uses)
+    is_trained = ir.StringAttr.get(parameter_of(op.source) or "") in trained
+    if is_trained or info.row is None or info.col is None or info.row.custom:
+        return [op]
+    if not all(isinstance(use.owner.opview, GemmOp) and use.operand_number == _RIGHT for use in uses):
+        return [op]
+    role, layer, has_amax = op.role.value, op.layer.value, op.new_amax is not None
+    with ir.InsertionPoint(op), op.location:
+        row = quantize(op.source, info.row, None, role=role, layer=layer, scale=op.scale, new_amax=has_amax)
+        col = quantize(op.source, None, info.col, role=role, layer=layer, scale=op.scale)
+    for gemm in [use.owner.opview for use in uses]:
+        assert isinstance(gemm, GemmOp)
+        usage = OPERAND_USAGES[gemm.kind.value][_RIGHT]
+        gemm.operation.operands[_RIGHT] = (row if usage == ROWWISE else col).result
+    if op.new_amax is not None and row.new_amax is not None:
+        op.new_amax.replace_all_uses_with(row.new_amax)
+    op.operation.erase()
+    return [row, col]
 
 
 def _is_of_parameter(op: QuantizeOp) -> bool:

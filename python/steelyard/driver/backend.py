@@ -16,9 +16,9 @@ from steelyard.driver.explanation import Row
 from steelyard.driver.fast_path import has_fast_path, without_fast_path
 from steelyard.driver.gathered_parameters import is_gathered
 from steelyard.driver.outside import Outside
-from steelyard.driver.quantized_inputs import as_plain
+from steelyard.driver.quantized_inputs import as_plain, check_frozen
 from steelyard.driver.settings import Settings, make_settings
-from steelyard.driver.stored_weights import store_weights
+from steelyard.driver.stored_weights import storable_parameters, store_weights
 from steelyard.driver.training import JointGraph, JointPrograms, make_thin_graphs, run_graph
 from steelyard.driver.uncompiled import GraphsOfTorch
 from steelyard.errors import RecipeError, SteelyardError, UnsupportedModelError, UnsupportedOpError
@@ -47,6 +47,10 @@ class Backend:
         self.weights = Weights(functools.partial(is_gathered, root))
         self.kept_weights: dict[str, str] = {}
         """Parameters that stay in high precision although `weights` is `quantized`, and why."""
+        self._storable = frozenset[str]()
+        """Parameters that may be replaced by quantized ones although they require a gradient."""
+        if settings.weights == "quantized" and root is not None:
+            self._storable = storable_parameters(root)
         self._settled = 0
         """How many of the compilations have been searched for weights to store."""
         self._outdated: list[Compilation] = []
@@ -79,6 +83,7 @@ class Backend:
     def __call__(self, graph_module: torch.fx.GraphModule, example_inputs: Sequence, *, caller: str = "") -> Callable:
         """Compile a graph; `caller` is the name of the module whose call it belongs to."""
         parameters = self._parameter_names(graph_module, example_inputs)
+        check_frozen(parameters, example_inputs)
         settings = self._settings_for(example_inputs)
 
         def compile_inference(aten: torch.fx.GraphModule, inputs: Sequence) -> Callable:
@@ -125,7 +130,7 @@ class Backend:
         if self.settings.weights != "quantized" or self.root is None or self._settled == len(self.compilations):
             return
         programs = {id(c): c.program for c in self.compilations if c.program is not None}
-        replaced, self.kept_weights = store_weights(self.root, programs.values(), self.state)
+        replaced, self.kept_weights = store_weights(self.root, programs.values(), self.state, self._storable)
         self._outdated += [
             compilation
             for compilation in self.compilations
@@ -155,11 +160,7 @@ class Backend:
         self, joint: JointGraph, settings: Settings, parameters: Sequence[str | None], caller: str
     ) -> CapturedGraph:
         """The programs of a forward and its backward."""
-        if self.settings.weights == "quantized":
-            raise UnsupportedModelError(
-                'a net with weights="quantized" is for inference, and this call would record gradients; call it under '
-                'torch.no_grad(), or compile with weights="cached" to train'
-            )
+        self._check_trained(parameters)
         unnamed = [None for _ in (*joint.constants, *joint.tangents)]
         joint.drop_missing_gradients()
 
@@ -175,6 +176,20 @@ class Backend:
 
         layers = _layer_names(joint.graph, self._module_names(), [*parameters, *unnamed], caller)
         return CapturedGraph(layers, parameters, build, self._names_by_id)
+
+    def _check_trained(self, parameters: Sequence[str | None]) -> None:
+        """Refuse gradients of parameters that are to be replaced by their codes."""
+        if not self._storable:
+            return
+        assert self.root is not None
+        known = dict(self.root.named_parameters(remove_duplicate=False))
+        trained = [name for name in self._storable.intersection(filter(None, parameters)) if known[name].requires_grad]
+        if trained:
+            raise UnsupportedModelError(
+                f'a net with weights="quantized" trains only what stays beside frozen weights, and this call would '
+                f"record gradients of {min(trained)}; call it under torch.no_grad(), freeze what is not trained by "
+                'requires_grad_(False) before steelyard.compile, or compile with weights="cached"'
+            )
 
     def _compile(
         self, aten: torch.fx.GraphModule, settings: Settings, parameters: Sequence[str | None], caller: str

@@ -57,10 +57,11 @@ def compile(
         save: `"compact"` keeps less between forward and backward: the inputs of gelu and attention in bf16, and no
             codes that can be computed again from what is kept.
         check_finite: Raise `NonFiniteError` at the first operand of a GEMM that is not finite.
-        weights: `"cached"` keeps quantized weights beside the parameters, until those are written. `"quantized"`, for
-            inference, replaces the parameters: after the first call, each parameter that only quantized GEMMs read is a
-            quantized tensor. The model shares its parameters with the net, so nothing holds the high-precision weights
-            any more. `explain()` names the weights that stay, and why.
+        weights: `"cached"` keeps quantized weights beside the parameters, until those are written. `"quantized"`
+            replaces the parameters: after the first call, each parameter that only quantized GEMMs read is a quantized
+            tensor. The model shares its parameters with the net, so nothing holds the high-precision weights any more.
+            If the model has frozen parameters, only those are replaced, and the others can be trained; otherwise the
+            net is for inference. `explain()` names the weights that stay, and why.
     """
     if not isinstance(model, torch.nn.Module):
         raise UnsupportedModelError(f"steelyard.compile takes an nn.Module, got {type(model).__name__}")
@@ -165,6 +166,19 @@ def _plain(module: torch.nn.Module) -> torch.nn.Module:
     return module._steelyard.model if isinstance(module, CompiledModule) else module
 
 
+def _without_parts(value: Any) -> Any:
+    """A value that a model may hold: never a compiled part of itself, nor a module around one, such as an adapter."""
+    if not isinstance(value, torch.nn.Module):
+        return value
+    if isinstance(value, CompiledModule):
+        return value if value._steelyard.name is None else value._steelyard.model
+    for module in value.modules():
+        for name, child in module._modules.items():
+            if isinstance(child, CompiledModule):
+                module._modules[name] = _without_parts(child)
+    return value
+
+
 def _may_multiply(module: torch.nn.Module) -> bool:
     """Whether a module or one of its submodules has a matrix that a GEMM could read."""
     if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag):
@@ -231,10 +245,10 @@ class CompiledModule(torch.nn.Module):
         return super().__getattr__(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # The model never holds a compiled part of itself.
-        if isinstance(value, CompiledModule) and value._steelyard.name is not None:
-            value = value._steelyard.model
-        super().__setattr__(name, value)
+        super().__setattr__(name, _without_parts(value))
+
+    def add_module(self, name: str, module: torch.nn.Module | None) -> None:
+        super().add_module(name, _without_parts(module))
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)

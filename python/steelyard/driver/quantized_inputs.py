@@ -10,12 +10,23 @@ from typing import Any
 import torch
 from torch._guards import TracingContext
 
+from steelyard.errors import UnsupportedModelError
 from steelyard.tensor.quantized_tensor import QuantizedTensor
 
 
 def as_plain(inputs: Sequence[Any]) -> list[Any]:
     """Example inputs, with a tensor without memory instead of each quantized parameter that has no gradient."""
     return [_plain(value) if _has_no_gradient(value) else value for value in inputs]
+
+
+def check_frozen(parameters: Sequence[str | None], inputs: Sequence[Any]) -> None:
+    """Refuse a quantized parameter that requires a gradient."""
+    for name, value in zip(parameters, inputs, strict=True):
+        if name is not None and isinstance(value, QuantizedTensor) and not _has_no_gradient(value):
+            raise UnsupportedModelError(
+                f"{name} is a {type(value).__name__}, and a net trains parameters in high precision only; freeze it by "
+                "requires_grad_(False), or replace it by nn.Parameter(parameter.dequantize())"
+            )
 
 
 def _has_no_gradient(value: Any) -> bool:

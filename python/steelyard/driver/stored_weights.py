@@ -23,8 +23,21 @@ class _Uses:
     """Ops that read its values."""
 
 
-def store_weights(root: torch.nn.Module, programs: Iterable[Program], state: State) -> tuple[set[str], dict[str, str]]:
-    """Replace plain parameters by quantized ones.
+def storable_parameters(root: torch.nn.Module) -> frozenset[str]:
+    """The parameters that are replaced although they require a gradient: all, unless others are frozen.
+
+    A model that is compiled for inference as it was made requires gradients of everything and will compute none. In
+    one that has frozen parameters, the others are those that are trained: adapters, for instance.
+    """
+    parameters = dict(root.named_parameters(remove_duplicate=False))
+    has_frozen = any(not parameter.requires_grad for parameter in parameters.values())
+    return frozenset() if has_frozen else frozenset(parameters)
+
+
+def store_weights(
+    root: torch.nn.Module, programs: Iterable[Program], state: State, storable: frozenset[str]
+) -> tuple[set[str], dict[str, str]]:
+    """Replace plain parameters by quantized ones, if they are frozen or in `storable`.
 
     Returns the names of the replaced ones, and why each other weight of a quantized GEMM stays in high precision.
     """
@@ -40,7 +53,8 @@ def store_weights(root: torch.nn.Module, programs: Iterable[Program], state: Sta
         if not use.weights or name not in owners:
             continue
         parameter = owners[name][0]
-        reason = _reason_to_keep(parameter, use)
+        is_trained = parameter.requires_grad and name not in storable
+        reason = "it is trained" if is_trained else _reason_to_keep(parameter, use)
         if reason:
             kept[name] = reason
         elif not _is_stored(parameter, use.weights[0]):
@@ -69,6 +83,8 @@ def _reason_to_keep(parameter: torch.Tensor, use: _Uses) -> str:
     if len(forms) > 1:
         return "GEMMs read it in more than one format"
     (form,) = forms
+    if form is None and use.weights[0].states:
+        return "each step of training records the amax of its values for its delayed scale"
     if form is None or parameter.dim() != 2:
         return "GEMMs read a part or another shape of it"
     if form.scheme.source != "delayed" and make_quantizer(form.scheme) is None:

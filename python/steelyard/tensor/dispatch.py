@@ -81,7 +81,9 @@ def _write(tensor, dense: torch.Tensor) -> None:
         whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).copy_(dense)
     root._quantizer.write(whole.float() if whole.dtype == torch.float64 else whole, root)
     # A copy that this view derived has memory of its own, which the write above did not reach.
-    own = [columnwise for columnwise in tensor._decode_order() if not root._has(columnwise)]
+    # The columnwise copy of a transpose is the rowwise one of what it views, and the other way round.
+    is_transpose = tensor._quantizer.transposed != root._quantizer.transposed
+    own = [columnwise for columnwise in tensor._decode_order() if not root._has(columnwise != is_transpose)]
     tensor._write_copies(tensor._derive(columnwise) for columnwise in own)
 
 
