@@ -51,22 +51,14 @@ def test_a_pipeline_makes_the_pictures_of_rounded_operands():
     error = (rounded - exact).norm()
     assert 0 < error < 0.05 * exact.norm()
     assert (found - rounded).norm() <= 0.25 * error
-
-
-def test_steps_of_a_pipeline_are_compiled_once():
-    pipeline = make_pipeline()
-    pipeline.unet = steelyard.compile(pipeline.unet, "mxfp8")
-    pictures(pipeline)
-    count = len(pipeline.unet._steelyard.backend.compilations)
-    pictures(pipeline)
-    assert len(pipeline.unet._steelyard.backend.compilations) == count
+    # Every step ran the program of the first.
+    assert len(compiled.unet._steelyard.backend.compilations) == 1
 
 
 def test_a_saved_pipeline_is_the_plain_one(tmp_path):
     pipeline = make_pipeline()
     plain = copy.deepcopy(pipeline.unet)
     pipeline.unet = steelyard.compile(pipeline.unet, "mxfp8")
-    pictures(pipeline)
     pipeline.save_pretrained(tmp_path)
     loaded = DDIMPipeline.from_pretrained(tmp_path)
     assert type(loaded.unet) is UNet2DModel
@@ -74,6 +66,7 @@ def test_a_saved_pipeline_is_the_plain_one(tmp_path):
     assert all(name == other and torch.equal(a, b) for (name, a), (other, b) in pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DIFFUSION_MODELS)
 def test_a_diffusion_model_trains(name):
     """A step of gradient descent follows the one of the eager model."""

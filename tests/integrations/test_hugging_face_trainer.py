@@ -10,6 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 
 import steelyard
 
+# One worker trains the net that several tests look at.
+pytestmark = pytest.mark.xdist_group("hugging_face_trainer")
 VOCABULARY, LENGTH = 24, 16
 
 
