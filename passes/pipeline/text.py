@@ -14,10 +14,9 @@ from typing import Any
 from torch_mlir import ir
 from torch_mlir.passmanager import PassManager
 
-from steelyard.errors import PipelineError
-from steelyard.ir.functions import functions_of
+from steelyard.errors import IRError, PipelineError
 from steelyard.passes.pipeline.named import all_pipelines
-from steelyard.passes.pipeline.registry import Pass, PassFailedError, all_passes, fail
+from steelyard.passes.pipeline.registry import Pass, PassFailedError, all_passes
 
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _WRAPPER = re.compile(r"(?:builtin\.module|any)\s*\((.*)\)", re.DOTALL)
@@ -73,7 +72,7 @@ def run_pass_by_pass(module: ir.Module, elements: list[Element]) -> Iterator[tup
 def add_element(manager: PassManager, element: Element) -> None:
     """Append an element to a pass manager."""
     if element.run is not None:
-        manager.add(_as_external_pass(element.run), name=element.name, argument=element.name)
+        manager.add(as_external_pass(element.run), name=element.name, argument=element.name)
         return
     try:
         manager.add(element.text)
@@ -165,24 +164,20 @@ def _refuse_nested_passes(anchor: str, rest: str) -> None:
         raise PipelineError(f"{nested[0]} cannot be nested in {anchor}(...); {remedy}")
 
 
-def _as_external_pass(run: Callable[[ir.Operation], None]) -> Callable[[ir.Operation, Any], None]:
+def as_external_pass(run: Callable[[ir.Operation], None]) -> Callable[[ir.Operation, Any], None]:
+    """A function of the module as MLIR's pass manager calls it; its errors are diagnostics."""
+
     def external_pass(operation: ir.Operation, handle: Any) -> None:
         with operation.context:
             try:
-                _require_one_block(operation)
                 run(operation)
             except PassFailedError:
                 handle.signal_pass_failure()
+            except IRError as error:
+                operation.location.emit_error(str(error))
+                handle.signal_pass_failure()
 
     return external_pass
-
-
-def _require_one_block(module: ir.Operation) -> None:
-    """Every pass takes functions without branches: a frontend captures what ran."""
-    for function in functions_of(module):
-        blocks = len(function.regions[0].blocks)
-        if blocks > 1:
-            fail(function, f"must have one block, got {blocks}; branches are not compiled")
 
 
 def _mlir_parser_message(element: Element, error: str) -> str:

@@ -21,9 +21,23 @@ func.func @called(%x: !scaled.tensor<8x64xf32, #mxfp8_1x32>) {
 
 // -----
 
-// READ: 'func.func' op must have one block, got 2; branches are not compiled
+// READ: 'func.func' op must have one block, got 2; branches are not compiled [input_c1]
 func.func @branches() {
   cf.br ^bb1
 ^bb1:
+  return
+}
+
+// -----
+
+// READ: 'func.func' op scaled.sources must count arguments, of which there are 1, got [7] [input_c2]
+func.func @sources(%w: tensor<8x64xf32> {scaled.parameter = "w", scaled.sources = array<i64: 7>}) {
+  return
+}
+
+// -----
+
+// READ: 'func.func' op attribute 'scaled.parameter' must be a string, got 3 : i64 [stage_c5]
+func.func @kind(%w: tensor<8x64xf32> {scaled.parameter = 3 : i64}) {
   return
 }

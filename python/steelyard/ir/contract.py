@@ -7,7 +7,7 @@ from torch_mlir import ir
 from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.types import TensorType
 from steelyard.errors import ConstraintError
-from steelyard.ir.attributes import FACTS, KERNEL, Fact
+from steelyard.ir.attributes import FACTS, KERNEL, SOURCES, Fact
 from steelyard.ir.functions import argument_attributes, result_attributes
 from steelyard.ir.kernel_calls import is_declaration, read_call
 from steelyard.ir.torch_ops import walk_ops
@@ -56,9 +56,38 @@ def check_stage(op: ir.Operation, stage: str) -> None:
     if stage == "lowered" and any(_has_parts(result.type) for result in op.results):
         raise ConstraintError("stage_c2", "must not have a quantized tensor as a result in a lowered module")
     for carrier, attribute, value in _facts_on(op):
-        _check_fact(attribute, value, carrier, op.name, stage)
+        fact = _check_fact(attribute, value, carrier, op.name)
+        if stage not in fact.stages:
+            where = ", ".join(fact.stages) or "no stage"
+            message = f"attribute '{attribute}' must be gone in a {stage} module: it belongs to {where}"
+            raise ConstraintError("stage_c6", message)
     if is_declaration(op):
         read_call(op)
+
+
+def check_input(op: ir.Operation) -> None:
+    """Hold one op against what every pass takes for granted, whatever the stage; raises `ConstraintError`.
+
+    Constraints, beside stage_c3 to stage_c5:
+    - input_c1: a function has at most one block: branches are not compiled
+    - input_c2: `scaled.sources` counts arguments of its function
+    """
+    # What a declaration says of its kernel is checked where it is read.
+    if is_declaration(op):
+        return
+    for carrier, attribute, value in _facts_on(op):
+        _check_fact(attribute, value, carrier, op.name)
+    if op.name != "func.func":
+        return
+    blocks = len(op.regions[0].blocks)
+    if blocks > 1:
+        raise ConstraintError("input_c1", f"must have one block, got {blocks}; branches are not compiled")
+    attributes = argument_attributes(op)
+    for own in attributes:
+        sources = list(ir.DenseI64ArrayAttr(own[SOURCES])) if SOURCES in own else []
+        if not all(0 <= number < len(attributes) for number in sources):
+            message = f"{SOURCES} must count arguments, of which there are {len(attributes)}, got {sources}"
+            raise ConstraintError("input_c2", message)
 
 
 def check_module(module: ir.Operation, stage: str) -> Iterator[tuple[ir.Operation, ConstraintError]]:
@@ -85,7 +114,7 @@ def _facts_on(op: ir.Operation) -> Iterator[tuple[str, str, ir.Attribute]]:
             yield carrier, name, op.attributes[name]
 
 
-def _check_fact(name: str, value: ir.Attribute, carrier: str, op_name: str, stage: str) -> None:
+def _check_fact(name: str, value: ir.Attribute, carrier: str, op_name: str) -> Fact:
     fact = FACTS.get(name)
     if fact is None:
         known = ", ".join(sorted(FACTS))
@@ -97,9 +126,7 @@ def _check_fact(name: str, value: ir.Attribute, carrier: str, op_name: str, stag
         )
     if not _has_kind(value, fact):
         raise ConstraintError("stage_c5", f"attribute '{name}' must be {_KINDS[fact.kind][1]}, got {value}")
-    if stage not in fact.stages:
-        where = ", ".join(fact.stages) or "no stage"
-        raise ConstraintError("stage_c6", f"attribute '{name}' must be gone in a {stage} module: it belongs to {where}")
+    return fact
 
 
 def _has_parts(type_: ir.Type) -> bool:
