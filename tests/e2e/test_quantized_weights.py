@@ -189,6 +189,34 @@ def test_other_sizes_and_copies_read_the_same_codes():
     assert torch.equal(copy.deepcopy(net)(x), expected)
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_net_converts_after_it_ran(recipe):
+    model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 32))
+    x = torch.randn(6, 64)
+    plain = model(x)
+    net = make_stored(model, recipe, x)
+    expected = net(x)
+    error = (expected - plain).norm()
+    stored = {name: each for name, each in net.named_parameters() if isinstance(each, QuantizedTensor)}
+    assert stored
+    codes = {name: [part.clone() for part in each._parts()] for name, each in stored.items()}
+    for convert, dtype in (
+        (lambda: net.to("cpu"), torch.float32),
+        (lambda: net.bfloat16(), torch.bfloat16),
+        (lambda: net.to(torch.float16), torch.float16),
+        (lambda: net.double(), torch.float64),
+        (lambda: net.float(), torch.float32),
+    ):
+        convert()
+        assert {each.dtype for each in net.parameters()} == {dtype}
+        for name, each in net.named_parameters():
+            assert each is stored.get(name, each)
+            assert all(map(torch.equal, each._parts(), codes[name])) if name in stored else True
+        if dtype != torch.float64:
+            # The codes are those of before. Rounded inputs have other codes here and there, each of which is as wrong.
+            assert (net(x.to(dtype)).float() - expected).norm() < error
+
+
 def test_gradients_are_refused():
     model, arguments = make_mlp()
     net = steelyard.compile(model, "mxfp8", weights="quantized")

@@ -1,8 +1,11 @@
 """`tensor.data = value`: as with a plain tensor, shape, dtype and memory become those of the value."""
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.utils._python_dispatch
 
 from steelyard.errors import RecipeError
 from steelyard.tensor.elements import PRESENTED, PRESENTED_NAMES
@@ -52,3 +55,29 @@ def _holds(tensor, value: torch.Tensor) -> bool:
         return True
     bits = [each.reshape(-1).view(torch.uint8) for each in (tensor._decode(value.dtype), value.detach())]
     return torch.equal(*bits)
+
+
+class FlattenMethod:
+    """A tensor's `__tensor_flatten__`, which `Module._apply` does not see.
+
+    A module that converts its parameters swaps those that can be flattened, instead of setting their data. That fails
+    while torch.compile or a graph refers to the parameter, after others were converted. `set_data` does not.
+    """
+
+    def __init__(self, method: Callable):
+        self._method = method
+
+    def __get__(self, tensor, owner) -> Callable:
+        if tensor is None:
+            return self._method
+        if _asking_function() is torch.nn.Module._apply.__code__:
+            raise AttributeError("a module sets the data of this tensor, and does not flatten it")
+        return self._method.__get__(tensor, owner)
+
+
+def _asking_function():
+    """The code that asked torch whether a tensor can be flattened."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__") == torch.utils._python_dispatch.__name__:
+        frame = frame.f_back
+    return None if frame is None else frame.f_code

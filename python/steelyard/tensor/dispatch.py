@@ -190,6 +190,9 @@ def _clone(func, tensor, **kwargs):
 
 
 def _to_copy(func, tensor, *, dtype=None, device=None, non_blocking=False, **kwargs):
+    if dtype == torch.float64 != tensor.dtype:
+        # As `float()` does, without rounding to the dtype that the tensor presents.
+        return tensor._decode(dtype).to(device=device, non_blocking=non_blocking)
     if dtype not in (None, tensor.dtype, *HIGH_PRECISION):
         return NotImplemented
 

@@ -8,7 +8,7 @@ import torch
 from steelyard.errors import RecipeError
 from steelyard.tensor import dispatch, fsdp
 from steelyard.tensor.autograd import DequantizeFunction
-from steelyard.tensor.data import set_data
+from steelyard.tensor.data import FlattenMethod, set_data
 from steelyard.tensor.elements import matrix_shape
 from steelyard.tensor.quantizer import is_noop
 from steelyard.tensor.scheme_storage import SchemeStorage
@@ -115,6 +115,7 @@ class QuantizedTensor(torch.Tensor, SchemeStorage):  # pyright: ignore[reportInc
         grad = ", requires_grad=True" if self.requires_grad else ""
         return f"{type(self).__name__}({values}, {usages}{grad})"
 
+    @FlattenMethod
     def __tensor_flatten__(self):
         names = [name for name in self.PARTS if getattr(self, name) is not None]
         return names, (self.dtype, self._quantizer, self._matrix, self._with_gemm_swizzled_scales)

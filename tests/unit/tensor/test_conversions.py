@@ -3,9 +3,11 @@
 import copy
 import io
 import pickle
+import weakref
 
 import pytest
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from steelyard.errors import RecipeError
 from steelyard.tensor import Float8CurrentScalingQuantizer, MXFP8Quantizer, NVFP4Quantizer, QuantizedTensor
@@ -23,6 +25,7 @@ CONVERSIONS = {
     "type-half": lambda module: module.type(torch.float16),
     "twice": lambda module: module.double().half(),
     "and-back": lambda module: module.half().float(),
+    "widened": lambda module: module.half().double(),
 }
 DTYPES = [torch.float16, torch.bfloat16, torch.float64, torch.float32]
 
@@ -46,6 +49,12 @@ def convert(request):
     return CONVERSIONS[request.param]
 
 
+@pytest.fixture(params=["half", "double", "to-cpu-bfloat16"])
+def convert_once(request):
+    """One conversion of each kind: by a method, to float64, and by `to`."""
+    return CONVERSIONS[request.param]
+
+
 def test_a_module_converts_as_a_plain_one(quantizer, convert):
     quantized = quantizer(torch.randn(48, 48))
     module, plain = build(quantized), build(quantized.dequantize())
@@ -66,9 +75,9 @@ def test_a_module_converts_as_a_plain_one(quantizer, convert):
     assert torch.equal(weight.grad, plain[0].weight.grad)
 
 
-def test_a_converted_module_runs_and_trains_as_a_plain_one(quantizer, convert):
+def test_a_converted_module_runs_and_trains_as_a_plain_one(quantizer, convert_once):
     quantized = quantizer(torch.randn(48, 48) / 8)
-    module = convert(build(quantized))
+    module = convert_once(build(quantized))
     plain = copy.deepcopy(module)
     plain[0].weight = plain[1].weight = torch.nn.Parameter(module[0].weight.dequantize().detach())
     for one, other in zip(module.parameters(), plain.parameters(), strict=True):
@@ -88,6 +97,48 @@ def test_a_converted_module_runs_and_trains_as_a_plain_one(quantizer, convert):
     # Two layouts of one product may round differently.
     torch.testing.assert_close(module(x), plain(x))
     torch.testing.assert_close(module[0].weight.grad, plain[0].weight.grad)
+
+
+def test_a_module_converts_while_others_refer_to_its_parameters(quantizer, convert_once):
+    module = build(quantizer(torch.randn(48, 48)))
+    codes, references = part_bytes(module[0].weight), [weakref.ref(each) for each in module.parameters()]
+    graph = module(torch.randn(5, 48))
+    converted = convert_once(module)
+    assert [reference() for reference in references] == list(converted.parameters())
+    assert len({each.dtype for each in converted.parameters()}) == 1
+    assert part_bytes(converted[0].weight) == codes
+    assert graph.grad_fn is not None
+
+
+@pytest.mark.parametrize("move", [lambda module: module.to("cpu"), lambda module: module.cpu()])
+def test_moving_a_module_to_where_it_is_changes_nothing(quantizer, move):
+    module = build(quantizer(torch.randn(48, 48)))
+    weight, parts, reference = module[0].weight, module[0].weight._parts(), weakref.ref(module[0].weight)
+    graph = module(torch.randn(5, 48))
+    assert move(module)[0].weight is weight is reference()
+    assert all(one is two for one, two in zip(weight._parts(), parts, strict=True))
+    module.zero_grad()
+    graph.sum().backward()
+    assert weight.grad.abs().sum() > 0
+
+
+def test_moving_a_module_to_meta(quantizer):
+    module, plain = build(quantizer(torch.randn(48, 48))).to("meta"), build(torch.randn(48, 48)).to("meta")
+    for one, other in zip(module.parameters(), plain.parameters(), strict=True):
+        assert (one.device, one.dtype, one.shape) == (other.device, other.dtype, other.shape)
+    assert isinstance(module[0].weight, QuantizedTensor)
+    again = module.to_empty(device="cpu")[0].weight
+    assert (type(again), again.device.type) == (type(module[0].weight), "cpu")
+
+
+def test_a_function_that_a_module_applies_sees_that_a_tensor_can_be_flattened(quantizer):
+    seen = []
+    module = torch.nn.Module()
+    module.weight = torch.nn.Parameter(quantizer(torch.randn(48, 48)))
+    module._apply(lambda tensor: (seen.append(is_traceable_wrapper_subclass(tensor)), tensor)[1])
+    assert seen == [True]
+    names, _ = type(module.weight).__tensor_flatten__(module.weight)
+    assert names == module.weight.__tensor_flatten__()[0]
 
 
 def test_stochastic_codes_are_kept(convert):
