@@ -12,6 +12,7 @@ from types import MethodType
 from typing import Any
 
 import torch
+from torch._C._functorch import peek_interpreter_stack
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.jit._trace import is_tracing
 
@@ -121,7 +122,7 @@ def _refuse_tracers() -> None:
         tracer = "torch.export"
     elif is_fx_symbolic_tracing():
         tracer = "torch.fx"
-    elif torch._C._functorch.peek_interpreter_stack() is not None:
+    elif peek_interpreter_stack() is not None:
         raise UnsupportedModelError(
             "torch compiles nothing that is called under torch.func.grad, vmap, jacrev or another transform, so "
             "nothing of a net would be quantized there; for gradients, call backward() or torch.autograd.grad; for a "
