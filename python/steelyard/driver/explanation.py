@@ -92,13 +92,13 @@ def shares_of(rows: Sequence[Row], parameters: Mapping[str, torch.Tensor]) -> Sh
     )
 
 
-_ASKED = ("override ", "the recipe ")
-"""How the reasons begin for which a user asked."""
+_KNOWN = ("override ", "the recipe ", "torch runs its graph", "torch cannot capture its graph")
+"""How the reasons begin that a user gave, or that another warning is about."""
 
 
 def little_is_quantized(rows: Sequence[Row]) -> str | None:
-    """A warning if less than half of the FLOPs are quantized; what a user asked for does not count."""
-    counted = [row for row in rows if row.is_quantized or not row.reason.startswith(_ASKED)]
+    """A warning if less than half of the FLOPs are quantized; what the user knows already does not count."""
+    counted = [row for row in rows if row.is_quantized or not row.reason.startswith(_KNOWN)]
     total, quantized = (sum(row.flops for row in some) for some in (counted, [r for r in counted if r.is_quantized]))
     if 2 * quantized >= total:
         return None

@@ -12,7 +12,7 @@ _MORE_FOR_FIRST = 12
 
 def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int = PAGE) -> list[str]:
     """The lines of a table with at most `width` columns, if its narrowest form is not wider."""
-    kept = [i for i, head in enumerate(heads) if any(row[i] for row in rows) or not rows]
+    kept = [i for i in range(len(heads)) if i == 0 or not rows or any(row[i] for row in rows)]
     cells = [[row[i] for i in kept] for row in (heads, *rows)]
     widths = _fit([max(len(row[i]) for row in cells) for i in range(len(kept))], [heads[i] for i in kept], width)
     lines = [line for row in cells for line in _lines(row, widths)]
