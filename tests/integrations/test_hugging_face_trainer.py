@@ -88,6 +88,31 @@ def test_training_follows_the_model_in_high_precision(trained, tmp_path):
     assert found[-1] < 0.05 * found[0]
 
 
+OPTIONS = [
+    {"bf16": True},
+    {"gradient_checkpointing": True},
+    {"gradient_accumulation_steps": 2},
+    {"torch_compile": True},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: next(iter(options)))
+def test_options_of_training_work_as_for_the_model(options, tmp_path):
+    plain = {} if "torch_compile" in options else options
+    trainers = [
+        make_trainer(steelyard.compile(make_model(), "mxfp8"), tmp_path, 3, **options),
+        make_trainer(make_model(), tmp_path, 3, **plain),
+    ]
+    for trainer in trainers:
+        trainer.train()
+    found, expected = map(losses, trainers)
+    assert len(found) == 3
+    assert found == pytest.approx(expected, rel=0.03)
+    net = trainers[0].model
+    assert {row.kind for row in net.explain().rows if row.is_quantized} == {"fprop", "dgrad", "wgrad"}
+
+
 def test_evaluation_is_the_loss_of_a_call(trained):
     net = trained.model.eval()
     rows = [Counting()[start] for start in range(VOCABULARY)]
