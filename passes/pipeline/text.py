@@ -20,6 +20,7 @@ from steelyard.passes.pipeline.registry import Pass, PassFailedError, all_passes
 
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _WRAPPER = re.compile(r"(?:builtin\.module|any)\s*\((.*)\)", re.DOTALL)
+_INLINED = re.compile(r"default-pipeline=([^\s}]+)")
 _OPENING, _CLOSING = "({[", ")}]"
 
 
@@ -76,6 +77,9 @@ def add_element(manager: PassManager, element: Element) -> None:
         return
     try:
         manager.add(element.text)
+        # MLIR itself only prints that it cannot read this option, and goes on with its default.
+        for nested in _INLINED.findall(element.text if element.name == "inline" else ""):
+            PassManager.parse(f"any({nested})")
     except ValueError as error:
         raise PipelineError(_mlir_parser_message(element, str(error))) from None
 

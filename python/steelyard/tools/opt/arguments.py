@@ -28,6 +28,13 @@ class _ListAction(argparse.Action):
         parser.exit(EXIT_OK)
 
 
+class _VersionAction(argparse.Action):
+    # argparse's own would ignore that standard output cannot be written.
+    def __call__(self, parser, namespace, values, option_string=None):
+        print(_version(), flush=True)
+        parser.exit(EXIT_OK)
+
+
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="steelyard-opt",
@@ -53,7 +60,7 @@ def _make_parser() -> argparse.ArgumentParser:
     _add_printing_flags(add)
     add("--mlir-pass-pipeline-crash-reproducer", dest="reproducer", metavar="FILE", help="where to write a reproducer")
     add("--time-limit", type=_seconds, default=600.0, metavar="SECONDS", help="stop after this time (default: 600)")
-    add("--version", action="version", version=_version())
+    add("--version", action=_VersionAction, nargs=0, help="show the versions of what the tool is made of")
     return parser
 
 

@@ -6,14 +6,16 @@ MLIR's own dumps print ops in the generic form. These are passes that print, bet
 import argparse
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from torch_mlir import ir
 
 from steelyard.dialect import print_module
 from steelyard.passes.pipeline.text import Element
 
-PrintPass = Callable[[ir.Operation, object], None]
+PrintPass = Callable[[ir.Operation, Any], None]
 _TREE = "builtin_module_no-symbol-name"
 """The folder that MLIR's tree of dumps uses for a module without a name."""
 
@@ -64,20 +66,26 @@ class Dumps:
         if self._arguments.mlir_print_ir_tree_dir is not None:
             yield self._writer(Path(self._arguments.mlir_print_ir_tree_dir, _TREE, f"{index}_{element.name}.mlir"))
 
-    def _remember(self, operation: ir.Operation, handle: object) -> None:
+    def _remember(self, operation: ir.Operation, _: Any) -> None:
         self._latest = text_of(operation, self._arguments)
 
     def _printer(self, when: str, element: Element, only_changes: bool = False) -> PrintPass:
-        def print_ir(operation: ir.Operation, handle: object) -> None:
+        def print_ir(operation: ir.Operation, _: Any) -> None:
             text = text_of(operation, self._arguments)
             if not (only_changes and text == self._latest):
                 header = f"// -----// IR Dump {when} {element.name} ({element.text}) //----- //"
-                print(f"{header}\n{text}\n", file=sys.stderr)
+                # Where standard error cannot be written, there is nowhere to say so.
+                with suppress(OSError):
+                    print(f"{header}\n{text}\n", file=sys.stderr)
 
         return print_ir
 
     def _writer(self, path: Path) -> PrintPass:
-        def write_ir(operation: ir.Operation, handle: object) -> None:
-            path.write_text(text_of(operation, self._arguments))
+        def write_ir(operation: ir.Operation, handle: Any) -> None:
+            try:
+                path.write_text(text_of(operation, self._arguments))
+            except OSError as error:
+                operation.location.emit_error(f"cannot write '{path}': {error.strerror}")
+                handle.signal_pass_failure()
 
         return write_ir
