@@ -1,19 +1,15 @@
-"""Mutants of the lit tests' texts, and how `steelyard-opt` handles them."""
+"""Mutants of the lit tests' texts, and pipelines, right and wrong, to run on them."""
 
-import os
 import random
 import re
-import signal
-import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from steelyard.dialect import make_context, parse_module, print_module
 from steelyard.errors import AssemblyError
-from steelyard.tools.opt import main
+from steelyard.passes import all_passes
+from steelyard.passes.pipeline.named import all_pipelines
 
 TESTS = Path(__file__).parents[2]
 PIPELINES = (
@@ -26,6 +22,14 @@ PIPELINES = (
     "steelyard-raised,steelyard-quantized{recipe=fp8-current},steelyard-fused,scaled-hoist-weights",
     "scaled-merge-quantize,scaled-fuse-producer,scaled-fuse-epilogue,cse",
 )
+TO_LOWERED = (
+    "steelyard-raised,steelyard-quantized{recipe=%s},steelyard-fused,steelyard-partitioned,steelyard-lowered{target=%s}"
+)
+RECIPES = ("mxfp8", "nvfp4", "fp8-current", "fp8-delayed", "fp8-block")
+TARGETS = ("cpu", "cuda:sm_89", "cuda:sm_90a", "cuda:sm_100a", "cuda:sm_120a")
+OF_MLIR = ("cse", "canonicalize", "symbol-dce", "inline", "func.func(cse)", "inline{default-pipeline=cse}")
+WRONG_ELEMENTS = ("scaled-frobnicate", "func.func(scaled-canonicalize)", "cse{", "", "inline{default-pipeline=no-such}")
+LARGE = (b"2147483647", b"2147483648", b"4294967295", b"1099511627776", b"9223372036854775807", b"18446744073709551615")
 SNIPPETS = (
     *("0", "-1", "1", "99999999999999999999", "9223372036854775808", "1.0e400", "0x7FF", "?", "*", "tensor<", "none"),
     *("unit", "!scaled.tensor<", "#scaled.scheme<", "!torch.vtensor<[", '"', "{{", "}}", "->", "loc(unknown)"),
@@ -35,21 +39,6 @@ SNIPPETS = (
     *("\x00", "\x7f", "// -----\n", "module {", "func.func @f() {", "return", "<" * 300, "(" * 300),
 )
 _WORD = re.compile(rb"[\w.?#!%-]+|\"[^\"]*\"|[^\w\s]")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How one run ended; `exit_code` is None for a signal or a timeout."""
-
-    exit_code: int | None
-    stderr: str
-    how: str
-
-    @property
-    def is_graceful(self) -> bool:
-        # A crash in the child, or a bug in a pass, is a bug even if it is reported well.
-        bad = ("Traceback", "internal error", "died of", "did not finish")
-        return self.exit_code in (0, 1, 2) and not any(word in self.stderr for word in bad)
 
 
 def corpus() -> tuple[list[bytes], list[bytes]]:
@@ -84,15 +73,81 @@ def mutants(seed: int, count: int) -> Iterator[tuple[bytes, str]]:
     """Mutated texts, each with a pipeline to run on it; some are still right, so that passes run too."""
     chance = random.Random(seed)
     right, wrong = corpus()
-    parts = right + wrong
     for _ in range(count):
-        if chance.random() < 0.4:
-            text = _resize(chance.choice(right), chance)
-        else:
-            text = chance.choice(chance.choice((right, wrong)))
-            for _ in range(chance.choice((1, 1, 2, 4))):
-                text = _mutate(text, parts, chance)
-        yield text, chance.choice(PIPELINES)
+        yield _text(right, wrong, chance), _pipeline(chance)
+
+
+def _text(right: list[bytes], wrong: list[bytes], chance: random.Random) -> bytes:
+    text = chance.choice(right)
+    match chance.randrange(10):
+        case 0:
+            return text
+        case 1 | 2:
+            return _resize(text, chance)
+        case 3:
+            return _enlarge(text, chance)
+        case 4:
+            return _without_attribute(text, chance)
+        case 5:
+            return _splice(text, chance.choice(right), chance)
+        case 6:
+            return chance.choice((b"", text + chance.choice(right)))
+    text = chance.choice(chance.choice((right, wrong)))
+    for _ in range(chance.choice((1, 1, 2, 4))):
+        text = _mutate(text, right + wrong, chance)
+    return text
+
+
+def _pipeline(chance: random.Random) -> str:
+    """One of the usual pipelines, or passes in an order that makes sense only by accident."""
+    if chance.random() < 0.3:
+        return chance.choice(PIPELINES)
+    lowering = TO_LOWERED % (chance.choice(RECIPES), chance.choice(TARGETS))
+    if chance.random() < 0.2:
+        return lowering
+    elements = [_element(chance) for _ in range(chance.choice((1, 1, 2, 3, 5)))]
+    return ",".join(([lowering] if chance.random() < 0.3 else []) + elements)
+
+
+def _element(chance: random.Random) -> str:
+    kind = chance.random()
+    if kind < 0.02:
+        return chance.choice(WRONG_ELEMENTS)
+    if kind < 0.15:
+        return chance.choice(OF_MLIR)
+    if kind < 0.3:
+        return chance.choice(list(all_pipelines()))
+    name = chance.choice(list(all_passes()))
+    values = {"recipe": RECIPES, "target": TARGETS, "stage": ("raised", "quantized", "fused", "partitioned", "lowered")}
+    values |= {"save": ("", "compact"), "max-rewrites": ("0", "1000")}
+    known = [option.name for option in all_passes()[name].options]
+    chosen = [f'{option}="{chance.choice(values[option])}"' for option in known if option in values]
+    return f"{name}{{{' '.join(chosen)}}}" if chosen else name
+
+
+def _enlarge(text: bytes, chance: random.Random) -> bytes:
+    """Replace one number by one that is too large for something."""
+    numbers = list(re.finditer(rb"\b\d+\b", text))
+    if not numbers:
+        return text
+    here = chance.choice(numbers)
+    return text[: here.start()] + chance.choice(LARGE) + text[here.end() :]
+
+
+def _without_attribute(text: bytes, chance: random.Random) -> bytes:
+    """Leave out one attribute."""
+    attributes = list(re.finditer(rb"\b[\w.]+ = (?:\[[^\]]*\]|\{[^}]*\}|[^,}\n]+)(?:, )?", text))
+    if not attributes:
+        return text
+    here = chance.choice(attributes)
+    return text[: here.start()] + text[here.end() :]
+
+
+def _splice(text: bytes, other: bytes, chance: random.Random) -> bytes:
+    """Put lines of one text between those of another."""
+    lines, others = text.splitlines(keepends=True), other.splitlines(keepends=True)
+    at, start = chance.randrange(len(lines)), chance.randrange(len(others))
+    return b"".join([*lines[:at], *others[start : chance.randrange(start, len(others)) + 1], *lines[at:]])
 
 
 def _resize(text: bytes, chance: random.Random) -> bytes:
@@ -102,46 +157,6 @@ def _resize(text: bytes, chance: random.Random) -> bytes:
         return text
     old, new = chance.choice(numbers), chance.choice((b"0", b"1", b"3", b"33", b"127", b"65536"))
     return re.sub(rb"\b" + old + rb"(?=\b|x)", new, text)
-
-
-def run(text: bytes, pipeline: str, time_limit: float = 60) -> Outcome:
-    """Run the tool on a text in a process of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        path, stderr = Path(folder, "mutant.mlir"), Path(folder, "stderr")
-        path.write_bytes(text)
-        pid = os.fork()
-        if pid == 0:
-            _run_tool(path, stderr, pipeline)
-        status = _wait(pid, time_limit)
-        messages = stderr.read_text(errors="replace") if stderr.exists() else ""
-    if status is None:
-        return Outcome(None, messages, "timeout")
-    if os.WIFSIGNALED(status):
-        return Outcome(None, messages, signal.Signals(os.WTERMSIG(status)).name)
-    return Outcome(os.WEXITSTATUS(status), messages, "exit")
-
-
-def _run_tool(path: Path, stderr: Path, pipeline: str) -> None:
-    code = 70
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        os.dup2(os.open(stderr, os.O_WRONLY | os.O_CREAT), 2)
-        reproducer = ["--mlir-pass-pipeline-crash-reproducer", str(path) + ".reproducer"]
-        code = main([str(path), "--split-input-file", "-p", pipeline, "--time-limit=30", *reproducer])
-    finally:
-        os._exit(code)
-
-
-def _wait(pid: int, time_limit: float) -> int | None:
-    deadline = time.monotonic() + time_limit
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return status
-        time.sleep(0.001)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return None
 
 
 def _mutate(text: bytes, parts: list[bytes], chance: random.Random) -> bytes:
