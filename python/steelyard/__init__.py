@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from steelyard.driver.net import compile as compile
+    from steelyard.driver.saving import plain_state_dict as plain_state_dict
 
 __version__ = _distribution_version("steelyard")
 
-_LAZY = {"compile": "steelyard.driver.net"}
+_LAZY = {"compile": "steelyard.driver.net", "plain_state_dict": "steelyard.driver.saving"}
 
 
 def __getattr__(name: str):

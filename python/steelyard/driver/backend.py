@@ -18,7 +18,7 @@ from steelyard.driver.gathered_parameters import is_gathered
 from steelyard.driver.outside import Outside
 from steelyard.driver.quantized_inputs import as_plain, check_frozen
 from steelyard.driver.settings import Settings, make_settings
-from steelyard.driver.stored_weights import storable_parameters, store_weights
+from steelyard.driver.stored_weights import replace_parameter, storable_parameters, store_weights
 from steelyard.driver.training import JointGraph, JointPrograms, make_thin_graphs, run_graph
 from steelyard.driver.uncompiled import GraphsOfTorch
 from steelyard.errors import RecipeError, SteelyardError, UnsupportedModelError, UnsupportedOpError
@@ -29,6 +29,7 @@ from steelyard.runtime.program import Program
 from steelyard.runtime.state import State
 from steelyard.runtime.weights import Weights
 from steelyard.targets import CPU, CUDA, check_target
+from steelyard.tensor.quantized_tensor import QuantizedTensor
 
 
 class Backend:
@@ -137,6 +138,18 @@ class Backend:
             if any(weight.parameter in replaced for weight in programs[id(compilation)].weight_arguments)
         ]
         self._settled = len(self.compilations)
+
+    def take_weights(self, tensors: Mapping[str, QuantizedTensor]) -> None:
+        """With `weights="quantized"`, make quantized tensors the parameters that a call would replace by such."""
+        if self.settings.weights != "quantized" or self.root is None:
+            return
+        parameters = dict(self.root.named_parameters(remove_duplicate=False))
+        for name, tensor in tensors.items():
+            parameter = parameters.get(name)
+            if parameter is None or isinstance(parameter, QuantizedTensor) or parameter.shape != tensor.shape:
+                continue
+            if not parameter.requires_grad or name in self._storable:
+                replace_parameter(self.root, name, tensor.detach().clone())
 
     @property
     def rows(self) -> list[Row]:

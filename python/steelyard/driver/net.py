@@ -17,6 +17,7 @@ from steelyard.driver.explanation import Explanation, little_is_quantized
 from steelyard.driver.failures import CAPTURE_ERRORS, translate
 from steelyard.driver.forward import Forward, OwnCapture, is_own_capture, refusal
 from steelyard.driver.memory import Memory, parameter_bytes, tensor_bytes
+from steelyard.driver.saving import STATE_PREFIX, StateHook, flatten, join
 from steelyard.driver.settings import Settings, make_settings
 from steelyard.driver.stages import STAGES
 from steelyard.errors import RecipeError, SteelyardError, SteelyardWarning, TargetError, UnsupportedModelError
@@ -25,8 +26,6 @@ from steelyard.ir.nesting import nest_modules
 from steelyard.runtime.cuda.devices import device_among, target_among
 from steelyard.runtime.state import State
 from steelyard.targets import CPU, CUDA, check_target
-
-_STATE_PREFIX = "_steelyard."
 
 
 def compile(
@@ -79,7 +78,9 @@ def compile(
 
 def _make_net(model: torch.nn.Module, settings: Settings, state: State | None = None) -> "CompiledModule":
     net = _share(model)
-    object.__setattr__(net, "_steelyard", _State(model, Backend(settings, net, state)))
+    backend = Backend(settings, net, state)
+    object.__setattr__(net, "_steelyard", _State(model, backend))
+    StateHook.register(model, backend.state)
     return net
 
 
@@ -255,15 +256,21 @@ class CompiledModule(torch.nn.Module):
         if self._steelyard.name is not None:
             return
         for name, tensor in self._steelyard.backend.state.tensors.items():
-            destination[f"{prefix}{_STATE_PREFIX}{name}"] = tensor
+            destination[f"{prefix}{STATE_PREFIX}{name}"] = tensor
 
-    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
-        # A checkpoint of the plain model has none of these and loads anyway.
-        own = f"{prefix}{_STATE_PREFIX}"
-        unexpected[:] = [key for key in unexpected if not key.startswith(own)]
-        loaded = {key.removeprefix(own): t.detach().clone() for key, t in state_dict.items() if key.startswith(own)}
-        self._steelyard.backend.state.put(loaded)
+    def state_dict(self, *arguments, prefix: str = "", keep_vars: bool = False, **keywords) -> Any:
+        """The model's state dict, with plain tensors for each quantized parameter unless `keep_vars` is set."""
+        made = super().state_dict(*arguments, prefix=prefix, keep_vars=keep_vars, **keywords)
+        if not keep_vars:
+            flatten(made, prefix)
+        return made
+
+    def _load_from_state_dict(self, state_dict, prefix, *arguments):
+        # The codes of a file are the parameters, as they are, where a call would make them.
+        own = f"{self._steelyard.name}." if self._steelyard.name else ""
+        quantized = join(state_dict, prefix)
+        self._steelyard.backend.take_weights({own + key.removeprefix(prefix): t for key, t in quantized.items()})
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
         self.requantize()
 
     @property

@@ -1,11 +1,14 @@
 """`weights="quantized"`: replace parameters that only quantized GEMMs read by quantized tensors."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from steelyard.formats.copies import QuantizedCopy
+from steelyard.formats.parts import codes_shape, stored_shape
+from steelyard.formats.schemes import Scheme
+from steelyard.ir.weights import WeightForm
 from steelyard.runtime.program import Program
 from steelyard.runtime.state import State
 from steelyard.runtime.weights import WeightArgument
@@ -118,26 +121,49 @@ def _quantized(parameter: torch.Tensor, weight: WeightArgument, state: State) ->
         parameter_values = parameter.detach()
     if parts is None:
         parts = weight.make(parameter_values, *scales)
-    tensor = _assemble(parts, parameter, weight, scales)
+    scale = scales[0] if scales else None
+    if form.is_packed:
+        tensor = _packed(parts[0], form, parameter)
+    else:
+        copies = [part.clone() for part in parts]
+        shape = tuple(parameter.shape)
+        tensor = assemble(copies, form.scheme, shape, parameter.dtype, scale, is_transposed=form.is_transposed)
     return torch.nn.Parameter(tensor, requires_grad=False)
 
 
-def _assemble(parts: tuple, parameter: torch.Tensor, weight: WeightArgument, scales: list) -> torch.Tensor:
-    """The tensor of a rowwise copy of the parameter, or of its transpose."""
-    form = weight.form
-    assert form is not None
-    quantizer = make_quantizer(form.scheme, scales[0] if scales else None)
+def _packed(data: torch.Tensor, form: WeightForm, parameter: torch.Tensor) -> torch.Tensor:
+    quantizer = make_quantizer(form.scheme)
     assert quantizer is not None
-    rows, columns = parameter.shape
-    shape = (columns, rows) if form.is_transposed else (rows, columns)
-    if form.is_packed:
-        alone = quantizer.of_transpose() if form.is_transposed else quantizer
-        alone.set_usage(rowwise=not form.is_transposed, columnwise=form.is_transposed)
-        return PackedNVFP4Tensor(packed_data=parts[0], shape=parameter.shape, quantizer=alone, dtype=parameter.dtype)
-    codes, scale_inv, *amax = (part.clone() for part in parts)
-    copy = QuantizedCopy(codes, scale_inv, amax[0] if amax else None, form.scheme, shape, False)
-    tensor = quantizer.assemble((copy, None), shape, parameter.dtype)
-    return tensor.t() if form.is_transposed else tensor
+    alone = quantizer.of_transpose() if form.is_transposed else quantizer
+    alone.set_usage(rowwise=not form.is_transposed, columnwise=form.is_transposed)
+    return PackedNVFP4Tensor(packed_data=data, shape=parameter.shape, quantizer=alone, dtype=parameter.dtype)
+
+
+def assemble(
+    parts: Sequence[torch.Tensor],
+    scheme: Scheme,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    scale: torch.Tensor | None,
+    *,
+    is_transposed: bool,
+) -> QuantizedTensor:
+    """The tensor whose parts are those of a rowwise copy of a matrix, or of its transpose."""
+    quantizer = make_quantizer(scheme, scale)
+    assert quantizer is not None
+    rows, columns = shape[::-1] if is_transposed else shape
+    codes, scale_inv, *amax = parts
+    codes = codes.reshape(codes_shape(scheme, stored_shape(scheme, (rows, columns), columnwise=False)))
+    copy = QuantizedCopy(codes, scale_inv, amax[0] if amax else None, scheme, (rows, columns), False)
+    tensor = quantizer.assemble((copy, None), (rows, columns), dtype)
+    return tensor.t() if is_transposed else tensor
+
+
+def replace_parameter(root: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
+    """Put a frozen parameter with these values in the place of another, wherever a model holds it."""
+    owners = _owners(root)
+    if name in owners:
+        _replace(owners[name], torch.nn.Parameter(tensor, requires_grad=False))
 
 
 def _replace(entry: list, new: torch.nn.Parameter) -> None:

@@ -81,10 +81,14 @@ def _write(tensor, dense: torch.Tensor) -> None:
         whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).copy_(dense)
     root._quantizer.write(whole.float() if whole.dtype == torch.float64 else whole, root)
     # A copy that this view derived has memory of its own, which the write above did not reach.
-    # The columnwise copy of a transpose is the rowwise one of what it views, and the other way round.
-    is_transpose = tensor._quantizer.transposed != root._quantizer.transposed
-    own = [columnwise for columnwise in tensor._decode_order() if not root._has(columnwise != is_transpose)]
+    own = [columnwise for columnwise in tensor._decode_order() if not _root_has(root, tensor, columnwise)]
     tensor._write_copies(tensor._derive(columnwise) for columnwise in own)
+
+
+def _root_has(root, tensor, columnwise: bool) -> bool:
+    """Whether a copy of a view is one of the tensor that it views: a transpose has the other one for each usage."""
+    is_transpose = tensor._quantizer.transposed != root._quantizer.transposed
+    return root._has(columnwise != is_transpose)
 
 
 def _decode_in_place(tensor) -> torch.Tensor:
@@ -242,7 +246,10 @@ def _takes_codes(dst, src) -> bool:
     root = root_of(dst)
     if dst._with_gemm_swizzled_scales or src._with_gemm_swizzled_scales:
         return False
-    if (dst.shape, dst._matrix) != (src.shape, src._matrix) or dst.get_usages() != root.get_usages():
+    usages = dst._decode_order()
+    if (dst.shape, dst._matrix) != (src.shape, src._matrix) or len(usages) != len(root._decode_order()):
+        return False
+    if not all(_root_has(root, dst, columnwise) for columnwise in usages):
         return False
     if dst.numel() != root.numel() and dst._quantizer.row_scheme.family in ("tensor", "nvfp4"):
         return False
