@@ -6,6 +6,7 @@ looked up before that `__dict__`, and what is assigned to `net.forward` is kept 
 
 import functools
 import inspect
+import os
 import threading
 from collections.abc import Callable
 from types import MethodType
@@ -131,6 +132,15 @@ def _refuse_tracers() -> None:
     else:
         return
     raise refusal(tracer)
+
+
+def refuse_disabled_compiler() -> None:
+    """Refuse to run where torch compiles nothing: all of a net would run in high precision."""
+    if torch._dynamo.config.disable or os.environ.get("TORCHDYNAMO_DISABLE") == "1":
+        raise UnsupportedModelError(
+            "torch.compile must be enabled, and TORCH_COMPILE_DISABLE, TORCHDYNAMO_DISABLE or "
+            "torch._dynamo.config.disable turns it off; unset it, or call the model that was compiled"
+        )
 
 
 def refusal(tracer: str) -> UnsupportedModelError:

@@ -15,7 +15,7 @@ from steelyard.driver.backend import Backend
 from steelyard.driver.compilation import CUDA_STAGES
 from steelyard.driver.explanation import Explanation, little_is_quantized
 from steelyard.driver.failures import CAPTURE_ERRORS, translate
-from steelyard.driver.forward import Forward, OwnCapture, is_own_capture, refusal
+from steelyard.driver.forward import Forward, OwnCapture, is_own_capture, refusal, refuse_disabled_compiler
 from steelyard.driver.memory import Memory, parameter_bytes, tensor_bytes
 from steelyard.driver.saving import STATE_PREFIX, StateHook, flatten, join
 from steelyard.driver.settings import Settings, make_settings
@@ -198,6 +198,8 @@ class CompiledModule(torch.nn.Module):
         if state.backend.settings.target != CPU and not state.backend.is_lowering:
             self._check_place()
         is_settled = state.checked == state.backend.graphs
+        if not is_settled:
+            refuse_disabled_compiler()
         try:
             with OwnCapture(), state.backend.capture(is_settled=is_settled):
                 result = state.forward(self)(*arguments, **keywords)

@@ -5,16 +5,27 @@ import sys
 from importlib.metadata import version
 
 from steelyard.tools import inspect, targets, verify_gpu
+from steelyard.tools.console import Parser, drop_standard_output
+
+EXIT_USAGE = 2
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    arguments = _make_parser().parse_args(argv)
-    return arguments.run(arguments)
+    try:
+        arguments = _make_parser().parse_args(argv)
+        code = arguments.run(arguments)
+        sys.stdout.flush()
+    except OSError as error:
+        drop_standard_output()
+        where = f"'{error.filename}'" if error.filename else "standard output"
+        print(f"steelyard: error: cannot write {where}: {error.strerror}", file=sys.stderr)
+        return EXIT_USAGE
+    return code
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="steelyard", description="Low precision for PyTorch models, visibly.")
+    parser = Parser(prog="steelyard", description="Low precision for PyTorch models, visibly.")
     parser.add_argument("--version", action="version", version=f"steelyard {version('steelyard')}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     demo = commands.add_parser("demo", help="compile a small GPT by two recipes and show what became of it")

@@ -1,10 +1,10 @@
 """The command line of `steelyard-opt`: mlir-opt's flags."""
 
 import argparse
-import os
 import sys
 import textwrap
-from contextlib import suppress
+
+from steelyard.tools.console import Parser
 
 EXIT_OK, EXIT_DIAGNOSTICS, EXIT_USAGE = 0, 1, 2
 
@@ -28,15 +28,8 @@ class _ListAction(argparse.Action):
         parser.exit(EXIT_OK)
 
 
-class _VersionAction(argparse.Action):
-    # argparse's own would ignore that standard output cannot be written.
-    def __call__(self, parser, namespace, values, option_string=None):
-        print(_version(), flush=True)
-        parser.exit(EXIT_OK)
-
-
 def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="steelyard-opt",
         description="Run passes over MLIR text or bytecode and print the result.",
         epilog="Exit status: 0 fine, 1 diagnostics, 2 wrong usage.",
@@ -60,7 +53,7 @@ def _make_parser() -> argparse.ArgumentParser:
     _add_printing_flags(add)
     add("--mlir-pass-pipeline-crash-reproducer", dest="reproducer", metavar="FILE", help="where to write a reproducer")
     add("--time-limit", type=_seconds, default=600.0, metavar="SECONDS", help="stop after this time (default: 600)")
-    add("--version", action=_VersionAction, nargs=0, help="show the versions of what the tool is made of")
+    add("--version", action="version", version=_version())
     return parser
 
 
@@ -71,12 +64,6 @@ def _add_printing_flags(add) -> None:
     add("--mlir-print-ir-after-all", action="store_true", help="print the IR after every pass")
     add("--mlir-print-ir-after-change", action="store_true", help="print the IR after every pass that changed it")
     add("--mlir-print-ir-tree-dir", metavar="DIR", help="write the IR after every pass into files below this folder")
-
-
-def drop_standard_output() -> None:
-    """Stop writing to a closed pipe or a full disk: Python would complain about it at exit."""
-    with suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _with_two_dashes(argument: str) -> str:

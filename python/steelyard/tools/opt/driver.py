@@ -22,7 +22,8 @@ from steelyard.ir.contract import check_input
 from steelyard.ir.torch_ops import walk_ops
 from steelyard.passes.pipeline.registry import fail
 from steelyard.passes.pipeline.text import Element, add_element, as_external_pass, build_pass_manager, parse_pipeline
-from steelyard.tools.opt.arguments import EXIT_DIAGNOSTICS, EXIT_OK, EXIT_USAGE, drop_standard_output
+from steelyard.tools.console import drop_standard_output
+from steelyard.tools.opt.arguments import EXIT_DIAGNOSTICS, EXIT_OK, EXIT_USAGE
 from steelyard.tools.opt.diagnostics import Diagnostic, format_diagnostic, from_mlir
 from steelyard.tools.opt.dumps import Dumps, make_tree_folder, pass_names, text_of
 from steelyard.tools.opt.expectations import compare, find_expectations

@@ -3,7 +3,8 @@
 import argparse
 import sys
 
-from steelyard.tools.opt.arguments import EXIT_DIAGNOSTICS, drop_standard_output, parse_arguments
+from steelyard.tools.console import drop_standard_output
+from steelyard.tools.opt.arguments import EXIT_DIAGNOSTICS, parse_arguments
 from steelyard.tools.opt.child import Outcome, run_in_child
 from steelyard.tools.opt.reproducer import describe_reproducer
 from steelyard.tools.opt.source import Source, SourceError, check_text, read_source
