@@ -142,6 +142,30 @@ def test_no_flop_of_training_is_missing(name):
     assert_all_counted(name, train)
 
 
+def test_sizes_known_only_at_run_time_are_counted_as_they_ran():
+    torch.manual_seed(0)
+    model, _ = MODELS["mlp"]()
+    net = steelyard.compile(model, "mxfp8")
+    counted = []
+    for tokens in (5, 9):
+        arguments = {"input": torch.randn(tokens, 37)}
+        infer(net, arguments)
+        counted.append(count_flops(model, lambda arguments=arguments: infer(model, arguments)))
+    rows = net.explain().rows
+    assert [row.M for row in rows] == ["5", "5", "5", "?", "?", "?"]
+    assert [sum(row.flops for row in some) for some in (rows[:3], rows[3:])] == counted
+
+
+@pytest.mark.filterwarnings("ignore:only .* of the FLOPs")
+def test_products_of_attention_are_counted_where_they_are_quantized():
+    torch.manual_seed(0)
+    model, arguments = make_cross_attention()
+    net = steelyard.compile(model, "mxfp8", attention=True)
+    infer(net, arguments)
+    assert sum(row.flops for row in net.explain().rows) == count_flops(model, lambda: infer(model, arguments))
+    assert sum(row.is_quantized for row in net.explain().rows) == 5
+
+
 def assert_all_counted(name: str, run: Callable[[nn.Module, dict], None]) -> None:
     torch.manual_seed(0)
     model, arguments = FAMILIES[name]()
