@@ -16,7 +16,8 @@ def set_data(tensor, value: torch.Tensor) -> None:
     """Give a quantized tensor other data. A value in high precision is quantized as the tensor was."""
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"data must be a tensor, got {type(value).__name__}")
-    with torch.no_grad():
+    # Parameters outlive the inference mode in which a module may convert them.
+    with torch.inference_mode(False), torch.no_grad():
         taken = _in_format_of(tensor, value)
     storage = taken._as_storage()
     storage._quantizer = storage._quantizer.copy()
@@ -43,8 +44,9 @@ def _in_format_of(tensor, value: torch.Tensor) -> Any:
 
 def _adopt(tensor, value: Any):
     """A quantized value with the layout of the tensor; None if it has another format."""
+    value = value.clone() if value.is_inference() and not tensor.is_inference() else value
     adopted = value if value.STORAGE is tensor.STORAGE else tensor._stored(value._compact())
-    return None if adopted is None else adopted.detach()
+    return None if adopted is None else adopted._shallow_copy()
 
 
 def _holds(tensor, value: torch.Tensor) -> bool:

@@ -122,6 +122,43 @@ def test_moving_a_module_to_where_it_is_changes_nothing(quantizer, move):
     assert weight.grad.abs().sum() > 0
 
 
+def test_a_module_that_converts_in_inference_mode_can_be_trained_later(quantizer, convert_once):
+    module = build(quantizer(torch.randn(48, 48)))
+    codes = part_bytes(module[0].weight)
+    with torch.inference_mode():
+        convert_once(module)
+        module.to("cpu")
+    weight = module[0].weight
+    assert part_bytes(weight) == codes
+    assert not any(each.is_inference() for each in (weight, *weight._parts()))
+    with torch.no_grad():
+        weight.mul_(0)
+    weight.dequantize().sum().backward()
+    assert torch.equal(weight.dequantize(), torch.zeros(48, 48, dtype=weight.dtype))
+
+
+def test_tools_that_set_the_data_of_parameters(quantizer):
+    module, plain = build(quantizer(torch.randn(48, 48))), build(torch.randn(48, 48))
+    for each in (module, plain):
+        vector = torch.nn.utils.parameters_to_vector(each.parameters())
+        torch.nn.utils.vector_to_parameters(torch.full_like(vector, 2.0), each.parameters())
+    assert isinstance(module[0].weight, QuantizedTensor)
+    assert torch.equal(module[0].weight.dequantize(), quantizer(plain[0].weight.detach()).dequantize())
+    averaged = torch.optim.swa_utils.AveragedModel(module)
+    averaged.update_parameters(module)
+    assert isinstance(averaged.module[0].weight, QuantizedTensor)
+
+
+def test_the_memory_format_of_a_module(quantizer):
+    module, plain = torch.nn.Conv2d(8, 8, 3), torch.nn.Conv2d(8, 8, 3)
+    module.weight = torch.nn.Parameter(quantizer(module.weight.detach()))
+    values = module.weight.detach().dequantize()
+    for each in (module, plain):
+        each.to(memory_format=torch.channels_last)
+    assert module.weight.stride() == plain.weight.stride()
+    assert torch.equal(module.half().weight.detach().dequantize(dtype=torch.float32), values)
+
+
 def test_moving_a_module_to_meta(quantizer):
     module, plain = build(quantizer(torch.randn(48, 48))).to("meta"), build(torch.randn(48, 48)).to("meta")
     for one, other in zip(module.parameters(), plain.parameters(), strict=True):
