@@ -116,7 +116,9 @@ class _Function:
         known = argument_attributes(function)
         for attributes, type_ in zip(known, types, strict=True):
             if STATE in attributes and SAVED not in attributes:
-                self._state_names.append((ir.StringAttr(attributes[STATE]).value, state.shape_of(type_)))
+                name, shape = ir.StringAttr(attributes[STATE]).value, state.shape_of(type_)
+                state.expect(name, shape)
+                self._state_names.append((name, shape))
             weight = ir.FlatSymbolRefAttr(attributes[WEIGHT]).value if WEIGHT in attributes else ""
             if weight and weight != last:
                 last = weight

@@ -1,12 +1,17 @@
 """The state of a net: delayed scales, histories of amaxes and random bits, as plain tensors by name."""
 
+import re
 from collections.abc import Mapping
 
 import torch
 from torch_mlir import ir
 
+from steelyard.errors import StateError
+from steelyard.formats.gemms import ROLES
 from steelyard.ir.attributes import RNG
 from steelyard.runtime.dtypes import shape_of
+
+_NAME = re.compile(rf"(?:.+\.)?(?:{'|'.join(ROLES)})\.(scale|amax_history)")
 
 
 class State:
@@ -14,6 +19,8 @@ class State:
 
     def __init__(self):
         self.tensors: dict[str, torch.Tensor] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        """The shapes that programs take."""
         self.calls = 0
         """Forwards that ran so far."""
 
@@ -21,6 +28,16 @@ class State:
     def shape_of(type_: ir.Type) -> tuple[int, ...]:
         """The shape of a state of this type."""
         return tuple(size or 0 for size in shape_of(type_))
+
+    def expect(self, name: str, shape: tuple[int, ...]) -> None:
+        """Record the shape in which a program takes a state; raises `StateError` if another was loaded."""
+        self._shapes[name] = shape
+        if name in self.tensors:
+            _check_shape(name, self.tensors[name], shape)
+
+    def load(self, loaded: Mapping[str, torch.Tensor]) -> None:
+        """Take states from a file: all of them, or none if one is wrong; raises `StateError`."""
+        self.put({name: _checked(name, tensor, self._shapes.get(name)) for name, tensor in loaded.items()})
 
     def get(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """A state by name, as recipes say it begins."""
@@ -54,3 +71,45 @@ def _initial(name: str, shape: tuple[int, ...]) -> torch.Tensor:
     if name.endswith(".amax_history") or name == "amax_history":
         return torch.zeros(shape)
     return torch.ones(shape)
+
+
+def _checked(name: str, tensor: torch.Tensor, shape: tuple[int, ...] | None) -> torch.Tensor:
+    """A copy of a loaded state, as kernels read it."""
+    found = _NAME.fullmatch(name)
+    if name != RNG and found is None:
+        known = f"{RNG}, or <layer>.<role>.scale and .amax_history with a role of {', '.join(ROLES)}"
+        raise StateError(f"the state of a net has names like {known}, got {name!r}; load the state dict of a net")
+    if name == RNG:
+        taken = _converted(name, tensor, torch.int64)
+        _check_shape(name, taken, (2,))
+        return taken
+    taken = _converted(name, tensor, torch.float32)
+    if found is not None and found.group(1) == "scale":
+        taken = taken.reshape(()) if taken.numel() == 1 else taken
+        _check_shape(name, taken, ())
+        if not (torch.isfinite(taken) and taken > 0):
+            raise StateError(f"{name} must be a finite scale above 0, got {taken.item()}; leave it out to begin with 1")
+    elif taken.dim() != 1 or shape is not None:
+        _check_shape(name, taken, shape or (1,))
+    return taken
+
+
+def _converted(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A copy in another dtype that has the same values."""
+    is_number = tensor.layout is torch.strided and not tensor.dtype.is_complex and not tensor.is_meta
+    is_whole = dtype.is_floating_point or not tensor.dtype.is_floating_point
+    taken = tensor.detach().to(dtype, copy=True) if is_number and is_whole else None
+    if taken is None or not torch.equal(taken.to(tensor.dtype).nan_to_num(), tensor.detach().nan_to_num()):
+        raise StateError(
+            f"{name} must hold values of {dtype}, got {tensor.dtype} of shape {tuple(tensor.shape)} that it cannot hold; "
+            "load it as it was saved"
+        )
+    return taken
+
+
+def _check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != shape:
+        raise StateError(
+            f"{name} must have the shape {shape}, got {tensor.dtype} of shape {tuple(tensor.shape)}; load the state of "
+            "a net with the same recipe, or leave it out"
+        )

@@ -26,6 +26,10 @@ class UnsupportedOpError(UnsupportedModelError):
         super().__init__(f"{place}: {op} cannot be compiled: {cause}")
 
 
+class StateError(SteelyardError, ValueError):
+    """State that is loaded into a net is not what its programs can read."""
+
+
 class RecipeError(SteelyardError, ValueError):
     """A recipe, an override or a quantizer is wrong."""
 

@@ -43,7 +43,7 @@ class StateHook:
         own = f"{prefix}{STATE_PREFIX}"
         loaded = {key: state_dict.pop(key) for key in list(state_dict) if key.startswith(own)}
         for state in self._states:
-            state.put({key.removeprefix(own): tensor.detach().clone() for key, tensor in loaded.items()})
+            state.load({key.removeprefix(own): tensor for key, tensor in loaded.items()})
 
     def __deepcopy__(self, memo: dict) -> "StateHook":
         return StateHook()
