@@ -252,3 +252,27 @@ def test_llama_with_gradient_checkpointing():
         losses.append(loss.item())
     assert losses[-1] < losses[0]
     assert isinstance(net.model.base_model.model.model.layers[0].mlp.up_proj.weight, QuantizedTensor)
+
+
+@pytest.mark.slow
+def test_dora_and_several_adapters():
+    """DoRA reads the values of the weight, too: they come from its codes."""
+    config = LoraConfig(r=16, target_modules=["first"], use_dora=True)
+    net = steelyard.compile(get_peft_model(make_model(), config), "mxfp8", weights="quantized")
+    losses = train(net)
+    assert losses[-1] < losses[0]
+    net, trained = compile_then_adapters("mxfp8")
+    x, _ = make_batch()
+    with torch.no_grad():
+        base = trained(x)
+    train(trained, steps=3)
+    trained.add_adapter("other", make_config())
+    trained.set_adapter("other")
+    losses = train(trained)
+    assert losses[-1] < losses[0]
+    with torch.no_grad():
+        other = trained(x)
+        with trained.disable_adapter():
+            assert torch.equal(trained(x), base)
+        trained.set_adapter("default")
+        assert not torch.equal(trained(x), other)

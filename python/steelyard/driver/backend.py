@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import RestartAnalysis, SkipFrame
 
 from steelyard.driver.captured import CapturedGraph
 from steelyard.driver.compilation import Compilation
@@ -104,6 +105,9 @@ class Backend:
         )
         try:
             return capture(graph_module, as_plain(example_inputs))
+        except (RestartAnalysis, SkipFrame):
+            # No failures: torch is told to capture the frame in another way.
+            raise
         except Exception as error:
             if isinstance(error, SteelyardError) and not isinstance(error, UnsupportedOpError):
                 raise
