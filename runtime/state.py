@@ -101,7 +101,7 @@ def _converted(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Ten
     taken = tensor.detach().to(dtype, copy=True) if is_number and is_whole else None
     if taken is None or not torch.equal(taken.to(tensor.dtype).nan_to_num(), tensor.detach().nan_to_num()):
         raise StateError(
-            f"{name} must hold values of {dtype}, got {tensor.dtype} of shape {tuple(tensor.shape)} that it cannot hold; "
+            f"{name} must hold values of {dtype}, got {tensor.dtype} of shape {tuple(tensor.shape)} with others; "
             "load it as it was saved"
         )
     return taken
