@@ -7,7 +7,7 @@ from importlib.metadata import version
 from steelyard.tools import inspect, targets, verify_gpu
 from steelyard.tools.console import Parser, drop_standard_output
 
-EXIT_USAGE = 2
+EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -21,6 +21,9 @@ def main(argv: list[str] | None = None) -> int:
         where = f"'{error.filename}'" if error.filename else "standard output"
         print(f"steelyard: error: cannot write {where}: {error.strerror}", file=sys.stderr)
         return EXIT_USAGE
+    except KeyboardInterrupt:
+        print("steelyard: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
     return code
 
 

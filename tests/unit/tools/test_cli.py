@@ -1,4 +1,4 @@
-"""The commands where their output cannot be written, or torch must not compile: one line, and no traceback."""
+"""The command `steelyard` where something is wrong: one line says what, and there is no traceback."""
 
 import os
 import subprocess
@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from steelyard.tools import cli, targets
 
 COMMANDS = [["steelyard.tools.cli", "targets"], ["steelyard.tools.cli", "--version"], ["steelyard.tools.cli", "--help"]]
 
@@ -42,3 +44,35 @@ def test_torch_that_must_not_compile(variable, tmp_path):
     ended = run(command, stdout=subprocess.PIPE, env=environment, cwd=tmp_path)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.startswith("steelyard inspect: error: torch.compile must be enabled, and")
+
+
+def test_an_interrupt_gets_one_line(monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(targets, "table", interrupted)
+    assert cli.main(["targets"]) == 130
+    assert capsys.readouterr().err == "steelyard: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["targets", "--recipe", "fp9"], "steelyard targets: error: recipe must be"),
+        (["targets", "--target", "sm_70"], "steelyard targets: error: a CUDA target must be one of"),
+    ],
+)
+def test_mistakes_get_one_line(arguments, words, capsys):
+    assert cli.main(arguments) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(words)
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["weigh"], ["demo", "more"], ["verify-gpu", "--device"]], ids=" ".join)
+def test_wrong_usage_ends_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(arguments)
+    assert exit_info.value.code == 2
+    assert "Traceback" not in capsys.readouterr().err
