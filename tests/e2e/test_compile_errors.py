@@ -36,6 +36,25 @@ def test_unknown_recipe_of_an_override(mlp):
         steelyard.compile(mlp[0], "mxfp8", overrides={"0": "fp16"})
 
 
+@pytest.mark.parametrize("wrong", ["head", {3: None}, [("0", None)], 7])
+def test_overrides_that_are_no_mapping_of_patterns(wrong, mlp):
+    with pytest.raises(RecipeError, match=r'overrides must map patterns .* as in \{"lm_head": None\}, got '):
+        steelyard.compile(mlp[0], "mxfp8", overrides=wrong)
+
+
+@pytest.mark.parametrize("name", ["attention", "check_finite"])
+def test_flags_that_are_no_flags(name, mlp):
+    with pytest.raises(RecipeError, match=f"{name} must be True or False, got 'no'"):
+        steelyard.compile(mlp[0], "mxfp8", **{name: "no"})
+
+
+def test_nested_tensors_are_refused_by_name(mlp):
+    model, x = mlp
+    nested = torch.nested.nested_tensor([x, x[:2]], layout=torch.jagged)
+    with pytest.raises(UnsupportedModelError, match="must be plain tensors, got a NestedTensor"):
+        steelyard.compile(model, "mxfp8")(nested)
+
+
 def test_override_that_matches_nothing_names_the_layers(mlp):
     model, x = mlp
     net = steelyard.compile(model, "mxfp8", overrides={"head": None})

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import RestartAnalysis, SkipFrame
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from steelyard.driver.captured import CapturedGraph
 from steelyard.driver.compilation import Compilation
@@ -89,14 +90,10 @@ class Backend:
         settings = self._settings_for(example_inputs)
 
         def compile_inference(aten: torch.fx.GraphModule, inputs: Sequence) -> Callable:
-            if len(parameters) != len(inputs):
-                raise UnsupportedModelError(
-                    f"torch changed the inputs of a graph from {len(parameters)} to {len(inputs)}, so that its "
-                    "parameters cannot be identified; please report the model"
-                )
+            _check_count(parameters, inputs, example_inputs)
             return self._compile(aten, settings, parameters, caller)
 
-        training = _Training(self, settings, parameters, caller)
+        training = _Training(self, settings, parameters, example_inputs, caller)
         capture = aot_autograd(
             fw_compiler=training.compile_forward,
             bw_compiler=training.compile_backward,
@@ -256,21 +253,20 @@ class Backend:
 class _Training:
     """The three callbacks by which AOTAutograd compiles a graph with gradients."""
 
-    def __init__(self, backend: Backend, settings: Settings, parameters: Sequence[str | None], caller: str):
+    def __init__(
+        self, backend: Backend, settings: Settings, parameters: Sequence[str | None], inputs: Sequence, caller: str
+    ):
         self._backend = backend
         self._settings = settings
         self._parameters = parameters
+        self._inputs = inputs
         self._caller = caller
         self._run: JointPrograms | None = None
 
     def partition(self, module: torch.fx.GraphModule, _, *, num_fwd_outputs: int, **__) -> tuple:
         """Compile the joint graph."""
         joint = JointGraph(module, num_fwd_outputs)
-        if len(self._parameters) != len(joint.primals):
-            raise UnsupportedModelError(
-                f"torch changed the inputs of a graph from {len(self._parameters)} to {len(joint.primals)}, so that "
-                "its parameters cannot be identified; please report the model"
-            )
+        _check_count(self._parameters, joint.primals, self._inputs)
         captured = self._backend.capture_joint(joint, self._settings, self._parameters, self._caller)
         self._run = JointPrograms(joint, captured, self._backend.runs_by_torch)
         return make_thin_graphs(joint, captured.first)
@@ -284,6 +280,22 @@ class _Training:
         """What runs instead of the backward graph."""
         assert self._run is not None
         return _boxed(self._run.backward)
+
+
+def _check_count(parameters: Sequence[str | None], inputs: Sequence, given: Sequence) -> None:
+    """Refuse a graph with other inputs than it was given: which of them are parameters cannot be told then."""
+    if len(parameters) == len(inputs):
+        return
+    apart = [type(value).__name__ for value in given if is_traceable_wrapper_subclass(value)]
+    if apart:
+        raise UnsupportedModelError(
+            f"the arguments and parameters of a net must be plain tensors, got a {apart[0]}, which torch takes apart; "
+            "pad nested tensors, and unwrap others"
+        )
+    raise UnsupportedModelError(
+        f"torch changed the inputs of a graph from {len(parameters)} to {len(inputs)}, so that its parameters cannot "
+        "be identified; please report the model"
+    )
 
 
 def _boxed(run: Callable[[tuple], tuple]) -> Callable[[list], tuple]:

@@ -60,8 +60,10 @@ def make_settings(
     target: str = "cpu",
 ) -> Settings:
     """Settings from what a user says; raises `RecipeError`."""
-    given = (overrides or {}).items()
-    chosen = Overrides({pattern: None if other is None else recipes.get(other) for pattern, other in given})
+    chosen = _overrides(overrides)
+    for name, value in (("attention", attention), ("check_finite", check_finite)):
+        if not isinstance(value, bool):
+            raise RecipeError(f"{name} must be True or False, got {value!r}")
     if save not in (None, COMPACT):
         raise RecipeError(f"save must be None or {COMPACT!r}, got {save!r}")
     if weights not in WEIGHTS:
@@ -75,3 +77,14 @@ def make_settings(
         weights=weights,
         target=target,
     )
+
+
+def _overrides(given: Mapping[str, str | Recipe | None] | None) -> Overrides:
+    if given is None:
+        return Overrides()
+    if not isinstance(given, Mapping) or not all(isinstance(pattern, str) for pattern in given):
+        raise RecipeError(
+            "overrides must map patterns of layer names to recipes, or to None for high precision, as in "
+            f'{{"lm_head": None}}, got {given!r}'
+        )
+    return Overrides({pattern: None if other is None else recipes.get(other) for pattern, other in given.items()})
