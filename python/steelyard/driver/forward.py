@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch._C._functorch import peek_interpreter_stack
+from torch._dynamo.eval_frame import skip_code
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.jit._trace import is_tracing
 
@@ -132,6 +133,10 @@ def _refuse_tracers() -> None:
     else:
         return
     raise refusal(tracer)
+
+
+# Between two graphs, torch compiles what Python runs, and would find a transform in this function where there is none.
+skip_code(_refuse_tracers.__code__)
 
 
 def refuse_disabled_compiler() -> None:
