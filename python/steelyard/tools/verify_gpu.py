@@ -81,6 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     from steelyard.runtime.cuda.devices import kernels_on
     from steelyard.tools.gpu_models import check_graphs, check_models
+    from steelyard.tools.gpu_speed import measure, measure_gemms
 
     place = Device(kernels_on(device), arguments.device)
     heading = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
@@ -122,7 +123,7 @@ def check_kernels(place: Device, shapes: tuple[tuple[int, int], ...] = ((257, 40
     """Quantize, dequantize, transpose and swizzle of every recipe, byte for byte."""
     import torch
 
-    for recipe, role, (row, col) in _recipe_schemes():
+    for recipe, role, (row, col) in recipe_schemes():
         for shape in shapes:
             x = _values(shape)
             name = f"{recipe} {role} {shape[0]}x{shape[1]}"
@@ -146,49 +147,8 @@ def check_gemms(place: Device, target: Any, size: int = 512) -> Iterator[Result]
                 yield guarded(f"gemm {recipe} {kind}", lambda k=kind, s=schemes: _compare_gemm(place, k, s, size))
 
 
-def measure_gemms(place: Device, target: Any, size: int = 8192) -> Iterator[Result]:
-    """The speed of the native GEMMs of every recipe, compared with bf16."""
-    import torch
-
-    from steelyard import recipes
-    from steelyard.targets.gemm_paths import NATIVE, gemm_path, schemes_of
-
-    x = torch.randn(size, size, device=place.name, dtype=torch.bfloat16)
-    plain = _milliseconds(lambda: x @ x.t())
-    yield Result("gemm bf16", True, f"{2 * size**3 / plain / 1e9:.0f} TFLOP/s")
-    for recipe in recipes.NAMES:
-        schemes = schemes_of(recipes.get(recipe), "fprop")
-        path = gemm_path("fprop", *schemes, target)
-        if path.path != NATIVE:
-            yield Result(f"gemm {recipe}", True, f"{path.path}: {path.reason}")
-            continue
-        taken = guarded("", lambda s=schemes: f"error {_time_gemm(place, x, s)}")
-        if not taken.passed:
-            yield Result(f"gemm {recipe}", False, taken.detail)
-            continue
-        own = float(taken.detail.removeprefix("error "))
-        yield Result(f"gemm {recipe}", True, f"{2 * size**3 / own / 1e9:.0f} TFLOP/s, {plain / own:.2f} x bf16")
-
-
-def measure(place: Device, size: int = 8192) -> Iterator[Result]:
-    """Bandwidth of the quantize kernels, compared with a copy."""
-    import torch
-
-    x = torch.randn(size, size, device=place.name, dtype=torch.bfloat16)
-    copied = _milliseconds(lambda: x.clone())
-    yield Result("copy", True, f"{2 * x.nbytes / copied / 1e6:.0f} GB/s")
-    for recipe, role, (row, col) in _recipe_schemes():
-        if role != "input" or row.source == "delayed":
-            continue
-        given = {"amax": (torch.tensor(4.0, device=place.name),) * 2}
-        taken = _milliseconds(lambda r=row, c=col, g=given: place.kernels.quantize(x, r, c, **g))
-        copies = place.kernels.quantize(x, row, col, **given)
-        moved = x.nbytes + sum(copy.codes.nbytes + copy.scales.nbytes for copy in copies)
-        share = moved / taken / (2 * x.nbytes / copied)
-        yield Result(f"quantize {recipe}", True, f"{moved / taken / 1e6:.0f} GB/s, {share:.0%} of a copy's")
-
-
-def _recipe_schemes() -> Iterator[tuple[str, str, tuple]]:
+def recipe_schemes() -> Iterator[tuple[str, str, tuple]]:
+    """Each recipe and role with their schemes."""
     from steelyard import recipes
 
     for recipe in recipes.NAMES:
@@ -286,19 +246,6 @@ def _compare_gemm(place: Device, kind: str, schemes: tuple, size: int) -> str:
     return f"error {largest:.1e}" if largest < 2.0**-8 else f"the product is off by {largest:.1e} of sum|a||b|"
 
 
-def _time_gemm(place: Device, x: Any, schemes: tuple) -> float:
-    import torch
-
-    from steelyard.runtime.cuda import gemm
-
-    operands = []
-    for scheme in schemes:
-        scale = torch.tensor(2.0, device=place.name) if scheme.source == "delayed" else None
-        copy, _ = place.kernels.quantize(x, scheme, None, scale=scale, rng=(1, 2))
-        operands.append(gemm.gemm_operand(place.kernels, copy))
-    return _milliseconds(lambda: gemm.multiply(*operands, out_dtype=torch.bfloat16))
-
-
 def _lies_across(copy) -> bool:
     return copy.columnwise and not copy.is_stored_transposed
 
@@ -314,19 +261,3 @@ def same(found, expected) -> bool:
     if found.dtype != expected.dtype or found.shape != expected.shape:
         return False
     return bool(((found == expected) | ((found != found) & (expected != expected))).all())
-
-
-def _milliseconds(call: Callable[[], object]) -> float:
-    """The median of twenty calls on the GPU."""
-    import torch
-
-    call()
-    times = []
-    for _ in range(20):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop))
-    return sorted(times)[len(times) // 2]

@@ -17,7 +17,7 @@ from steelyard.runtime.cuda import devices, gemm
 from steelyard.runtime.cuda.kernels import Kernels
 from steelyard.runtime.cuda.launches import Launch
 from steelyard.targets.architectures import TARGETS
-from steelyard.tools import cli, gpu_models, targets, verify_gpu
+from steelyard.tools import cli, gpu_models, gpu_speed, targets, verify_gpu
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):
@@ -111,7 +111,7 @@ def test_models_are_compared_with_the_cpu(monkeypatch, launcher):
 def place(monkeypatch):
     """A simulated GPU with the reference GEMM instead of `scaled_mm`, on which each call takes a millisecond."""
     monkeypatch.setattr(gemm, "multiply", mock_gpu.multiply)
-    monkeypatch.setattr(verify_gpu, "_milliseconds", lambda call: call() is None or 1.0)
+    monkeypatch.setattr(gpu_speed, "_milliseconds", lambda call: call() is None or 1.0)
     return verify_gpu.Device(simulated("sm_100a"), "cpu")
 
 
@@ -129,11 +129,11 @@ def test_wrong_products_are_found(place, monkeypatch):
 
 
 def test_every_recipe_is_measured(place):
-    bandwidths = list(verify_gpu.measure(place, 128))
+    bandwidths = list(gpu_speed.measure(place, 128))
     assert [result.what for result in bandwidths] == ["copy", *(f"quantize {name}" for name in recipes.NAMES[1:])]
     # In a millisecond: 128x128 bf16 values, read once, both copies as bytes, and two scales.
     assert bandwidths[1].detail == "0 GB/s, 100% of a copy's"
-    speeds = list(verify_gpu.measure_gemms(place, TARGETS["sm_100a"], 128))
+    speeds = list(gpu_speed.measure_gemms(place, TARGETS["sm_100a"], 128))
     assert all(result.passed for result in speeds)
     assert [result.what for result in speeds] == ["gemm bf16", *(f"gemm {name}" for name in recipes.NAMES)]
     assert speeds[3].detail == "emulated: torch has 1x128 and 128x128 scales on sm_90 only"
