@@ -70,6 +70,18 @@ def test_one_copy_and_two_copies(mode):
             assert_same_values(each.dequantize(), copy.dequantize().astype(jnp.bfloat16))
 
 
+def test_each_copy_has_its_amax():
+    codes, scale = jnp.full((2, 1), 0xA7, jnp.uint8), jnp.full((2, 1), 448, E4M3)
+    parts, mode = (codes, scale, codes, scale), ScalingMode.NVFP4_1D_SCALING
+    amaxes = [jnp.full((1,), amax, jnp.float32) for amax in (12.0, 6.0)]
+    shared = ScaledTensorFactory.create_2x(*parts, amaxes[0], scaling_mode=mode)
+    assert shared.dequantize().tolist() == [[12.0, -2.0]] * 2
+    assert shared.colwise_tensor.dequantize().T.tolist() == [[12.0, -2.0]] * 2
+    own = ScaledTensorFactory.create_2x(*parts, *amaxes, scaling_mode=mode)
+    assert own.dequantize().tolist() == [[12.0, -2.0]] * 2
+    assert own.colwise_tensor.dequantize().T.tolist() == [[6.0, -1.0]] * 2
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("shape", [(70, 96), (7, 10, 96)])
 def test_padded_scales_are_taken(mode, shape):

@@ -299,6 +299,17 @@ def test_data_of_a_view_is_a_view(quantizer):
     assert torch.equal(other.dequantize(), quantized.dequantize().T)
 
 
+def test_data_of_a_part_writes_to_the_whole():
+    quantizer = Float8CurrentScalingQuantizer(E4M3)
+    quantized, other = quantizer(torch.randn(8, 8)), quantizer(torch.randn(64, 48))
+    whole = other.dequantize()
+    quantized.data = other[32:]
+    quantized.mul_(100)
+    whole[32:] *= 100
+    # The scale is that of the whole tensor, so the other half is quantized again, too.
+    assert part_bytes(other) == part_bytes(quantizer(whole))
+
+
 def test_data_of_another_format_is_quantized():
     quantized, other = MXFP8Quantizer()(torch.randn(64, 48)), Float8CurrentScalingQuantizer(E4M3)(torch.randn(32, 64))
     quantized.data = other

@@ -1,5 +1,7 @@
 """What quantized tensors and storages offer besides the operations of torch."""
 
+import pickle
+
 import pytest
 import torch
 
@@ -80,6 +82,7 @@ def test_storages_have_views(make_quantizer, shape):
         assert type(view) is type(storage)
         assert view.shape == view.size() == expected.shape
         assert torch.equal(view.dequantize(), expected)
+    assert len(pickle.dumps(view)) < 1.1 * len(pickle.dumps(storage))
     view.quantize_(torch.zeros(view.shape))
     assert torch.equal(storage.dequantize(), torch.zeros(64, 48))
     with pytest.raises(RuntimeError, match="invalid"):
