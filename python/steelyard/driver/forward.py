@@ -9,6 +9,7 @@ import inspect
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import MethodType
 from typing import Any
 
@@ -69,11 +70,13 @@ def _make_function(like: Callable, *, is_bound: bool = False) -> Callable:
 
     # Not `functools.wraps`: libraries follow `__wrapped__` to its end, which would be the forward of the plain model.
     forward.__doc__ = like.__doc__
-    signature = inspect.signature(like)
-    if is_bound:
-        itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-        signature = signature.replace(parameters=[itself, *signature.parameters.values()])
-    forward.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
+    # Some callables that are not written in Python have no signature to take over.
+    with suppress(ValueError):
+        signature = inspect.signature(like)
+        if is_bound:
+            itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+            signature = signature.replace(parameters=[itself, *signature.parameters.values()])
+        forward.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
     return forward
 
 
