@@ -20,7 +20,7 @@ from steelyard.driver.gathered_parameters import is_gathered
 from steelyard.driver.outside import Outside
 from steelyard.driver.quantized_inputs import as_plain, check_frozen
 from steelyard.driver.settings import Settings, make_settings
-from steelyard.driver.stored_weights import replace_parameter, storable_parameters, store_weights
+from steelyard.driver.stored_weights import replace_parameter, store_weights
 from steelyard.driver.training import JointGraph, JointPrograms, make_thin_graphs, run_graph
 from steelyard.driver.uncompiled import GraphsOfTorch
 from steelyard.errors import RecipeError, SteelyardError, UnsupportedModelError, UnsupportedOpError
@@ -37,7 +37,13 @@ from steelyard.tensor.quantized_tensor import QuantizedTensor
 class Backend:
     """Compiles the graphs of one net. `compilations` has one entry per graph, in the order of compilation."""
 
-    def __init__(self, settings: Settings, root: torch.nn.Module | None = None, state: State | None = None):
+    def __init__(
+        self,
+        settings: Settings,
+        root: torch.nn.Module | None = None,
+        state: State | None = None,
+        storable: frozenset[str] = frozenset(),
+    ):
         self.settings = settings
         self.state = State() if state is None else state
         """The net's state by name, shared by all its programs."""
@@ -50,15 +56,12 @@ class Backend:
         self.weights = Weights(functools.partial(is_gathered, root))
         self.kept_weights: dict[str, str] = {}
         """Parameters that stay in high precision although `weights` is `quantized`, and why."""
-        self._storable = frozenset[str]()
+        self.storable = storable
         """Parameters that may be replaced by quantized ones although they require a gradient."""
-        if settings.weights == "quantized" and root is not None:
-            self._storable = storable_parameters(root)
         self._settled = 0
         """How many of the compilations have been searched for weights to store."""
         self._outdated: list[Compilation] = []
         """Compilations whose parameters have been replaced."""
-        self._has_fast_path = root is not None and has_fast_path(root)
         self.outside = Outside()
         """What ran between the graphs."""
         self.has_warned = False
@@ -66,6 +69,11 @@ class Backend:
         self.is_lowering = False
         """While this is set, calls only compile; if a program cannot run here, torch computes its results."""
         self._part_names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+
+    @functools.cached_property
+    def _has_fast_path(self) -> bool:
+        # Not when a net is made: in a copy, its model may have no modules yet.
+        return self.root is not None and has_fast_path(self.root)
 
     def capture(self, *, is_settled: bool) -> AbstractContextManager:
         """The context of a call; products outside of programs are looked for until a net has settled."""
@@ -132,7 +140,7 @@ class Backend:
         if self.settings.weights != "quantized" or self.root is None or self._settled == len(self.compilations):
             return
         programs = {id(c): c.program for c in self.compilations if c.program is not None}
-        replaced, self.kept_weights = store_weights(self.root, programs.values(), self.state, self._storable)
+        replaced, self.kept_weights = store_weights(self.root, programs.values(), self.state, self.storable)
         self._outdated += [
             compilation
             for compilation in self.compilations
@@ -149,7 +157,7 @@ class Backend:
             parameter = parameters.get(name)
             if parameter is None or isinstance(parameter, QuantizedTensor) or parameter.shape != tensor.shape:
                 continue
-            if not parameter.requires_grad or name in self._storable:
+            if not parameter.requires_grad or name in self.storable:
                 replace_parameter(self.root, name, tensor.detach().clone())
 
     @property
@@ -193,11 +201,11 @@ class Backend:
 
     def _check_trained(self, parameters: Sequence[str | None]) -> None:
         """Refuse gradients of parameters that are to be replaced by their codes."""
-        if not self._storable:
+        if not self.storable:
             return
         assert self.root is not None
         known = dict(self.root.named_parameters(remove_duplicate=False))
-        trained = [name for name in self._storable.intersection(filter(None, parameters)) if known[name].requires_grad]
+        trained = [name for name in self.storable.intersection(filter(None, parameters)) if known[name].requires_grad]
         if trained:
             raise UnsupportedModelError(
                 f'a net with weights="quantized" trains only what stays beside frozen weights, and this call would '

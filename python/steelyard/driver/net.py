@@ -20,6 +20,7 @@ from steelyard.driver.memory import Memory, parameter_bytes, tensor_bytes
 from steelyard.driver.saving import STATE_PREFIX, StateHook, flatten, join
 from steelyard.driver.settings import Settings, make_settings
 from steelyard.driver.stages import STAGES
+from steelyard.driver.stored_weights import storable_parameters
 from steelyard.errors import RecipeError, SteelyardError, SteelyardWarning, TargetError, UnsupportedModelError
 from steelyard.ir.layers import print_layers
 from steelyard.ir.nesting import nest_modules
@@ -73,14 +74,17 @@ def compile(
     settings = make_settings(
         recipe, overrides, attention=attention, save=save, check_finite=check_finite, weights=weights, target=target
     )
-    return _make_net(model, settings)
+    net = _make_net(model, settings, storable=storable_parameters(model) if weights == "quantized" else frozenset())
+    StateHook.register(model, net._steelyard.backend.state)
+    return net
 
 
-def _make_net(model: torch.nn.Module, settings: Settings, state: State | None = None) -> "CompiledModule":
+def _make_net(
+    model: torch.nn.Module, settings: Settings, state: State | None = None, storable: frozenset[str] = frozenset()
+) -> "CompiledModule":
+    """A net of a model; in a copy, the model may have no attributes yet."""
     net = _share(model)
-    backend = Backend(settings, net, state)
-    object.__setattr__(net, "_steelyard", _State(model, backend))
-    StateHook.register(model, backend.state)
+    object.__setattr__(net, "_steelyard", _State(model, Backend(settings, net, state, storable)))
     return net
 
 
@@ -230,7 +234,8 @@ class CompiledModule(torch.nn.Module):
         # A copy, or a net loaded from a file, compiles again.
         state = self._steelyard
         replaced = {} if state.replaced_forward is None else {"forward": state.replaced_forward}
-        return _make_net, (state.model, state.backend.settings, state.backend.state), replaced
+        backend = state.backend
+        return _make_net, (state.model, backend.settings, backend.state, backend.storable), replaced
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
@@ -270,6 +275,8 @@ class CompiledModule(torch.nn.Module):
     def _load_from_state_dict(self, state_dict, prefix, *arguments):
         # The codes of a file are the parameters, as they are, where a call would make them.
         own = f"{self._steelyard.name}." if self._steelyard.name else ""
+        if not own:
+            StateHook.register(self._steelyard.model, self._steelyard.backend.state)
         quantized = join(state_dict, prefix)
         self._steelyard.backend.take_weights({own + key.removeprefix(prefix): t for key, t in quantized.items()})
         super()._load_from_state_dict(state_dict, prefix, *arguments)
