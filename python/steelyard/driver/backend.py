@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.exc import RestartAnalysis, SkipFrame
+from torch._dynamo.exc import RestartAnalysis, SkipFrame, exceptions_allowed_to_be_fallback
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from steelyard.driver.captured import CapturedGraph
@@ -110,8 +110,8 @@ class Backend:
         )
         try:
             return capture(graph_module, as_plain(example_inputs))
-        except (RestartAnalysis, SkipFrame):
-            # No failures: torch is told to capture the frame in another way.
+        except (RestartAnalysis, SkipFrame, *exceptions_allowed_to_be_fallback):
+            # No failures: torch is told to capture the frame in another way, or breaks the graph before the op.
             raise
         except Exception as error:
             if isinstance(error, SteelyardError) and not isinstance(error, UnsupportedOpError):
