@@ -144,3 +144,15 @@ func.func @chain(%v: !torch.vtensor<[48,64],f32> {scaled.parameter = "a.weight"}
   %dx = torch.aten.mm %dh, %v : !torch.vtensor<[8,48],f32>, !torch.vtensor<[48,64],f32> -> !torch.vtensor<[8,64],f32>
   return %dx : !torch.vtensor<[8,64],f32>
 }
+
+// An op that has matrix products by its location gets a reason; the constants that the frontend makes for it do not.
+// CHECK-LABEL: func.func @products_of_an_unknown_op
+// CHECK: torch.constant.int 3{{$}}
+// CHECK: torch.operator "torch.library.product"{{.*}}scaled.high_precision = "torch runs it as one op, which no recipe takes"
+// CHECK-NOT: scaled.high_precision
+func.func @products_of_an_unknown_op(%x: !torch.vtensor<[8,8],f32>) -> !torch.vtensor<[8,8],f32> {
+  %three = torch.constant.int 3 loc("mixer"("1024 flops"("model.py":3:0)))
+  %y = torch.operator "torch.library.product"(%x, %three) : (!torch.vtensor<[8,8],f32>, !torch.int) -> !torch.vtensor<[8,8],f32> loc("mixer"("1024 flops"("model.py":3:0)))
+  %z = torch.operator "torch.library.other"(%y) : (!torch.vtensor<[8,8],f32>) -> !torch.vtensor<[8,8],f32> loc("mixer"("model.py":4:0))
+  return %z : !torch.vtensor<[8,8],f32>
+}
