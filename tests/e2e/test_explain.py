@@ -194,3 +194,16 @@ def test_one_gemm_is_singular():
     with torch.no_grad():
         net(torch.randn(3, 32))
     assert "\n1 GEMM quantized, 0 left in high precision\n" in net.explain()
+
+
+@pytest.mark.parametrize("padding", ["valid", "same", 0, 1, (0, 1)], ids=str)
+def test_every_convolution_has_a_row(padding):
+    """MLIR writes some of them again in another spelling."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=padding), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(64, 32))
+    net = steelyard.compile(model, "mxfp8")
+    with torch.no_grad():
+        net(torch.randn(2, 3, 8, 8))
+    assert [(row.layer, row.reason) for row in net.explain().rows] == [
+        ("0", "convolutions stay in high precision"),
+        ("3", ""),
+    ]

@@ -22,12 +22,13 @@ from steelyard.ir.locations import KEEP, RECOMPUTE, flops_location
 from steelyard.ir.torch_ops import walk_ops
 
 # Tensors in the IR are values without memory, so MLIR folds these into an operand or a constant. At run time, the
-# result would then share memory with an input that is written later, or with the caller.
+# result would then share memory with an input that is written later, or with the caller. A convolution is written again
+# with other spellings of its padding, and would lose the reason that `explain()` shows.
 _NEVER_FOLDED = {
     f"torch.aten.{name}"
     for name in (
         *("clone", "_to_copy", "cat", "stack", "where.self", "index_select", "sort", "any.dims"),
-        *("full", "ones", "zeros", "tril_indices", "triu_indices"),
+        *("full", "ones", "zeros", "tril_indices", "triu_indices", "convolution"),
     )
 }
 
