@@ -13,6 +13,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Gemm = tuple[str, str, str]
+_PRODUCTS = [
+    getattr(torch.ops.aten, name)
+    for name in ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "_grouped_mm", "convolution")
+]
 _COPIES = (torch.ops.aten.clone, torch.ops.aten._to_copy)
 E4M3, E2M1 = ml_dtypes.float8_e4m3fn, ml_dtypes.float4_e2m1fn
 
@@ -73,7 +77,8 @@ def _unblocked(blocks: np.ndarray, like: np.ndarray) -> np.ndarray:
 class FakeQuantizedGemms(TorchDispatchMode):
     """While it is active, GEMMs of a model's parameters round their operands, where `quantized` has them.
 
-    A GEMM is known by its layer, N and K, as text. `found` has all those of parameters, rounded or not.
+    A GEMM is known by its layer, N and K, as text. `found` has all those of parameters, rounded or not. `layers` has
+    every layer that multiplies by a parameter, also in batches, groups or a convolution.
     """
 
     def __init__(self, model: nn.Module, recipe: str, quantized: Set[Gemm]):
@@ -86,6 +91,7 @@ class FakeQuantizedGemms(TorchDispatchMode):
         self._stack = [""]
         self._hooks = [hook for name, module in model.named_modules() for hook in self._watch(name, module)]
         self.found: set[Gemm] = set()
+        self.layers: set[str] = set()
 
     def _watch(self, name: str, module: nn.Module) -> tuple:
         def leave(*_) -> None:
@@ -100,6 +106,8 @@ class FakeQuantizedGemms(TorchDispatchMode):
             hook.remove()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in _PRODUCTS and any(map(self._is_of_a_parameter, args[:3])):
+            self.layers.add(self._stack[-1])
         match func.overloadpacket:
             case torch.ops.aten.mm:
                 return self._product(*args)
@@ -119,8 +127,8 @@ class FakeQuantizedGemms(TorchDispatchMode):
             self._parameters.add(result.untyped_storage().data_ptr())
         return result
 
-    def _is_of_a_parameter(self, x: torch.Tensor) -> bool:
-        return x.untyped_storage().data_ptr() in self._parameters
+    def _is_of_a_parameter(self, x: object) -> bool:
+        return isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() in self._parameters
 
     def _product(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         """x times a weight that is stored as [K, N] or seen so."""

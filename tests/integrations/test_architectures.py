@@ -17,7 +17,10 @@ FLOAT32_ERROR = 1e-5
 ALLOWED_ERROR = {"fp8-current": 0.25, "mxfp8": 0.25, "nvfp4": 0.7}
 
 # Each architecture with one recipe; they take turns.
-CASES = list(zip(ARCHITECTURES, itertools.cycle(FAKES), strict=False))
+CASES = [
+    pytest.param(name, recipe, id=f"{name}, {recipe}")
+    for name, recipe in zip(ARCHITECTURES, itertools.cycle(FAKES), strict=False)
+]
 
 
 def outputs(result) -> list[torch.Tensor]:
@@ -29,7 +32,7 @@ def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "recipe"), CASES, ids=", ".join)
+@pytest.mark.parametrize(("name", "recipe"), CASES)
 @torch.no_grad()
 def test_architecture_computes_what_an_eager_model_with_rounded_operands_does(name, recipe):
     model, arguments = ARCHITECTURES[name].make()
@@ -43,6 +46,7 @@ def test_architecture_computes_what_an_eager_model_with_rounded_operands_does(na
 
     # Every GEMM of a parameter has a row, and every row of a quantized GEMM is a GEMM of the model.
     assert gemms.found <= {(row.layer, row.N, row.K) for row in rows}
+    assert gemms.layers <= {row.layer for row in rows}
     assert quantized <= gemms.found
     assert quantized
     assert [x.shape for x in found] == [x.shape for x in exact]
