@@ -1,7 +1,6 @@
 """The torch.compile backend: each graph of ATen ops that AOTAutograd hands over becomes a program."""
 
 import functools
-import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -17,6 +16,7 @@ from steelyard.driver.compilation import Compilation
 from steelyard.driver.explanation import Row
 from steelyard.driver.fast_path import has_fast_path, without_fast_path
 from steelyard.driver.gathered_parameters import is_gathered
+from steelyard.driver.layer_names import layer_names
 from steelyard.driver.outside import Outside
 from steelyard.driver.quantized_inputs import as_plain, check_frozen
 from steelyard.driver.settings import Settings, make_settings
@@ -116,7 +116,7 @@ class Backend:
         except Exception as error:
             if isinstance(error, SteelyardError) and not isinstance(error, UnsupportedOpError):
                 raise
-            layers = _layer_names(graph_module.graph, self._module_names(), parameters, caller)
+            layers = layer_names(graph_module.graph, self._module_names(), parameters, caller)
             self.of_torch.add(graph_module, error, layers)
             self.graphs += 1
             # A function of this module, by which rows tell what runs in graphs from what runs between them.
@@ -196,7 +196,7 @@ class Backend:
             self._add(compilation)
             return program
 
-        layers = _layer_names(joint.graph, self._module_names(), [*parameters, *unnamed], caller)
+        layers = layer_names(joint.graph, self._module_names(), [*parameters, *unnamed], caller)
         return CapturedGraph(layers, parameters, build, self._names_by_id)
 
     def _check_trained(self, parameters: Sequence[str | None]) -> None:
@@ -226,7 +226,7 @@ class Backend:
             self._add(compilation)
             return program
 
-        layers = _layer_names(aten.graph, self._module_names(), parameters, caller)
+        layers = layer_names(aten.graph, self._module_names(), parameters, caller)
         graph = CapturedGraph(layers, parameters, build, self._names_by_id)
         if settings.target == CPU:
             return _boxed(lambda values: graph((*values, *constants)))
@@ -316,47 +316,6 @@ def _boxed(run: Callable[[tuple], tuple]) -> Callable[[list], tuple]:
 
     call._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
     return call
-
-
-def _layer_names(
-    graph: torch.fx.Graph, names: Mapping[int, str], parameters: Sequence[str | None], caller: str
-) -> dict[torch.fx.Node, str]:
-    """The innermost module that each node runs in.
-
-    torch does not name the module whose forward it captures. A node there belongs to the module of a parameter that it
-    reads, or that is read by the node whose gradient it computes.
-    """
-    layers: dict[torch.fx.Node, str] = {}
-    owners: dict[torch.fx.Node, str] = {}
-    by_sequence: dict[int | None, str] = {}
-    named = iter(parameters)
-    for node in graph.nodes:
-        if node.op == "placeholder":
-            name = next(named)
-            if name is not None:
-                owners[node] = name.rpartition(".")[0]
-            continue
-        read = [owners[source] for source in node.all_input_nodes if source in owners]
-        layer, sequence = _layer_name(node, names), node.meta.get("seq_nr")
-        if layer is None and read and len(node.all_input_nodes) > 1:
-            by_sequence.setdefault(sequence, read[0])
-        layers[node] = layer if layer is not None else next(iter(read), by_sequence.get(sequence, caller))
-        # A view or a cast of a parameter counts as the parameter.
-        if read and len(node.all_input_nodes) == 1:
-            owners[node] = read[0]
-    return layers
-
-
-def _layer_name(node: torch.fx.Node, names: Mapping[int, str]) -> str | None:
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
-    if not stack:
-        return None
-    key, (path, _) = list(stack.items())[-1]
-    identity = str(key).partition("@")[0]
-    if identity.isdigit() and int(identity) in names:
-        return names[int(identity)]
-    # Without the root, the path of the traced frame: L['self'].layers.0.mlp
-    return re.sub(r"^L\[[^\]]*\]\.?", "", path)
 
 
 def steelyard(graph_module: torch.fx.GraphModule, example_inputs: Sequence, *, options: dict | None = None) -> Callable:
