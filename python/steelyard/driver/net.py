@@ -3,27 +3,22 @@
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from steelyard import recipes
-from steelyard.dialect import make_context, print_module
+from steelyard.driver import inspection
 from steelyard.driver.backend import Backend
-from steelyard.driver.compilation import CUDA_STAGES
-from steelyard.driver.explanation import Explanation, little_is_quantized
+from steelyard.driver.explanation import Explanation
 from steelyard.driver.failures import CAPTURE_ERRORS, translate
 from steelyard.driver.forward import Forward, OwnCapture, is_own_capture, refusal, refuse_disabled_compiler
-from steelyard.driver.memory import Memory, parameter_bytes, tensor_bytes
+from steelyard.driver.memory import Memory
 from steelyard.driver.saving import STATE_PREFIX, StateHook, flatten, join
 from steelyard.driver.settings import Settings, make_settings
-from steelyard.driver.stages import STAGES
 from steelyard.driver.stored_weights import storable_parameters
-from steelyard.errors import RecipeError, SteelyardError, SteelyardWarning, TargetError, UnsupportedModelError
-from steelyard.ir.layers import print_layers
-from steelyard.ir.nesting import nest_modules
+from steelyard.errors import TargetError, UnsupportedModelError
 from steelyard.runtime.cuda.devices import device_among, target_among
 from steelyard.runtime.state import State
 from steelyard.targets import CPU, CUDA, check_target
@@ -211,7 +206,7 @@ class CompiledModule(torch.nn.Module):
             raise translate(error, state.model) from None
         if state.checked != state.backend.graphs:
             if state.name is None:
-                self._check_found()
+                inspection.check_found(state.backend)
             # A call that compiled something without being recorded leaves that to the next.
             state.checked = -1 if is_settled else state.backend.graphs
         state.backend.store_weights()
@@ -333,93 +328,26 @@ class CompiledModule(torch.nn.Module):
         ops of these layers are shown, with the constants and declarations that they read. A net for CUDA also has the
         generated kernels: gpu, nvvm and ptx, one module per kernel.
         """
-        known = STAGES if self._steelyard.backend.settings.target == CPU else (*STAGES, *CUDA_STAGES)
-        if stage not in known:
-            raise SteelyardError(f"stage must be one of {', '.join(known)}, got {stage!r}")
-        compilations = self._compilations()
-        if stage == "ptx":
-            if layer is not None:
-                raise SteelyardError("PTX does not say which layers a kernel is for; look at stage lowered by layer")
-            return "\n".join(text for compilation in compilations if (text := compilation.ptx))
-        module = nest_modules([compilation.module(stage) for compilation in compilations], make_context())
-        return print_module(module.operation) if layer is None else print_layers(module.operation, layer)
+        return inspection.print_ir(self._steelyard.backend, stage, layer)
 
     def ir_dump(self, folder: str | Path) -> list[Path]:
         """Write the IR after every pass, and the program, of every graph into numbered files; returns their paths."""
-        compilations = self._compilations()
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        written = []
-        for graph, compilation in enumerate(compilations):
-            for number, (name, text) in enumerate(compilation.replay()):
-                path = Path(folder, f"graph{graph}_{number:02}_{name}.mlir")
-                path.write_text(text)
-                written.append(path)
-            for stage in CUDA_STAGES if compilation.settings.target != CPU else ():
-                path = Path(folder, f"graph{graph}_kernels.{'ptx' if stage == 'ptx' else f'{stage}.mlir'}")
-                path.write_text(compilation.text(stage))
-                written.append(path)
-            path = Path(folder, f"graph{graph}_program.py")
-            path.write_text(compilation.program.text)
-            written.append(path)
-        return written
+        return inspection.dump_ir(self._steelyard.backend, Path(folder))
 
     def explain(self) -> Explanation:
         """One row per GEMM: its formats and kernel, or why it stayed in high precision.
 
         Ends with the shares of FLOPs and of bytes of parameters that are quantized.
         """
-        backend = self._steelyard.backend
-        if not backend.rows:
-            self._compilations()
-        kept = backend.kept_weights
-        notes = [note for compilation in backend.compilations for note in compilation.notes]
-        notes += [f"{name} stays in high precision beside its codes: {reason}" for name, reason in kept.items()]
-        rows = [replace(row, stays=kept.get(row.weight, "")) if kept else row for row in backend.rows]
-        return Explanation(rows, notes, dict(self.named_parameters(remove_duplicate=False)))
+        return inspection.explain(self._steelyard.backend, dict(self.named_parameters(remove_duplicate=False)))
 
     def memory(self) -> Memory:
         """Bytes that the net holds: parameters, quantized weights, workspace, state, and what the backward needs."""
-        backend = self._steelyard.backend
-        programs = [compilation.program for compilation in backend.compilations]
-        training = next((c for c in reversed(backend.compilations) if c.eager_kept), None)
-        report = Memory(
-            **parameter_bytes(self.parameters()),
-            quantized_weights=backend.weights.nbytes(),
-            workspace=sum(program.nbytes() for program in programs if program is not None),
-            state=tensor_bytes(backend.state.tensors.values()),
-        )
-        if training is None:
-            return report
-        kept = {"kept_for_backward": sum(training.kept.values()), "kept_by_torch": sum(training.eager_kept.values())}
-        return Memory(report | kept)
+        return inspection.measure_memory(self._steelyard.backend, self.parameters())
 
     def requantize(self) -> None:
         """Quantize every weight again at the next call, after writes that torch does not count, such as to `.data`."""
         self._steelyard.backend.weights.forget()
-
-    def _compilations(self) -> list:
-        compilations = self._steelyard.backend.compilations
-        if not compilations:
-            raise SteelyardError("nothing is compiled yet: call the net, or net.lower(...) with example arguments")
-        return compilations
-
-    def _check_found(self) -> None:
-        """Refuse a model in which the recipe, or an override, applies to nothing."""
-        backend = self._steelyard.backend
-        rows = backend.rows
-        if not rows:
-            raise UnsupportedModelError(
-                "the model must have a matrix multiplication, and none was found in what was run; call the model "
-                "itself, without steelyard.compile"
-            )
-        layers = {row.layer for row in rows}
-        unmatched = backend.settings.overrides.unmatched(layers)
-        if unmatched:
-            pattern, known = sorted(unmatched)[0], ", ".join(sorted(filter(None, layers)))
-            raise RecipeError(f"override pattern {pattern!r} matches no layer; the layers with GEMMs: {known}")
-        if not backend.has_warned and (warning := little_is_quantized(rows)):
-            backend.has_warned = True
-            warnings.warn(warning, SteelyardWarning, stacklevel=2)
 
 
 class CompiledSequence(CompiledModule):

@@ -1,0 +1,102 @@
+"""What a net shows of itself: its IR, its explanation, its memory, and a warning where little of it is quantized."""
+
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from steelyard.dialect import make_context, print_module
+from steelyard.driver.backend import Backend
+from steelyard.driver.compilation import CUDA_STAGES, Compilation
+from steelyard.driver.explanation import Explanation, little_is_quantized
+from steelyard.driver.memory import Memory, parameter_bytes, tensor_bytes
+from steelyard.driver.stages import STAGES
+from steelyard.errors import RecipeError, SteelyardError, SteelyardWarning, UnsupportedModelError
+from steelyard.ir.layers import print_layers
+from steelyard.ir.nesting import nest_modules
+from steelyard.targets import CPU
+
+
+def print_ir(backend: Backend, stage: str, layer: str | None) -> str:
+    """The IR of a stage of every graph, or of the layers that a pattern matches."""
+    known = STAGES if backend.settings.target == CPU else (*STAGES, *CUDA_STAGES)
+    if stage not in known:
+        raise SteelyardError(f"stage must be one of {', '.join(known)}, got {stage!r}")
+    compilations = _compilations(backend)
+    if stage == "ptx":
+        if layer is not None:
+            raise SteelyardError("PTX does not say which layers a kernel is for; look at stage lowered by layer")
+        return "\n".join(text for compilation in compilations if (text := compilation.ptx))
+    module = nest_modules([compilation.module(stage) for compilation in compilations], make_context())
+    return print_module(module.operation) if layer is None else print_layers(module.operation, layer)
+
+
+def dump_ir(backend: Backend, folder: Path) -> list[Path]:
+    """Write the IR after every pass, and the program, of every graph into numbered files; returns their paths."""
+    compilations = _compilations(backend)
+    folder.mkdir(parents=True, exist_ok=True)
+    texts: dict[str, str] = {}
+    for graph, compilation in enumerate(compilations):
+        for number, (name, text) in enumerate(compilation.replay()):
+            texts[f"graph{graph}_{number:02}_{name}.mlir"] = text
+        for stage in CUDA_STAGES if compilation.settings.target != CPU else ():
+            texts[f"graph{graph}_kernels.{'ptx' if stage == 'ptx' else f'{stage}.mlir'}"] = compilation.text(stage)
+        assert compilation.program is not None, "a compilation that is kept has run"
+        texts[f"graph{graph}_program.py"] = compilation.program.text
+    for name, text in texts.items():
+        Path(folder, name).write_text(text)
+    return [Path(folder, name) for name in texts]
+
+
+def explain(backend: Backend, parameters: Mapping[str, torch.Tensor]) -> Explanation:
+    """One row per GEMM of every graph and between them."""
+    if not backend.rows:
+        _compilations(backend)
+    kept = backend.kept_weights
+    notes = [note for compilation in backend.compilations for note in compilation.notes]
+    notes += [f"{name} stays in high precision beside its codes: {reason}" for name, reason in kept.items()]
+    rows = [replace(row, stays=kept.get(row.weight, "")) if kept else row for row in backend.rows]
+    return Explanation(rows, notes, parameters)
+
+
+def measure_memory(backend: Backend, parameters: Iterable[torch.Tensor]) -> Memory:
+    """Bytes that a net holds."""
+    programs = [compilation.program for compilation in backend.compilations]
+    training = next((c for c in reversed(backend.compilations) if c.eager_kept), None)
+    report = Memory(
+        **parameter_bytes(parameters),
+        quantized_weights=backend.weights.nbytes(),
+        workspace=sum(program.nbytes() for program in programs if program is not None),
+        state=tensor_bytes(backend.state.tensors.values()),
+    )
+    if training is None:
+        return report
+    kept = {"kept_for_backward": sum(training.kept.values()), "kept_by_torch": sum(training.eager_kept.values())}
+    return Memory(report | kept)
+
+
+def check_found(backend: Backend) -> None:
+    """Refuse a model in which the recipe, or an override, applies to nothing."""
+    rows = backend.rows
+    if not rows:
+        raise UnsupportedModelError(
+            "the model must have a matrix multiplication, and none was found in what was run; call the model "
+            "itself, without steelyard.compile"
+        )
+    layers = {row.layer for row in rows}
+    unmatched = backend.settings.overrides.unmatched(layers)
+    if unmatched:
+        pattern, known = sorted(unmatched)[0], ", ".join(sorted(filter(None, layers)))
+        raise RecipeError(f"override pattern {pattern!r} matches no layer; the layers with GEMMs: {known}")
+    if not backend.has_warned and (warning := little_is_quantized(rows)):
+        backend.has_warned = True
+        warnings.warn(warning, SteelyardWarning, stacklevel=3)
+
+
+def _compilations(backend: Backend) -> list[Compilation]:
+    compilations = backend.compilations
+    if not compilations:
+        raise SteelyardError("nothing is compiled yet: call the net, or net.lower(...) with example arguments")
+    return compilations
