@@ -10,6 +10,7 @@ from small_models import make_mlp
 from torch import nn
 
 import steelyard
+from steelyard.errors import SteelyardWarning
 
 
 @pytest.fixture
@@ -207,3 +208,10 @@ def test_every_convolution_has_a_row(padding):
         ("0", "convolutions stay in high precision"),
         ("3", ""),
     ]
+
+
+def test_a_warning_shows_the_line_that_called_the_net():
+    net = steelyard.compile(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(32, 8)), "mxfp8")
+    with pytest.warns(SteelyardWarning, match="of the FLOPs of GEMMs are quantized") as caught, torch.no_grad():
+        net(torch.randn(2, 3, 4, 4))
+    assert [warning.filename for warning in caught if issubclass(warning.category, SteelyardWarning)] == [__file__]

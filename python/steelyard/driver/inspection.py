@@ -1,6 +1,5 @@
 """What a net shows of itself: its IR, its explanation, its memory, and a warning where little of it is quantized."""
 
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,8 @@ from steelyard.driver.compilation import CUDA_STAGES, Compilation
 from steelyard.driver.explanation import Explanation, little_is_quantized
 from steelyard.driver.memory import Memory, parameter_bytes, tensor_bytes
 from steelyard.driver.stages import STAGES
-from steelyard.errors import RecipeError, SteelyardError, SteelyardWarning, UnsupportedModelError
+from steelyard.driver.user_warnings import warn
+from steelyard.errors import RecipeError, SteelyardError, UnsupportedModelError
 from steelyard.ir.layers import print_layers
 from steelyard.ir.nesting import nest_modules
 from steelyard.targets import CPU
@@ -92,7 +92,7 @@ def check_found(backend: Backend) -> None:
         raise RecipeError(f"override pattern {pattern!r} matches no layer; the layers with GEMMs: {known}")
     if not backend.has_warned and (warning := little_is_quantized(rows)):
         backend.has_warned = True
-        warnings.warn(warning, SteelyardWarning, stacklevel=3)
+        warn(warning)
 
 
 def _compilations(backend: Backend) -> list[Compilation]:

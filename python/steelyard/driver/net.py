@@ -1,7 +1,6 @@
 """`steelyard.compile`: a module whose calls run the compiled program."""
 
 import functools
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from steelyard.driver.memory import Memory
 from steelyard.driver.saving import STATE_PREFIX, StateHook, flatten, join
 from steelyard.driver.settings import Settings, make_settings
 from steelyard.driver.stored_weights import storable_parameters
+from steelyard.driver.user_warnings import warn
 from steelyard.errors import TargetError, UnsupportedModelError
 from steelyard.runtime.cuda.devices import device_among, target_among
 from steelyard.runtime.state import State
@@ -284,10 +284,8 @@ class CompiledModule(torch.nn.Module):
 
     def compile(self, *_, **__) -> None:
         """Does nothing, with a warning: a net is compiled already. The model is not touched."""
-        warnings.warn(
-            "a net runs its own compiled programs, so net.compile() has no effect; torch.compile(net) compiles code "
-            "around it",
-            stacklevel=2,
+        warn(
+            "a net runs its own compiled programs, so net.compile() has no effect; torch.compile(net) compiles the rest"
         )
 
     def __prepare_scriptable__(self):

@@ -1,6 +1,5 @@
 """Graphs that cannot be compiled: torch runs them as they are, with a warning and a row for each of their GEMMs."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from steelyard.driver.explanation import Row
 from steelyard.driver.torch_rows import rows_of_call
-from steelyard.errors import SteelyardWarning, UnsupportedOpError
+from steelyard.driver.user_warnings import warn
+from steelyard.errors import UnsupportedOpError
 from steelyard.frontend.flops import Work, work_of
 
 
@@ -30,12 +30,10 @@ class GraphsOfTorch:
         if detail in self._warned:
             return
         self._warned.add(detail)
-        warnings.warn(
+        warn(
             f"{detail}. torch runs the graph around it in high precision, with the {len(rows)} GEMMs that explain() "
             "shows. To keep the others quantized, put the op into a function with @torch.compiler.disable, or express "
-            "it by other ops",
-            SteelyardWarning,
-            stacklevel=2,
+            "it by other ops"
         )
 
 
