@@ -4,6 +4,8 @@ FLOAT_DTYPES = ("f32", "bf16", "f16")
 """What recipes quantize."""
 
 ITEM_SIZES = {
+    "complex<f64>": 16,
+    "complex<f32>": 8,
     "f64": 8,
     "si64": 8,
     "i64": 8,
@@ -20,4 +22,6 @@ ITEM_SIZES = {
     "ui8": 1,
     "i8": 1,
     "i1": 1,
+    "f8E4M3FN": 1,
+    "f8E5M2": 1,
 }
