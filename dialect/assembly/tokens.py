@@ -65,7 +65,8 @@ def closing(text: str, position: int) -> int:
         if bracket in _CLOSING:
             expected.append(_CLOSING[bracket])
         elif bracket in ")]}>":
-            if expected.pop() != bracket:
+            # A bracket that is a part of another token, such as the first of `<=>`, opens nothing.
+            if not expected or expected.pop() != bracket:
                 return -1
             if not expected:
                 return found.end()

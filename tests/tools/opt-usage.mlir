@@ -28,3 +28,13 @@
 // FLAG: unrecognized arguments: --frobnicate
 
 func.func @f() { return }
+
+// A dim that MLIR's own folding would not survive.
+// RUN: not steelyard-opt %s -p canonicalize 2>&1 | FileCheck %s --check-prefix=DIM
+// DIM: 'torch.aten.cat' op dim must be from -2 to 1, got 4294967295 [fold_c1]
+func.func @wide(%x: !torch.vtensor<[16,64],f32>) -> !torch.vtensor<[32,64],f32> {
+  %dim = torch.constant.int 4294967295
+  %list = torch.prim.ListConstruct %x, %x : (!torch.vtensor<[16,64],f32>, !torch.vtensor<[16,64],f32>) -> !torch.list<vtensor>
+  %0 = torch.aten.cat %list, %dim : !torch.list<vtensor>, !torch.int -> !torch.vtensor<[32,64],f32>
+  return %0 : !torch.vtensor<[32,64],f32>
+}

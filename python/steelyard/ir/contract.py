@@ -10,7 +10,7 @@ from steelyard.errors import ConstraintError
 from steelyard.ir.attributes import FACTS, KERNEL, SOURCES, Fact
 from steelyard.ir.functions import argument_attributes, result_attributes
 from steelyard.ir.kernel_calls import is_declaration, read_call
-from steelyard.ir.torch_ops import walk_ops
+from steelyard.ir.torch_ops import constant_int, info_of, walk_ops
 
 _QUANTIZING = ("advance_rng", "amax", "dequantize", "gemm", "matmul", "quantize", "transpose", "update_scale")
 OPS = {
@@ -88,6 +88,20 @@ def check_input(op: ir.Operation) -> None:
         if not all(0 <= number < len(attributes) for number in sources):
             message = f"{SOURCES} must count arguments, of which there are {len(attributes)}, got {sources}"
             raise ConstraintError("input_c2", message)
+
+
+def check_foldable(op: ir.Operation) -> None:
+    """Refuse an op that MLIR's own folding would crash on; raises `ConstraintError`.
+
+    Constraints:
+    - fold_c1: the dim of a `torch.aten.cat` is one of its result
+    """
+    if op.name != "torch.aten.cat":
+        return
+    dim, info = constant_int(op.operands[1]), info_of(op.result)
+    rank = None if info is None else len(info.shape)
+    if dim is not None and rank is not None and not -rank <= dim < rank:
+        raise ConstraintError("fold_c1", f"dim must be from {-rank} to {rank - 1}, got {dim}")
 
 
 def check_module(module: ir.Operation, stage: str) -> Iterator[tuple[ir.Operation, ConstraintError]]:

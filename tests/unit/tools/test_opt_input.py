@@ -33,6 +33,7 @@ def opt(*arguments: str, text: bytes | None = None, **keywords) -> subprocess.Co
         (b'%0 = "scaled.amax"() : () -> i32', "1:6", "requires attribute 'per_row' [amax_c0]"),
         (b"func.func @f() {\n  %0 = arith.constant " + b"9" * 100000 + b" : i64 return }", "2:23", "2048 digits"),
         (b'func.func @f() {\n  %0:2 = "test.op"() : () -> (i1, i1)\n  return %0#4294967295 }', "3:10", "65536 results"),
+        (b"func.func @f(%x: tensor<2xi64>) {\n  %0 = scaled.advance_rng %x : tensor<=> -> i1 return }", "2:", "error"),
         (b'%0:4294967295 = "test.op"() : () -> i1', "1:1", "fewer than 65536 results"),
         (bytes(range(1, 128)) * 50, "1:1", "error"),
         (b"ML\xefRgarbage", "", "error"),

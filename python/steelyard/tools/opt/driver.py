@@ -7,8 +7,10 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from torch_mlir import ir
@@ -18,7 +20,7 @@ from steelyard.dialect import make_context, print_module
 from steelyard.dialect.assembly.positions import Positions
 from steelyard.dialect.assembly.reader import relocate, translate
 from steelyard.errors import AssemblyError, ConstraintError, PipelineError
-from steelyard.ir.contract import check_input
+from steelyard.ir.contract import check_foldable, check_input
 from steelyard.ir.torch_ops import walk_ops
 from steelyard.passes.pipeline.registry import fail
 from steelyard.passes.pipeline.text import Element, add_element, as_external_pass, build_pass_manager, parse_pipeline
@@ -118,12 +120,14 @@ def _make_manager(elements: list[Element], context: ir.Context, arguments: argpa
     with context:
         manager = PassManager("builtin.module")
         dumps = Dumps(arguments)
+        if elements:
+            manager.add(as_external_pass(partial(_check_ops, check_foldable)), name="check-foldable")
         for index, element in enumerate(elements):
             for print_ir in dumps.before(element):
                 manager.add(print_ir, name="print-ir")
             if element.run is not None and element.name != "scaled-verify-stage":
                 # Frontends make what passes take for granted; a text may hold anything.
-                manager.add(as_external_pass(_check_input), name="check-input")
+                manager.add(as_external_pass(partial(_check_ops, check_input)), name="check-input")
             add_element(manager, element)
             for print_ir in dumps.after(element, index):
                 manager.add(print_ir, name="print-ir")
@@ -132,10 +136,10 @@ def _make_manager(elements: list[Element], context: ir.Context, arguments: argpa
     return manager
 
 
-def _check_input(module: ir.Operation) -> None:
+def _check_ops(check: Callable[[ir.Operation], None], module: ir.Operation) -> None:
     for op in walk_ops(module):
         try:
-            check_input(op)
+            check(op)
         except ConstraintError as error:
             fail(op, str(error))
 
