@@ -9,11 +9,13 @@ from dataclasses import asdict, dataclass, replace
 import torch
 from torch_mlir import ir
 
+from steelyard.dialect.layout import flat_shape
 from steelyard.dialect.matmul import GemmOp, MatmulOp, copies_read
 from steelyard.dialect.produce import ProduceQuantizeOp
 from steelyard.dialect.quantize import QuantizeOp
 from steelyard.dialect.types import Shape, scaled_info_of, tensor_info
 from steelyard.driver.table import PAGE, format_table
+from steelyard.formats.gemms import gemm_sizes
 from steelyard.formats.schemes import Scheme
 from steelyard.frontend.flops import PRODUCTS
 from steelyard.ir.attributes import HIGH_PRECISION
@@ -207,21 +209,9 @@ def _torch_sizes(name: str, op: ir.Operation) -> tuple[str, str, str]:
 
 
 def _sizes(kind: str, lhs: Shape, rhs: Shape) -> tuple[str, str, str]:
-    tokens = _product(lhs[:-1])
-    if kind == "fprop":
-        return tokens, _size(rhs[0]), _size(lhs[-1])
-    if kind == "dgrad":
-        return tokens, _size(rhs[1]), _size(lhs[-1])
-    return _size(lhs[-1]), _size(rhs[-1]), tokens
-
-
-def _product(sizes: Shape) -> str:
-    product = 1
-    for size in sizes:
-        if size is None:
-            return "?"
-        product *= size
-    return str(product)
+    """M, N and K of a product; leading dims count as rows."""
+    m, n, k = gemm_sizes(kind, flat_shape(lhs), flat_shape(rhs))
+    return _size(m), _size(n), _size(k)
 
 
 def _size(size: int | None) -> str:
