@@ -119,17 +119,7 @@ def _reader_count(value: ir.Value, gradients: Collection[ir.Value]) -> int:
 def _keep_preactivation(op: ir.Operation, product: GemmOp, views: list[ir.Operation]) -> None:
     """Let a gemm apply an activation and return what it is given too, which takes the product's place."""
     with ir.InsertionPoint(product), product.location:
-        fused = gemm(
-            product.lhs,
-            product.rhs,
-            result=product.result.type,
-            kind=product.kind.value,
-            layer=product.layer.value,
-            batch_dims=product.batch_dims.value,
-            bias=product.bias,
-            epilogue=activation_of(op) or "none",
-            preactivation=True,
-        )
+        fused = _gemm_like(product, epilogue=activation_of(op) or "none", residual=None, preactivation=True)
     assert fused.preactivation is not None, "asked for above"
     product.result.replace_all_uses_with(fused.preactivation)
     last = fused.result
@@ -153,17 +143,8 @@ def _replace(
 ) -> None:
     """Put a gemm with an epilogue or a residual more, and the views behind it, in the place of the op it absorbs."""
     with ir.InsertionPoint(op), product.location:
-        fused = gemm(
-            product.lhs,
-            product.rhs,
-            result=product.result.type,
-            kind=product.kind.value,
-            layer=product.layer.value,
-            batch_dims=product.batch_dims.value,
-            bias=product.bias,
-            epilogue=epilogue or product.epilogue.value,
-            residual=product.residual if residual is None else residual,
-        )
+        kept = product.residual if residual is None else residual
+        fused = _gemm_like(product, epilogue=epilogue or product.epilogue.value, residual=kept)
     product.result.replace_all_uses_with(fused.result)
     for view in views:
         view.move_before(op)
@@ -171,3 +152,19 @@ def _replace(
     op.result.replace_all_uses_with(last)
     op.erase()
     product.operation.erase()
+
+
+def _gemm_like(product: GemmOp, *, epilogue: str, residual: ir.Value | None, preactivation: bool = False) -> GemmOp:
+    """The same product with another epilogue."""
+    return gemm(
+        product.lhs,
+        product.rhs,
+        result=product.result.type,
+        kind=product.kind.value,
+        layer=product.layer.value,
+        batch_dims=product.batch_dims.value,
+        bias=product.bias,
+        epilogue=epilogue,
+        residual=residual,
+        preactivation=preactivation,
+    )
