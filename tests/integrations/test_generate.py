@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from small_llama import make_small_llama
+from transformers import LlamaForCausalLM
 
 import steelyard
 
@@ -10,18 +11,7 @@ import steelyard
 def make_llama(seed: int = 0) -> LlamaForCausalLM:
     """Grouped-query attention: four heads share two keys and values."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=97,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    return LlamaForCausalLM(config).eval()
+    return make_small_llama(vocab_size=97, eos_token_id=None, pad_token_id=0).eval()
 
 
 @pytest.fixture(scope="module")

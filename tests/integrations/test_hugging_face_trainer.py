@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from small_llama import make_small_llama
+from transformers import LlamaForCausalLM, Trainer, TrainingArguments
 
 import steelyard
 
@@ -28,18 +29,7 @@ class Counting(torch.utils.data.Dataset):
 
 def make_model() -> LlamaForCausalLM:
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        pad_token_id=None,
-        eos_token_id=None,
-    )
-    return LlamaForCausalLM(config)
+    return make_small_llama(vocab_size=VOCABULARY, intermediate_size=128, pad_token_id=None, eos_token_id=None)
 
 
 def make_trainer(net, folder: Path, steps: int, **others) -> Trainer:

@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from small_llama import make_small_llama
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 import steelyard
@@ -227,16 +227,7 @@ def test_quantized_parameters_that_require_gradients():
 @pytest.mark.slow
 def test_llama_with_gradient_checkpointing():
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        use_cache=False,
-    )
-    model = LlamaForCausalLM(config)
+    model = make_small_llama(use_cache=False)
     model.gradient_checkpointing_enable()
     model.enable_input_require_grads()
     peft_model = get_peft_model(model, LoraConfig(r=16, target_modules=["q_proj", "v_proj"])).train()

@@ -6,9 +6,10 @@ import pickle
 import pytest
 import torch
 from safetensors.torch import load_file, load_model, save_file, save_model
+from small_llama import make_small_llama
 from small_models import make_mlp
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 import steelyard
@@ -174,16 +175,7 @@ def test_copies_of_the_model_load_the_state_and_pickles_do_not_need_it():
 
 
 def make_llama() -> LlamaForCausalLM:
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    )
-    return LlamaForCausalLM(config).eval()
+    return make_small_llama(tie_word_embeddings=True).eval()
 
 
 def test_save_pretrained(tmp_path):
