@@ -9,6 +9,7 @@ from torch_mlir.dialects import torch as _torch_dialect
 
 from steelyard.dialect.assembly.printer import print_module
 from steelyard.dialect.assembly.reader import parse_module
+from steelyard.dialect.remembered import forget
 from steelyard.dialect.scaled import Scaled
 
 __all__ = ["load", "make_context", "parse_module", "print_module"]
@@ -20,6 +21,7 @@ _mlir_globals.append_dialect_search_prefix("steelyard.dialect")
 def load(context: ir.Context) -> ir.Context:
     """Load the dialects that programs use into a context; loading twice does nothing."""
     if not context.is_dialect_loaded(Scaled.DIALECT_NAMESPACE):
+        forget()
         _torch_dialect.register_dialect(context)
         with context:
             Scaled.load()

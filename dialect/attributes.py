@@ -1,11 +1,11 @@
 """`#scaled.scheme`: a `Scheme` as an attribute."""
 
-from functools import lru_cache
 from typing import Any
 
 from torch_mlir import ir
 
 from steelyard.dialect.base import Scaled, require
+from steelyard.dialect.remembered import remembered
 from steelyard.errors import ConstraintError
 from steelyard.formats.schemes import Scheme
 
@@ -43,7 +43,7 @@ class SchemeAttr(Scaled.Attribute, name="scheme"):
         return _scheme(self)
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def _make(scheme: Scheme, context: ir.Context) -> SchemeAttr:
     options = {name: _to_attribute(value) for name, value in scheme.options().items()}
     return SchemeAttr.get(
@@ -55,7 +55,7 @@ def _make(scheme: Scheme, context: ir.Context) -> SchemeAttr:
     )
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def _scheme(attribute: SchemeAttr) -> Scheme:
     element, block, scale, options = (parameter.maybe_downcast() for parameter in attribute.params)
     values = {entry.name: _from_attribute(entry.name, entry.attr) for entry in ir.DictAttr(options)}

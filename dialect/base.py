@@ -8,6 +8,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import ext
 
 from steelyard.dialect.assembly.spelling import shorten
+from steelyard.dialect.remembered import remembered_set
 from steelyard.errors import ConstraintError
 
 _Choice = TypeVar("_Choice", bound=str)
@@ -62,7 +63,7 @@ class ScaledOp(Scaled.Operation):
         except (KeyError, IndexError, AttributeError, TypeError) as error:
             message = f"{_describe_ill_formed(op, error)} [{cls._op_name}_c0]"
         else:
-            _remember(signature)
+            _verified.add(signature)
             return True
         op.location.emit_error(f"'{cls.OPERATION_NAME}' op {shorten(message)}{_layer_suffix(op)}")
         return False
@@ -99,15 +100,7 @@ def _check_segments(op: ScaledOp) -> None:
             raise ConstraintError(f"{op._op_name}_c0", f"{name} must add up to {count} in its groups, got {sizes}")
 
 
-_verified: set[tuple[object, ...]] = set()
-_MOST_SIGNATURES = 20_000
-
-
-def _remember(signature: tuple[object, ...]) -> None:
-    # Signatures keep their context alive, so they must not pile up in a process that makes many.
-    if len(_verified) >= _MOST_SIGNATURES:
-        _verified.clear()
-    _verified.add(signature)
+_verified = remembered_set()
 
 
 def _describe_ill_formed(op: ScaledOp, error: Exception) -> str:

@@ -5,13 +5,13 @@
 
 import re
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 from torch_mlir import ir
 
 from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.base import Scaled, require
+from steelyard.dialect.remembered import remembered
 from steelyard.errors import ConstraintError
 from steelyard.formats.dtypes import FLOAT_DTYPES
 from steelyard.formats.schemes import Scheme
@@ -106,19 +106,19 @@ class ScaledInfo:
         return _make_scaled_type(self, ir.Context.current)
 
 
-@lru_cache(maxsize=16384)
+@remembered
 def _make_plain_type(info: TensorInfo, context: ir.Context) -> ir.Type:
     return ir.Type.parse(str(info), context)
 
 
-@lru_cache(maxsize=16384)
+@remembered
 def _make_scaled_type(info: ScaledInfo, context: ir.Context) -> TensorType:
     with context:
         base = TensorInfo("builtin", info.shape, info.dtype).type()
         return TensorType.get(base, *(_scheme_or_none(scheme) for scheme in (info.row, info.col)))
 
 
-@lru_cache(maxsize=16384)
+@remembered
 def tensor_info(type_: ir.Type) -> TensorInfo | None:
     """What a ranked `tensor` or `!torch.vtensor` with a known dtype says; None for any other type."""
     if isinstance(type_, ir.RankedTensorType):
@@ -187,7 +187,7 @@ def format_shape(shape: Shape) -> str:
     return "[" + ",".join("?" if size is None else str(size) for size in shape) + "]"
 
 
-@lru_cache(maxsize=16384)
+@remembered
 def _scaled_info(type_: TensorType) -> ScaledInfo:
     base, row, col = (parameter.maybe_downcast() for parameter in type_.params)
     info = tensor_info(base.value) if isinstance(base, ir.TypeAttr) else None
