@@ -1,7 +1,7 @@
 """A lowered program: its forward, its backward where it has one, and the weights that are quantized outside of both."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch_mlir import ir
@@ -11,6 +11,7 @@ from steelyard.ir.functions import argument_attributes, argument_types, function
 from steelyard.ir.torch_ops import op_name
 from steelyard.ir.weights import is_weight, weight_form, weight_key
 from steelyard.runtime.cuda.devices import Devices
+from steelyard.runtime.dtypes import result_dtype, shape_of
 from steelyard.runtime.emitter import Emitted, Emitter
 from steelyard.runtime.finite import make_check
 from steelyard.runtime.profiling import is_recording
@@ -51,9 +52,8 @@ class Program:
         self._forward = self._functions["forward"]
         self.parameter_readers = _parameter_readers(functions["forward"])
         """Ops of the forward that read the values of a parameter, by its name."""
-        results = zip(self._forward.result_types, self._forward.results, strict=True)
-        self.saved = [type_ for type_, own in results if SAVED in own]
-        """Types of what the forward leaves to the backward."""
+        self.saved = _saved(functions["forward"])
+        """What the forward leaves to the backward."""
         self.primals: list[int] = []
         """Which arguments of the forward the backward takes."""
         if "backward" in functions:
@@ -77,6 +77,19 @@ class Program:
     def nbytes(self) -> int:
         """Bytes of the memory that calls leave to the next ones."""
         return sum(function.emitted.arenas.nbytes() for function in self._functions.values())
+
+
+class SavedTensor(NamedTuple):
+    """A tensor that a forward leaves to its backward. A type of the IR would keep the whole context alive."""
+
+    shape: tuple[int | None, ...]
+    dtype: torch.dtype
+
+
+def _saved(function: ir.Operation) -> list[SavedTensor]:
+    types = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value).results
+    results = zip(types, result_attributes(function), strict=True)
+    return [SavedTensor(shape_of(type_), result_dtype(type_)) for type_, own in results if SAVED in own]
 
 
 def _parameter_readers(function: ir.Operation) -> dict[str, list[str]]:
@@ -104,8 +117,6 @@ class _Function:
         name = ir.StringAttr(function.attributes["sym_name"]).value
         self._devices = devices
         self.emitted = made[name]
-        self.results = result_attributes(function)
-        self.result_types = list(ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value).results)
         self._run = self.emitted.run
         self._state, self._weights = state, weights
         self._state_names: list[tuple[str, tuple[int, ...]]] = []
@@ -129,7 +140,8 @@ class _Function:
                 key, form = weight_key(makers[weight]), weight_form(makers[weight])
                 argument = WeightArgument(key, make, sources, parameter, states, form, is_trained="backward" in made)
                 self.weight_arguments.append(argument)
-        self._moved = {i: ir.StringAttr(own[STATE]).value for i, own in enumerate(self.results) if STATE in own}
+        results = enumerate(result_attributes(function))
+        self._moved = {i: ir.StringAttr(own[STATE]).value for i, own in results if STATE in own}
 
     def __call__(self, arguments: tuple) -> tuple:
         if self._devices is not None:

@@ -1,6 +1,7 @@
 """The torch.compile backend: each graph of ATen ops that AOTAutograd hands over becomes a program."""
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -11,6 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import RestartAnalysis, SkipFrame, exceptions_allowed_to_be_fallback
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from steelyard.dialect import make_context
 from steelyard.driver.captured import CapturedGraph
 from steelyard.driver.compilation import Compilation
 from steelyard.driver.explanation import Row
@@ -35,7 +37,11 @@ from steelyard.tensor.quantized_tensor import QuantizedTensor
 
 
 class Backend:
-    """Compiles the graphs of one net. `compilations` has one entry per graph, in the order of compilation."""
+    """Compiles the graphs of one net. `compilations` has one entry per graph, in the order of compilation.
+
+    What it hands to torch, torch keeps until the net is freed. So none of it may keep the backend, which keeps the net:
+    it gets `shared` instead.
+    """
 
     def __init__(
         self,
@@ -45,15 +51,20 @@ class Backend:
         storable: frozenset[str] = frozenset(),
     ):
         self.settings = settings
+        self.lock = threading.RLock()
+        """Held while something is compiled or replaced."""
         self.state = State() if state is None else state
         """The net's state by name, shared by all its programs."""
         self.root = root
+        self.shared: Backend = self if root is None else weakref.proxy(self)
         self.compilations: list[Compilation] = []
         self.graphs = 0
         """How many graphs were compiled so far, those that are outdated by now included."""
         self.of_torch = GraphsOfTorch()
         """The graphs that cannot be compiled."""
-        self.weights = Weights(functools.partial(is_gathered, root))
+        self._names = functools.partial(_names_by_id, _weakly(root))
+        """From the ids of parameters to their names."""
+        self.weights = Weights(functools.partial(is_gathered, _weakly(root)))
         self.kept_weights: dict[str, str] = {}
         """Parameters that stay in high precision although `weights` is `quantized`, and why."""
         self.storable = storable
@@ -96,12 +107,14 @@ class Backend:
         parameters = self._parameter_names(graph_module, example_inputs)
         check_frozen(parameters, example_inputs)
         settings = self._settings_for(example_inputs)
+        backend = self.shared
+        apart = next((type(value).__name__ for value in example_inputs if is_traceable_wrapper_subclass(value)), None)
 
         def compile_inference(aten: torch.fx.GraphModule, inputs: Sequence) -> Callable:
-            _check_count(parameters, inputs, example_inputs)
-            return self._compile(aten, settings, parameters, caller)
+            _check_count(parameters, inputs, apart)
+            return backend._compile(aten, settings, parameters, caller)
 
-        training = _Training(self, settings, parameters, example_inputs, caller)
+        training = _Training(backend, settings, parameters, apart, caller)
         capture = aot_autograd(
             fw_compiler=training.compile_forward,
             bw_compiler=training.compile_backward,
@@ -117,8 +130,9 @@ class Backend:
             if isinstance(error, SteelyardError) and not isinstance(error, UnsupportedOpError):
                 raise
             layers = layer_names(graph_module.graph, self._module_names(), parameters, caller)
-            self.of_torch.add(graph_module, error, layers)
-            self.graphs += 1
+            with self.lock:
+                self.of_torch.add(graph_module, error, layers)
+                self.graphs += 1
             # A function of this module, by which rows tell what runs in graphs from what runs between them.
             return lambda *values: graph_module.forward(*values)
 
@@ -139,14 +153,15 @@ class Backend:
         """With `weights="quantized"`, replace the parameters that programs quantize by quantized ones."""
         if self.settings.weights != "quantized" or self.root is None or self._settled == len(self.compilations):
             return
-        programs = {id(c): c.program for c in self.compilations if c.program is not None}
-        replaced, self.kept_weights = store_weights(self.root, programs.values(), self.state, self.storable)
-        self._outdated += [
-            compilation
-            for compilation in self.compilations
-            if any(weight.parameter in replaced for weight in programs[id(compilation)].weight_arguments)
-        ]
-        self._settled = len(self.compilations)
+        with self.lock:
+            programs = {id(c): c.program for c in self.compilations if c.program is not None}
+            replaced, self.kept_weights = store_weights(self.root, programs.values(), self.state, self.storable)
+            self._outdated += [
+                compilation
+                for compilation in self.compilations
+                if any(weight.parameter in replaced for weight in programs[id(compilation)].weight_arguments)
+            ]
+            self._settled = len(self.compilations)
 
     def take_weights(self, tensors: Mapping[str, QuantizedTensor]) -> None:
         """With `weights="quantized"`, make quantized tensors the parameters that a call would replace by such."""
@@ -172,11 +187,12 @@ class Backend:
         return bool(self._outdated)
 
     def _add(self, compilation: Compilation) -> None:
-        self.compilations[:] = [known for known in self.compilations if known not in self._outdated]
-        self._outdated.clear()
-        self.compilations.append(compilation)
-        self.graphs += 1
-        self._settled = 0
+        with self.lock:
+            kept = [known for known in self.compilations if known not in self._outdated]
+            self.compilations[:] = [*kept, compilation]
+            self._outdated.clear()
+            self.graphs += 1
+            self._settled = 0
 
     def capture_joint(
         self, joint: JointGraph, settings: Settings, parameters: Sequence[str | None], caller: str
@@ -185,19 +201,21 @@ class Backend:
         self._check_trained(parameters)
         unnamed = [None for _ in (*joint.constants, *joint.tangents)]
         joint.drop_missing_gradients()
+        backend = self.shared
 
         def build(layers: Mapping[torch.fx.Node, str], parameters: Sequence[str | None]) -> Program:
-            compilation = Compilation(settings, self.state, self.weights)
+            compilation = Compilation(settings, backend.state, backend.weights)
             known = [*parameters, *unnamed]
-            module = import_graph(joint.graph, compilation.context, name="joint", layers=layers, parameters=known)
-            with compilation.context:
+            context = make_context()
+            module = import_graph(joint.graph, context, name="joint", layers=layers, parameters=known)
+            with context:
                 joint.mark(functions_of(module.operation)[0], parameters)
             program = compilation.run(module)
-            self._add(compilation)
+            backend._add(compilation)
             return program
 
         layers = layer_names(joint.graph, self._module_names(), [*parameters, *unnamed], caller)
-        return CapturedGraph(layers, parameters, build, self._names_by_id)
+        return CapturedGraph(layers, parameters, build, self._names)
 
     def _check_trained(self, parameters: Sequence[str | None]) -> None:
         """Refuse gradients of parameters that are to be replaced by their codes."""
@@ -218,23 +236,24 @@ class Backend:
     ) -> Callable:
         constants = tuple(lift_constants(aten))
         parameters = [*parameters, *(None for _ in constants)]
+        backend = self.shared
 
         def build(layers: Mapping[torch.fx.Node, str], parameters: Sequence[str | None]) -> Program:
-            compilation = Compilation(settings, self.state, self.weights)
-            module = import_graph(aten.graph, compilation.context, name="forward", layers=layers, parameters=parameters)
+            compilation = Compilation(settings, backend.state, backend.weights)
+            module = import_graph(aten.graph, make_context(), name="forward", layers=layers, parameters=parameters)
             program = compilation.run(module)
-            self._add(compilation)
+            backend._add(compilation)
             return program
 
         layers = layer_names(aten.graph, self._module_names(), parameters, caller)
-        graph = CapturedGraph(layers, parameters, build, self._names_by_id)
+        graph = CapturedGraph(layers, parameters, build, self._names)
         if settings.target == CPU:
             return _boxed(lambda values: graph((*values, *constants)))
 
         def run(values: tuple) -> tuple:
             values = (*values, *constants)
             program = graph.find(values)
-            return run_graph(aten, values) if self.runs_by_torch(program, values) else program(*values)
+            return run_graph(aten, values) if backend.runs_by_torch(program, values) else program(*values)
 
         return _boxed(run)
 
@@ -244,13 +263,8 @@ class Backend:
         names = {id(module): name for name, module in self.root.named_modules(remove_duplicate=False)}
         return names | {id(part): name for part, name in self._part_names.items()}
 
-    def _names_by_id(self) -> dict[int, str]:
-        if self.root is None:
-            return {}
-        return {id(p): name for name, p in self.root.named_parameters(remove_duplicate=False)}
-
     def _parameter_names(self, graph_module: torch.fx.GraphModule, inputs: Sequence) -> list[str | None]:
-        known = self._names_by_id()
+        known = self._names()
         placeholders = [node.name for node in graph_module.graph.nodes if node.op == "placeholder"]
         return [
             known.get(id(value), placeholder if isinstance(value, torch.nn.Parameter) else None)
@@ -258,25 +272,36 @@ class Backend:
         ]
 
 
+def _weakly(root: torch.nn.Module | None) -> Callable[[], torch.nn.Module | None]:
+    return (lambda: None) if root is None else weakref.ref(root)
+
+
+def _names_by_id(root: Callable[[], torch.nn.Module | None]) -> dict[int, str]:
+    """The names of parameters; none when the net is no more, as in a backward after its last use."""
+    net = root()
+    return {} if net is None else {id(p): name for name, p in net.named_parameters(remove_duplicate=False)}
+
+
 class _Training:
     """The three callbacks by which AOTAutograd compiles a graph with gradients."""
 
     def __init__(
-        self, backend: Backend, settings: Settings, parameters: Sequence[str | None], inputs: Sequence, caller: str
+        self, backend: Backend, settings: Settings, parameters: Sequence[str | None], apart: str | None, caller: str
     ):
         self._backend = backend
         self._settings = settings
         self._parameters = parameters
-        self._inputs = inputs
+        self._apart = apart
         self._caller = caller
         self._run: JointPrograms | None = None
 
     def partition(self, module: torch.fx.GraphModule, _, *, num_fwd_outputs: int, **__) -> tuple:
         """Compile the joint graph."""
         joint = JointGraph(module, num_fwd_outputs)
-        _check_count(self._parameters, joint.primals, self._inputs)
-        captured = self._backend.capture_joint(joint, self._settings, self._parameters, self._caller)
-        self._run = JointPrograms(joint, captured, self._backend.runs_by_torch)
+        _check_count(self._parameters, joint.primals, self._apart)
+        backend = self._backend
+        captured = backend.capture_joint(joint, self._settings, self._parameters, self._caller)
+        self._run = JointPrograms(joint, captured, lambda *call: backend.runs_by_torch(*call))
         return make_thin_graphs(joint, captured.first)
 
     def compile_forward(self, *_) -> Callable:
@@ -290,14 +315,16 @@ class _Training:
         return _boxed(self._run.backward)
 
 
-def _check_count(parameters: Sequence[str | None], inputs: Sequence, given: Sequence) -> None:
-    """Refuse a graph with other inputs than it was given: which of them are parameters cannot be told then."""
+def _check_count(parameters: Sequence[str | None], inputs: Sequence, apart: str | None) -> None:
+    """Refuse a graph with other inputs than it was given: which of them are parameters cannot be told then.
+
+    `apart` is the class of an input that torch takes apart, if there is one.
+    """
     if len(parameters) == len(inputs):
         return
-    apart = [type(value).__name__ for value in given if is_traceable_wrapper_subclass(value)]
-    if apart:
+    if apart is not None:
         raise UnsupportedModelError(
-            f"the arguments and parameters of a net must be plain tensors, got a {apart[0]}, which torch takes apart; "
+            f"the arguments and parameters of a net must be plain tensors, got a {apart}, which torch takes apart; "
             "pad nested tensors, and unwrap others"
         )
     raise UnsupportedModelError(

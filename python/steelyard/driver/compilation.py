@@ -34,7 +34,6 @@ class Compilation:
         self.settings = settings
         self._state = state
         self._weights = weights
-        self.context = make_context()
         self.stages: dict[str, bytes] = {}
         """The bytecode of each stage's module, which is printed only on request."""
         self.rows: list[Row] = []

@@ -21,7 +21,7 @@ def translate(error: Exception, root: torch.nn.Module) -> SteelyardError:
     if isinstance(error, BackendCompilerFailed) and isinstance(error.inner_exception, SteelyardError):
         return error.inner_exception
     if isinstance(error, FailOnRecompileLimitHit):
-        return _limit_error(error)
+        return _limit_error()
     lines = _source_lines(error)
     place = _describe(lines, root)
     if isinstance(error, TorchRuntimeError):
@@ -80,12 +80,10 @@ def _cause(error: Exception) -> str:
     return ". ".join([heading, *hints])
 
 
-def _limit_error(error: FailOnRecompileLimitHit) -> UnsupportedModelError:
-    reason = str(error.__cause__ or error)
-    which = "accumulated_recompile_limit" if "accumulated_recompile_limit" in reason else "recompile_limit"
-    limit = getattr(torch._dynamo.config, which)
+def _limit_error() -> UnsupportedModelError:
+    limit = torch._dynamo.config.recompile_limit
     return UnsupportedModelError(
-        f"torch compiles a forward at most {limit} times (torch._dynamo.config.{which}), and these arguments need one "
-        "more: another rank, dtype, flag or Python number among them compiles again. Raise that limit, pass numbers "
-        "that vary as tensors, or compile a net for each use; nothing was run in high precision instead"
+        f"torch compiles a forward at most {limit} times (torch._dynamo.config.recompile_limit), and these arguments "
+        "need one more: another rank, dtype, flag or Python number among them compiles again. Raise that limit, pass "
+        "numbers that vary as tensors, or compile a net for each use; nothing was run in high precision instead"
     )

@@ -1,6 +1,7 @@
 """`steelyard.compile`: a module whose calls run the compiled program."""
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from steelyard.driver.backend import Backend
 from steelyard.driver.explanation import Explanation
 from steelyard.driver.failures import CAPTURE_ERRORS, translate
 from steelyard.driver.forward import Forward, OwnCapture, is_own_capture, refusal, refuse_disabled_compiler
+from steelyard.driver.frames import capture
 from steelyard.driver.memory import Memory
 from steelyard.driver.saving import STATE_PREFIX, StateHook, flatten, join
 from steelyard.driver.settings import Settings, make_settings
@@ -126,8 +128,8 @@ class _State:
         """What was assigned to the net's `forward`."""
         self.own_method: tuple[Callable, Callable] | None = None
         """A forward that the model's instance has of its own, and the net's method with its signature."""
-        self._own_forward = None
-        self._forward = self._compile(type(model).forward)
+        self._compiled: tuple[Callable | None, Callable] | None = None
+        """A forward that the model's instance has of its own, None for that of its class; and what it compiled to."""
 
     def part(self, key: str) -> torch.nn.Module | None:
         """The submodule with a name, compiled if it may hold GEMMs; the same object until it is replaced."""
@@ -141,25 +143,29 @@ class _State:
     def forward(self, net: "CompiledModule") -> Callable:
         """The compiled forward of the instance if it has its own, otherwise that of the class."""
         own = self.model.__dict__.get("forward")
-        if own is not self._own_forward:
-            self._own_forward = own
-            self._forward = self._compile(type(self.model).forward if own is None else own)
-        return functools.partial(self._forward, net) if own is None else self._forward
+        known = self._compiled
+        if known is None or known[0] is not own:
+            known = self._compile(own)
+        return functools.partial(known[1], net) if own is None else known[1]
 
     def plain_forward(self, net: "CompiledModule") -> Callable:
         """The same forward, not compiled."""
         own = self.model.__dict__.get("forward")
         return functools.partial(type(self.model).forward, net) if own is None else own
 
-    def _compile(self, forward: Callable) -> Callable:
-        backend, name = self.backend, self.name or ""
+    # Not captured: parts are compiled while the Python code around them runs after a graph break.
+    @torch.compiler.disable
+    def _compile(self, own: Callable | None) -> tuple[Callable | None, Callable]:
+        backend, name = weakref.proxy(self.backend), self.name or ""
 
         def compile_graph(graph_module: torch.fx.GraphModule, example_inputs: Sequence) -> Callable:
             return backend(graph_module, example_inputs, caller=name)
 
-        # One cache of compiled code per net: by default torch shares one, and runs nets beyond its limit uncompiled.
-        options: dict[str, Any] = {"backend": compile_graph, "isolate_recompiles": True}
-        return torch.compile(forward, **options)
+        with self.backend.lock:
+            # Threads that come together share what the first one made.
+            if self._compiled is None or self._compiled[0] is not own:
+                self._compiled = own, capture(type(self.model).forward if own is None else own, compile_graph)
+            return self._compiled
 
 
 def _plain(module: torch.nn.Module) -> torch.nn.Module:
@@ -385,9 +391,16 @@ class CompiledDict(CompiledModule):
         return [(key, self[key]) for key in self._modules]
 
 
-@functools.cache
+_compiled_classes: weakref.WeakValueDictionary[type, type] = weakref.WeakValueDictionary()
+
+
 def _compiled_class(model_class: type) -> type:
-    """A class that is the model's class and a compiled module."""
+    """A class that is the model's class and a compiled module; one class for all nets of a model's class."""
+    known = _compiled_classes.get(model_class)
+    return known if known is not None else _compiled_classes.setdefault(model_class, _make_class(model_class))
+
+
+def _make_class(model_class: type) -> type:
     base = CompiledModule
     if issubclass(model_class, torch.nn.ModuleList | torch.nn.Sequential):
         base = CompiledSequence

@@ -18,8 +18,7 @@ from steelyard.errors import UnsupportedModelError
 from steelyard.frontend.importer import lift_constants
 from steelyard.ir.attributes import GRADIENT, TANGENT
 from steelyard.runtime.cuda.devices import device_among
-from steelyard.runtime.dtypes import result_dtype, shape_of
-from steelyard.runtime.program import Program
+from steelyard.runtime.program import Program, SavedTensor
 
 
 class JointGraph:
@@ -78,7 +77,7 @@ def _entries(attribute: ir.Attribute) -> list[tuple[str, ir.Attribute]]:
 def make_thin_graphs(joint: JointGraph, program: Program) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """The two graphs that AOTAutograd wants: a forward to outputs, saved values and sizes, and its backward."""
     device = device_among(node.meta["val"] for node in joint.primals)
-    saved = [_fake_like(type_, device) for type_ in program.saved]
+    saved = [_fake_like(tensor, device) for tensor in program.saved]
     primals = [joint.primals[i] for i in _kept_primals(joint, program)]
     tensors = [node for node in primals if isinstance(node.meta["val"], torch.Tensor)]
     sizes = [node for node in primals if not isinstance(node.meta["val"], torch.Tensor)]
@@ -128,17 +127,17 @@ def _unreachable(*_):
     raise AssertionError("a program must run instead of this graph")
 
 
-def _fake_like(type_: ir.Type, device: torch.device | None) -> torch.Tensor:
-    """A tensor of a type, without memory; sizes known only at run time do not matter here."""
+def _fake_like(saved: SavedTensor, device: torch.device | None) -> torch.Tensor:
+    """A tensor without memory; sizes known only at run time do not matter here."""
     context = TracingContext.try_get()
     assert context is not None
     assert context.fake_mode is not None
     with context.fake_mode:
-        return torch.empty(_sizes_of(type_), dtype=result_dtype(type_), device=device)
+        return torch.empty(_sizes_of(saved), dtype=saved.dtype, device=device)
 
 
-def _sizes_of(type_: ir.Type) -> list[int]:
-    return [1 if size is None else size for size in shape_of(type_)]
+def _sizes_of(saved: SavedTensor) -> list[int]:
+    return [1 if size is None else size for size in saved.shape]
 
 
 def run_graph(module: torch.fx.GraphModule, values: Sequence[Any], outputs: int | None = None) -> tuple:
@@ -163,7 +162,7 @@ class JointPrograms:
         self._joint = joint
         self._runs_by_torch = runs_by_torch
         first = captured.first
-        self._saved = [str(type_) for type_ in first.saved]
+        self._saved = first.saved
         self._primals = first.primals
         self._alike = {first}
         self._argument_count = len(joint.primals)
@@ -199,7 +198,7 @@ class JointPrograms:
             None if node in tangents else next(given if node in primals else constants) for node in joint.placeholders
         ]
         results = run_graph(joint.module, arguments, count)
-        return [*results, *(torch.empty(_sizes_of(type_), dtype=result_dtype(type_)) for type_ in program.saved)]
+        return [*results, *(torch.empty(_sizes_of(saved), dtype=saved.dtype) for saved in program.saved)]
 
     def backward(self, values: Sequence[Any]) -> tuple:
         """From sizes, saved values, saved arguments and tangents to gradients."""
@@ -219,7 +218,7 @@ class JointPrograms:
         """Modules that share a graph after a graph break must save the same values."""
         if program in self._alike:
             return
-        if [str(type_) for type_ in program.saved] == self._saved and program.primals == self._primals:
+        if program.saved == self._saved and program.primals == self._primals:
             self._alike.add(program)
             return
         raise UnsupportedModelError(

@@ -1,0 +1,156 @@
+"""How torch captures the forward of one net: once for each kind of arguments, and for no longer than the net lives.
+
+torch keeps what it compiled in the code object of a function, which all models of a class share: its limit of
+compilations, its guesses of dynamic sizes, and what it compiled would be those of all nets, and outlive each of them.
+So a net runs a copy of its forward with a code object of its own. What torch compiles beyond it, the functions that are
+called after a graph break, stays in code objects that nets share: there the limit is counted for each net, and a net
+that is freed takes its entries along.
+"""
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch._dynamo import trace_rules
+from torch._dynamo.eval_frame import cached_backends, innermost_fn
+from torch._dynamo.exc import FailOnRecompileLimitHit
+from torch._dynamo.guards import CheckFunctionManager, DeletedGuardManagerWrapper
+from torch._dynamo.types import ConvertFrameReturn, GuardedCode, wrap_guarded_code
+from torch._dynamo.utils import CleanupManager
+
+# torch's own limits count the entries of all nets.
+_lift_limits = torch._dynamo.config._make_closure_patcher(
+    recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize
+)
+
+
+def capture(forward: Callable, compile_graph: Callable) -> Callable:
+    """A forward whose graphs are compiled by `compile_graph`, a function of this net alone that does not keep it."""
+    optimize: Any = torch._dynamo.optimize(backend=compile_graph)
+    frames = _Frames(optimize.callback._torchdynamo_orig_backend, compile_graph)
+    optimize.callback._torchdynamo_orig_backend = frames
+    return optimize(_with_own_code(forward))
+
+
+def _with_own_code(forward: Callable) -> Callable:
+    forward = innermost_fn(forward)
+    if isinstance(forward, MethodType):
+        return MethodType(_with_own_code(forward.__func__), forward.__self__)
+    # torch captures no function of its own files, such as nn.Linear.forward, unless another function calls it.
+    if not isinstance(forward, FunctionType) or trace_rules.check(forward):
+        forward = _calling(forward)
+    copy = FunctionType(
+        forward.__code__.replace(), forward.__globals__, forward.__name__, forward.__defaults__, forward.__closure__
+    )
+    copy.__kwdefaults__ = forward.__kwdefaults__
+    copy.__qualname__, copy.__module__, copy.__doc__ = forward.__qualname__, forward.__module__, forward.__doc__
+    copy.__dict__.update(forward.__dict__)
+    return copy
+
+
+def _calling(forward: Callable) -> FunctionType:
+    def forward_of_torch(*arguments, **keywords):
+        return forward(*arguments, **keywords)
+
+    return forward_of_torch  # pyright: ignore[reportReturnType]
+
+
+@dataclass
+class _Kept:
+    """What torch keeps for a net."""
+
+    compile_graph: Callable
+    codes: dict[int, weakref.ref[CodeType]] = field(default_factory=dict)
+    """The functions that it compiled, by id: code objects that are alike are equal."""
+    compiled: list[weakref.ref[CodeType]] = field(default_factory=list)
+    """What it compiled them to."""
+    finalizers: list[weakref.finalize] = field(default_factory=list)
+
+
+class _Frames:
+    """Stands before torch's own conversion of frames. torch holds its lock of compilations in each call."""
+
+    def __init__(self, convert: Any, compile_graph: Callable):
+        self._convert = convert
+        # By this name torch finds the function that compiles graphs, which tells the entries of nets apart.
+        self._torchdynamo_orig_backend = convert._torchdynamo_orig_backend
+        self._kept = _Kept(compile_graph)
+        weakref.finalize(self, _free, self._kept).atexit = False
+
+    def __call__(self, frame: Any, *arguments: Any, **keywords: Any) -> ConvertFrameReturn:
+        return self._find_or_convert(self._convert, frame, *arguments, **keywords)
+
+    def _clone_with_backend(self, compile_graph: Callable) -> Callable:
+        """The same for the graphs of DistributedDataParallel, which it splits before they are compiled."""
+        return functools.partial(self._find_or_convert, self._convert._clone_with_backend(compile_graph))
+
+    def _find_or_convert(self, convert: Callable, frame: Any, *arguments: Any, **keywords: Any) -> ConvertFrameReturn:
+        code = frame.f_code
+        entries = _entries(code, self._kept.compile_graph)
+        for entry in entries:
+            # Another thread has compiled the frame while this one waited for the lock.
+            if entry.guard_manager.check(frame.f_locals):
+                return wrap_guarded_code(GuardedCode(entry.code, _no_guards("compiled already"), entry.compile_id))
+        limit = torch._dynamo.config.recompile_limit
+        if len(entries) >= limit:
+            raise FailOnRecompileLimitHit(f"{code.co_qualname} was compiled {limit} times")
+        self._kept.codes[id(code)] = weakref.ref(code)
+        restore = _lift_limits()
+        try:
+            result = convert(frame, *arguments, **keywords)
+        finally:
+            restore()
+        if result.guarded_code is not None:
+            self._kept.compiled.append(weakref.ref(result.guarded_code.code))
+            self._kept.finalizers += _finalizers_of(result.guarded_code.guard_manager)
+        return result
+
+
+def _entries(code: CodeType, compile_graph: Callable) -> list[Any]:
+    """What torch compiled of a function for one net."""
+    return [
+        entry
+        for entry in _debug_get_cache_entry_list(code)
+        if entry.backend is compile_graph and not isinstance(entry.guard_manager, DeletedGuardManagerWrapper)
+    ]
+
+
+def _finalizers_of(guard_manager: Any) -> list[weakref.finalize]:
+    """What keeps guards alive for as long as the functions and classes live that they compare with: often for ever."""
+    found = []
+    for finalizer, info in list(weakref.finalize._registry.items()):  # pyright: ignore[reportAttributeAccessIssue]
+        owner = getattr(getattr(info.func, "func", None), "__self__", None)
+        if isinstance(owner, CheckFunctionManager) and owner.guard_manager is guard_manager:
+            found.append(finalizer)
+    return found
+
+
+def _free(kept: _Kept) -> None:
+    """Free what torch keeps for a net that is no more."""
+    cached_backends.pop(id(kept.compile_graph), None)
+    for code in _alive(kept.codes.values()):
+        for entry in _entries(code, kept.compile_graph):
+            entry.guard_manager.extra_state.invalidate(entry, _no_guards("the net was freed"))
+    for finalizer in kept.finalizers:
+        finalizer.detach()
+    for code in _alive(kept.compiled):
+        # torch loses count of the references to code with a graph break, and would never free the graphs it calls.
+        if code in CleanupManager.instance:
+            CleanupManager.instance._remove_id(id(code))
+
+
+def _alive(references: Iterable[weakref.ref[CodeType]]) -> list[CodeType]:
+    return [code for code in (reference() for reference in references) if code is not None]
+
+
+def _no_guards(reason: str) -> Any:
+    """Guards that no call passes. Those of torch for entries that are no longer valid are empty: any call would."""
+    guards = DeletedGuardManagerWrapper(reason)
+    guards.root.add_lambda_guard(lambda _: False, [reason], None)
+    return guards
