@@ -3,6 +3,18 @@
 Each class says whose fault it is. Each message says what must hold, what was found, where, and what to do.
 """
 
+_LONGEST = 120
+
+
+def shown(value: object) -> str:
+    """A value as errors show it, in one line: whatever it is, showing it must neither fail nor fill a page."""
+    kind = type(value).__name__
+    try:
+        text = repr(value)
+    except Exception:
+        return f"a {kind}"
+    return text if len(text) <= _LONGEST and "\n" not in text else f"a {kind}"
+
 
 class SteelyardError(Exception):
     """Base of every error that Steelyard raises on purpose."""

@@ -1,7 +1,7 @@
 """The CPU kernels: the functions of `steelyard.reference`, native, with the same bytes."""
 
 from steelyard import knobs
-from steelyard.errors import TargetError
+from steelyard.errors import TargetError, shown
 from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.decoding import dequantize, swizzle, transpose
 from steelyard.runtime.cpu.delayed import update_scale
@@ -30,12 +30,21 @@ __all__ = [
     "update_scale",
 ]
 
-instruction_sets = _cpu.instruction_sets
-isa = _cpu.isa
+
+def instruction_sets() -> list[str]:
+    """Names of the instruction sets that kernels may use on this machine, the widest last."""
+    return _cpu.instruction_sets()
+
+
+def isa() -> str:
+    """The name of the instruction set in use."""
+    return _cpu.isa()
 
 
 def set_isa(name: str | None) -> None:
     """Use the kernels of this instruction set, one of `instruction_sets()`; None means the widest."""
+    if not isinstance(name, str | None):
+        raise TargetError(f"the instruction set must be a name or None, got {shown(name)}")
     try:
         _cpu.set_isa(name or "")
     except ValueError as error:

@@ -2,12 +2,14 @@
 
 import ctypes
 import os
+from numbers import Real
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import is_fake
 
-from steelyard.errors import ConstraintError
-from steelyard.formats.checks import check_input
+from steelyard.errors import ConstraintError, shown
+from steelyard.formats.checks import check_input, check_is_copy, require
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.parts import amax_shape, codes_shape, scales_shape
 from steelyard.formats.scheme_bits import scheme_bits
@@ -19,18 +21,14 @@ ACTIVATIONS = {name: number for number, name in enumerate(_cpu.activation_names(
 PRODUCERS = {name: number for number, name in enumerate(_cpu.producer_names())}
 
 
-def require(holds: bool, constraint: str, message: str) -> None:
-    if not holds:
-        raise ConstraintError(constraint, message)
-
-
 def check_tensor(tensor: torch.Tensor | None, what: str) -> None:
     """Refuse what has no plain memory on this machine."""
     if not isinstance(tensor, torch.Tensor):
         raise ConstraintError("cpu_tensor", f"{what} must be a tensor, got {type(tensor).__name__}")
-    if not (tensor.is_cpu and tensor.layout is torch.strided):
+    if not (tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_nested):
+        kind = "a nested tensor" if tensor.is_nested else tensor.layout
         raise ConstraintError(
-            "cpu_tensor", f"{what} must be a strided tensor on the CPU, got {tensor.layout} on {tensor.device}"
+            "cpu_tensor", f"{what} must be a strided tensor on the CPU, got {kind} on {tensor.device}"
         )
     if not _has_memory(tensor):
         raise ConstraintError(
@@ -49,6 +47,22 @@ def _has_memory(tensor: torch.Tensor) -> bool:
         return tensor.data_ptr() > tensor.storage_offset() * tensor.itemsize or tensor.numel() == 0
     except RuntimeError:
         return False
+
+
+def floats_of(given: Any, what: str, constraint: str) -> torch.Tensor:
+    """Numbers that a caller gives beside a matrix, as float32: a tensor, or one number."""
+    if isinstance(given, Real):
+        return torch.tensor(float(given), dtype=torch.float32)
+    require(
+        isinstance(given, torch.Tensor), constraint, f"{what} must be a tensor or a number, got {type(given).__name__}"
+    )
+    check_tensor(given, what)
+    require(
+        not (given.is_complex() or given.is_quantized),
+        constraint,
+        f"{what} must hold real numbers, got {given.dtype}",
+    )
+    return given.detach().to(torch.float32)
 
 
 def matrix_of(x: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int, int, int, int, int]]:
@@ -80,6 +94,7 @@ def plain_matrix(x: torch.Tensor) -> tuple:
 
 def check_copy(copy: QuantizedCopy, what: str, *, borrowed: bool = False) -> None:
     """Refuse a copy whose parts do not fit its scheme and shape, and a borrowed one unless the kernel reads those."""
+    check_is_copy(copy, what)
     scheme_bits(copy.scheme)
     require(
         borrowed or not copy.borrowed,
@@ -95,6 +110,10 @@ def check_copy(copy: QuantizedCopy, what: str, *, borrowed: bool = False) -> Non
     shape = amax_shape(copy.scheme, stored)
     if shape is not None:
         check_part(copy.amax, f"{what}.amax", torch.float32, shape)
+    elif copy.amax is not None:
+        raise ConstraintError(
+            "copy_parts", f"{what}.amax must be None for block {copy.scheme.block}, got {shown(copy.amax)}"
+        )
 
 
 def check_part(tensor: torch.Tensor | None, what: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import torch
 
+from steelyard.formats.checks import check_dtype, check_is_copy
 from steelyard.formats.copies import QuantizedCopy, other_usage
 from steelyard.formats.parts import round_up
 from steelyard.formats.scheme_bits import scheme_bits
@@ -22,10 +23,11 @@ def dequantize(
     copy: QuantizedCopy, dtype: torch.dtype = torch.float32, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """The values of a copy as a logical (M, N) matrix, in `out` if given; the random Hadamard transform is undone."""
+    check_is_copy(copy, "copy")
     if copy.borrowed:
         copy = other_usage(copy)
     check_copy(copy, "copy")
-    require(dtype in DTYPES, "dequantize_dtype", f"dtype must be float32, bfloat16 or float16, got {dtype}")
+    check_dtype(dtype, "dtype", "dequantize_dtype")
     if out is None:
         out = torch.empty(copy.shape, dtype=dtype)
     else:
@@ -51,6 +53,7 @@ def dequantize(
 
 def transpose(copy: QuantizedCopy) -> QuantizedCopy:
     """The copy of the other usage, from the codes."""
+    check_is_copy(copy, "copy")
     require(
         copy.scheme.is_transposable,
         "transpose_scheme",
@@ -84,6 +87,7 @@ def _transpose_scales(copy: QuantizedCopy) -> torch.Tensor:
 
 def swizzle(copy: QuantizedCopy) -> torch.Tensor:
     """The scales in the layout that GPU GEMMs read, padded with zeros; for MX and NVFP4 the order of its bytes."""
+    check_is_copy(copy, "copy")
     require(
         copy.scheme.family != "tensor",
         "swizzle_scheme",

@@ -1,12 +1,18 @@
 """The state of delayed scaling on the CPU."""
 
 from collections.abc import Callable
+from numbers import Real
+from typing import Any
 
 import torch
 
+from steelyard.errors import shown
+from steelyard.formats.checks import check_is_scheme, require
 from steelyard.formats.schemes import Scheme
 from steelyard.runtime import _cpu
-from steelyard.runtime.cpu.arguments import check_part, require
+from steelyard.runtime.cpu.arguments import check_part, check_tensor
+
+_LARGEST_MARGIN = 126
 
 
 def update_scale(
@@ -18,13 +24,15 @@ def update_scale(
     algorithm: str | Callable[[torch.Tensor], torch.Tensor] = "max",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The scale and history of the next step; nothing changes where the newest amax (slot 0) is 0."""
+    check_tensor(amax_history, "amax_history")
     require(
-        isinstance(amax_history, torch.Tensor) and amax_history.dim() == 1 and amax_history.numel() > 0,
+        amax_history.dim() == 1 and amax_history.numel() > 0,
         "update_scale_history",
-        f"the history must be a vector, got {getattr(amax_history, 'shape', amax_history)}",
+        f"amax_history must be a vector with at least one slot, got shape {tuple(amax_history.shape)}",
     )
     history = amax_history.detach().contiguous()
     check_part(history, "amax_history", torch.float32, tuple(history.shape))
+    _check_options(scale, scheme, margin, algorithm)
     newest = history[0].item()
     if newest == 0:
         return scale.clone(), amax_history.clone()
@@ -39,12 +47,31 @@ def update_scale(
     return torch.full_like(scale.detach(), new), rolled
 
 
-def _pick_amax(history: torch.Tensor, newest: float, algorithm) -> float:
-    if callable(algorithm):
-        return float(algorithm(history.clone()))  # pyright: ignore[reportArgumentType]
+def _check_options(scale: Any, scheme: Any, margin: Any, algorithm: Any) -> None:
+    check_tensor(scale, "scale")
     require(
-        algorithm in ("max", "most_recent"),
-        "update_scale_algorithm",
-        f"algorithm must be max, most_recent or a callable, got {algorithm!r}",
+        scale.dtype == torch.float32 and scale.numel() == 1,
+        "update_scale_scale",
+        f"scale must be one float32 value, got {scale.dtype} of shape {tuple(scale.shape)}",
     )
+    check_is_scheme(scheme, "scheme")
+    require(not scheme.custom, "update_scale_scheme", f"scheme must be a built-in one, got {scheme}")
+    require(
+        type(margin) is int and abs(margin) <= _LARGEST_MARGIN,
+        "update_scale_margin",
+        f"margin must be an integer from -{_LARGEST_MARGIN} to {_LARGEST_MARGIN}, got {shown(margin)}",
+    )
+    require(
+        callable(algorithm) or (isinstance(algorithm, str) and algorithm in ("max", "most_recent")),
+        "update_scale_algorithm",
+        f"algorithm must be max, most_recent or a callable, got {shown(algorithm)}",
+    )
+
+
+def _pick_amax(history: torch.Tensor, newest: float, algorithm: str | Callable) -> float:
+    if callable(algorithm):
+        made = algorithm(history.clone())
+        is_number = isinstance(made, Real) or (isinstance(made, torch.Tensor) and made.numel() == 1)
+        require(is_number, "update_scale_algorithm", f"algorithm must return one amax, got {shown(made)}")
+        return float(made)
     return newest if algorithm == "most_recent" else _cpu.largest(history.data_ptr(), history.numel())

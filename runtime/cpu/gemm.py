@@ -61,13 +61,13 @@ def qgemm(
     included, and the result is rounded once; it goes to `out` if given, which may be the very tensor that `accumulate`
     or `residual` is. With `preactivation` what the epilogue is given is a second result. A weight may be packed.
     """
+    if isinstance(b, PackedWeight):
+        check_packed(b, "b")
     right = describe(b) if isinstance(b, PackedWeight) else b
     check_operands(a, right)
     check_epilogue(epilogue, accumulate, residual, preactivation)
     check_copy(a, "a", borrowed=True)
-    if isinstance(b, PackedWeight):
-        check_packed(b, "b")
-    else:
+    if not isinstance(b, PackedWeight):
         check_copy(b, "b", borrowed=True)
     given = {"bias": bias, "accumulate": accumulate, "residual": residual}
     shape = check_addends(a, right, given, out_dtype)

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from steelyard.errors import ConstraintError
+from steelyard.formats.checks import check_described, check_is_copy
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.schemes import Scheme
 from steelyard.runtime import _cpu
@@ -28,6 +30,7 @@ class PackedWeight:
 
 def pack(copy: QuantizedCopy) -> PackedWeight:
     """An NVFP4 copy, packed."""
+    check_is_copy(copy, "copy")
     require(
         copy.scheme.family == "nvfp4",
         "pack_scheme",
@@ -51,6 +54,16 @@ def unpack(weight: PackedWeight) -> QuantizedCopy:
 
 def check_packed(weight: PackedWeight, what: str) -> None:
     """Refuse a weight whose memory does not fit its scheme and shape."""
+    if not isinstance(weight, PackedWeight):
+        raise ConstraintError(
+            "packed_kind", f"{what} must be a PackedWeight, got {type(weight).__name__}; pack it first"
+        )
+    check_described(weight, what)
+    require(
+        weight.scheme.family == "nvfp4",
+        "pack_scheme",
+        f"{what} must have an NVFP4 scheme, got {weight.scheme.element} with block {weight.scheme.block}",
+    )
     copy = describe(weight)
     size = _cpu.packed_size(*copy.stored_shape, _is_row_scaled(copy))
     check_part(weight.data, f"{what}.data", torch.uint8, (size,))

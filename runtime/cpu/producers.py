@@ -3,9 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
+from typing import Any
 
 import torch
 
+from steelyard.errors import shown
+from steelyard.formats.checks import check_dtype, require
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.schemes import Scheme
 from steelyard.runtime import _cpu
@@ -17,9 +21,8 @@ from steelyard.runtime.cpu.arguments import (
     flat,
     matrix_of,
     plain_matrix,
-    require,
 )
-from steelyard.runtime.cpu.quantization import quantize, quantize_source
+from steelyard.runtime.cpu.quantization import check_schemes, quantize, quantize_source
 
 _NO_MATRIX = (0, 0, 0, 0, 0, 0)
 
@@ -105,6 +108,7 @@ def quantize_produced(
     Schemes that need an amax first produce twice, except where keeping the tensor is faster. A rowwise copy with the
     Hadamard transform is made from the whole tensor: it is quantized down the columns of its transpose.
     """
+    check_schemes(row, col)
     source = make_source(producer, inputs, dtype)
     finds_any = any(finds_amax(scheme, scale, amax) for scheme in (row, col))
     if (row is not None and row.rht) or (finds_any and is_kept(producer, source, dtype)):
@@ -150,20 +154,22 @@ def bind_source(producer: str, epsilon: float) -> Callable[[Sequence[torch.Tenso
 
 def make_source(producer: str, inputs: tuple, dtype: torch.dtype) -> Source:
     """A producer with its inputs, checked."""
-    require(producer in _KINDS, "producer_kind", f"producer must be one of {', '.join(_KINDS)}, got {producer!r}")
+    known = isinstance(producer, str) and producer in _KINDS
+    require(known, "producer_kind", f"producer must be one of {', '.join(_KINDS)}, got {shown(producer)}")
     kind = _KINDS[producer]
+    require(isinstance(inputs, tuple), "producer_inputs", f"inputs must be a tuple, got {type(inputs).__name__}")
     require(
         len(inputs) == kind.inputs,
         "producer_inputs",
         f"{producer} must have {kind.inputs} inputs, got {len(inputs)}",
     )
-    require(dtype in DTYPES, "producer_dtype", f"dtype must be float32, bfloat16 or float16, got {dtype}")
+    check_dtype(dtype, "dtype", "producer_dtype")
     matrices = [matrix_of(tensor) for tensor in inputs[: kind.matrices]]
     shapes = [tuple(tensor.shape) for tensor in inputs[: kind.matrices]]
     require(len(set(shapes)) == 1, "producer_inputs", f"inputs of {producer} must have one shape, got {shapes}")
     columns = matrices[0][1][3]
     vectors = [_vector(tensor, columns, producer) for tensor in inputs[kind.matrices : kind.matrices + kind.vectors]]
-    epsilon = float(inputs[-1]) if kind.vectors else 0.0
+    epsilon = _epsilon(inputs[-1], producer) if kind.vectors else 0.0
     arguments = [arguments for _, arguments in matrices] + [_NO_MATRIX] * (2 - kind.matrices)
     arguments += vectors + [_NO_MATRIX] * (2 - kind.vectors)
     _, _, rows, _, *strides = matrices[0][1]
@@ -175,6 +181,15 @@ def make_source(producer: str, inputs: tuple, dtype: torch.dtype) -> Source:
     )
 
 
+def _epsilon(value: Any, producer: str) -> float:
+    require(
+        isinstance(value, Real) and not isinstance(value, bool),
+        "producer_inputs",
+        f"epsilon of {producer} must be a number, got {shown(value)}",
+    )
+    return float(value)
+
+
 def _vector(tensor: torch.Tensor | None, columns: int, producer: str) -> tuple:
     if tensor is None:
         return _NO_MATRIX
@@ -183,6 +198,6 @@ def _vector(tensor: torch.Tensor | None, columns: int, producer: str) -> tuple:
         tuple(tensor.shape) == (columns,) and tensor.dtype in DTYPES and not tensor.is_neg(),
         "producer_inputs",
         f"weight and bias of {producer} must have shape ({columns},) of float32, bfloat16 or float16, "
-        f"got {tuple(tensor.shape)} of {tensor.dtype}",
+        f"got {tuple(tensor.shape)} of {'negated ' if tensor.is_neg() else ''}{tensor.dtype}",
     )
     return tensor.data_ptr(), DTYPES[tensor.dtype], 1, columns, 0, tensor.stride(0)

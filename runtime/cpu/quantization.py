@@ -1,8 +1,20 @@
 """Quantize and amax on the CPU."""
 
+from typing import Any
+
 import torch
 
-from steelyard.formats.checks import amax_pair, check_amax_options, check_scheme
+from steelyard.errors import shown
+from steelyard.formats.checks import (
+    amax_pair,
+    check_amax_options,
+    check_flag,
+    check_is_copy,
+    check_is_scheme,
+    check_matrix_shape,
+    check_scheme,
+    require,
+)
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.parts import amax_shape, codes_shape, scales_shape, stored_shape
 from steelyard.formats.scheme_bits import scheme_bits
@@ -13,8 +25,8 @@ from steelyard.runtime.cpu.arguments import (
     check_outputs,
     check_part,
     count_version,
+    floats_of,
     matrix_of,
-    require,
 )
 
 _WORD = 0xFFFFFFFFFFFFFFFF
@@ -49,11 +61,19 @@ def quantize(
 
 def quantize_source(matrix: tuple, row, col, *, scale, amax, rng, producer: tuple | None = None) -> tuple:
     """`quantize` of a matrix as kernels read it, or of one that `producer` makes while it is quantized."""
+    check_schemes(row, col)
     shape = matrix[2], matrix[3]
     row_copy = None if row is None else empty_copy(row, shape, columnwise=False)
     col_copy = None if col is None else empty_copy(col, shape, columnwise=True)
     _quantize(matrix, row_copy, col_copy, scale, amax, rng, producer)
     return row_copy, col_copy
+
+
+def check_schemes(row: Any, col: Any) -> None:
+    """Refuse what is neither a scheme nor None."""
+    for scheme, name in ((row, "row"), (col, "col")):
+        if scheme is not None:
+            check_is_scheme(scheme, name)
 
 
 def quantize_into(
@@ -71,6 +91,7 @@ def quantize_into(
     for copy, name in ((row, "row"), (col, "col")):
         if copy is None:
             continue
+        check_is_copy(copy, name)
         require(
             copy.shape == (matrix[2], matrix[3]) and copy.columnwise == (name == "col"),
             "quantize_shape",
@@ -88,6 +109,9 @@ def quantize_into(
 
 def empty_copy(scheme: Scheme, shape: tuple[int, int], *, columnwise: bool) -> QuantizedCopy:
     """A copy with memory and no values yet, for `quantize_into`."""
+    check_is_scheme(scheme, "scheme")
+    check_matrix_shape(shape, "shape")
+    check_flag(columnwise, "columnwise", "copy_kind")
     stored = stored_shape(scheme, shape, columnwise)
     scheme_bits(scheme)
     scale_dtype = torch.float32 if scheme.scale == "f32" else torch.uint8
@@ -111,13 +135,24 @@ def _quantize(matrix, row, col, scale, amax, rng, producer=None) -> None:
     for copy in (row, col):
         if copy is not None:
             check_scheme(copy.scheme, columnwise=copy.columnwise, scale=scale, rng=rng)
-    scale = None if scale is None else torch.as_tensor(scale, dtype=torch.float32).detach()
+    scale = None if scale is None else floats_of(scale, "scale", "quantize_scale")
     if scale is not None:
         check_part(scale.reshape(()) if scale.numel() == 1 else scale, "scale", torch.float32, ())
+    seed, offset = (0, 0) if rng is None else _words(rng)
     row_arguments, col_arguments = map(_target_arguments, (row, col), amaxes)
-    seed, offset = (0, 0) if rng is None else (int(word) & _WORD for word in rng)
     pointer = 0 if scale is None else scale.data_ptr()
     _cpu.quantize(matrix, row_arguments, col_arguments, pointer, seed, offset, torch.get_num_threads(), producer)
+
+
+def _words(rng: Any) -> tuple[int, int]:
+    """The seed and the offset of stochastic rounding."""
+    words = rng if isinstance(rng, tuple | list) else ()
+    require(
+        len(words) == 2 and all(isinstance(word, int) for word in words),
+        "quantize_rng",
+        f"rng must be two integers (seed, offset), got {shown(rng)}",
+    )
+    return words[0] & _WORD, words[1] & _WORD
 
 
 def _target_arguments(copy: QuantizedCopy | None, given: torch.Tensor | None):
@@ -135,10 +170,10 @@ def _given_amax(copy: QuantizedCopy, amax) -> torch.Tensor | None:
     """The amax the caller gave for this copy, if its scheme has one."""
     if amax is None or copy.amax is None:
         return None
-    given = torch.as_tensor(amax, dtype=torch.float32).detach()
+    given = floats_of(amax, "amax", "quantize_amax")
     require(
-        given.numel() == copy.amax.numel() and given.device.type == "cpu",
+        given.numel() == copy.amax.numel(),
         "quantize_amax",
-        f"a given amax must be on the CPU with {copy.amax.numel()} values, got {given.numel()} on {given.device}",
+        f"a given amax must have {copy.amax.numel()} values, got {given.numel()}",
     )
     return given.reshape(copy.amax.shape)

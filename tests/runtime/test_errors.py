@@ -1,13 +1,14 @@
 import mmap
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from kernel_cases import nvfp4, scheme_pairs
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from steelyard import reference
-from steelyard.errors import ConstraintError
+from steelyard.errors import ConstraintError, TargetError
 from steelyard.formats.schemes import Scheme
 from steelyard.runtime import cpu
 
@@ -196,11 +197,93 @@ def test_dequantize_refuses_memory_that_does_not_fit():
     assert (memory == 0).all()
 
 
-def test_update_scale_refuses_a_matrix_and_an_unknown_algorithm():
-    with pytest.raises(ConstraintError, match="vector"):
-        cpu.update_scale(torch.tensor(1.0), torch.ones(2, 2), DELAYED)
-    with pytest.raises(ConstraintError, match="most_recent"):
-        cpu.update_scale(torch.tensor(1.0), torch.ones(2), DELAYED, algorithm="median")
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"amax_history": torch.ones(2, 2)}, r"must be a vector .* got shape \(2, 2\)"),
+        ({"amax_history": [1.0]}, "amax_history must be a tensor, got list"),
+        ({"amax_history": torch.ones(2).bfloat16()}, "amax_history must be contiguous torch.float32"),
+        ({"scale": torch.ones(2)}, r"scale must be one float32 value, got torch.float32 of shape \(2,\)"),
+        ({"scale": torch.tensor(1.0).bfloat16()}, "scale must be one float32 value, got torch.bfloat16"),
+        ({"scale": 1.0}, "scale must be a tensor, got float"),
+        ({"scheme": "mxfp8"}, "scheme must be a Scheme, got 'mxfp8'"),
+        ({"margin": 0.5}, "margin must be an integer from -126 to 126, got 0.5"),
+        ({"algorithm": "median"}, "algorithm must be max, most_recent or a callable, got 'median'"),
+        ({"algorithm": lambda history: None}, "algorithm must return one amax, got None"),
+    ],
+)
+def test_update_scale_says_what_must_hold(changed, says):
+    right = {"scale": torch.tensor(1.0), "amax_history": torch.ones(2), "scheme": DELAYED}
+    with pytest.raises(ConstraintError, match=says):
+        cpu.update_scale(**{**right, **changed})
+
+
+COPY = cpu.quantize(torch.randn(32, 64), MX, None)[0]
+FP4 = cpu.quantize(torch.randn(32, 64), nvfp4(), None)[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: cpu.dequantize(torch.randn(4, 4)), "copy must be a QuantizedCopy, got Tensor; quantize it first"),
+        (lambda: cpu.transpose(None), "copy must be a QuantizedCopy, got NoneType"),
+        (lambda: cpu.swizzle(3), "copy must be a QuantizedCopy, got int"),
+        (lambda: cpu.pack("x"), "copy must be a QuantizedCopy, got str"),
+        (lambda: cpu.unpack(COPY), "weight must be a PackedWeight, got QuantizedCopy; pack it first"),
+        (lambda: cpu.dequantize(COPY, "float32"), "dtype must be float32, bfloat16 or float16, got 'float32'"),
+        (lambda: cpu.dequantize(replace(COPY, scheme="mxfp8")), "copy.scheme must be a Scheme, got 'mxfp8'"),
+        (lambda: cpu.dequantize(replace(COPY, shape=(-32, 64))), r"copy.shape must be a tuple of two sizes .*-32"),
+        (lambda: cpu.dequantize(replace(COPY, shape=(32, 64, 1))), "copy.shape must be a tuple of two sizes"),
+        (lambda: cpu.dequantize(replace(COPY, columnwise=0)), "copy.columnwise must be True or False, got 0"),
+        (lambda: cpu.dequantize(replace(COPY, amax=torch.ones(()))), "copy.amax must be None for block 1x32"),
+        (lambda: cpu.dequantize(replace(FP4, amax=None)), "copy.amax must be a tensor, got NoneType"),
+        (lambda: cpu.dequantize(replace(COPY, scales=COPY.scales[:-1])), r"copy.scales .* \(32, 2\), got .* \(31, 2\)"),
+        (lambda: cpu.qgemm(replace(COPY, scheme=None), COPY), "a.scheme must be a Scheme, got None"),
+        (lambda: cpu.qgemm(COPY, COPY, preactivation=1), "preactivation must be True or False, got 1"),
+        (lambda: cpu.qgemm(COPY, COPY, epilogue=["gelu"]), r"epilogue must be one of none, .* got \['gelu'\]"),
+        (lambda: cpu.qgemm(FP4, replace(cpu.pack(FP4), shape=None)), "b.shape must be a tuple of two sizes"),
+        (lambda: cpu.qgemm(FP4, replace(cpu.pack(FP4), scheme=MX)), "b must have an NVFP4 scheme, got f8E4M3FN"),
+        (lambda: cpu.unpack(replace(cpu.pack(FP4), shape=(32, 128))), "weight.data must be contiguous torch.uint8"),
+        (lambda: cpu.quantize(torch.ones(4, 32), "mxfp8", None), "row must be a Scheme, got 'mxfp8'"),
+        (lambda: cpu.quantize(torch.ones(4, 32), None, 3), "col must be a Scheme, got 3"),
+        (
+            lambda: cpu.quantize(torch.ones(4, 32), DELAYED, None, scale="1"),
+            "scale must be a tensor or a number, got str",
+        ),
+        (lambda: cpu.quantize(torch.ones(4, 32), DELAYED, None, scale=torch.ones(2)), r"scale must be .* shape \(2,\)"),
+        (lambda: cpu.quantize(torch.ones(4, 32), DELAYED, None, scale=torch.ones((), device="meta")), "scale .* CPU"),
+        (
+            lambda: cpu.quantize(torch.ones(4, 32), nvfp4(), None, amax=[1.0]),
+            "amax must be a tensor or a number, got list",
+        ),
+        (lambda: cpu.quantize(torch.ones(4, 32), nvfp4(), None, amax=torch.ones(2)), "amax must have 1 values, got 2"),
+        (lambda: cpu.quantize(torch.ones(4, 32), MX, None, rng=3), r"rng must be two integers \(seed, offset\), got 3"),
+        (
+            lambda: cpu.quantize_into(torch.ones(4, 32), torch.ones(4, 32), None),
+            "row must be a QuantizedCopy, got Tensor",
+        ),
+        (
+            lambda: cpu.empty_copy(MX, (4, -1), columnwise=False),
+            r"shape must be a tuple of two sizes \(M, N\), got \(4, -1\)",
+        ),
+        (lambda: cpu.empty_copy(MX, (4, 32), columnwise=None), "columnwise must be True or False, got None"),
+        (lambda: cpu.amax(torch.ones(4, 32), rht=1), "rht must be True or False, got 1"),
+        (lambda: cpu.amax(torch.nested.nested_tensor([torch.ones(2, 4)])), "x must be a strided tensor .* nested"),
+        (lambda: cpu.amax(np.ones((4, 32), np.float32)), "x must be a tensor, got ndarray"),
+        (lambda: cpu.produce(["gelu"], (torch.ones(4, 32),), torch.float32), "producer must be one of relu, .* got"),
+        (lambda: cpu.produce("gelu", torch.ones(4, 32), torch.float32), "inputs must be a tuple, got Tensor"),
+        (lambda: cpu.produce("gelu", (torch.ones(4, 32),), None), "dtype must be float32, .* got None"),
+        (lambda: cpu.produce("rms_norm", (torch.ones(4, 32), None, "1"), torch.float32), "epsilon .* number, got '1'"),
+    ],
+)
+def test_wrong_arguments_are_named(call, says):
+    with pytest.raises(ConstraintError, match=says):
+        call()
+
+
+def test_an_instruction_set_must_have_a_name():
+    with pytest.raises(TargetError, match="must be a name or None, got 3"):
+        cpu.set_isa(3)
 
 
 @pytest.mark.parametrize("qgemm", [cpu.qgemm, reference.qgemm], ids=["cpu", "reference"])

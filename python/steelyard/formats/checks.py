@@ -1,13 +1,67 @@
-"""Checks of the arguments of a quantize, shared by the reference, the CPU kernels and the CUDA kernels."""
+"""Checks of the arguments of kernels, shared by the reference, the CPU kernels and the CUDA kernels."""
 
 from typing import Any, cast
 
 import torch
 
-from steelyard.errors import ConstraintError
+from steelyard.errors import ConstraintError, shown
+from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.schemes import Scheme
 
 INPUT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def require(holds: bool, constraint: str, message: str) -> None:
+    """Raise a `ConstraintError` unless something holds."""
+    if not holds:
+        raise ConstraintError(constraint, message)
+
+
+def check_flag(value: Any, what: str, constraint: str) -> None:
+    """Refuse what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise ConstraintError(constraint, f"{what} must be True or False, got {shown(value)}")
+
+
+def check_dtype(dtype: Any, what: str, constraint: str) -> None:
+    """Refuse a dtype that kernels neither read nor write."""
+    if not isinstance(dtype, torch.dtype) or dtype not in INPUT_DTYPES:
+        raise ConstraintError(constraint, f"{what} must be float32, bfloat16 or float16, got {shown(dtype)}")
+
+
+def check_is_scheme(scheme: Any, what: str) -> None:
+    """Refuse what is no scheme."""
+    if not isinstance(scheme, Scheme):
+        raise ConstraintError("quantize_scheme", f"{what} must be a Scheme, got {shown(scheme)}")
+
+
+def check_matrix_shape(shape: Any, what: str) -> None:
+    """Refuse what is not the shape of a matrix."""
+    sizes = shape if isinstance(shape, tuple) else ()
+    if len(sizes) != 2 or not all(_is_size(size) for size in sizes):
+        raise ConstraintError("copy_shape", f"{what} must be a tuple of two sizes (M, N), got {shown(shape)}")
+
+
+def _is_size(size: Any) -> bool:
+    # A size that is being traced has no number yet.
+    return isinstance(size, torch.SymInt) or (isinstance(size, int) and not isinstance(size, bool) and size >= 0)
+
+
+def check_is_copy(copy: Any, what: str) -> None:
+    """Refuse what is no quantized copy, or one whose fields other than its parts are of another kind."""
+    if not isinstance(copy, QuantizedCopy):
+        raise ConstraintError(
+            "copy_kind", f"{what} must be a QuantizedCopy, got {type(copy).__name__}; quantize it first"
+        )
+    check_described(copy, what)
+    check_flag(copy.borrowed, f"{what}.borrowed", "copy_kind")
+
+
+def check_described(copy: Any, what: str) -> None:
+    """Refuse a copy, or a packed one, whose scheme, shape or usage is something else."""
+    check_is_scheme(copy.scheme, f"{what}.scheme")
+    check_matrix_shape(copy.shape, f"{what}.shape")
+    check_flag(copy.columnwise, f"{what}.columnwise", "copy_kind")
 
 
 def check_input(x: torch.Tensor) -> None:
@@ -21,6 +75,8 @@ def check_input(x: torch.Tensor) -> None:
 
 def check_amax_options(*, rht: bool, per_row: bool) -> None:
     """Refuse options that exclude each other."""
+    check_flag(rht, "rht", "amax_options")
+    check_flag(per_row, "per_row", "amax_options")
     if rht and per_row:
         raise ConstraintError(
             "amax_options", "an amax per row excludes the random Hadamard transform; ask for one of them"

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, fields
 from functools import cached_property
 
-from steelyard.errors import ConstraintError
+from steelyard.errors import ConstraintError, shown
 
 FP8_ELEMENTS = ("f8E4M3FN", "f8E5M2")
 ELEMENT_MAX = {"f8E4M3FN": 448.0, "f8E5M2": 57344.0, "f4E2M1FN": 6.0}
@@ -78,6 +78,7 @@ class Scheme:
     """The name of a user's quantizer. The other fields then only describe it."""
 
     def __post_init__(self):
+        _check_types(self)
         if not self.custom:
             for check in _CHECKS:
                 check(self)
@@ -139,13 +140,22 @@ def _family(scheme: Scheme) -> str:
     )
 
 
+def _check_types(scheme: Scheme) -> None:
+    """Refuse fields of another kind, which the other checks could not compare."""
+    for each in fields(scheme):
+        found = getattr(scheme, each.name)
+        holds, expected = isinstance(found, str), "a name"
+        if each.type is bool:
+            holds, expected = isinstance(found, bool), "a flag"
+        elif each.type is float:
+            holds, expected = isinstance(found, int | float) and not isinstance(found, bool), "a number"
+        _require(holds, "scheme_c2", f"{each.name} must be {expected}, got {shown(found)}")
+
+
 def _check_choices(scheme: Scheme) -> None:
     for name, values in CHOICES.items():
         found = getattr(scheme, name)
         _require(found in values, "scheme_c2", f"{name} must be one of {', '.join(values)}, got {found!r}")
-    for name in ("power_of_two", "rht"):
-        found = getattr(scheme, name)
-        _require(isinstance(found, bool), "scheme_c2", f"{name} must be a flag, got {found!r}")
 
 
 def _check_scale(scheme: Scheme) -> None:

@@ -6,12 +6,12 @@ from typing import Literal, overload
 import numpy as np
 import torch
 
-from steelyard.errors import ConstraintError
+from steelyard.errors import ConstraintError, shown
+from steelyard.formats.checks import INPUT_DTYPES, check_dtype, check_flag, check_is_copy
 from steelyard.formats.copies import QuantizedCopy, other_usage
 from steelyard.reference.dequantize import element_values, spread_scales
 from steelyard.reference.scales import nvfp4_range
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _COPIES = "operands must be quantized copies"
 
 
@@ -93,8 +93,10 @@ EPILOGUES = {
 
 def check_epilogue(epilogue: str, accumulate, residual, preactivation: bool) -> None:
     """Refuse an unknown epilogue, or one on a sum that is not complete."""
-    if epilogue not in EPILOGUES:
-        raise ConstraintError("gemm_epilogue", f"epilogue must be one of {', '.join(EPILOGUES)}, got {epilogue!r}")
+    if not isinstance(epilogue, str) or epilogue not in EPILOGUES:
+        known = ", ".join(EPILOGUES)
+        raise ConstraintError("gemm_epilogue", f"epilogue must be one of {known}, got {shown(epilogue)}")
+    check_flag(preactivation, "preactivation", "gemm_epilogue")
     if accumulate is not None and (epilogue != "none" or residual is not None or preactivation):
         raise ConstraintError(
             "gemm_accumulate",
@@ -108,15 +110,17 @@ def check_addends(
 ) -> tuple[int, int]:
     """The shape of the product. Refuses addends that do not fit it, and result dtypes that are not supported."""
     shape = a.shape[1 if a.columnwise else 0], b.shape[1 if b.columnwise else 0]
-    if out_dtype not in _DTYPES:
-        raise ConstraintError("gemm_out", f"out_dtype must be float32, bfloat16 or float16, got {out_dtype}")
+    check_dtype(out_dtype, "out_dtype", "gemm_out")
     for name, tensor in addends.items():
         if tensor is None:
             continue
         expected = shape[1:] if name == "bias" else shape
         if not isinstance(tensor, torch.Tensor):
             raise ConstraintError("gemm_addend", f"{name} must be a tensor, got {type(tensor).__name__}")
-        if tuple(tensor.shape) != expected or tensor.dtype not in _DTYPES or tensor.is_neg():
+        if tensor.is_nested or tensor.layout is not torch.strided:
+            kind = "a nested tensor" if tensor.is_nested else tensor.layout
+            raise ConstraintError("gemm_addend", f"{name} must be a strided tensor, got {kind}")
+        if tuple(tensor.shape) != expected or tensor.dtype not in INPUT_DTYPES or tensor.is_neg():
             raise ConstraintError(
                 "gemm_addend",
                 f"{name} must have shape {expected} of float32, bfloat16 or float16, "
@@ -142,6 +146,8 @@ def check_operands(a: QuantizedCopy, b: QuantizedCopy) -> None:
     """Refuse operands that no GEMM takes."""
     kinds = type(a).__name__, type(b).__name__
     _require(isinstance(a, QuantizedCopy) and isinstance(b, QuantizedCopy), "gemm_copies", _COPIES, kinds)
+    check_is_copy(a, "a")
+    check_is_copy(b, "b")
     families = a.scheme.family, b.scheme.family
     _require(families[0] == families[1] != "custom", "gemm_families", "operands must be of one family", families)
     _require(
