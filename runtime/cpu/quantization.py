@@ -146,7 +146,7 @@ def _quantize(matrix, row, col, scale, amax, rng, producer=None) -> None:
 
 def _words(rng: Any) -> tuple[int, int]:
     """The seed and the offset of stochastic rounding."""
-    words = rng if isinstance(rng, tuple | list) else ()
+    words: list[Any] = list(rng) if isinstance(rng, tuple | list) else []
     require(
         len(words) == 2 and all(isinstance(word, int) for word in words),
         "quantize_rng",

@@ -37,9 +37,11 @@ def check_is_scheme(scheme: Any, what: str) -> None:
 
 def check_matrix_shape(shape: Any, what: str) -> None:
     """Refuse what is not the shape of a matrix."""
-    sizes = shape if isinstance(shape, tuple) else ()
+    sizes = cast(tuple[Any, ...], shape) if isinstance(shape, tuple) else ()
     if len(sizes) != 2 or not all(_is_size(size) for size in sizes):
-        raise ConstraintError("copy_shape", f"{what} must be a tuple of two sizes (M, N), got {shown(shape)}")
+        raise ConstraintError(
+            "copy_shape", f"{what} must be a tuple of two sizes (M, N), got {shown(cast(object, shape))}"
+        )
 
 
 def _is_size(size: Any) -> bool:

@@ -24,8 +24,10 @@ void bind_amax(nb::module_ &m) {
       [](const MatrixArguments &x, uintptr_t out, bool rht, bool per_row,
          int threads) {
         nb::gil_scoped_release release;
-        amax(matrix_of(x), pointer<uint32_t>(out), per_row ? std::get<2>(x) : 1,
-             rht, per_row, threads);
+        const Matrix matrix = matrix_of(x);
+        const int64_t size = per_row ? matrix.rows : 1;
+        amax(matrix, memory<uint32_t>(out, size == 0), size, rht, per_row,
+             threads);
       },
       "Largest magnitude of a matrix as float32: one, or one per row.");
 }

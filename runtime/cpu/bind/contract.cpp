@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu/bind/arguments.h"
 #include "cpu/formats/scheme.h"
 #include "cpu/gemm/packed_weight.h"
 #include "cpu/produce/produce.h"
@@ -25,6 +26,7 @@ static std::vector<std::string> names(const char *const (&all)[Count]) {
 
 // The fields of a scheme's bits by name: flags, and names of values.
 static nb::dict describe_scheme(int bits) {
+  scheme_of(bits);
   nb::dict described;
   for (const SchemeField *field : kSchemeFields) {
     const int value = field->of(bits);
@@ -39,7 +41,8 @@ static nb::dict describe_scheme(int bits) {
 // Rows and bytes per row of codes and of scales, and the number of amaxes.
 static std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>
 part_sizes(int bits, bool columnwise, int64_t M, int64_t N) {
-  const SchemeBits scheme{bits};
+  const SchemeBits scheme = scheme_of(bits);
+  is_empty(M, N);
   const StoredShape stored = stored_shape(scheme, columnwise, M, N);
   const bool is_one = scheme.family() == Family::tensor;
   return {stored.rows, codes_stride(scheme, stored),
@@ -67,6 +70,7 @@ void bind_contract(nb::module_ &m) {
   m.def(
       "packed_size",
       [](int64_t columns, int64_t k, bool row_scaled) {
+        is_empty(columns, k);
         return PackedLayout::of(columns, k, row_scaled).size();
       },
       "Bytes of a packed NVFP4 weight.");

@@ -15,7 +15,7 @@ void bind_dequantize(nb::module_ &m) {
         nb::gil_scoped_release release;
         run_dequantize(
             copy_of({scheme, columnwise, codes, scales, amax, rows, columns}),
-            pointer(out), static_cast<Dtype>(dtype), threads);
+            memory(out, is_empty(rows, columns)), dtype_of(dtype), threads);
       },
       "The values of a quantized copy as a contiguous matrix.");
 }

@@ -1,5 +1,6 @@
 #include <cstring>
 
+#include "cpu/bind/arguments.h"
 #include "cpu/bind/bindings.h"
 
 namespace nb = nanobind;
@@ -10,7 +11,8 @@ namespace steelyard {
 static constexpr int64_t kSamples = 16;
 
 static uint64_t fingerprint(uintptr_t address, int64_t size) {
-  const char *bytes = reinterpret_cast<const char *>(address);
+  require(size >= 0, "sizes must not be negative");
+  const char *bytes = memory<const char>(address, size == 0);
   constexpr int64_t width = sizeof(uint64_t);
   uint64_t hash = 0xcbf29ce484222325;
   if (size < width) {

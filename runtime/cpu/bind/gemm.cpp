@@ -11,14 +11,14 @@ static void bind_packing(nb::module_ &m) {
       "pack_weight",
       [](const WeightArguments &weight, uintptr_t packed) {
         nb::gil_scoped_release release;
-        pack_weight(weight_of(weight), pointer<uint8_t>(packed));
+        pack_weight(weight_of(weight), memory<uint8_t>(packed));
       },
       "Pack a rowwise NVFP4 copy.");
   m.def(
       "unpack_weight",
       [](uintptr_t packed, const WeightArguments &weight) {
         nb::gil_scoped_release release;
-        unpack_weight(pointer<const uint8_t>(packed), weight_of(weight));
+        unpack_weight(memory<const uint8_t>(packed), weight_of(weight));
       },
       "The copy that was packed.");
 }

@@ -3,14 +3,28 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "cpu/bind/arguments.h"
 #include "cpu/bind/bindings.h"
 #include "cpu/dispatch/kernel_table.h"
 #include "cpu/threads/openmp_team.h"
 
 namespace nb = nanobind;
 
+// The named constraint says that the arguments, not a kernel, are at fault.
+static void raise_constraint_error(const std::exception_ptr &error, void *) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const steelyard::ArgumentError &found) {
+    const nb::object type =
+        nb::module_::import_("steelyard.errors").attr("ConstraintError");
+    PyErr_SetObject(type.ptr(),
+                    nb::make_tuple("cpu_argument", found.what()).ptr());
+  }
+}
+
 NB_MODULE(_cpu, m) {
   m.doc() = "Native CPU runtime of steelyard.";
+  nb::register_exception_translator(raise_constraint_error);
   steelyard::set_team_finder(&steelyard::find_openmp_team);
   m.def("instruction_sets", &steelyard::instruction_sets,
         "Names of the instruction sets kernels may use on this machine, widest "

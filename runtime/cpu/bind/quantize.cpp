@@ -14,7 +14,7 @@ void bind_quantize(nb::module_ &m) {
          uint64_t seed, uint64_t offset, int threads,
          const std::optional<ProducerArguments> &producer) {
         nb::gil_scoped_release release;
-        QuantizeArguments arguments{matrix_of(x)};
+        QuantizeArguments arguments{matrix_of(x, !producer)};
         arguments.row = target_of(row, arguments.x, false);
         arguments.col = target_of(col, arguments.x, true);
         arguments.scale = pointer<const float>(scale);

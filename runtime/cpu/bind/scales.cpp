@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "cpu/bind/arguments.h"
 #include "cpu/formats/scale_rules.h"
 #include "cpu/simd/float_environment.h"
 
@@ -33,6 +34,11 @@ struct History {
   int64_t length;
 };
 
+History history_of(uintptr_t in, float *out, int64_t length) {
+  require(length > 0, "a history must have at least one slot");
+  return {memory<const float>(in), out, length};
+}
+
 // The history rolls by one, its newest slot empty again.
 void roll(const History &history) {
   std::copy(history.in + 1, history.in + history.length, history.out);
@@ -55,15 +61,15 @@ void bind_scales(nb::module_ &m) {
       [](uintptr_t scales, int64_t rows, int64_t columns, int64_t row_stride,
          int64_t column_stride, uintptr_t out) {
         nb::gil_scoped_release release;
-        swizzle(reinterpret_cast<const uint8_t *>(scales), rows, columns,
-                row_stride, column_stride, reinterpret_cast<uint8_t *>(out));
+        const bool empty = is_empty(rows, columns);
+        swizzle(memory<const uint8_t>(scales, empty), rows, columns, row_stride,
+                column_stride, memory<uint8_t>(out, empty));
       },
       "Scale bytes in the order that GPU GEMMs read, into zeroed memory.");
   m.def(
       "largest",
       [](uintptr_t in, int64_t length) {
-        return largest_of(
-            {reinterpret_cast<const float *>(in), nullptr, length});
+        return largest_of(history_of(in, nullptr, length));
       },
       "Largest value of a history, NaN ignored.");
   m.def(
@@ -71,8 +77,7 @@ void bind_scales(nb::module_ &m) {
       [](float amax, float old_scale, float element_max, float epsilon,
          bool power_of_two, uintptr_t in, uintptr_t out, int64_t length) {
         FloatEnvironment environment;
-        roll({reinterpret_cast<const float *>(in),
-              reinterpret_cast<float *>(out), length});
+        roll(history_of(in, memory<float>(out), length));
         return scale_from_amax(amax, element_max, epsilon, power_of_two,
                                std::numeric_limits<float>::max(), old_scale);
       },

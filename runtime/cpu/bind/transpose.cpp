@@ -1,5 +1,6 @@
 #include "cpu/bind/bindings.h"
 
+#include "cpu/bind/arguments.h"
 #include "cpu/decode/transpose.h"
 #include "cpu/dispatch/kernel_table.h"
 #include "cpu/threads/thread_pool.h"
@@ -15,8 +16,9 @@ void bind_transpose(nb::module_ &m) {
       [](uintptr_t in, uintptr_t out, int64_t rows, int64_t columns,
          bool nibbles, int threads) {
         nb::gil_scoped_release release;
-        TransposeCall call{reinterpret_cast<const uint8_t *>(in),
-                           reinterpret_cast<uint8_t *>(out),
+        const bool empty = is_empty(rows, columns);
+        TransposeCall call{memory<const uint8_t>(in, empty),
+                           memory<uint8_t>(out, empty),
                            rows,
                            columns,
                            nibbles,
