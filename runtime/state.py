@@ -6,9 +6,10 @@ from collections.abc import Mapping
 import torch
 from torch_mlir import ir
 
-from steelyard.errors import StateError
+from steelyard.errors import StateError, shown
 from steelyard.formats.gemms import ROLES
 from steelyard.ir.attributes import RNG
+from steelyard.runtime.cpu.arguments import has_memory
 from steelyard.runtime.dtypes import shape_of
 
 _NAME = re.compile(rf"(?:.+\.)?(?:{'|'.join(ROLES)})\.(scale|amax_history)")
@@ -80,10 +81,10 @@ def _checked(name: str, tensor: torch.Tensor, shape: tuple[int, ...] | None) -> 
         known = f"{RNG}, or <layer>.<role>.scale and .amax_history with a role of {', '.join(ROLES)}"
         raise StateError(f"the state of a net has names like {known}, got {name!r}; load the state dict of a net")
     if name == RNG:
-        taken = _converted(name, tensor, torch.int64)
+        taken = converted(name, tensor, torch.int64)
         _check_shape(name, taken, (2,))
         return taken
-    taken = _converted(name, tensor, torch.float32)
+    taken = converted(name, tensor, torch.float32)
     if found is not None and found.group(1) == "scale":
         taken = taken.reshape(()) if taken.numel() == 1 else taken
         _check_shape(name, taken, ())
@@ -94,17 +95,29 @@ def _checked(name: str, tensor: torch.Tensor, shape: tuple[int, ...] | None) -> 
     return taken
 
 
-def _converted(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A copy in another dtype that has the same values."""
-    is_number = tensor.layout is torch.strided and not tensor.dtype.is_complex and not tensor.is_meta
-    is_whole = dtype.is_floating_point or not tensor.dtype.is_floating_point
-    taken = tensor.detach().to(dtype, copy=True) if is_number and is_whole else None
-    if taken is None or not torch.equal(taken.to(tensor.dtype).nan_to_num(), tensor.detach().nan_to_num()):
+def converted(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A copy in another dtype that has the same values; raises `StateError` if there is none."""
+    if not isinstance(tensor, torch.Tensor):
+        raise StateError(f"{name} must be a tensor of {dtype}, got {type(tensor).__name__}; load it as it was saved")
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta or not has_memory(tensor):
+        raise StateError(f"{name} must be a dense tensor with values, got {shown(tensor)}; load it as it was saved")
+    # Codes that were cast with a whole checkpoint are whole numbers still; other integers may have lost digits.
+    is_whole = dtype.is_floating_point or dtype == torch.uint8 or not tensor.is_floating_point()
+    is_number = is_whole and not tensor.is_complex() and not tensor.is_quantized
+    taken = tensor.detach().to(dtype, copy=True) if is_number else None
+    if taken is None or not _equal(taken, tensor.detach()):
         raise StateError(
             f"{name} must hold values of {dtype}, got {tensor.dtype} of shape {tuple(tensor.shape)} with others; "
             "load it as it was saved"
         )
     return taken
+
+
+def _equal(taken: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Whether two tensors have the same values, NaN included, in whatever dtypes."""
+    if tensor.is_floating_point():
+        return torch.allclose(taken.double(), tensor.double(), rtol=0, atol=0, equal_nan=True)
+    return torch.equal(taken.to(tensor.dtype), tensor)
 
 
 def _check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:

@@ -30,7 +30,7 @@ def check_tensor(tensor: torch.Tensor | None, what: str) -> None:
         raise ConstraintError(
             "cpu_tensor", f"{what} must be a strided tensor on the CPU, got {kind} on {tensor.device}"
         )
-    if not _has_memory(tensor):
+    if not has_memory(tensor):
         raise ConstraintError(
             "cpu_tensor",
             f"{what} must have memory of its own, got a {type(tensor).__name__} without any: freed, or standing for "
@@ -38,7 +38,7 @@ def check_tensor(tensor: torch.Tensor | None, what: str) -> None:
         )
 
 
-def _has_memory(tensor: torch.Tensor) -> bool:
+def has_memory(tensor: torch.Tensor) -> bool:
     """A tensor may stand for others, or for none, and its memory may have been freed."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and is_fake(tensor):
         return False

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import steelyard
-from steelyard.errors import StateError
+from steelyard.errors import StateError, SteelyardError
 from steelyard.recipes import DelayedScaling
 
 X = torch.randn(6, 40, generator=torch.Generator().manual_seed(1))
@@ -88,3 +88,64 @@ def test_a_scale_with_one_dim_is_taken(saved):
     flat.load_state_dict({key: t.reshape(1) if key.endswith(".scale") else t for key, t in saved.items()})
     with torch.no_grad():
         assert torch.equal(net(X), flat(X))
+
+
+RECIPES = ["fp8-delayed", "fp8-current", "fp8-block", "mxfp8", "nvfp4"]
+
+
+def quantized_net(recipe: str):
+    torch.manual_seed(0)
+    net = steelyard.compile(nn.Sequential(nn.Linear(64, 32)), recipe, weights="quantized")
+    with torch.no_grad():
+        net(X.new_ones(4, 64))
+    return net
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_quantized_parameter_of_another_dtype_has_the_same_values(recipe):
+    state = quantized_net(recipe).state_dict()
+    whole = {key: t for key, t in state.items() if t.dtype == torch.uint8}
+    floats = {key: t for key, t in state.items() if key not in whole}
+    assert {"0.weight", "0.weight.format"} <= set(whole)
+    for dtype in (torch.bfloat16, torch.float64, torch.int32):
+        net = quantized_net(recipe)
+        net.load_state_dict({**{key: t.to(dtype) for key, t in whole.items()}, **floats})
+        found = net.state_dict()
+        assert all(torch.equal(found[key], t) and found[key].dtype == t.dtype for key, t in whole.items())
+    net = quantized_net(recipe)
+    net.load_state_dict({**whole, **{key: t.bfloat16() for key, t in floats.items()}})
+    found = net.state_dict()
+    assert all(torch.equal(found[key], t.bfloat16().float()) for key, t in floats.items())
+    assert all(tensor.dtype == torch.float32 for key, tensor in found.items() if key in floats)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"0.weight": torch.full((2048,), 0.5)}, "0.weight must hold values of torch.uint8, got torch.float32"),
+        ({"0.weight": torch.full((2048,), 256)}, "0.weight must hold values of torch.uint8, got torch.int64"),
+        ({"0.weight": torch.full((2048,), torch.nan)}, "0.weight must hold values of torch.uint8, got torch.float32"),
+        ({"0.weight": torch.ones(2047, dtype=torch.uint8)}, r"codes of shape \(2047,\), not \(32, 64\)"),
+        ({"0.weight": torch.ones(2048, dtype=torch.uint8, device="meta")}, "must be a dense tensor with values"),
+        ({"0.weight": torch.ones(2048, dtype=torch.uint8).to_sparse()}, "must be a dense tensor with values"),
+        ({"0.weight": 3}, "0.weight must be a tensor of torch.uint8, got int"),
+        (
+            {"0.weight.scale_inv": torch.tensor(0.1, dtype=torch.float64)},
+            "0.weight.scale_inv must hold values of torch.float32, got torch.float64",
+        ),
+        ({"0.weight.scale_inv": torch.ones(2)}, r"scales of shape \(2,\), not \(\)"),
+        ({"0.weight.format": torch.ones(3, dtype=torch.uint8)}, "must be a quantized parameter as net.state_dict"),
+    ],
+)
+def test_a_wrong_quantized_parameter_is_refused(change, message):
+    state = {**quantized_net("fp8-current").state_dict(), **change}
+    with pytest.raises(SteelyardError, match=message):
+        quantized_net("fp8-current").load_state_dict(state)
+    with pytest.raises(SteelyardError, match=message):
+        steelyard.plain_state_dict(state)
+
+
+@pytest.mark.parametrize("given", [3, [1], {3: torch.ones(2)}, None])
+def test_plain_state_dict_takes_a_state_dict(given):
+    with pytest.raises(StateError, match="takes a state dict, from names to tensors, got"):
+        steelyard.plain_state_dict(given)

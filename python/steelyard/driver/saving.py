@@ -20,10 +20,11 @@ from typing import Any
 import torch
 
 from steelyard.driver.stored_weights import assemble
-from steelyard.errors import UnsupportedModelError
-from steelyard.formats.parts import part_shapes
+from steelyard.errors import StateError, UnsupportedModelError, shown
+from steelyard.formats.parts import FLOATS, part_shapes
 from steelyard.formats.schemes import Scheme
-from steelyard.runtime.state import State
+from steelyard.runtime.state import State, converted
+from steelyard.tensor.arguments import check_tensor_dtype
 from steelyard.tensor.from_scheme import make_quantizer
 from steelyard.tensor.quantized_tensor import QuantizedTensor
 from steelyard.tensor.views import swap_usage
@@ -96,6 +97,8 @@ def plain_state_dict(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 
     Takes `net.state_dict()`, also from a file. Any model of the same class, compiled or not, loads the result strictly.
     """
+    if not isinstance(state_dict, Mapping) or not all(isinstance(key, str) for key in state_dict):
+        raise StateError(f"plain_state_dict takes a state dict, from names to tensors, got {shown(state_dict)}")
     plain = {key: value for key, value in state_dict.items() if f".{STATE_PREFIX}" not in f".{key}"}
     join(plain)
     return {key: value.dequantize() if isinstance(value, QuantizedTensor) else value for key, value in plain.items()}
@@ -127,11 +130,15 @@ def _split(tensor: QuantizedTensor) -> dict[str, torch.Tensor] | None:
 
 def _assemble(name: str, parts: Mapping[str, torch.Tensor]) -> QuantizedTensor:
     try:
-        about = json.loads(bytes(parts[_FORMAT].tolist()))
+        about = json.loads(bytes(converted(f"{name}{_FORMAT}", parts[_FORMAT], torch.uint8).tolist()))
         scheme, dtype = Scheme(**about["scheme"]), getattr(torch, about["dtype"])
+        check_tensor_dtype(dtype)
         shape, is_transposed = tuple(about["shape"]), about["transposed"]
-        checked = _checked(parts, scheme, shape[::-1] if is_transposed else shape)
-        return assemble(checked, scheme, shape, dtype, parts.get(".scale"), is_transposed=is_transposed)
+        checked = _checked(name, parts, scheme, shape[::-1] if is_transposed else shape)
+        scale = None if ".scale" not in parts else converted(f"{name}.scale", parts[".scale"], torch.float32)
+        return assemble(checked, scheme, shape, dtype, scale, is_transposed=is_transposed)
+    except StateError:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError, AssertionError) as error:
         found = f"{type(error).__name__}: {error}"
         raise UnsupportedModelError(
@@ -140,13 +147,16 @@ def _assemble(name: str, parts: Mapping[str, torch.Tensor]) -> QuantizedTensor:
         ) from error
 
 
-def _checked(parts: Mapping[str, torch.Tensor], scheme: Scheme, shape: tuple[int, int]) -> list[torch.Tensor]:
-    """The scales and the amax, if they and the codes have the shapes of the format."""
+def _checked(
+    name: str, parts: Mapping[str, torch.Tensor], scheme: Scheme, shape: tuple[int, int]
+) -> list[torch.Tensor]:
+    """The codes, the scales and the amax as kernels read them, if they have the shapes and the values of the format."""
     found = []
-    for part, (sizes, _) in part_shapes(scheme, shape, False).items():
+    for part, (sizes, element) in part_shapes(scheme, shape, False).items():
         if part == "amax" and scheme.family != "nvfp4":
             continue
-        tensor = parts[_SUFFIXES[part]]
+        suffix = _SUFFIXES[part]
+        tensor = converted(f"{name}{suffix}", parts[suffix], torch.float32 if element == FLOATS else torch.uint8)
         is_flat = part == "codes" and tensor.dim() == 1 and tensor.numel() == math.prod(size or 0 for size in sizes)
         if tensor.shape != sizes and not is_flat:
             raise ValueError(f"{part} of shape {tuple(tensor.shape)}, not {sizes}")

@@ -2,7 +2,7 @@
 
 import torch
 
-from steelyard.errors import RecipeError
+from steelyard.errors import RecipeError, shown
 from steelyard.recipes import EPSILON, is_epsilon
 
 HIGH_PRECISION = (torch.float32, torch.bfloat16, torch.float16)
@@ -20,8 +20,8 @@ _FP8 = {torch.float8_e4m3fn: "f8E4M3FN", torch.float8_e5m2: "f8E5M2"}
 
 def fp8_element(fp8_dtype: torch.dtype) -> str:
     """The element format of an FP8 dtype."""
-    if fp8_dtype not in _FP8:
-        raise RecipeError(f"fp8_dtype must be torch.float8_e4m3fn or torch.float8_e5m2, got {fp8_dtype!r}")
+    if not isinstance(fp8_dtype, torch.dtype) or fp8_dtype not in _FP8:
+        raise RecipeError(f"fp8_dtype must be torch.float8_e4m3fn or torch.float8_e5m2, got {shown(fp8_dtype)}")
     return _FP8[fp8_dtype]
 
 
@@ -29,7 +29,7 @@ def check_epsilon(quantizer) -> None:
     """Refuse a lower bound of amaxes that float32 cannot hold."""
     if not is_epsilon(quantizer.amax_epsilon):
         name = f"{type(quantizer).__name__}.amax_epsilon"
-        raise RecipeError(f"{name} must be {EPSILON}, got {quantizer.amax_epsilon!r}")
+        raise RecipeError(f"{name} must be {EPSILON}, got {shown(quantizer.amax_epsilon)}")
 
 
 def matrix_shape(shape) -> tuple[int, int]:

@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass, field
 from functools import cache
+from numbers import Real
 from typing import Any
 
 import torch
 
-from steelyard.errors import RecipeError
+from steelyard.errors import RecipeError, shown
 from steelyard.formats.schemes import Scheme
 from steelyard.tensor import kernels
+from steelyard.tensor.arguments import as_device, check_strided, check_with_values
 from steelyard.tensor.elements import check_epsilon, fp8_element, matrix_shape
 from steelyard.tensor.quantized_tensor import QuantizedTensor
 from steelyard.tensor.scheme_quantizer import SchemeQuantizer
@@ -38,16 +40,15 @@ class Float8TensorStorage(SchemeStorage):
         shape=None,
         quantizer: "Float8Quantizer | Float8CurrentScalingQuantizer | None" = None,
     ):
-        scale_inv = torch.as_tensor(fp8_scale_inv, dtype=torch.float32)
-        if scale_inv.numel() != 1:
-            raise RecipeError(f"fp8_scale_inv must be one value, got shape {tuple(scale_inv.shape)}")
+        scale_inv = _one_float(fp8_scale_inv)
+        self._check_quantizer(quantizer)
         quantizer = quantizer or Float8CurrentScalingQuantizer(fp8_dtype)
         if fp8_element(fp8_dtype) != quantizer.row_scheme.element:
             raise RecipeError(f"fp8_dtype must be the quantizer's, {quantizer.fp8_dtype}, got {fp8_dtype}")
         codes = {"data": data, "data_transpose": data_transpose}
         parts = {name: as_codes(name, tensor, fp8_dtype) for name, tensor in codes.items()}
         shape = shape_of(shape, data, data_transpose)
-        self._initialize(shape, dtype, quantizer, {**parts, "fp8_scale_inv": scale_inv.reshape(())})
+        self._initialize(shape, dtype, quantizer, {**parts, "fp8_scale_inv": scale_inv})
 
     @property
     def _fp8_dtype(self) -> torch.dtype:
@@ -86,13 +87,16 @@ class Float8Quantizer(SchemeQuantizer):
         fp8_element(self.fp8_dtype)
         for name in ("scale", "amax"):
             value = getattr(self, name)
-            if not (isinstance(value, torch.Tensor) and value.dtype == torch.float32 and value.numel() == 1):
-                raise RecipeError(f"Float8Quantizer.{name} must be a float32 tensor of one value, got {value!r}")
+            is_plain = isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_nested
+            if not is_plain or value.dtype != torch.float32 or value.numel() != 1:
+                raise RecipeError(f"Float8Quantizer.{name} must be a float32 tensor of one value, got {shown(value)}")
 
     def _make_scheme(self, columnwise: bool) -> Scheme:
         return _scheme(fp8_element(self.fp8_dtype), "delayed")
 
     def _operands(self, matrix, row, col) -> dict[str, Any]:
+        if not matrix.is_meta:
+            check_with_values(matrix, self.scale, "what Float8Quantizer quantizes")
         return {"scale": self.scale.reshape(())}
 
     def observe(self, copies) -> None:
@@ -101,7 +105,7 @@ class Float8Quantizer(SchemeQuantizer):
             self._record(made.amax)
 
     def calibrate(self, tensor: torch.Tensor) -> None:
-        self._check_quantizable(tensor)
+        tensor = self._source_of(tensor)
         if not tensor.is_meta:
             dense = tensor.dequantize() if isinstance(tensor, SchemeStorage) else tensor.detach()
             self._record(kernels.amax(dense.reshape(matrix_shape(dense.shape))))
@@ -132,7 +136,7 @@ class Float8CurrentScalingQuantizer(SchemeQuantizer):
     amax_epsilon: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self):
-        self.device = None if self.device is None else torch.device(self.device)
+        self.device = as_device(self.device)
         self._check_flags()
         check_epsilon(self)
         fp8_element(self.fp8_dtype)
@@ -152,12 +156,21 @@ def as_codes(name: str, data: torch.Tensor | None, dtype: torch.dtype | None = N
     """Codes as bytes. Data of an FP8 dtype must have the expected dtype."""
     if data is None:
         return None
-    if not isinstance(data, torch.Tensor):
-        raise RecipeError(f"{name} must be a tensor, got {type(data).__name__}")
+    check_strided(data, name)
     if data.dtype not in (torch.uint8, torch.int8, dtype):
         allowed = "uint8 or int8" if dtype is None else f"uint8, int8 or {dtype}"
         raise RecipeError(f"{name} must be {allowed}, got {data.dtype}; quantize values to make codes of them")
     return data.view(torch.uint8)
+
+
+def _one_float(value: Any) -> torch.Tensor:
+    """The scale of a tensor, given as a number or a tensor."""
+    if isinstance(value, Real):
+        return torch.tensor(float(value), dtype=torch.float32)
+    check_strided(value, "fp8_scale_inv")
+    if value.numel() != 1 or not value.is_floating_point():
+        raise RecipeError(f"fp8_scale_inv must be one value, got {value.dtype} of shape {tuple(value.shape)}")
+    return value.to(torch.float32).reshape(())
 
 
 def shape_of(shape, rowwise: torch.Tensor | None, transposed: torch.Tensor | None = None):

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from steelyard.errors import RecipeError
+from steelyard.errors import RecipeError, shown
 from steelyard.formats.schemes import Scheme
+from steelyard.tensor.arguments import check_flag
 from steelyard.tensor.elements import check_epsilon, fp8_element
 from steelyard.tensor.float8 import as_codes, shape_of
 from steelyard.tensor.quantized_tensor import QuantizedTensor
@@ -41,6 +42,9 @@ class Float8BlockwiseQTensorStorage(SchemeStorage):
         quantizer: "Float8BlockQuantizer | None" = None,
         with_gemm_swizzled_scales: bool = False,
     ):
+        self._check_quantizer(quantizer)
+        fp8_element(fp8_dtype)
+        check_flag(is_2D_scaled, "is_2D_scaled")
         quantizer = quantizer or Float8BlockQuantizer(fp8_dtype, block_scaling_dim=2 if is_2D_scaled else 1)
         if (fp8_dtype, is_2D_scaled) != (quantizer.fp8_dtype, quantizer.block_scaling_dim == 2):
             raise RecipeError(f"fp8_dtype and is_2D_scaled must be those of the quantizer {quantizer}")
@@ -91,8 +95,9 @@ class Float8BlockQuantizer(SchemeQuantizer):
     amax_epsilon: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self):
-        if self.block_scaling_dim not in (1, 2):
-            raise RecipeError(f"Float8BlockQuantizer.block_scaling_dim must be 1 or 2, got {self.block_scaling_dim!r}")
+        if type(self.block_scaling_dim) is not int or self.block_scaling_dim not in (1, 2):
+            found = shown(self.block_scaling_dim)
+            raise RecipeError(f"Float8BlockQuantizer.block_scaling_dim must be 1 or 2, got {found}")
         self._check_flags()
         check_epsilon(self)
         fp8_element(self.fp8_dtype)

@@ -1,6 +1,7 @@
 """The parts that a user gives for a quantized tensor: shapes that hold the same values are taken, others refused."""
 
 import math
+from typing import Any
 
 import torch
 
@@ -34,18 +35,18 @@ def fit(copy: QuantizedCopy, codes: str, scales: str, amax: str | None, *, swizz
         _check(scales, copy.scales, scale_dtype, compact, hint if is_turned else "")
     if amax is not None:
         expected = amax_shape(scheme, stored) or ()
-        copy.amax = None if copy.amax is None else _with_dims(copy.amax, expected)
+        copy.amax = _with_dims(copy.amax, expected)
         _check(amax, copy.amax, torch.float32, expected)
 
 
-def _with_dims(part: torch.Tensor, expected: Shape) -> torch.Tensor:
+def _with_dims(part: torch.Tensor | None, expected: Shape) -> Any:
     """One value may be given with any number of dims."""
-    return part.reshape(expected) if part.numel() == math.prod(expected) == 1 else part
+    return part.reshape(expected) if part is not None and part.numel() == math.prod(expected) == 1 else part
 
 
-def _without_padding(scales: torch.Tensor, compact: Shape, padded: Shape) -> torch.Tensor:
+def _without_padding(scales: torch.Tensor | None, compact: Shape, padded: Shape) -> Any:
     """Scales may be padded to the multiples that GPU GEMMs need."""
-    if tuple(scales.shape) != padded or padded == compact:
+    if scales is None or tuple(scales.shape) != padded or padded == compact:
         return scales
     return scales[: compact[0], : compact[1]]
 

@@ -9,6 +9,7 @@ from steelyard import reference
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.schemes import Scheme
 from steelyard.runtime import cpu
+from steelyard.runtime.cpu.arguments import check_copy
 from steelyard.tensor import swizzles, traced
 
 
@@ -22,6 +23,12 @@ transpose = _pick("transpose")
 _dequantize = _pick("dequantize")
 _quantize = _pick("quantize")
 _swizzle = _pick("swizzle")
+
+
+def check(copy: QuantizedCopy, what: str) -> None:
+    """Refuse a copy on the CPU that kernels cannot read."""
+    if traced.has_memory(copy.codes) and copy.codes.is_cpu:
+        check_copy(copy, what)
 
 
 def dequantize(copy: QuantizedCopy, dtype: torch.dtype) -> torch.Tensor:

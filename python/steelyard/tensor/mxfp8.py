@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from steelyard.errors import RecipeError
+from steelyard.errors import RecipeError, shown
 from steelyard.formats.schemes import Scheme
 from steelyard.tensor.elements import fp8_element
 from steelyard.tensor.float8 import as_codes, shape_of
@@ -42,6 +42,8 @@ class MXFP8TensorStorage(SchemeStorage):
         quantizer: "MXFP8Quantizer | None" = None,
         with_gemm_swizzled_scales: bool = False,
     ):
+        self._check_quantizer(quantizer)
+        fp8_element(fp8_dtype)
         quantizer = quantizer or MXFP8Quantizer(fp8_dtype)
         if fp8_dtype != quantizer.fp8_dtype:
             raise RecipeError(f"fp8_dtype must be the quantizer's, {quantizer.fp8_dtype}, got {fp8_dtype}")
@@ -82,9 +84,9 @@ class MXFP8Quantizer(SchemeQuantizer):
 
     def __post_init__(self):
         self._check_flags()
-        if self.scale_rule not in SCALE_RULES:
+        if not isinstance(self.scale_rule, str) or self.scale_rule not in SCALE_RULES:
             rules = ", ".join(SCALE_RULES)
-            raise RecipeError(f"MXFP8Quantizer.scale_rule must be one of {rules}, got {self.scale_rule!r}")
+            raise RecipeError(f"MXFP8Quantizer.scale_rule must be one of {rules}, got {shown(self.scale_rule)}")
         fp8_element(self.fp8_dtype)
 
     def _make_scheme(self, columnwise: bool) -> Scheme:

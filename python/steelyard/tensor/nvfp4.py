@@ -6,8 +6,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from steelyard.errors import RecipeError
+from steelyard.errors import RecipeError, shown
 from steelyard.formats.schemes import Scheme
+from steelyard.tensor.arguments import check_flag, check_strided
 from steelyard.tensor.autograd import DequantizeFunction
 from steelyard.tensor.float8 import as_codes
 from steelyard.tensor.quantized_tensor import QuantizedTensor
@@ -63,6 +64,12 @@ class NVFP4TensorStorage(SchemeStorage):
         row_scaled_nvfp4: bool | None = None,
         nvfp4_use_4over6: bool | None = None,
     ):
+        self._check_quantizer(quantizer)
+        check_flag(row_scaled_nvfp4, "row_scaled_nvfp4", or_none=True)
+        check_flag(nvfp4_use_4over6, "nvfp4_use_4over6", or_none=True)
+        for name, amax in (("amax_rowwise", amax_rowwise), ("amax_columnwise", amax_columnwise)):
+            if amax is not None:
+                check_strided(amax, name)
         parts = {
             "rowwise_data": as_codes("rowwise_data", rowwise_data),
             "rowwise_scale_inv": as_codes("rowwise_scale_inv", rowwise_scale_inv, torch.float8_e4m3fn),
@@ -156,8 +163,8 @@ class NVFP4Quantizer(SchemeQuantizer):
 
     def __post_init__(self):
         self._check_flags()
-        if self.four_over_six not in (None, "mae", "mse"):
-            raise RecipeError(f"NVFP4Quantizer.four_over_six must be None, mae or mse, got {self.four_over_six!r}")
+        if not isinstance(self.four_over_six, str | None) or self.four_over_six not in (None, "mae", "mse"):
+            raise RecipeError(f"NVFP4Quantizer.four_over_six must be None, mae or mse, got {shown(self.four_over_six)}")
         for one, other in _EXCLUSIVE:
             if getattr(self, one) and getattr(self, other):
                 raise RecipeError(f"NVFP4Quantizer.{one} and {other} exclude each other, got both; turn one off")

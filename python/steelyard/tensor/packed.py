@@ -4,11 +4,13 @@ from typing import Any
 
 import torch
 
-from steelyard.errors import RecipeError
+from steelyard.errors import RecipeError, shown
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.parts import packed_size, stored_shape
 from steelyard.runtime import cpu
+from steelyard.runtime.cpu.packing import check_packed
 from steelyard.tensor import traced
+from steelyard.tensor.arguments import as_shape, check_strided, check_tensor_dtype
 from steelyard.tensor.elements import matrix_shape
 from steelyard.tensor.nvfp4 import NVFP4Quantizer, NVFP4Tensor, NVFP4TensorStorage
 from steelyard.tensor.scheme_storage import SchemeStorage
@@ -28,10 +30,14 @@ class PackedNVFP4Storage(NVFP4TensorStorage):
     _columnwise_data = _columnwise_scale_inv = _amax_columnwise = None
 
     def __init__(self, *, packed_data: torch.Tensor, shape, quantizer: NVFP4Quantizer, dtype=torch.float32):
+        if not isinstance(quantizer, NVFP4Quantizer):
+            raise RecipeError(f"the quantizer of a packed tensor must be an NVFP4Quantizer, got {shown(quantizer)}")
         if quantizer.rowwise == quantizer.columnwise:
             raise RecipeError(f"the quantizer of a packed tensor must make one copy, got {quantizer.get_usages()}")
-        self._shape, self._dtype, self._quantizer = torch.Size(shape), dtype, quantizer
-        self._matrix = matrix_shape(shape)
+        check_tensor_dtype(dtype)
+        check_strided(packed_data, "packed_data")
+        self._shape, self._dtype, self._quantizer = as_shape(shape), dtype, quantizer
+        self._matrix = matrix_shape(self._shape)
         size = packed_size(*self._stored_shape(), self._packed_scheme().second_level == "row")
         if packed_data.dtype != torch.uint8 or tuple(packed_data.shape) != (size,):
             found = f"{packed_data.dtype} of shape {tuple(packed_data.shape)}"
@@ -54,6 +60,7 @@ class PackedNVFP4Storage(NVFP4TensorStorage):
 
     def weight_parts(self, scheme, *, is_transposed: bool, is_packed: bool) -> tuple[torch.Tensor, ...] | None:
         if is_packed and self._has(is_transposed) and self._scheme(is_transposed) == scheme:
+            check_packed(cpu.PackedWeight(self._packed_data, scheme, self._matrix, is_transposed), type(self).__name__)
             return (self._packed_data,)
         return super().weight_parts(scheme, is_transposed=is_transposed, is_packed=is_packed)
 

@@ -5,8 +5,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from steelyard.errors import RecipeError
+from steelyard.errors import RecipeError, shown
 from steelyard.tensor import dispatch, fsdp
+from steelyard.tensor.arguments import check_dtype, check_flag, check_strided, check_with_values, view_shape
 from steelyard.tensor.autograd import DequantizeFunction
 from steelyard.tensor.data import FlattenMethod, set_data
 from steelyard.tensor.elements import matrix_shape
@@ -25,9 +26,11 @@ class QuantizedTensor(torch.Tensor, SchemeStorage):  # pyright: ignore[reportInc
     STORAGE: ClassVar[type[SchemeStorage]]
 
     def __new__(cls, *, requires_grad: bool = False, device: Any = None, **arguments):
+        check_flag(requires_grad, "requires_grad")
         storage = cls.STORAGE(**arguments)
-        if device is not None and torch.device(device).type != storage.device.type:
-            raise RecipeError(f"device must be that of the parts, {storage.device}, got {device}; move them first")
+        if device is not None and not _is_type_of(device, storage.device):
+            found = shown(device)
+            raise RecipeError(f"device must be that of the parts, {storage.device}, got {found}; move them first")
         return cls._wrap(storage, requires_grad=requires_grad)
 
     def __init__(self, **arguments):
@@ -58,7 +61,8 @@ class QuantizedTensor(torch.Tensor, SchemeStorage):  # pyright: ignore[reportInc
 
     def dequantize(self, *, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The values in `dtype`, by default that of the tensor; from the rowwise copy if there is one."""
-        dtype = dtype or self.dtype
+        dtype = self.dtype if dtype is None else dtype
+        check_dtype(dtype)
         if self.requires_grad and torch.is_grad_enabled():
             return DequantizeFunction.apply(self, dtype)
         return self._decode(dtype)
@@ -66,8 +70,16 @@ class QuantizedTensor(torch.Tensor, SchemeStorage):  # pyright: ignore[reportInc
     def quantize_(self, tensor: torch.Tensor, *, noop_flag: torch.Tensor | None = None) -> "QuantizedTensor":
         """Overwrite the values with those of `tensor`, unless the tensor `noop_flag` is not zero."""
         if not is_noop(noop_flag):
+            is_storage = isinstance(tensor, SchemeStorage) and not isinstance(tensor, torch.Tensor)
+            source = tensor.dequantize() if is_storage else tensor
+            check_strided(source, "what overwrites a quantized tensor")
+            if source.shape != self.shape or source.is_complex() or source.is_quantized:
+                expected = f"real numbers of its shape {tuple(self.shape)}"
+                found = f"{source.dtype} of shape {tuple(source.shape)}"
+                raise RecipeError(f"what overwrites a quantized tensor must be {expected}, got {found}")
+            check_with_values(source, self._any_part(), "what overwrites a quantized tensor")
             with torch.no_grad():
-                self.copy_(tensor)
+                self.copy_(source)
         return self
 
     def __setitem__(self, index, value) -> None:
@@ -173,8 +185,9 @@ class QuantizedTensor(torch.Tensor, SchemeStorage):  # pyright: ignore[reportInc
         """A tensor of the same codes in the same memory, by default with the same shape and dtype."""
         if not isinstance(tensor, cls):
             raise RecipeError(f"the tensor must be a {cls.__name__}, got {type(tensor).__name__}; quantize it first")
-        like: Any = tensor.detach() if shape is None else tensor.detach().view(shape)
-        return like.to_dtype(dtype or tensor.dtype).requires_grad_(requires_grad)
+        check_flag(requires_grad, "requires_grad")
+        like: Any = tensor.detach() if shape is None else tensor.detach().view(view_shape((shape,), tensor.numel()))
+        return like.to_dtype(tensor.dtype if dtype is None else dtype).requires_grad_(requires_grad)
 
     def to_dtype(self, dtype: torch.dtype) -> "QuantizedTensor":
         """The same codes in the same memory, presented as another dtype, without gradient."""
@@ -222,6 +235,13 @@ def rebuild_tensor(tensor_class: type, arguments: dict, shape, requires_grad: bo
     if not (isinstance(tensor_class, type) and issubclass(tensor_class, QuantizedTensor)):
         raise TypeError(f"a pickled quantized tensor must be of a QuantizedTensor class, got {tensor_class!r}")
     return _as_parameter(tensor_class(**arguments).view(shape), requires_grad, is_parameter)
+
+
+def _is_type_of(device: Any, found: torch.device) -> bool:
+    try:
+        return torch.device(device).type == found.type
+    except (RuntimeError, TypeError, ValueError):
+        return False
 
 
 def _as_parameter(tensor: torch.Tensor, requires_grad: bool, is_parameter: bool) -> torch.Tensor:

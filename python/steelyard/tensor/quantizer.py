@@ -6,9 +6,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from steelyard.errors import RecipeError
+from steelyard.errors import RecipeError, shown
 from steelyard.formats.gemms import KINDS
 from steelyard.formats.schemes import Scheme
+from steelyard.tensor.arguments import as_device, as_shape, check_flag, check_presented, check_strided
 from steelyard.tensor.elements import HIGH_PRECISION, matrix_shape
 from steelyard.tensor.storage import QuantizedTensorStorage
 
@@ -58,8 +59,8 @@ class Quantizer:
 
     def scheme(self, usage: str) -> Scheme | None:
         """The scheme of `rowwise` or `columnwise`, None if that copy is not made."""
-        if usage not in ("rowwise", "columnwise"):
-            raise RecipeError(f"usage must be rowwise or columnwise, got {usage!r}")
+        if not isinstance(usage, str) or usage not in ("rowwise", "columnwise"):
+            raise RecipeError(f"usage must be rowwise or columnwise, got {shown(usage)}")
         return self.schemes()[usage == "columnwise"]
 
     def quantize(self, tensor: torch.Tensor, *, out=None, dtype: torch.dtype | None = None):
@@ -67,8 +68,8 @@ class Quantizer:
         check_presented(dtype, out)
         if out is not None:
             return self.update_quantized(tensor, out)
-        self._check_quantizable(tensor)
-        return self.quantize_impl(tensor.detach() if dtype is None else tensor.detach().to(dtype))
+        source = self._source_of(tensor).detach()
+        return self.quantize_impl(source if dtype is None else source.to(dtype))
 
     def __call__(self, tensor: torch.Tensor, **options):
         return self.quantize(tensor, **options)
@@ -77,7 +78,7 @@ class Quantizer:
         """Quantize `src` into `dst`, unless the tensor `noop_flag` is not zero; returns `dst`."""
         if is_noop(noop_flag):
             return dst
-        made = self.quantize(src.detach() if isinstance(src, torch.Tensor) else src)
+        made = self.quantize(self._source_of(src).detach())
         if type(dst) is not type(made):
             raise RecipeError(
                 f"dst must be a {type(made).__name__}, as {type(self).__name__} makes it, got {type(dst).__name__}"
@@ -87,7 +88,9 @@ class Quantizer:
 
     def make_empty(self, shape, *, dtype: torch.dtype = torch.float32, device=None, requires_grad: bool = False):
         """A quantized tensor of a shape, to be filled by `update_quantized`."""
-        return self.quantize(torch.zeros(shape, dtype=dtype, device=device))
+        check_presented(dtype)
+        check_flag(requires_grad, "requires_grad")
+        return self.quantize(torch.zeros(as_shape(shape), dtype=dtype, device=as_device(device)))
 
     def qgemm(
         self,
@@ -108,17 +111,18 @@ class Quantizer:
         check_kind(kind)
         check_quantized(a, b)
         left, right = (_matrix(operand.dequantize(dtype=torch.float32)) for operand in (a, b))
-        product = (left.T if kind == "wgrad" else left) @ (right.T if kind == "fprop" else right)
-        for addend in (bias, accumulate):
-            product = product if addend is None else product + addend.float()
-        return product.to(out_dtype)
+        return multiply(
+            left.T if kind == "wgrad" else left, right if kind == "fprop" else right.T, bias, accumulate, out_dtype
+        )
 
     def is_quantizable(self, tensor: torch.Tensor) -> bool:
         """Whether `quantize` accepts this tensor."""
-        return tensor.dtype in HIGH_PRECISION and tensor.dim() > 0
+        return is_high_precision(tensor) and tensor.dim() > 0
 
     def set_usage(self, *, rowwise: bool | None = None, columnwise: bool | None = None) -> None:
         """Choose which copies are made from now on; None leaves a choice as it is."""
+        check_flag(rowwise, "rowwise", or_none=True)
+        check_flag(columnwise, "columnwise", or_none=True)
         if rowwise is not None:
             self.rowwise = rowwise
         if columnwise is not None:
@@ -131,7 +135,7 @@ class Quantizer:
 
     @rowwise_usage.setter
     def rowwise_usage(self, wanted: bool) -> None:
-        self.rowwise = wanted
+        self.set_usage(rowwise=wanted)
 
     @property
     def columnwise_usage(self) -> bool:
@@ -140,7 +144,7 @@ class Quantizer:
 
     @columnwise_usage.setter
     def columnwise_usage(self, wanted: bool) -> None:
-        self.columnwise = wanted
+        self.set_usage(columnwise=wanted)
 
     def calibrate(self, tensor: torch.Tensor) -> None:
         """Update the state of this quantizer as quantizing the tensor would, and quantize nothing."""
@@ -168,21 +172,25 @@ class Quantizer:
     def __reduce__(self):
         return rebuild_quantizer, (type(self), self._options())
 
-    def _check_quantizable(self, tensor: torch.Tensor) -> None:
+    def _source_of(self, tensor: Any) -> torch.Tensor:
+        """What to quantize, checked: a tensor as it is, a quantized storage decoded."""
+        name = type(self).__name__
         if not (self.rowwise or self.columnwise):
-            raise RecipeError(f"{type(self).__name__} must make a copy, got no usage; call set_usage first")
-        if not isinstance(tensor, torch.Tensor | QuantizedTensorStorage):
-            raise RecipeError(f"{type(self).__name__} takes a tensor, got {type(tensor).__name__}; make it one first")
-        if isinstance(tensor, torch.Tensor) and is_functorch_wrapped_tensor(tensor):
+            raise RecipeError(f"{name} must make a copy, got no usage; call set_usage first")
+        if isinstance(tensor, QuantizedTensorStorage) and not isinstance(tensor, torch.Tensor):
+            tensor = tensor.dequantize()
+        check_strided(tensor, f"what {name} quantizes")
+        if is_functorch_wrapped_tensor(tensor):
             raise RecipeError(
-                f"{type(self).__name__} takes a tensor with values, got one of a torch.func transform (vmap, grad, "
-                "jvp, functionalize); quantize outside of the transform"
+                f"{name} takes a tensor with values, got one of a torch.func transform (vmap, grad, jvp, "
+                "functionalize); quantize outside of the transform"
             )
         if not self.is_quantizable(tensor):
             raise RecipeError(
-                f"{type(self).__name__} takes float32, bfloat16 or float16 tensors{self.ALSO_REQUIRED}, "
+                f"{name} takes float32, bfloat16 or float16 tensors{self.ALSO_REQUIRED}, "
                 f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
             )
+        return tensor
 
 
 def overrides(cls: type, base: type, *methods: str) -> bool:
@@ -190,12 +198,33 @@ def overrides(cls: type, base: type, *methods: str) -> bool:
     return any(getattr(cls, name) is not getattr(base, name) for name in methods)
 
 
-def check_presented(dtype: torch.dtype | None, out=None) -> None:
-    """Refuse a dtype that no quantized tensor presents, or that `out` already decides."""
-    if dtype is not None and dtype not in HIGH_PRECISION:
-        raise RecipeError(f"dtype must be float32, bfloat16 or float16, got {dtype}; dequantize(dtype=) gives others")
-    if dtype is not None and out is not None:
-        raise RecipeError(f"out already presents a dtype, got dtype={dtype} beside it; pass one of them")
+def is_high_precision(tensor: Any) -> bool:
+    """Whether this is a tensor of a dtype that is quantized."""
+    is_tensor = isinstance(tensor, torch.Tensor | QuantizedTensorStorage)
+    return is_tensor and getattr(tensor, "dtype", None) in HIGH_PRECISION
+
+
+def multiply(left: torch.Tensor, right: torch.Tensor, bias: Any, accumulate: Any, out_dtype: Any) -> torch.Tensor:
+    """`left right^T + bias + accumulate`, added in float32 and rounded once."""
+    if left.shape[1] != right.shape[1]:
+        raise RecipeError(f"operands must reduce over the same length, got {left.shape[1]} and {right.shape[1]}")
+    return add(left @ right.T, bias, accumulate, out_dtype)
+
+
+def add(product: torch.Tensor, bias: Any, accumulate: Any, out_dtype: Any) -> torch.Tensor:
+    """A product and its addends, which must fit, in another dtype."""
+    if not isinstance(out_dtype, torch.dtype) or not out_dtype.is_floating_point:
+        raise RecipeError(f"out_dtype must be a floating-point dtype, got {shown(out_dtype)}")
+    for name, addend, shape in (("bias", bias, product.shape[1:]), ("accumulate", accumulate, product.shape)):
+        if addend is None:
+            continue
+        check_strided(addend, name)
+        if addend.shape != shape or addend.is_complex() or addend.device != product.device:
+            expected = f"real numbers of shape {tuple(shape)} on {product.device}"
+            found = f"{addend.dtype} of shape {tuple(addend.shape)} on {addend.device}"
+            raise RecipeError(f"{name} must hold {expected}, got {found}")
+        product = product + addend.float()
+    return product.to(out_dtype)
 
 
 def check_quantized(*operands, storage_class: type = QuantizedTensorStorage) -> None:
@@ -209,8 +238,8 @@ def check_quantized(*operands, storage_class: type = QuantizedTensorStorage) -> 
 
 def check_kind(kind: str) -> None:
     """Refuse a kind that is not one of the three GEMMs of a linear layer."""
-    if kind not in KINDS:
-        raise RecipeError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise RecipeError(f"kind must be one of {', '.join(KINDS)}, got {shown(kind)}")
 
 
 def rebuild_quantizer(quantizer_class: type[Quantizer], options: dict[str, Any]) -> Quantizer:
@@ -226,8 +255,9 @@ def is_noop(noop_flag: torch.Tensor | None) -> bool:
     """Whether to skip an update."""
     if noop_flag is None:
         return False
-    if not isinstance(noop_flag, torch.Tensor) or noop_flag.numel() != 1:
-        raise RecipeError(f"noop_flag must be a tensor of one value, got {noop_flag!r}")
+    is_one = isinstance(noop_flag, torch.Tensor) and not noop_flag.is_nested and noop_flag.numel() == 1
+    if not is_one or noop_flag.is_meta:
+        raise RecipeError(f"noop_flag must be a tensor of one value, got {shown(noop_flag)}")
     return bool(noop_flag.item() != 0)
 
 

@@ -5,11 +5,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from steelyard.errors import RecipeError
+from steelyard.errors import RecipeError, shown
 from steelyard.formats.gemms import reads_columnwise
-from steelyard.tensor.elements import HIGH_PRECISION, fp8_element, matrix_shape
-from steelyard.tensor.quantizer import Quantizer, check_kind, check_quantized
-from steelyard.tensor.storage import QuantizedTensorStorage
+from steelyard.tensor.arguments import check_dtype, check_flag
+from steelyard.tensor.elements import fp8_element, matrix_shape
+from steelyard.tensor.quantizer import Quantizer, add, check_kind, check_quantized, is_high_precision
+from steelyard.tensor.storage import QuantizedTensorStorage, size_of
 
 _ROLE_DTYPES = {
     "input": torch.float8_e4m3fn,
@@ -50,7 +51,7 @@ class CurrentScalingTensorRef(QuantizedTensorStorage):
         return torch.Size(self.original_shape or ())
 
     def size(self, dim: int | None = None):
-        return self.shape if dim is None else self.shape[dim]
+        return size_of(self.shape, dim)
 
     @property
     def scale_inv(self) -> torch.Tensor | None:
@@ -61,6 +62,8 @@ class CurrentScalingTensorRef(QuantizedTensorStorage):
         codes, scale = self._copy()
         if codes is None or scale is None:
             raise RecipeError("a tensor must have a copy to decode, got none; it was cleared")
+        if dtype is not None:
+            check_dtype(dtype)
         matrix = codes if self.data is not None else codes.T
         return (matrix.float() * scale).reshape(self.shape).to(dtype or self.dtype)
 
@@ -72,6 +75,8 @@ class CurrentScalingTensorRef(QuantizedTensorStorage):
         return {"rowwise": self.data is not None, "columnwise": self.data_t is not None}
 
     def update_usage(self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None) -> None:
+        check_flag(rowwise_usage, "rowwise_usage", or_none=True)
+        check_flag(columnwise_usage, "columnwise_usage", or_none=True)
         if rowwise_usage and self.data is None:
             self.data, self.scale = self._transposed(self.data_t), self.scale_t
         if columnwise_usage and self.data_t is None:
@@ -107,7 +112,7 @@ class CurrentScalingQuantizerRef(Quantizer):
         return self.fp8_dtype
 
     def is_quantizable(self, tensor: torch.Tensor) -> bool:
-        return tensor.dtype in HIGH_PRECISION
+        return is_high_precision(tensor)
 
     def quantize_impl(self, tensor: torch.Tensor) -> CurrentScalingTensorRef:
         matrix = tensor.float().reshape(matrix_shape(tensor.shape))
@@ -126,7 +131,7 @@ class CurrentScalingQuantizerRef(Quantizer):
         amax = matrix.abs().amax() if matrix.numel() else matrix.new_zeros(())
         amax = amax.clamp(min=self.eps)
         # torch computes a number over a tensor as the number times a reciprocal, which rounds twice.
-        scale = amax.new_tensor(torch.finfo(self.fp8_dtype).max) / amax
+        scale = torch.full_like(amax, torch.finfo(self.fp8_dtype).max) / amax
         scale = torch.where(scale.isinf(), torch.finfo(torch.float32).max, scale)
         scale = torch.where((amax == 0) | ~amax.isfinite(), 1.0, scale)
         return (scale.view(torch.int32) & -0x800000).view(torch.float32) if self.pow_2_scales else scale
@@ -146,10 +151,7 @@ class CurrentScalingQuantizerRef(Quantizer):
         check_quantized(a, b, storage_class=CurrentScalingTensorRef)
         copies = [_copy(each, usage) for each, usage in zip((a, b), reads_columnwise(kind), strict=True)]
         (left, left_scale), (right, right_scale) = copies
-        product = (left.float() @ right.float().T) * (left_scale * right_scale)
-        for addend in (bias, accumulate):
-            product = product if addend is None else product + addend.float()
-        return product.to(out_dtype)
+        return add((left.float() @ right.float().T) * (left_scale * right_scale), bias, accumulate, out_dtype)
 
 
 def _copy(tensor: CurrentScalingTensorRef, columnwise: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -162,6 +164,6 @@ def _copy(tensor: CurrentScalingTensorRef, columnwise: bool) -> tuple[torch.Tens
 
 def current_scaling_ref_quantizer_factory(role: str) -> CurrentScalingQuantizerRef:
     """The quantizer of a role, for `steelyard.recipes.CustomRecipe`: E4M3 forward, E5M2 backward."""
-    if role not in _ROLE_DTYPES:
-        raise RecipeError(f"role must be one of {', '.join(_ROLE_DTYPES)}, got {role!r}")
+    if not isinstance(role, str) or role not in _ROLE_DTYPES:
+        raise RecipeError(f"role must be one of {', '.join(_ROLE_DTYPES)}, got {shown(role)}")
     return CurrentScalingQuantizerRef(_ROLE_DTYPES[role])

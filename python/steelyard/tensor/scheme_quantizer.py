@@ -6,14 +6,15 @@ from typing import Any, ClassVar, Self
 import torch
 import torch.distributed
 
-from steelyard.errors import RecipeError
+from steelyard.errors import RecipeError, shown
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.gemms import reads_columnwise
 from steelyard.formats.schemes import Scheme
 from steelyard.tensor import kernels, traced
+from steelyard.tensor.arguments import as_device, as_shape, check_flag, check_presented, check_with_values
 from steelyard.tensor.autograd import QuantizeFunction
-from steelyard.tensor.elements import ELEMENT_DTYPES, HIGH_PRECISION, fp8_element, matrix_shape
-from steelyard.tensor.quantizer import Quantizer, check_kind, check_presented, check_quantized, is_noop, overrides
+from steelyard.tensor.elements import ELEMENT_DTYPES, fp8_element, matrix_shape
+from steelyard.tensor.quantizer import Quantizer, check_kind, check_quantized, is_high_precision, is_noop, overrides
 from steelyard.tensor.scheme_storage import SchemeStorage
 
 Copies = tuple[QuantizedCopy | None, QuantizedCopy | None]
@@ -47,14 +48,13 @@ class SchemeQuantizer(Quantizer):
             fp8_element(value)
             self.fp8_dtype = value
         elif value != self.dtype:
-            raise RecipeError(f"{type(self).__name__}.dtype must be {self.dtype}, got {value!r}")
+            raise RecipeError(f"{type(self).__name__}.dtype must be {self.dtype}, got {shown(value)}")
 
     def _check_flags(self) -> None:
         """Refuse flags that are neither True nor False."""
         for each in fields(self):
-            value = getattr(self, each.name)
-            if each.type is bool and not isinstance(value, bool):
-                raise RecipeError(f"{type(self).__name__}.{each.name} must be True or False, got {value!r}")
+            if each.type is bool:
+                check_flag(getattr(self, each.name), f"{type(self).__name__}.{each.name}")
 
     @property
     def row_scheme(self) -> Scheme:
@@ -65,7 +65,7 @@ class SchemeQuantizer(Quantizer):
         return self._make_scheme(columnwise=not self.transposed)
 
     def is_quantizable(self, tensor: torch.Tensor) -> bool:
-        return tensor.dtype in HIGH_PRECISION
+        return is_high_precision(tensor)
 
     def of_transpose(self) -> Self:
         """The quantizer of the transpose of a tensor."""
@@ -77,7 +77,7 @@ class SchemeQuantizer(Quantizer):
         check_presented(dtype, out)
         if out is not None:
             return self.update_quantized(tensor, out)
-        self._check_quantizable(tensor)
+        tensor = self._source_of(tensor)
         if tensor.requires_grad and torch.is_grad_enabled() and not self.internal:
             return QuantizeFunction.apply(tensor, self, dtype)
         made = self.quantize_impl(tensor.detach())
@@ -124,9 +124,12 @@ class SchemeQuantizer(Quantizer):
 
     def write(self, src: torch.Tensor, dst: SchemeStorage) -> None:
         """Quantize `src` into the memory of the copies that `dst` has."""
-        self._check_quantizable(src)
+        src = self._source_of(src)
+        if not any(dst.get_usages().values()):
+            raise RecipeError("dst must have a copy to write to, got none; it was cleared")
         if src.shape != dst.shape:
             raise RecipeError(f"src must have the shape of dst, {tuple(dst.shape)}, got {tuple(src.shape)}")
+        check_with_values(src, dst._any_part(), "src")
         copies = self._copies_for(dst, src.detach())
         if dst._with_gemm_swizzled_scales:
             _swizzle(copies)
@@ -146,10 +149,16 @@ class SchemeQuantizer(Quantizer):
 
     def make_empty(self, shape, *, dtype: torch.dtype = torch.float32, device=None, requires_grad: bool = False):
         # Encoding zeros gives every part its shape, and values that decode to zero, without communication.
+        shape = as_shape(shape)
+        if dtype is None:
+            raise RecipeError("dtype must be float32, bfloat16 or float16, got None; leave it out")
         check_presented(dtype)
+        check_flag(requires_grad, "requires_grad")
+        if requires_grad and self.internal:
+            raise RecipeError("requires_grad must be False where internal=True makes storages, which have no gradient")
         alone = self.copy()
         alone.amax_reduction_group = None
-        zeros = torch.zeros(shape, dtype=dtype, device=device)
+        zeros = torch.zeros(shape, dtype=dtype, device=as_device(device))
         copies = alone.encode(zeros, matrix_shape(shape), *self._wanted_schemes(self.get_usages()))
         made = self.assemble(copies, shape, dtype)
         return made.requires_grad_() if requires_grad else made

@@ -6,14 +6,22 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from steelyard.errors import RecipeError
+from steelyard.errors import RecipeError, shown
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.parts import codes_shape, stored_shape
 from steelyard.formats.schemes import Scheme
 from steelyard.tensor import given_parts, kernels, swizzles, traced
-from steelyard.tensor.elements import HIGH_PRECISION, PRESENTED, PRESENTED_NAMES, matrix_shape
-from steelyard.tensor.quantizer import is_noop
-from steelyard.tensor.storage import QuantizedTensorStorage
+from steelyard.tensor.arguments import (
+    as_shape,
+    check_dtype,
+    check_flag,
+    check_strided,
+    check_tensor_dtype,
+    view_shape,
+)
+from steelyard.tensor.elements import HIGH_PRECISION, matrix_shape
+from steelyard.tensor.quantizer import Quantizer, is_noop
+from steelyard.tensor.storage import QuantizedTensorStorage, size_of
 from steelyard.tensor.views import swap_usage
 
 # What only making codes depends on, not decoding them.
@@ -52,12 +60,19 @@ class SchemeStorage(QuantizedTensorStorage):
 
     def _initialize(self, shape, dtype, quantizer, parts: dict[str, torch.Tensor | None], swizzled: bool = False):
         """Adopt the tensors a user gave, after checking that they belong together."""
-        given = {self.ARGUMENTS[name]: tensor for name, tensor in parts.items()}
-        _check_presented(dtype)
+        given = {self.ARGUMENTS[name]: tensor for name, tensor in parts.items() if tensor is not None}
+        check_tensor_dtype(dtype)
+        check_flag(swizzled, "with_gemm_swizzled_scales")
+        shape = as_shape(shape)
+        for name, tensor in parts.items():
+            if tensor is not None:
+                check_strided(tensor, name)
+        devices = {tensor.device for tensor in given.values()}
+        if len(devices) > 1:
+            raise RecipeError(f"the parts of a quantized tensor must be on one device, got {devices}")
         for name in self.PARTS:
-            tensor = given.get(name)
-            setattr(self, name, None if tensor is None else tensor.detach())
-        self._shape, self._dtype, self._quantizer = torch.Size(shape), dtype, quantizer
+            setattr(self, name, given[name].detach() if name in given else None)
+        self._shape, self._dtype, self._quantizer = shape, dtype, quantizer
         self._matrix = matrix_shape(shape)
         self._with_gemm_swizzled_scales = swizzled
         copies = [self._raw_copy(columnwise) for columnwise in (False, True)]
@@ -67,7 +82,20 @@ class SchemeStorage(QuantizedTensorStorage):
             if copy is not None:
                 given_parts.fit(copy, *self._fields(copy.columnwise), swizzled=swizzled)
                 self._set_copy(copy)
-        self._device = next(getattr(self, name).device for name in self.PARTS if getattr(self, name) is not None)
+        self._device = self._any_part().device
+
+    def _check_quantizer(self, quantizer: Any) -> None:
+        """Refuse what is not a quantizer of such tensors."""
+        if quantizer is not None and not self._is_made_by(quantizer):
+            found = shown(quantizer)
+            raise RecipeError(f"the quantizer of a {type(self).__name__} must make such tensors, got {found}")
+
+    def _any_part(self) -> torch.Tensor:
+        """One of the tensors that this one consists of."""
+        return next(part for name in self.PARTS if (part := getattr(self, name)) is not None)
+
+    def _is_made_by(self, quantizer: Any) -> bool:
+        return isinstance(quantizer, Quantizer) and isinstance(self, getattr(quantizer, "STORAGE", ()))
 
     @classmethod
     def _from_copies(cls, copies, shape, dtype, quantizer, *, swizzled: bool = False) -> "SchemeStorage":
@@ -96,7 +124,7 @@ class SchemeStorage(QuantizedTensorStorage):
         return self._device
 
     def size(self, dim: int | None = None):
-        return self._shape if dim is None else self._shape[dim]
+        return size_of(self._shape, dim)
 
     def dim(self) -> int:
         return len(self._shape)
@@ -117,6 +145,8 @@ class SchemeStorage(QuantizedTensorStorage):
         return {"rowwise": self._has(False), "columnwise": self._has(True)}
 
     def update_usage(self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None) -> None:
+        check_flag(rowwise_usage, "rowwise_usage", or_none=True)
+        check_flag(columnwise_usage, "columnwise_usage", or_none=True)
         wanted = {False: rowwise_usage, True: columnwise_usage}
         for columnwise in (False, True):
             if wanted[columnwise] and not self._has(columnwise):
@@ -137,15 +167,17 @@ class SchemeStorage(QuantizedTensorStorage):
 
     def update_quantizer(self, quantizer: Any) -> None:
         """Let another quantizer make the codes of later writes. It must make codes of the same format."""
-        new = quantizer.copy() if isinstance(self, getattr(quantizer, "STORAGE", ())) else None
+        new = quantizer.copy() if self._is_made_by(quantizer) else None
         if new is not None:
             new.transposed = self._quantizer.transposed
         if new is None or _formats(new) != _formats(self._quantizer):
-            raise RecipeError(f"the quantizer must make codes like those of {self._quantizer}, got {quantizer!r}")
+            raise RecipeError(f"the quantizer must make codes like those of {self._quantizer}, got {shown(quantizer)}")
         self._quantizer = new
 
     def get_data_tensors(self, rowwise_data: bool = True, columnwise_data: bool = True) -> Any:
         """The codes of both copies, or of the one that is asked for; None for a copy that does not exist."""
+        check_flag(rowwise_data, "rowwise_data")
+        check_flag(columnwise_data, "columnwise_data")
         if not (rowwise_data or columnwise_data):
             raise RecipeError("rowwise_data or columnwise_data must be True, got False for both; ask for one of them")
         codes = getattr(self, self.ROWWISE.codes), getattr(self, self.COLUMNWISE.codes)
@@ -153,13 +185,13 @@ class SchemeStorage(QuantizedTensorStorage):
 
     def view(self, *shape: Any) -> Any:
         """The same codes as a tensor of another shape."""
-        viewed = self._quantizer.TENSOR._wrap(self).view(*shape)._as_storage()
+        viewed = self._quantizer.TENSOR._wrap(self).view(view_shape(shape, self.numel()))._as_storage()
         viewed._root = None
         return viewed
 
     def to_dtype(self, dtype: torch.dtype) -> "SchemeStorage":
         """The same codes in the same memory, presented as another dtype."""
-        _check_presented(dtype)
+        check_tensor_dtype(dtype)
         new = copy_module.copy(self)
         new._dtype = dtype
         return new
@@ -178,6 +210,8 @@ class SchemeStorage(QuantizedTensorStorage):
         if copy is None or copy.scheme != scheme or self._with_gemm_swizzled_scales or copy.shape[0] == 0:
             return None
         copy.codes, copy.scales = copy.codes.contiguous(), copy.scales.contiguous()
+        # Programs trust the parts of weights.
+        kernels.check(copy, type(self).__name__)
         if is_packed:
             return (traced.pack(copy),)
         parts = copy.codes, copy.scales, copy.amax
@@ -283,6 +317,7 @@ class SchemeStorage(QuantizedTensorStorage):
         copy = next((self._copy(columnwise) for columnwise in self._decode_order()), None)
         if copy is None:
             raise RecipeError(f"{type(self).__name__} must have a copy to decode, got none; it was cleared")
+        check_dtype(dtype)
         kernel_dtype = dtype if dtype in HIGH_PRECISION else torch.float32
         return kernels.dequantize(copy, kernel_dtype).reshape(self._shape).to(dtype)
 
@@ -292,8 +327,3 @@ def _formats(quantizer: Any) -> list[Scheme]:
     schemes = quantizer.row_scheme, quantizer.col_scheme
     six = {True: "none", False: "mae"}
     return [replace(each, **_OF_QUANTIZING, four_over_six=six[each.four_over_six == "none"]) for each in schemes]
-
-
-def _check_presented(dtype: torch.dtype) -> None:
-    if dtype not in PRESENTED:
-        raise RecipeError(f"dtype must be {PRESENTED_NAMES}, got {dtype}")

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from steelyard.errors import RecipeError
+from steelyard.errors import RecipeError, shown
 
 _AS_SAVED = "pass what prepare_for_saving returned"
 
@@ -34,7 +34,7 @@ class QuantizedTensorStorage:
 
     def restore_from_saved(self, tensors) -> list[torch.Tensor | None]:
         """Take this object's tensors from the front of a list; returns the rest."""
-        tensors = list(tensors)
+        tensors = _saved_tensors(tensors)
         if len(tensors) < len(self.PARTS):
             raise RecipeError(
                 f"{type(self).__name__} needs {len(self.PARTS)} saved tensors, got {len(tensors)}; {_AS_SAVED}"
@@ -60,6 +60,21 @@ class QuantizedTensorStorage:
 
     def _shallow_copy(self) -> "QuantizedTensorStorage":
         return copy.copy(self)
+
+
+def _saved_tensors(saved: Any) -> list[torch.Tensor | None]:
+    if not isinstance(saved, list | tuple) or not all(isinstance(each, torch.Tensor | None) for each in saved):
+        raise RecipeError(f"saved tensors must be a list of tensors and None, got {shown(saved)}; {_AS_SAVED}")
+    return list(saved)
+
+
+def size_of(shape: torch.Size, dim: Any) -> Any:
+    """A size of a tensor, or all of them for None, as `Tensor.size` gives them."""
+    if dim is None:
+        return shape
+    if type(dim) is not int or not -len(shape) <= dim < len(shape):
+        raise RecipeError(f"dim must be one of the {len(shape)} dims of shape {tuple(shape)}, got {shown(dim)}")
+    return shape[dim]
 
 
 class SavedObjects(list):
@@ -90,7 +105,7 @@ def restore_from_saved(saved, objects) -> list:
         isinstance(each, QuantizedTensorStorage | None) for each in objects
     ):
         raise RecipeError(f"tensors must be restored by their saved objects, got {type(objects).__name__}; {_AS_SAVED}")
-    saved, restored = list(saved), []
+    saved, restored = _saved_tensors(saved), []
     for skeleton in objects:
         if skeleton is None:
             if not saved:

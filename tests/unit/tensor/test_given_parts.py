@@ -125,5 +125,5 @@ def test_other_scales_are_refused():
 def test_the_device_of_the_parts_may_be_named():
     given = Float8CurrentScalingQuantizer(E4M3)(torch.ones(2, 2)).get_metadata()
     assert Float8Tensor(**given, device="cpu").device.type == "cpu"
-    with pytest.raises(RecipeError, match="device must be that of the parts, cpu, got meta; move them first"):
+    with pytest.raises(RecipeError, match="device must be that of the parts, cpu, got 'meta'; move them first"):
         Float8Tensor(**given, device="meta")
