@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
-from steelyard.errors import RecipeError
+from steelyard.errors import RecipeError, shown
 from steelyard.formats.gemms import ROLES
 from steelyard.formats.schemes import Scheme
 
@@ -43,6 +43,9 @@ class Role(str):
     __slots__ = ("kind", "layer")
 
     def __new__(cls, name: str, layer: str = "", kind: str = "linear"):
+        for what, value in (("name", name), ("layer", layer), ("kind", kind)):
+            if not isinstance(value, str):
+                raise RecipeError(f"the {what} of a role must be a str, got {shown(value)}")
         role = super().__new__(cls, name)
         role.layer = layer
         role.kind = kind
@@ -64,8 +67,8 @@ class Recipe(ABC):
 
     def schemes(self, role: str) -> Schemes:
         """The rowwise and the columnwise scheme of an operand; None if that copy is not quantized."""
-        if role not in ROLES:
-            raise RecipeError(f"role must be one of {', '.join(ROLES)}, got {role!r}")
+        if not isinstance(role, str) or role not in ROLES:
+            raise RecipeError(f"role must be one of {', '.join(ROLES)}, got {shown(role)}")
         row, col = self._schemes(role)
         if self.backward == "normal":
             return row, col
@@ -98,7 +101,7 @@ class Recipe(ABC):
     def from_dict(cls, values: dict[str, Any]) -> "Recipe":
         """The recipe from the result of `to_dict`; missing fields have their defaults."""
         if not isinstance(values, Mapping):
-            raise RecipeError(f"a recipe must be a dict of its fields, got {type(values).__name__} {values!r}")
+            raise RecipeError(f"a recipe must be a dict of its fields, got {type(values).__name__} {shown(values)}")
         values = dict(values)
         recipe_class = _class_of(values.pop("recipe", cls.name))
         if not issubclass(recipe_class, cls):
@@ -106,7 +109,7 @@ class Recipe(ABC):
         known = [each.name for each in fields(recipe_class)]
         for name in values:
             if name not in known:
-                raise RecipeError(f"{recipe_class.__name__} has no field {name!r}{_nearest(name, known)}")
+                raise RecipeError(f"{recipe_class.__name__} has no field {shown(name)}{_nearest(name, known)}")
         return recipe_class(**values)
 
     def to_toml(self) -> str:
@@ -276,11 +279,11 @@ class CustomRecipe(Recipe):
         made = self.quantizer(role)
         if made is None:
             return _NOT_QUANTIZED
-        pair = made.schemes() if callable(getattr(made, "schemes", None)) else made
+        pair = made.schemes() if not isinstance(made, type) and callable(getattr(made, "schemes", None)) else made
         if isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(s, Scheme | None) for s in pair):
             return pair
         raise RecipeError(
-            f"CustomRecipe.factory must return a quantizer, a pair of schemes or None, got {made!r} for {role!r}"
+            f"CustomRecipe.factory must return a quantizer, a pair of schemes or None, got {shown(made)} for {role!r}"
         )
 
 
@@ -290,6 +293,8 @@ class Overrides(dict[str, Recipe | None]):
     @classmethod
     def parse(cls, text: str) -> "Overrides":
         """Overrides from text: `pattern=recipe` or `pattern=none`, separated by spaces."""
+        if not isinstance(text, str):
+            raise RecipeError(f"overrides must be a str of pattern=recipe, got {shown(text)}")
         overrides = cls()
         for word in text.split():
             pattern, equals, name = word.partition("=")
@@ -326,12 +331,12 @@ def get(recipe: str | Recipe) -> Recipe:
 
 def _class_of(name: str) -> type[Recipe]:
     for recipe in _RECIPES:
-        if recipe.name == name:
+        if isinstance(name, str) and recipe.name == name:
             return recipe
-    if name == CustomRecipe.name:
+    if isinstance(name, str) and name == CustomRecipe.name:
         raise RecipeError("a custom recipe holds a factory, which no name or file can hold; build CustomRecipe in code")
     known = ", ".join(NAMES)
-    raise RecipeError(f"recipe must be a recipe object or one of {known}; got {name!r}{_nearest(name, NAMES)}")
+    raise RecipeError(f"recipe must be a recipe object or one of {known}; got {shown(name)}{_nearest(name, NAMES)}")
 
 
 def _nearest(name: Any, known: Any) -> str:
@@ -361,7 +366,7 @@ def _check_field(owner: str, name: str, kind: Any, value: Any) -> None:
     else:
         holds, expected = isinstance(value, bool), "True or False"
     if not holds:
-        raise RecipeError(f"{owner}.{name} must be {expected}, got {value!r}")
+        raise RecipeError(f"{owner}.{name} must be {expected}, got {shown(value)}")
 
 
 def is_epsilon(value: Any) -> bool:

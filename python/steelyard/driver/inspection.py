@@ -1,5 +1,6 @@
 """What a net shows of itself: its IR, its explanation, its memory, and a warning where little of it is quantized."""
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from steelyard.driver.explanation import Explanation, little_is_quantized
 from steelyard.driver.memory import Memory, parameter_bytes, tensor_bytes
 from steelyard.driver.stages import STAGES
 from steelyard.driver.user_warnings import warn
-from steelyard.errors import RecipeError, SteelyardError, UnsupportedModelError
+from steelyard.errors import RecipeError, SteelyardError, UnsupportedModelError, shown
 from steelyard.ir.layers import print_layers
 from steelyard.ir.nesting import nest_modules
 from steelyard.targets import CPU
@@ -22,8 +23,10 @@ from steelyard.targets import CPU
 def print_ir(backend: Backend, stage: str, layer: str | None) -> str:
     """The IR of a stage of every graph, or of the layers that a pattern matches."""
     known = STAGES if backend.settings.target == CPU else (*STAGES, *CUDA_STAGES)
-    if stage not in known:
-        raise SteelyardError(f"stage must be one of {', '.join(known)}, got {stage!r}")
+    if not isinstance(stage, str) or stage not in known:
+        raise SteelyardError(f"stage must be one of {', '.join(known)}, got {shown(stage)}")
+    if not isinstance(layer, str | None):
+        raise SteelyardError(f"layer must be a pattern of layer names, got {shown(layer)}")
     compilations = _compilations(backend)
     if stage == "ptx":
         if layer is not None:
@@ -33,8 +36,11 @@ def print_ir(backend: Backend, stage: str, layer: str | None) -> str:
     return print_module(module.operation) if layer is None else print_layers(module.operation, layer)
 
 
-def dump_ir(backend: Backend, folder: Path) -> list[Path]:
+def dump_ir(backend: Backend, folder: str | os.PathLike[str]) -> list[Path]:
     """Write the IR after every pass, and the program, of every graph into numbered files; returns their paths."""
+    if not isinstance(folder, str | os.PathLike):
+        raise SteelyardError(f"folder must be the path of a folder, got {shown(folder)}")
+    folder = Path(folder)
     compilations = _compilations(backend)
     folder.mkdir(parents=True, exist_ok=True)
     texts: dict[str, str] = {}

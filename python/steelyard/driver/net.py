@@ -336,7 +336,7 @@ class CompiledModule(torch.nn.Module):
 
     def ir_dump(self, folder: str | Path) -> list[Path]:
         """Write the IR after every pass, and the program, of every graph into numbered files; returns their paths."""
-        return inspection.dump_ir(self._steelyard.backend, Path(folder))
+        return inspection.dump_ir(self._steelyard.backend, folder)
 
     def explain(self) -> Explanation:
         """One row per GEMM: its formats and kernel, or why it stayed in high precision.

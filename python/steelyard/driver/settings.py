@@ -8,7 +8,7 @@ from typing import Any
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steelyard import recipes
-from steelyard.errors import RecipeError
+from steelyard.errors import RecipeError, shown
 from steelyard.passes.partition import COMPACT
 from steelyard.recipes import Overrides, Recipe
 
@@ -63,11 +63,11 @@ def make_settings(
     chosen = _overrides(overrides)
     for name, value in (("attention", attention), ("check_finite", check_finite)):
         if not isinstance(value, bool):
-            raise RecipeError(f"{name} must be True or False, got {value!r}")
-    if save not in (None, COMPACT):
-        raise RecipeError(f"save must be None or {COMPACT!r}, got {save!r}")
-    if weights not in WEIGHTS:
-        raise RecipeError(f"weights must be one of {', '.join(WEIGHTS)}, got {weights!r}")
+            raise RecipeError(f"{name} must be True or False, got {shown(value)}")
+    if not isinstance(save, str | None) or save not in (None, COMPACT):
+        raise RecipeError(f"save must be None or {COMPACT!r}, got {shown(save)}")
+    if not isinstance(weights, str) or weights not in WEIGHTS:
+        raise RecipeError(f"weights must be one of {', '.join(WEIGHTS)}, got {shown(weights)}")
     return Settings(
         recipes.get(recipe),
         chosen,
@@ -85,6 +85,6 @@ def _overrides(given: Mapping[str, str | Recipe | None] | None) -> Overrides:
     if not isinstance(given, Mapping) or not all(isinstance(pattern, str) for pattern in given):
         raise RecipeError(
             "overrides must map patterns of layer names to recipes, or to None for high precision, as in "
-            f'{{"lm_head": None}}, got {given!r}'
+            f'{{"lm_head": None}}, got {shown(given)}'
         )
     return Overrides({pattern: None if other is None else recipes.get(other) for pattern, other in given.items()})

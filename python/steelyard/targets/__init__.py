@@ -1,6 +1,6 @@
 """What programs are compiled for: the CPU, or a CUDA architecture such as `cuda:sm_100a`."""
 
-from steelyard.errors import TargetError
+from steelyard.errors import TargetError, shown
 from steelyard.targets.architectures import TARGETS as _ARCHITECTURES
 from steelyard.targets.architectures import Target
 
@@ -15,8 +15,8 @@ CUDA = "cuda"
 def check_target(target: str) -> None:
     """Refuse an unknown target."""
     known = (CPU, CUDA, *TARGETS[1:])
-    if target not in known:
-        raise TargetError(f"target must be one of {', '.join(known)}, got {target!r}")
+    if not isinstance(target, str) or target not in known:
+        raise TargetError(f"target must be one of {', '.join(known)}, got {shown(target)}")
 
 
 def cuda_target(target: str) -> Target | None:
