@@ -9,8 +9,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from steelyard import reference
 from steelyard.errors import ConstraintError, TargetError
+from steelyard.formats.scheme_bits import scheme_bits
 from steelyard.formats.schemes import Scheme
-from steelyard.runtime import cpu
+from steelyard.runtime import _cpu, cpu
 
 MX = Scheme("f8E4M3FN", "1x32", "f8E8M0FNU")
 MX_COLUMN = Scheme("f8E4M3FN", "32x1", "f8E8M0FNU")
@@ -330,3 +331,52 @@ def test_read_only_outputs_are_refused():
         with pytest.raises(ConstraintError, match="must be memory that can be written"):
             write()
     assert not read_only.any()
+
+
+OUT = torch.zeros(64)
+ADDRESS = OUT.data_ptr()
+MATRIX = (ADDRESS, 0, 4, 4, 4, 1)
+NO_MATRIX = (0, 0, 0, 0, 0, 0)
+BITS = scheme_bits(MX)
+OPERAND = (BITS, False, ADDRESS, ADDRESS, 0, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: _cpu.amax((0, 0, 4, 4, 4, 1), ADDRESS, False, False, 1), "memory of their own"),
+        (lambda: _cpu.amax((4096, 0, 4, 4, 4, 1), ADDRESS, False, False, 1), "memory of their own"),
+        (lambda: _cpu.amax(MATRIX, 0, False, False, 1), "memory of their own"),
+        (lambda: _cpu.amax((ADDRESS, 0, -4, 4, 4, 1), ADDRESS, False, False, 1), "sizes must not be negative"),
+        (lambda: _cpu.amax((ADDRESS, 3, 4, 4, 4, 1), ADDRESS, False, False, 1), "a dtype must be the number of one"),
+        (
+            lambda: _cpu.quantize(MATRIX, (BITS, 0.0, 0, ADDRESS, 0, False), None, 0, 0, 0, 1, None),
+            "memory of their own",
+        ),
+        (lambda: _cpu.quantize(MATRIX, (1 << 20, 0.0, ADDRESS, ADDRESS, 0, False), None, 0, 0, 0, 1, None), "the bits"),
+        (lambda: _cpu.qgemm(OPERAND, (BITS, False, 0, ADDRESS, 0, 4, 4), NO_MATRIX, NO_MATRIX, MATRIX, 1), "memory of"),
+        (lambda: _cpu.qgemm(OPERAND, OPERAND, NO_MATRIX, NO_MATRIX, (0, 0, 4, 4, 4, 1), 1), "memory of their own"),
+        (lambda: _cpu.dequantize(BITS, False, ADDRESS, 0, 0, 4, 4, ADDRESS, 0, 1), "memory of their own"),
+        (lambda: _cpu.transpose(ADDRESS, 0, 4, 4, False, 1), "memory of their own"),
+        (lambda: _cpu.swizzle(0, 4, 4, 4, 1, ADDRESS), "memory of their own"),
+        (lambda: _cpu.pack_weight((ADDRESS, ADDRESS, ADDRESS, 4, -4, False), ADDRESS), "sizes must not be negative"),
+        (lambda: _cpu.unpack_weight(0, (ADDRESS, ADDRESS, ADDRESS, 4, 4, False)), "memory of their own"),
+        (lambda: _cpu.largest(ADDRESS, 0), "a history must have at least one slot"),
+        (lambda: _cpu.update_scale(1.0, 1.0, 448.0, 0.0, False, 0, ADDRESS, 4), "memory of their own"),
+        (lambda: _cpu.fingerprint(0, 64), "memory of their own"),
+        (lambda: _cpu.packed_size(-1, 4, False), "sizes must not be negative"),
+        (lambda: _cpu.produce(MATRIX, (99, 0, *[MATRIX] * 4, 0.0), 0, 1), "a producer must be the number of one"),
+        (lambda: _cpu.produce(MATRIX, (0, 99, *[MATRIX] * 4, 0.0), 0, 1), "an activation must be the number of one"),
+    ],
+)
+def test_native_functions_refuse_numbers_that_cannot_be_right(call, says):
+    with pytest.raises(ConstraintError, match=says) as error:
+        call()
+    assert error.value.constraint == "cpu_argument"
+    assert not OUT.any()
+
+
+def test_empty_matrices_need_no_memory():
+    assert cpu.amax(torch.empty(0, 32)) == 0
+    copy, _ = cpu.quantize(torch.empty(0, 32), MX, None)
+    assert cpu.dequantize(copy).shape == (0, 32)
