@@ -6,7 +6,15 @@ from small_models import make_mlp
 from torch import nn
 
 import steelyard
-from steelyard.errors import IRError, RecipeError, SteelyardError, TargetError, UnsupportedModelError
+from steelyard.errors import (
+    ConstraintError,
+    IRError,
+    RecipeError,
+    SteelyardError,
+    SteelyardWarning,
+    TargetError,
+    UnsupportedModelError,
+)
 
 
 @pytest.fixture
@@ -53,6 +61,56 @@ def test_nested_tensors_are_refused_by_name(mlp):
     nested = torch.nested.nested_tensor([x, x[:2]], layout=torch.jagged)
     with pytest.raises(UnsupportedModelError, match="must be plain tensors, got a NestedTensor"):
         steelyard.compile(model, "mxfp8")(nested)
+
+
+def test_padded_nested_tensors_are_refused_by_name(mlp):
+    model, x = mlp
+    with pytest.raises(UnsupportedModelError, match="must be plain tensors, got a Tensor that is nested; pad it"):
+        steelyard.compile(model, "mxfp8")(torch.nested.nested_tensor([x, x[:2]]))
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "later"])
+@pytest.mark.parametrize("kind", ["text", "torch-quantized"])
+def test_a_call_that_fails_leaves_later_ones_quantized(kind, is_first):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 32)), torch.randn(8, 64)
+    wrong = "x" if kind == "text" else torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)
+    with torch.no_grad():
+        expected = steelyard.compile(model, "nvfp4")(x)
+        net = steelyard.compile(model, "nvfp4")
+        if not is_first:
+            net(x)
+        with pytest.raises((TypeError, RuntimeError)):
+            net(wrong)
+        assert torch.equal(net(x), expected)
+        assert not torch.allclose(expected, model(x), atol=1e-3)
+
+
+def test_a_freed_tensor_is_refused_before_it_is_read():
+    model, x = nn.Sequential(nn.Linear(64, 32)), torch.randn(8, 64)
+    net = steelyard.compile(model, "mxfp8")
+    with torch.no_grad():
+        expected = net(x)
+        freed = torch.randn(8, 64)
+        freed.untyped_storage().resize_(0)
+        for argument in (freed, torch._efficientzerotensor((8, 64))):
+            with pytest.raises(ConstraintError, match="tensors must have memory of their own"):
+                net(argument)
+        assert torch.equal(net(x), expected)
+        model[0].weight.untyped_storage().resize_(0)
+        with pytest.raises(ConstraintError, match="tensors must have memory of their own"):
+            net(x)
+
+
+def test_a_call_with_a_sparse_tensor_warns_and_leaves_later_ones_quantized():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 32)), torch.randn(8, 64)
+    net = steelyard.compile(model, "nvfp4")
+    with torch.no_grad():
+        expected = net(x)
+        with pytest.warns(SteelyardWarning, match=r"a sparse tensor, which ran in high precision; use to_dense\(\)"):
+            net(x.to_sparse())
+        assert torch.equal(net(x), expected)
 
 
 def test_override_that_matches_nothing_names_the_layers(mlp):

@@ -8,7 +8,7 @@ import functools
 import inspect
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import MethodType
 from typing import Any
@@ -140,6 +140,20 @@ def _refuse_tracers() -> None:
 
 # Between two graphs, torch compiles what Python runs, and would find a transform in this function where there is none.
 skip_code(_refuse_tracers.__code__)
+
+
+def refuse_nested(arguments: Iterable[Any]) -> None:
+    """Refuse tensors that torch cannot capture, and would fail on in its own words."""
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor) and argument.is_nested:
+            raise UnsupportedModelError(
+                f"the arguments of a net must be plain tensors, got a {type(argument).__name__} that is nested; pad it"
+            )
+
+
+def is_sparse(argument: Any) -> bool:
+    """Whether torch may capture nothing of a call because of this argument."""
+    return isinstance(argument, torch.Tensor) and argument.layout is not torch.strided
 
 
 def refuse_disabled_compiler() -> None:

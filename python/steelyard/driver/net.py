@@ -13,14 +13,22 @@ from steelyard.driver import inspection
 from steelyard.driver.backend import Backend
 from steelyard.driver.explanation import Explanation
 from steelyard.driver.failures import CAPTURE_ERRORS, translate
-from steelyard.driver.forward import Forward, OwnCapture, is_own_capture, refusal, refuse_disabled_compiler
+from steelyard.driver.forward import (
+    Forward,
+    OwnCapture,
+    is_own_capture,
+    is_sparse,
+    refusal,
+    refuse_disabled_compiler,
+    refuse_nested,
+)
 from steelyard.driver.frames import capture
 from steelyard.driver.memory import Memory
 from steelyard.driver.saving import STATE_PREFIX, StateHook, flatten, join
 from steelyard.driver.settings import Settings, make_settings
 from steelyard.driver.stored_weights import storable_parameters
 from steelyard.driver.user_warnings import warn
-from steelyard.errors import TargetError, UnsupportedModelError
+from steelyard.errors import SteelyardError, TargetError, UnsupportedModelError
 from steelyard.runtime.cuda.devices import device_among, target_among
 from steelyard.runtime.state import State
 from steelyard.targets import CPU, CUDA, check_target
@@ -148,6 +156,14 @@ class _State:
             known = self._compile(own)
         return functools.partial(known[1], net) if own is None else known[1]
 
+    def compile_again(self) -> None:
+        """Forget what torch compiled of the forward.
+
+        Of a call that fails in the model's own code, or that nothing is captured of, torch may keep code that takes any
+        arguments, and would run later ones by it: uncompiled.
+        """
+        self._compiled = None
+
     def plain_forward(self, net: "CompiledModule") -> Callable:
         """The same forward, not compiled."""
         own = self.model.__dict__.get("forward")
@@ -200,16 +216,27 @@ class CompiledModule(torch.nn.Module):
 
     def _run(self, *arguments, **keywords):
         state = self._steelyard
+        given = *arguments, *keywords.values()
+        refuse_nested(given)
         if state.backend.settings.target != CPU and not state.backend.is_lowering:
             self._check_place()
         is_settled = state.checked == state.backend.graphs
         if not is_settled:
             refuse_disabled_compiler()
+        calls = state.backend.state.calls
         try:
             with OwnCapture(), state.backend.capture(is_settled=is_settled):
                 result = state.forward(self)(*arguments, **keywords)
         except CAPTURE_ERRORS as error:
             raise translate(error, state.model) from None
+        except SteelyardError:
+            raise
+        except Exception:
+            state.compile_again()
+            raise
+        if state.backend.state.calls == calls and any(map(is_sparse, given)):
+            warn("torch captured nothing of a call with a sparse tensor, which ran in high precision; use to_dense()")
+            state.compile_again()
         if state.checked != state.backend.graphs:
             if state.name is None:
                 inspection.check_found(state.backend)
