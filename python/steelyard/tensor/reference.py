@@ -132,8 +132,8 @@ class CurrentScalingQuantizerRef(Quantizer):
         amax = amax.clamp(min=self.eps)
         # torch computes a number over a tensor as the number times a reciprocal, which rounds twice.
         scale = torch.full_like(amax, torch.finfo(self.fp8_dtype).max) / amax
-        scale = torch.where(scale.isinf(), torch.finfo(torch.float32).max, scale)
-        scale = torch.where((amax == 0) | ~amax.isfinite(), 1.0, scale)
+        scale = scale.masked_fill(scale.isinf(), torch.finfo(torch.float32).max)
+        scale = scale.masked_fill((amax == 0) | ~amax.isfinite(), 1.0)
         return (scale.view(torch.int32) & -0x800000).view(torch.float32) if self.pow_2_scales else scale
 
     def qgemm(
