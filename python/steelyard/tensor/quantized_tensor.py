@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 
 from steelyard.errors import RecipeError, shown
-from steelyard.tensor import dispatch, fsdp
+from steelyard.tensor import dispatch, fsdp, traced
 from steelyard.tensor.arguments import check_dtype, check_flag, check_strided, check_with_values, view_shape
 from steelyard.tensor.autograd import DequantizeFunction
 from steelyard.tensor.data import FlattenMethod, set_data
@@ -70,17 +70,24 @@ class QuantizedTensor(torch.Tensor, SchemeStorage):  # pyright: ignore[reportInc
     def quantize_(self, tensor: torch.Tensor, *, noop_flag: torch.Tensor | None = None) -> "QuantizedTensor":
         """Overwrite the values with those of `tensor`, unless the tensor `noop_flag` is not zero."""
         if not is_noop(noop_flag):
-            is_storage = isinstance(tensor, SchemeStorage) and not isinstance(tensor, torch.Tensor)
-            source = tensor.dequantize() if is_storage else tensor
-            check_strided(source, "what overwrites a quantized tensor")
-            if source.shape != self.shape or source.is_complex() or source.is_quantized:
-                expected = f"real numbers of its shape {tuple(self.shape)}"
-                found = f"{source.dtype} of shape {tuple(source.shape)}"
-                raise RecipeError(f"what overwrites a quantized tensor must be {expected}, got {found}")
-            check_with_values(source, self._any_part(), "what overwrites a quantized tensor")
+            source = self._source_of(tensor)
             with torch.no_grad():
                 self.copy_(source)
         return self
+
+    def _source_of(self, tensor: Any) -> torch.Tensor:
+        """What can overwrite this tensor: others are refused."""
+        what = "what overwrites a quantized tensor"
+        is_storage = isinstance(tensor, SchemeStorage) and not isinstance(tensor, torch.Tensor)
+        source = tensor.dequantize() if is_storage else tensor
+        check_strided(source, what)
+        if source.shape != self.shape or source.is_complex() or source.is_quantized:
+            expected = f"real numbers of its shape {tuple(self.shape)}"
+            raise RecipeError(f"{what} must be {expected}, got {source.dtype} of shape {tuple(source.shape)}")
+        if traced.is_freed(source):
+            raise RecipeError(f"{what} must be in memory, got a freed tensor")
+        check_with_values(source, self._any_part(), what)
+        return source
 
     def __setitem__(self, index, value) -> None:
         # Written through the whole tensor, because the indexed view may be a decoded copy.

@@ -92,7 +92,10 @@ class SchemeStorage(QuantizedTensorStorage):
 
     def _any_part(self) -> torch.Tensor:
         """One of the tensors that this one consists of."""
-        return next(part for name in self.PARTS if (part := getattr(self, name)) is not None)
+        for name in self.PARTS:
+            if getattr(self, name) is not None:
+                return getattr(self, name)
+        raise RecipeError(f"{type(self).__name__} must have a copy, got none; it was cleared")
 
     def _is_made_by(self, quantizer: Any) -> bool:
         return isinstance(quantizer, Quantizer) and isinstance(self, getattr(quantizer, "STORAGE", ()))
