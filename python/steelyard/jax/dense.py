@@ -7,7 +7,8 @@ import jax.numpy as jnp
 
 from steelyard.errors import RecipeError
 from steelyard.jax import random
-from steelyard.jax.operations import check_source, product
+from steelyard.jax.arguments import check_array, check_source, is_array
+from steelyard.jax.operations import product
 from steelyard.jax.quantizers import QuantizerSet
 from steelyard.jax.tensor import AbstractBaseTensor1x, NoScaleTensor, ScaledTensor1x
 
@@ -27,10 +28,12 @@ def dense(
 
 
 def _check(x, kernel, bias, quantizer_set) -> None:
-    check_source(x if getattr(x, "ndim", 0) != 1 else x[None], "x")
+    check_source(x[None] if is_array(x) and x.ndim == 1 else x, "x")
     check_source(kernel, "kernel")
     if kernel.ndim != 2 or x.shape[-1] != kernel.shape[0]:
         raise RecipeError(f"kernel must be [K, N] with the K of x, {x.shape[-1]}; got shape {tuple(kernel.shape)}")
+    if bias is not None:
+        check_array(bias, "bias")
     if bias is not None and tuple(jnp.shape(bias)) != kernel.shape[1:]:
         raise RecipeError(f"bias must have shape {kernel.shape[1:]}, got {tuple(jnp.shape(bias))}")
     if not isinstance(quantizer_set, QuantizerSet):

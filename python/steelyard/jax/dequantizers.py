@@ -6,11 +6,13 @@ from typing import Any
 import jax
 
 from steelyard.errors import RecipeError
+from steelyard.jax.nodes import AbstractBaseTensor1x
 from steelyard.jax.scaling_modes import ScalingMode
 
 
 def noop_dequantizer(tensor: Any) -> jax.Array:
     """The data of a tensor in high precision."""
+    _check_tensor(tensor, "noop_dequantizer")
     return tensor.data
 
 
@@ -35,9 +37,15 @@ def nvfp4_dequantizer(tensor: Any) -> jax.Array:
 
 
 def _decode(tensor: Any, family: str, name: str) -> jax.Array:
-    if tensor.scheme.family != family:
+    _check_tensor(tensor, name)
+    if getattr(tensor, "scheme", None) is None or tensor.scheme.family != family:
         raise RecipeError(f"{name} needs a tensor of its own scaling mode, got {tensor.scaling_mode.name}")
     return tensor.decode()
+
+
+def _check_tensor(tensor: Any, name: str) -> None:
+    if not isinstance(tensor, AbstractBaseTensor1x):
+        raise RecipeError(f"{name} takes one copy, a tensor of steelyard.jax, got {type(tensor).__name__}")
 
 
 BY_MODE: dict[ScalingMode, Callable] = {

@@ -6,7 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from steelyard.errors import RecipeError
+from steelyard.errors import RecipeError, shown
+from steelyard.jax.arguments import check_flag
 from steelyard.jax.grouped_tensors import GroupedScaledTensor1x
 from steelyard.jax.nodes import AbstractBaseTensor, NoScaleTensor
 from steelyard.jax.scaled_tensors import ScaledTensor1x, ScaledTensor2x, check_mode
@@ -39,7 +40,10 @@ class ScaledTensorFactory:
         A `ScaledTensor1x`; a `ScaledTensor2x` if both rowwise and columnwise data are given; a `GroupedScaledTensor1x`
         if group sizes are given; or a `NoScaleTensor`."""
         if not isinstance(scaling_mode, ScalingMode):
-            raise RecipeError(f"scaling_mode must be a ScalingMode, got {scaling_mode!r}")
+            raise RecipeError(f"scaling_mode must be a ScalingMode, got {shown(scaling_mode)}")
+        check_flag(is_colwise, "is_colwise")
+        if not isinstance(data_layout, str | None):
+            raise RecipeError(f"data_layout must have a letter for each copy, got {shown(data_layout)}")
         if data is None:
             if colwise_data is None:
                 raise RecipeError("data or colwise_data must be given, got neither")

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 
 from steelyard.errors import RecipeError
 from steelyard.jax import grouped_layout, grouped_primitives, random, reference, softfloat
-from steelyard.jax.operations import check_groups, check_source, gemm_pair
+from steelyard.jax.arguments import check_array, check_source
+from steelyard.jax.operations import check_groups, gemm_pair
 from steelyard.jax.quantizers import QuantizerSet
 from steelyard.jax.tensor import AbstractBaseTensor, ScaledTensor1x
 
@@ -31,6 +32,8 @@ def grouped_dense(
     if kernel.ndim != 3 or kernel.shape[:2] != (sizes.shape[0], x.shape[1]):
         expected = f"[{sizes.shape[0]}, {x.shape[1]}, N]"
         raise RecipeError(f"kernel must be {expected}: a matrix per group, got shape {tuple(kernel.shape)}")
+    if bias is not None:
+        check_array(bias, "bias")
     if bias is not None and tuple(jnp.shape(bias)) != (kernel.shape[0], kernel.shape[2]):
         raise RecipeError(f"bias must have shape {(kernel.shape[0], kernel.shape[2])}, got {tuple(jnp.shape(bias))}")
     if not isinstance(quantizer_set, QuantizerSet):

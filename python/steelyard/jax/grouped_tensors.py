@@ -10,11 +10,12 @@ from jax.tree_util import register_pytree_node_class
 from steelyard.errors import RecipeError
 from steelyard.formats.schemes import Scheme
 from steelyard.jax import grouped_layout, grouped_primitives, sharding
+from steelyard.jax.arguments import as_high_precision, check_array
 from steelyard.jax.copies import CopySpec, Parts
 from steelyard.jax.dequantizers import BY_MODE
 from steelyard.jax.formats import unpack_nibbles
 from steelyard.jax.nodes import checked_axes
-from steelyard.jax.scaled_tensors import ScaledTensor1x, check_mode, checked_dq_dtype, from_bytes_fp4, with_dims
+from steelyard.jax.scaled_tensors import ScaledTensor1x, check_given, check_mode, from_bytes_fp4, with_dims
 from steelyard.jax.scaling_modes import ScalingMode
 
 
@@ -45,6 +46,8 @@ class GroupedScaledTensor1x(ScaledTensor1x):
     ):
         """`data`: codes as they are stored; `shape`: that of the matrix."""
         check_mode(scaling_mode)
+        check_given(data, scale_inv, amax, is_colwise, dequantizer, scheme, shape)
+        check_array(group_sizes, "group_sizes")
         q_dtype = jnp.float4_e2m1fn if scaling_mode.is_nvfp4 else data.dtype
         scheme = scaling_mode.scheme(q_dtype, is_colwise=is_colwise) if scheme is None else scheme
         spec = CopySpec(scheme, is_colwise, shape)
@@ -59,7 +62,9 @@ class GroupedScaledTensor1x(ScaledTensor1x):
                 raise RecipeError(
                     f"{name} must be {jnp.dtype(dtype).name} of shape {expected} for {scaling_mode.name}, got {found}"
                 )
-        made = self.from_grouped_parts(Parts(data, scale_inv, amax), spec, group_sizes, checked_dq_dtype(dq_dtype))
+        made = self.from_grouped_parts(
+            Parts(data, scale_inv, amax), spec, group_sizes, as_high_precision(dq_dtype, "dq_dtype")
+        )
         for field in (*self.leaves, *self.static):
             setattr(self, field, getattr(made, field))
         if dequantizer is not None:

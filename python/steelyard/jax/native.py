@@ -8,7 +8,7 @@ from importlib import import_module
 import jax
 
 from steelyard import knobs
-from steelyard.errors import TargetError
+from steelyard.errors import TargetError, shown
 
 PATHS = ("auto", "native", "reference")
 _chosen: contextvars.ContextVar[str] = contextvars.ContextVar("steelyard_jax_path", default="auto")
@@ -33,8 +33,8 @@ def use_path(path: str):
 
     This takes effect when a function is traced: one that jit has already traced keeps its path.
     """
-    if path not in PATHS:
-        raise TargetError(f"path must be one of {', '.join(PATHS)}, got {path!r}")
+    if not isinstance(path, str) or path not in PATHS:
+        raise TargetError(f"path must be one of {', '.join(PATHS)}, got {shown(path)}")
     token = _chosen.set(path)
     try:
         yield

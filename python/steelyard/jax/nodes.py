@@ -9,6 +9,7 @@ from jax.tree_util import register_pytree_node_class
 
 from steelyard.errors import RecipeError
 from steelyard.jax import sharding
+from steelyard.jax.arguments import check_amax, check_array
 from steelyard.jax.scaling_modes import ScalingMode
 
 
@@ -72,6 +73,8 @@ class NoScaleTensor(Node, AbstractBaseTensor1x):
     leaves = ("data", "amax")
 
     def __init__(self, data: jax.Array, amax: jax.Array | None = None):
+        check_array(data, "data")
+        check_amax(amax)
         self.data = data
         self.amax = amax
 

@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from steelyard.errors import RecipeError
+from steelyard.errors import RecipeError, shown
 from steelyard.formats.schemes import Scheme
 from steelyard.jax import grouped_primitives, primitives
+from steelyard.jax.arguments import as_floats, as_high_precision, check_array, check_flag, check_source
 from steelyard.jax.copies import CopySpec
-from steelyard.jax.formats import HIGH_PRECISION
 from steelyard.jax.random import random_words
 from steelyard.jax.scaling_modes import ScalingMode, flatten
 from steelyard.jax.tensor import (
@@ -45,8 +45,12 @@ def quantize(
     `options` are those of a scheme: `rule`, `epsilon`, `power_of_two`, `rht`, `rounding`, `four_over_six`.
     """
     if not isinstance(scaling_mode, ScalingMode):
-        raise RecipeError(f"scaling_mode must be a ScalingMode, got {scaling_mode!r}")
+        raise RecipeError(f"scaling_mode must be a ScalingMode, got {shown(scaling_mode)}")
     check_source(x, "x")
+    check_flag(rowwise, "rowwise")
+    check_flag(colwise, "colwise")
+    if dq_dtype is not None:
+        as_high_precision(dq_dtype, "dq_dtype")
     if scaling_mode is ScalingMode.NO_SCALING:
         return NoScaleTensor(x, amax)
     row, col = (
@@ -78,7 +82,7 @@ def quantize_with(
         raise RecipeError("rowwise or colwise must be True, got neither")
     matrix = flatten(x.shape, flatten_axis)
     _check_operands(schemes, scale, rng)
-    scale = None if scale is None else jnp.asarray(scale, jnp.float32).reshape(())
+    scale = None if scale is None else as_floats(scale, "scale").reshape(())
     amaxes = [None if s is None else _given_amax(amax, CopySpec(s, c, matrix)) for s, c in ((row, False), (col, True))]
     if not any(scheme.rounding == "stochastic" for scheme in schemes):
         rng = None
@@ -111,7 +115,7 @@ def quantize_groups(
     if any(scheme.source == "delayed" for scheme in schemes) and scale is None:
         raise RecipeError("scale must be given for DELAYED_TENSOR_SCALING, got None; pass the state's scale")
     _check_operands([scheme for scheme in schemes if scheme.source != "delayed"], None, rng)
-    scale = None if scale is None else jnp.broadcast_to(jnp.asarray(scale, jnp.float32), sizes.shape)
+    scale = None if scale is None else _scale_per_group(scale, sizes.shape)
     pair = grouped_primitives.quantize(x, sizes, row, col, scale=scale, rng=rng)
     tensors = [
         GroupedScaledTensor1x.from_grouped_parts(
@@ -127,24 +131,26 @@ def check_groups(x: Any, group_sizes: Any) -> jax.Array:
     """The sizes of the groups of a matrix's rows, as int32."""
     if x.ndim != 2:
         raise RecipeError(f"x must be a matrix with group_sizes, got shape {tuple(x.shape)}")
+    is_list = isinstance(group_sizes, list | tuple) and all(isinstance(size, int) for size in group_sizes)
+    if not is_list:
+        check_array(group_sizes, "group_sizes")
     sizes = jnp.asarray(group_sizes)
     if sizes.ndim != 1 or sizes.shape[0] == 0 or not jnp.issubdtype(sizes.dtype, jnp.integer):
         raise RecipeError(f"group_sizes must be a vector of integers, got {sizes.dtype} of shape {tuple(sizes.shape)}")
     return sizes.astype(jnp.int32)
 
 
-def check_source(x: Any, argument: str) -> None:
-    """Refuse anything but a high-precision array with at least two dims."""
-    dtype = getattr(x, "dtype", None)
-    if dtype is None or dtype not in map(jnp.dtype, HIGH_PRECISION) or x.ndim < 2:
-        found = type(x).__name__ if dtype is None else f"{dtype} of shape {tuple(x.shape)}"
-        raise RecipeError(f"{argument} must be float32, bfloat16 or float16 with at least two dims, got {found}")
+def _scale_per_group(scale: Any, shape: tuple[int, ...]) -> jax.Array:
+    scale = as_floats(scale, "scale")
+    if scale.size != 1 and scale.shape != shape:
+        raise RecipeError(f"scale must be one value, or one per group {shape}, got shape {scale.shape}")
+    return jnp.broadcast_to(scale.reshape(()) if scale.size == 1 else scale, shape)
 
 
 def _check_operands(schemes: list[Scheme], scale, rng) -> None:
     if any(scheme.source == "delayed" for scheme in schemes) and scale is None:
         raise RecipeError("scale must be given for DELAYED_TENSOR_SCALING, got None; pass the state's scale")
-    if scale is not None and jnp.size(scale) != 1:
+    if scale is not None and as_floats(scale, "scale").size != 1:
         raise RecipeError(f"scale must be one value, got shape {jnp.shape(scale)}")
     if any(scheme.rounding == "stochastic" for scheme in schemes) and rng is None:
         raise RecipeError("key must be given for stochastic rounding, got None; pass a key of jax.random")
@@ -155,7 +161,7 @@ def _given_amax(amax, spec: CopySpec) -> jax.Array | None:
     if amax is None or not amax_type:
         return None
     shape = amax_type[0][0]
-    amax = jnp.asarray(amax, jnp.float32)
+    amax = as_floats(amax, "amax")
     if amax.size != math.prod(shape):
         raise RecipeError(f"amax must have shape {shape} here, got {amax.shape}")
     return amax.reshape(shape)
@@ -173,6 +179,14 @@ def dot(lhs: AbstractBaseTensor, rhs: AbstractBaseTensor, *, bias: jax.Array | N
 
     If no GEMM takes the two schemes together, the operands are multiplied in high precision.
     """
+    for name, operand in (("lhs", lhs), ("rhs", rhs)):
+        if not isinstance(operand, AbstractBaseTensor):
+            raise RecipeError(
+                f"{name} must be a tensor of steelyard.jax, got {type(operand).__name__}; quantize it first"
+            )
+    if bias is not None:
+        check_array(bias, "bias")
+    out_dtype = None if out_dtype is None else as_high_precision(out_dtype, "out_dtype")
     left, right = lhs.get_tensor(is_colwise=False), rhs.get_tensor(is_colwise=True)
     return product(left, right, bias=bias, out_dtype=out_dtype)
 

@@ -3,7 +3,7 @@
 import enum
 from typing import Any
 
-from steelyard.errors import RecipeError
+from steelyard.errors import RecipeError, shown
 from steelyard.jax.quantizers import DelayedQuantizer, Quantizer, QuantizerSet
 from steelyard.jax.scaling_modes import ScalingMode
 from steelyard.recipes import Recipe
@@ -45,9 +45,9 @@ class QuantizerFactory:
         _check_count("n_quantizers", n_quantizers)
         _check_count("n_groups", 1 if n_groups is None else n_groups)
         if not isinstance(scaling_mode, ScalingMode):
-            raise RecipeError(f"scaling_mode must be a ScalingMode, got {scaling_mode!r}")
+            raise RecipeError(f"scaling_mode must be a ScalingMode, got {shown(scaling_mode)}")
         if not isinstance(q_layout, QuantizeLayout):
-            raise RecipeError(f"q_layout must be a QuantizeLayout, got {q_layout!r}")
+            raise RecipeError(f"q_layout must be a QuantizeLayout, got {shown(q_layout)}")
         made = tuple(_quantizer(scaling_mode, q_dtype, q_layout, options) for _ in range(n_quantizers))
         return made[0] if n_quantizers == 1 else made
 
@@ -69,9 +69,9 @@ class QuantizerFactory:
         With neither, nothing is quantized. Sets always have the copies for the backward, so `is_2x2x` may only be True.
         """
         _check_count("n_quantizer_sets", n_quantizer_sets)
-        if is_2x2x not in (None, True):
+        if is_2x2x is not None and is_2x2x is not True:
             raise RecipeError(
-                "is_2x2x must be True or left out: the backward reads columnwise copies, got False; for a backward "
+                "is_2x2x must be True or left out: the backward reads columnwise copies; for a backward "
                 "without them use a recipe with backward='high_precision'"
             )
         if fp8_recipe is not None:
@@ -103,4 +103,4 @@ def _quantizer(mode: ScalingMode, q_dtype: Any, layout: QuantizeLayout, options:
 
 def _check_count(name: str, count: Any) -> None:
     if type(count) is not int or count < 1:
-        raise RecipeError(f"{name} must be a positive integer, got {count!r}")
+        raise RecipeError(f"{name} must be a positive integer, got {shown(count)}")

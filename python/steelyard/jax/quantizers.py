@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from jax.tree_util import register_pytree_node_class
 
 from steelyard import recipes
-from steelyard.errors import RecipeError
+from steelyard.errors import RecipeError, shown
 from steelyard.formats.schemes import Scheme
 from steelyard.jax import random, reference, softfloat
+from steelyard.jax.arguments import as_floats, check_array, check_flag, check_source
 from steelyard.jax.nodes import AbstractBaseTensor1x, Node, NoScaleTensor
 from steelyard.jax.operations import quantize_groups, quantize_with
 from steelyard.jax.scaled_tensors import ScaledTensor2x
@@ -19,6 +20,8 @@ from steelyard.recipes import Recipe, Role
 
 # Up to this margin no scale is subnormal, and a scale from a subnormal amax overflows with any division.
 _FLOAT_MARGIN = 6
+_LARGEST_MARGIN = 126
+_BACKWARDS = ("normal", "high_precision", "dequantized")
 _OTHER_BLOCK = {"1x32": "32x1", "32x1": "1x32"}
 
 
@@ -49,6 +52,9 @@ class Quantizer(Node):
         self, x: jax.Array, *, rowwise: bool = True, colwise: bool = True, rng=None, flatten_axis: int = -1
     ) -> tuple[AbstractBaseTensor1x, AbstractBaseTensor1x]:
         """The rowwise and the columnwise copy; `x` itself for one that is not wanted or has no scheme."""
+        check_source(x, "x")
+        check_flag(rowwise, "rowwise")
+        check_flag(colwise, "colwise")
         row, col = self.row if rowwise else None, self.col if colwise else None
         plain = NoScaleTensor(x)
         if row is None and col is None:
@@ -105,8 +111,9 @@ class DelayedQuantizer(Quantizer):
         algorithm: str | Callable = "max",
     ):
         super().__init__(row, col)
-        if not callable(algorithm) and algorithm not in ("max", "most_recent"):
-            raise RecipeError(f"algorithm must be max, most_recent or a callable, got {algorithm!r}")
+        if type(history_len) is not int or history_len < 1:
+            raise RecipeError(f"history_len must be a positive integer, got {shown(history_len)}")
+        _check_update(margin, algorithm)
         self.margin, self.algorithm = margin, algorithm
         self.scale = jnp.ones((), jnp.float32)
         self.amax_history = jnp.zeros((history_len,), jnp.float32)
@@ -124,6 +131,20 @@ class DelayedQuantizer(Quantizer):
         return self._with(scale=scale, amax_history=history)
 
 
+def _check_update(margin: Any, algorithm: Any) -> None:
+    if type(margin) is not int or abs(margin) > _LARGEST_MARGIN:
+        raise RecipeError(f"margin must be an integer of at most {_LARGEST_MARGIN}, got {shown(margin)}")
+    if not callable(algorithm) and not (isinstance(algorithm, str) and algorithm in ("max", "most_recent")):
+        raise RecipeError(f"algorithm must be max, most_recent or a callable, got {shown(algorithm)}")
+
+
+def _check_float32(value: Any, what: str, ndim: int) -> None:
+    check_array(value, what)
+    if value.dtype != jnp.float32 or value.ndim != ndim or value.size == 0:
+        kind = "one value" if ndim == 0 else "a vector"
+        raise RecipeError(f"{what} must be {kind} of float32, got {value.dtype} of shape {tuple(value.shape)}")
+
+
 def _float_divide(a, b) -> jax.Array:
     """A quotient of floats. It compiles to much less code than one on bits, which matters: every quantizer has one."""
     return softfloat.bits_of(softfloat.floats_of(jnp.asarray(a)) / softfloat.floats_of(b))
@@ -131,9 +152,17 @@ def _float_divide(a, b) -> jax.Array:
 
 def update_scale(scale, amax_history, scheme: Scheme, *, margin: int = 0, algorithm: str | Callable = "max"):
     """The scale and history of the next step. Nothing changes if the newest amax (slot 0) is 0."""
+    _check_update(margin, algorithm)
+    if not isinstance(scheme, Scheme) or scheme.custom:
+        raise RecipeError(f"scheme must be a built-in Scheme, got {shown(scheme)}")
+    _check_float32(scale, "scale", 0)
+    _check_float32(amax_history, "amax_history", 1)
     history = softfloat.bits_of(amax_history)
     if callable(algorithm):
-        amax = softfloat.bits_of(jnp.asarray(algorithm(amax_history), jnp.float32))
+        amax = as_floats(algorithm(amax_history), "what algorithm returns")
+        if amax.size != 1:
+            raise RecipeError(f"algorithm must return one amax, got shape {amax.shape}")
+        amax = softfloat.bits_of(amax.reshape(()))
     elif algorithm == "most_recent":
         amax = history[0]
     else:
@@ -184,6 +213,8 @@ class QuantizerSet(Node):
         for name in ("x", "kernel"):
             if getattr(self, name).is_stochastic:
                 raise RecipeError(f"{name} must round to nearest; only gradients are rounded stochastically")
+        if not isinstance(backward, str) or backward not in _BACKWARDS:
+            raise RecipeError(f"backward must be one of {', '.join(_BACKWARDS)}, got {shown(backward)}")
         self.backward = backward
         self.random_state = None
         if self.dgrad.is_stochastic:

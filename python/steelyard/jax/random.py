@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from steelyard.errors import RecipeError
+from steelyard.jax.arguments import is_array
 
 
 def seed_words(key: Any) -> jax.Array:
     """Two words, the low one first, drawn with a key."""
-    dtype = getattr(key, "dtype", None)
+    dtype = key.dtype if is_array(key) else None
     typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if not (typed and key.shape == ()) and not (dtype == jnp.uint32 and key.shape == (2,)):
         found = type(key).__name__ if dtype is None else f"{dtype} of shape {tuple(key.shape)}"

@@ -2,18 +2,20 @@
 
 import math
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.tree_util import register_pytree_node_class
 
-from steelyard.errors import RecipeError
+from steelyard.errors import RecipeError, shown
 from steelyard.formats.schemes import Scheme
 from steelyard.jax import primitives, sharding
+from steelyard.jax.arguments import as_high_precision, check_amax, check_array, check_flag, check_shape
 from steelyard.jax.copies import CopySpec, Parts
 from steelyard.jax.dequantizers import BY_MODE
-from steelyard.jax.formats import HIGH_PRECISION, codes_dtype, pack_nibbles, unpack_nibbles
+from steelyard.jax.formats import codes_dtype, pack_nibbles, unpack_nibbles
 from steelyard.jax.nodes import AbstractBaseTensor, AbstractBaseTensor1x, Node, checked_axes
 from steelyard.jax.scaling_modes import ScalingMode, flatten, normalize_axis, scale_shape
 
@@ -62,17 +64,19 @@ class ScaledTensor1x(ScaledTensor, AbstractBaseTensor1x):
         shape: tuple[int, ...] | None = None,
     ):
         check_mode(scaling_mode)
+        check_given(data, scale_inv, amax, is_colwise, dequantizer, scheme, shape)
         element = jnp.float4_e2m1fn if scaling_mode.is_nvfp4 and data.dtype == jnp.uint8 else data.dtype
         scaling_mode.check_dtype(element, "data")
         self.scheme = scaling_mode.scheme(element, is_colwise=is_colwise) if scheme is None else scheme
         self.scaling_mode = scaling_mode
-        self.dq_dtype = checked_dq_dtype(dq_dtype)
+        self.dq_dtype = as_high_precision(dq_dtype, "dq_dtype")
         self.is_colwise = is_colwise
         self.data_layout = scaling_mode.get_data_layout()[is_colwise]
-        if data_layout not in (None, self.data_layout):
+        if not isinstance(data_layout, str | None) or data_layout not in (None, self.data_layout):
             usage = "columnwise" if is_colwise else "rowwise"
             raise RecipeError(
-                f"data_layout must be {self.data_layout!r} for {usage} data of {scaling_mode.name}, got {data_layout!r}"
+                f"data_layout must be {self.data_layout!r} for {usage} data of {scaling_mode.name}, "
+                f"got {shown(data_layout)}"
             )
         stored = data.shape if data.dtype != jnp.uint8 else (*data.shape[:-1], 2 * data.shape[-1])
         self.flatten_axis = normalize_axis(len(stored), flatten_axis)
@@ -110,6 +114,9 @@ class ScaledTensor1x(ScaledTensor, AbstractBaseTensor1x):
                 )
         if self.amax is None and self.scheme.family == "nvfp4":
             raise RecipeError("amax must be given for NVFP4 data: it is the second level of its scales, got None")
+        types = self.spec.part_types()[2:]
+        if self.amax is not None and types:
+            self.amax = as_amax(self.amax, types[0][0])
 
     @property
     def spec(self) -> CopySpec:
@@ -168,6 +175,7 @@ class ScaledTensor1x(ScaledTensor, AbstractBaseTensor1x):
         return primitives.dequantize(self.parts, self.spec, self.dq_dtype).reshape(self.shape)
 
     def get_tensor(self, is_colwise: bool = False) -> "ScaledTensor1x":
+        check_flag(is_colwise, "is_colwise")
         if is_colwise != self.is_colwise:
             wanted, found = ("columnwise", "rowwise") if is_colwise else ("rowwise", "columnwise")
             raise RecipeError(f"the tensor must have {wanted} data, got only {found}; quantize it for both usages")
@@ -200,6 +208,9 @@ class ScaledTensor2x(ScaledTensor):
     leaves = ("rowwise_tensor", "colwise_tensor")
 
     def __init__(self, rowwise_tensor: ScaledTensor1x, colwise_tensor: ScaledTensor1x):
+        for name, tensor in (("rowwise_tensor", rowwise_tensor), ("colwise_tensor", colwise_tensor)):
+            if not isinstance(tensor, ScaledTensor1x):
+                raise RecipeError(f"{name} must be a ScaledTensor1x, got {type(tensor).__name__}")
         if rowwise_tensor.is_colwise or not colwise_tensor.is_colwise:
             raise RecipeError("rowwise_tensor must be rowwise and colwise_tensor columnwise, got other usages")
         if rowwise_tensor.shape != colwise_tensor.shape:
@@ -216,6 +227,7 @@ class ScaledTensor2x(ScaledTensor):
         return self.rowwise_tensor.dequantize()
 
     def get_tensor(self, is_colwise: bool = False) -> ScaledTensor1x:
+        check_flag(is_colwise, "is_colwise")
         return self.colwise_tensor if is_colwise else self.rowwise_tensor
 
     def apply_sharding_constraint_by_logical_axes(self, axes: Sequence[str | None]) -> "ScaledTensor2x":
@@ -242,13 +254,31 @@ def with_dims(part: jax.Array, expected: tuple[int, ...]) -> jax.Array:
 
 def check_mode(mode: Any) -> None:
     if not isinstance(mode, ScalingMode) or mode is ScalingMode.NO_SCALING:
-        raise RecipeError(f"scaling_mode must be a ScalingMode that scales, got {mode!r}")
+        raise RecipeError(f"scaling_mode must be a ScalingMode that scales, got {shown(mode)}")
 
 
-def checked_dq_dtype(dtype: Any):
-    if jnp.dtype(dtype) not in map(jnp.dtype, HIGH_PRECISION):
-        raise RecipeError(f"dq_dtype must be float32, bfloat16 or float16, got {jnp.dtype(dtype).name}")
-    return jnp.dtype(dtype)
+def check_given(
+    data: Any, scale_inv: Any, amax: Any, is_colwise: Any, dequantizer: Any, scheme: Any, shape: Any
+) -> None:
+    """Refuse parts of a tensor that are of another kind."""
+    check_array(data, "data")
+    check_array(scale_inv, "scale_inv")
+    check_amax(amax)
+    check_flag(is_colwise, "is_colwise")
+    if dequantizer is not None and not callable(dequantizer):
+        raise RecipeError(f"dequantizer must be a function of a tensor, got {shown(dequantizer)}")
+    if not isinstance(scheme, Scheme | None):
+        raise RecipeError(f"scheme must be a Scheme, got {shown(scheme)}")
+    if shape is not None:
+        check_shape(shape, "shape")
+
+
+def as_amax(amax: Any, shape: tuple[int, ...]) -> jax.Array:
+    """The amax of a copy, as kernels read it."""
+    amax = jnp.float32(amax) if isinstance(amax, Real) else amax
+    if amax.dtype != jnp.float32 or amax.size != math.prod(shape):
+        raise RecipeError(f"amax must be float32 of shape {shape}, got {amax.dtype} of shape {tuple(amax.shape)}")
+    return amax.reshape(shape)
 
 
 def _logical_shape(stored: tuple[int, ...], flatten_axis: int, layout: str) -> tuple[int, ...]:

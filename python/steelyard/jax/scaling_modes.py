@@ -5,9 +5,10 @@ import math
 
 import jax.numpy as jnp
 
-from steelyard.errors import RecipeError
+from steelyard.errors import RecipeError, shown
 from steelyard.formats.parts import gemm_scales_are_transposed, gemm_scales_shape, scales_shape, stored_shape
 from steelyard.formats.schemes import Scheme
+from steelyard.jax.arguments import as_dtype, check_flag, check_shape
 from steelyard.jax.formats import DTYPES, scales_dtype
 
 _ELEMENTS = {jnp.dtype(dtype): name for name, dtype in DTYPES.items() if name in ("f8E4M3FN", "f8E5M2", "f4E2M1FN")}
@@ -57,7 +58,8 @@ class ScalingMode(enum.Enum):
         """The scheme of a copy; `options` are those of `steelyard.formats.schemes.Scheme`."""
         if self is ScalingMode.NO_SCALING:
             raise RecipeError("scaling_mode must be one that scales, got NO_SCALING; use the array itself")
-        dtype = jnp.dtype(self.compatible_dtypes[0] if q_dtype is None else q_dtype)
+        check_flag(is_colwise, "is_colwise")
+        dtype = as_dtype(self.compatible_dtypes[0] if q_dtype is None else q_dtype, "q_dtype")
         self.check_dtype(dtype, "q_dtype")
         element, block = _ELEMENTS[dtype], _BLOCKS[self]
         if self is ScalingMode.MXFP8_1D_SCALING and is_colwise:
@@ -70,7 +72,7 @@ class ScalingMode(enum.Enum):
 
     def check_dtype(self, dtype, argument: str) -> None:
         """Refuse data of a dtype that this mode does not have."""
-        if jnp.dtype(dtype) not in map(jnp.dtype, self.compatible_dtypes):
+        if as_dtype(dtype, argument) not in map(jnp.dtype, self.compatible_dtypes):
             names = ", ".join(jnp.dtype(each).name for each in self.compatible_dtypes)
             raise RecipeError(f"{argument} must be one of {names} for {self.name}, got {jnp.dtype(dtype).name}")
 
@@ -84,6 +86,8 @@ class ScalingMode(enum.Enum):
 
     def get_scale_shape(self, data_shape, *, is_colwise=False, is_padded=False, flatten_axis: int = -1):
         """The shape of the scales of a tensor; padded: a matrix of the size that GPU GEMMs read."""
+        check_shape(data_shape, "data_shape")
+        check_flag(is_padded, "is_padded")
         if self is ScalingMode.NO_SCALING:
             return (0,)
         return scale_shape(
@@ -119,6 +123,8 @@ def flatten(shape, flatten_axis: int) -> tuple[int, int]:
 
 
 def normalize_axis(ndim: int, flatten_axis: int) -> int:
+    if type(flatten_axis) is not int:
+        raise RecipeError(f"flatten_axis must be an integer, got {shown(flatten_axis)}")
     axis = flatten_axis + ndim if flatten_axis < 0 else flatten_axis
     if not 0 < axis < max(ndim, 2):
         raise RecipeError(f"flatten_axis must split the {ndim} dims in two, got {flatten_axis}")

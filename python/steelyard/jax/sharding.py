@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from steelyard.errors import ConstraintError
+from steelyard.errors import ConstraintError, shown
 
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 _rules: contextvars.ContextVar[tuple[dict, Mesh | None] | None] = contextvars.ContextVar("axis_rules", default=None)
@@ -18,9 +18,11 @@ _rules: contextvars.ContextVar[tuple[dict, Mesh | None] | None] = contextvars.Co
 def logical_axis_rules(rules: Rules, mesh: Mesh | None = None):
     """Map logical axes to mesh axes, by pairs of a name and one axis, several axes or None, on the current mesh."""
     table = {}
+    if not isinstance(rules, list | tuple):
+        raise ConstraintError("sharding_rules", f"rules must be a list of pairs, got {shown(rules)}")
     for rule in rules:
         if not (isinstance(rule, tuple) and len(rule) == 2 and isinstance(rule[0], str)):
-            raise ConstraintError("sharding_rules", f"rules must be pairs (logical axis, mesh axis), got {rule!r}")
+            raise ConstraintError("sharding_rules", f"rules must be pairs (logical axis, mesh axis), got {shown(rule)}")
         table.setdefault(rule[0], rule[1])
     token = _rules.set((table, mesh))
     try:

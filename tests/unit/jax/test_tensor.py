@@ -229,6 +229,40 @@ REFUSED = {
         lambda: sj.mxfp8_dequantizer(sj.quantize(X)),
         "mxfp8_dequantizer needs .* got CURRENT_TENSOR_SCALING",
     ),
+    "torch": (lambda: sj.quantize(to_torch(np.ones((4, 4), np.float32))), "x must be float32, .* got Tensor"),
+    "flag": (lambda: sj.quantize(X, rowwise=1), "rowwise must be True or False, got 1"),
+    "dtype": (lambda: sj.quantize(X, q_dtype=3), "q_dtype must be a dtype of JAX, got 3"),
+    "dq_dtype": (lambda: sj.quantize(X, dq_dtype="int8"), "dq_dtype must be float32, bfloat16 or float16, got int8"),
+    "text scale": (
+        lambda: sj.quantize(X, ScalingMode.DELAYED_TENSOR_SCALING, scale="1"),
+        "scale must be a number or an array of JAX, got str",
+    ),
+    "operand": (lambda: sj.dot(X, sj.quantize(X)), "lhs must be a tensor of steelyard.jax, got .*; quantize it first"),
+    "bias": (lambda: sj.dot(sj.quantize(X), sj.quantize(X), bias=3), "bias must be an array of JAX, got int"),
+    "short amax": (
+        lambda: sj.ScaledTensor1x(
+            jnp.ones((4, 8), jnp.uint8),
+            jnp.ones((4, 1), jnp.float8_e4m3fn),
+            jnp.ones(3),
+            scaling_mode=ScalingMode.NVFP4_1D_SCALING,
+        ),
+        r"amax must be float32 of shape \(\), got float32 of shape \(3,\)",
+    ),
+    "amax of another dtype": (
+        lambda: sj.ScaledTensor1x(
+            jnp.ones((4, 8), jnp.uint8),
+            jnp.ones((4, 1), jnp.float8_e4m3fn),
+            jnp.ones((), jnp.bfloat16),
+            scaling_mode=ScalingMode.NVFP4_1D_SCALING,
+        ),
+        r"amax must be float32 of shape \(\), got bfloat16",
+    ),
+    "no tensor": (lambda: sj.nvfp4_dequantizer(X), "takes one copy, a tensor of steelyard.jax, got"),
+    "history": (
+        lambda: sj.update_scale(jnp.float32(1), jnp.ones((2, 2)), sj.quantize(X).scheme),
+        r"amax_history must be a vector of float32, got float32 of shape \(2, 2\)",
+    ),
+    "backward": (lambda: sj.QuantizerSet(backward="none"), "backward must be one of normal, .* got 'none'"),
     "swapped": (
         lambda: sj.ScaledTensor2x(sj.quantize(X, colwise=True).colwise_tensor, sj.quantize(X)),
         "rowwise_tensor must be rowwise",
