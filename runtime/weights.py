@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from steelyard.ir.weights import WeightForm
 from steelyard.runtime import _cpu
-from steelyard.runtime.cuda.streams import Moment
+from steelyard.runtime.cuda.streams import Moment, is_capturing, moment_on
 
 Make = Callable[..., tuple]
 """From a parameter, and its scale where that is state, to the parts of the quantized weight."""
@@ -89,44 +89,45 @@ class Weights:
         key = weight.key, id(parameter)
         if type(parameter) not in _PLAIN:
             return self._get_held(key, weight, sources)
-        if parameter.is_cuda and torch.cuda.is_current_stream_capturing():
-            return self._get_captured(weight, sources)
-        kept = self._get_kept(key, weight, sources)
-        if kept.made is not None:
-            kept.made.wait(kept.parts)
-        return kept.parts
-
-    def _get_captured(self, weight: WeightArgument, sources: Sequence[Any]) -> tuple:
-        """The parts for a CUDA graph, whose replays cannot look them up: it quantizes trained weights itself."""
-        if weight.is_trained:
-            return weight.make(*sources)
-        kept = self._get_kept((weight.key, id(sources[0])), weight, sources)
-        self._captured.append(kept.parts)
-        return kept.parts
-
-    def _get_kept(self, key: tuple[str, int], weight: WeightArgument, sources: Sequence[Any]) -> _Kept:
-        parameter = sources[0]
         # An updated scale waits for the next write: a weight is quantized once for all steps in between.
         steps = _optimizer_steps if parameter.requires_grad else None
         stamp = (steps, *_stamp(parameter))
+        kept = self._find(key, stamp, parameter)
+        if kept is None and is_capturing(parameter.device):
+            return weight.make(*sources)  # nobody but the graph may read it: its replays make it
+        if kept is None:
+            kept = self._keep(key, stamp, weight, sources)
+        if kept.made is None:
+            return kept.parts
+        if not is_capturing(parameter.device):
+            kept.made.wait(_tensors_of(kept.parts))
+            return kept.parts
+        # Replays cannot look weights up: they quantize trained ones again.
+        if weight.is_trained:
+            return weight.make(*sources)
+        self._captured.append(kept.parts)
+        return kept.parts
+
+    def _find(self, key: tuple[str, int], stamp: tuple, parameter: torch.Tensor) -> _Kept | None:
+        """What is kept of a parameter, if it was not written since."""
         kept = self._kept.get(key)
-        if kept is not None and kept.stamp == stamp and kept.parameter() is parameter:
-            return kept
+        return kept if kept is not None and kept.stamp == stamp and kept.parameter() is parameter else None
+
+    def _keep(self, key: tuple[str, int], stamp: tuple, weight: WeightArgument, sources: Sequence[Any]) -> _Kept:
+        parameter = sources[0]
         if self._rewritten.get(id(parameter)) is parameter or self._is_rewritten(parameter):
             self._rewritten[id(parameter)] = parameter
             return _Kept(weight.make(*sources), None, weakref.ref(parameter), [])
         # Two threads must not quantize one weight at once.
         with self._lock:
-            kept = self._kept.get(key)
-            if kept is None or kept.stamp != stamp or kept.parameter() is not parameter:
+            kept = self._find(key, stamp, parameter)
+            if kept is None:
                 storages = [StorageWeakRef(source.untyped_storage()) for source in sources]
                 # What was kept goes first, so that the new parts find its memory.
-                kept = None
                 self._kept.pop(key, None)
                 parts = weight.make(*sources)
                 reference = weakref.ref(parameter, lambda gone: self._drop(key, gone))
-                made = Moment(parameter.device) if parameter.is_cuda else None
-                kept = self._kept[key] = _Kept(parts, stamp, reference, storages, made)
+                kept = self._kept[key] = _Kept(parts, stamp, reference, storages, moment_on(parameter.device))
         return kept
 
     def _get_held(self, key: tuple[str, int], weight: WeightArgument, sources: Sequence[Any]) -> tuple:
@@ -159,9 +160,13 @@ class Weights:
 
     def nbytes(self) -> int:
         """Bytes that the kept weights take."""
-        parts = [part for kept in list(self._kept.values()) for part in kept.parts]
-        tensors = [t for part in parts for t in ([part] if isinstance(part, torch.Tensor) else part.tensors())]
+        tensors = [tensor for kept in list(self._kept.values()) for tensor in _tensors_of(kept.parts)]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _tensors_of(parts: tuple) -> list[torch.Tensor]:
+    """The tensors that parts consist of, those of a user's own quantizer too."""
+    return [t for part in parts for t in ([part] if isinstance(part, torch.Tensor) else part.tensors())]
 
 
 def _parts_of(weight: WeightArgument, sources: Sequence[Any]) -> tuple:

@@ -82,7 +82,9 @@ class CudaLauncher:
         code, *results = getattr(self._driver, function)(*arguments)
         if code != self._driver.CUresult.CUDA_SUCCESS:
             place = "" if kernel is None else f" of {kernel.name}"
-            raise TargetError(f"{function}{place} must succeed, got {code.name} from the CUDA driver")
+            # Kernels run after their launch: what fails in one is reported by a later call.
+            hint = "" if kernel is None else "; it may be the error of an earlier launch: CUDA_LAUNCH_BLOCKING=1 tells"
+            raise TargetError(f"{function}{place} must succeed, got {code.name} from the CUDA driver{hint}")
         return results[0] if results else None
 
 

@@ -4,6 +4,19 @@ from collections.abc import Iterable
 
 import torch
 
+DEVICES = ("cuda",)
+"""Types of devices that have streams."""
+
+
+def moment_on(device: torch.device) -> "Moment | None":
+    """Now, on a device that has streams."""
+    return Moment(device) if device.type in DEVICES else None
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether the current stream's work becomes part of a CUDA graph, which runs it when it is replayed."""
+    return device.type in DEVICES and torch.cuda.is_current_stream_capturing()
+
 
 class Moment:
     """When what a stream has been given so far is done. Nobody waits on the host."""

@@ -1,18 +1,12 @@
-"""A mock of NVIDIA's driver: the real host code loads and launches through it, and the PTX interpreter executes.
-
-Device memory is exactly what torch allocates while the mock is active; `torch.empty` is filled with 0xCD.
-"""
+"""A mock of NVIDIA's driver: the real host code loads and launches through it, and the PTX interpreter executes."""
 
 import ctypes
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import ptx_interpreter
-import torch
-from device_memory import FRESH, DeviceMemory
+from mock_heap import Heap
 from ptx_text import PtxError, parse
-from torch.utils._python_dispatch import TorchDispatchMode
 
 _LOAD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p)
 _LAUNCH = ctypes.CFUNCTYPE(
@@ -36,39 +30,19 @@ def build(directory: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
-class Allocations(TorchDispatchMode):
-    """Records the memory of every tensor made while it is active; nothing is freed before it ends."""
-
-    def __init__(self):
-        super().__init__()
-        self.memory = DeviceMemory()
-        self._storages: dict[int, torch.UntypedStorage] = {}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor):
-            self.add(result, fresh=func is torch.ops.aten.empty.memory_format)
-        return result
-
-    def add(self, tensor: torch.Tensor, fresh: bool = False) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        address, size = storage.data_ptr(), storage.nbytes()
-        if size and address not in self._storages:
-            if fresh:
-                ctypes.memset(address, FRESH, size)
-            self._storages[address] = storage
-            self.memory.register(address, np.frombuffer((ctypes.c_char * size).from_address(address), np.uint8))
-        return tensor
-
-
 class MockDriver:
-    """What was loaded and launched, and the interpreter's last error."""
+    """What was loaded and launched, and the first error of a kernel, after which every launch fails.
 
-    def __init__(self, library: ctypes.CDLL, memory: DeviceMemory, capability: tuple[int, int]):
-        self.memory = memory
+    A launch copies its arguments; its kernel runs when something waits for its stream.
+    """
+
+    def __init__(self, library: ctypes.CDLL, heap: Heap, capability: tuple[int, int]):
+        self._heap = heap
+        self.memory = heap.memory
+        """What launches from here on may access."""
         self.texts: list[str] = []
         self.launches: list[tuple[str, int, int]] = []
-        self.refusal: Exception | None = None
+        self.failure: Exception | None = None
         self._callbacks = _LOAD(self._load), _LAUNCH(self._launch)
         library.mock_set(*self._callbacks, *capability)
 
@@ -76,19 +50,25 @@ class MockDriver:
         self.texts.append(text.decode())
         return len(self.texts)
 
-    def _launch(self, module, name, blocks, threads, shared, stream, arguments) -> int:
-        try:
-            _, entries = parse(self.texts[module - 1])
-            entry = entries[name.decode()]
-            if threads != entry.threads:
-                raise PtxError(f"{entry.name} has {entry.threads} threads per block, got {threads}")
-            values = [
-                int.from_bytes(ctypes.string_at(arguments[index], size), "little")
-                for index, (_, size) in enumerate(entry.parameters)
-            ]
-            ptx_interpreter.run(self.texts[module - 1], values, blocks, self.memory, shared)
-            self.launches.append((entry.name, blocks, stream))
-            return 0
-        except Exception as error:
-            self.refusal = error
+    def _launch(self, module, name, blocks, threads, shared, handle, arguments) -> int:
+        _, entries = parse(self.texts[module - 1])
+        entry = entries[name.decode()]
+        if self.failure is not None or threads != entry.threads:
             return 1
+        values = [
+            int.from_bytes(ctypes.string_at(arguments[index], size), "little")
+            for index, (_, size) in enumerate(entry.parameters)
+        ]
+        memory = self.memory
+
+        def run() -> None:
+            try:
+                ptx_interpreter.run(self.texts[module - 1], values, blocks, memory, shared)
+            except PtxError as error:
+                self.failure = error
+                raise
+
+        self._heap.collect()
+        self._heap.streams.find(handle).add(run)
+        self.launches.append((entry.name, blocks, handle))
+        return 0

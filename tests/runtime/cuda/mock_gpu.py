@@ -1,7 +1,8 @@
 """Whole programs on a mock of the driver: CPU tensors stand in for GPU tensors, and the interpreter runs the kernels.
 
-Every launch goes through the real host code and cuda-bindings. It may access only the tensors it was given, and
-`torch.empty` is filled with NaN and largest integers. GEMMs are one reference on both targets: a GPU's are torch's.
+Every launch goes through the real host code and cuda-bindings. It may access only the tensors it was given, and runs as
+late as the order of its stream allows; memory is overwritten when its tensors are gone. `torch.empty` is filled with
+NaN and largest integers. GEMMs are one reference on both targets: a GPU's are torch's.
 """
 
 import ctypes
@@ -10,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
-from device_memory import DeviceMemory
 from gemm_calls import read_call
 from mock_driver import MockDriver
+from mock_heap import Heap
 from simulation import memory_of
 
 from steelyard import reference
@@ -20,41 +21,43 @@ from steelyard.formats.copies import QuantizedCopy
 from steelyard.ir.kernel_calls import GemmCall
 from steelyard.runtime import cpu
 from steelyard.runtime.cpu import bound as cpu_bound
-from steelyard.runtime.cuda import devices, gemm
+from steelyard.runtime.cuda import devices, gemm, streams
 from steelyard.runtime.cuda.driver import CudaLauncher
 from steelyard.runtime.cuda.kernels import Kernels
 from steelyard.runtime.cuda.launches import Launch
 
-STREAM = 0x5EED
 CAPABILITIES = {"sm_89": (8, 9), "sm_90a": (9, 0), "sm_100a": (10, 0), "sm_120a": (12, 0)}
 
 
 class CheckedLauncher:
     """Launches through the driver, which gives each launch only the memory of its own tensors."""
 
-    def __init__(self, library: ctypes.CDLL, target: str):
-        self.driver = MockDriver(library, DeviceMemory(), CAPABILITIES[target])
-        self._launch = CudaLauncher(0, lambda: STREAM)
+    def __init__(self, library: ctypes.CDLL, target: str, heap: Heap):
+        self.heap = heap
+        self.driver = MockDriver(library, heap, CAPABILITIES[target])
+        self._launch = CudaLauncher(0, lambda: heap.streams.current.cuda_stream)
         self.target = self._launch.target
         self.launches: list[Launch] = []
+        """Without their arguments, which would live on."""
 
     def __call__(self, launch: Launch) -> None:
-        self.driver.memory = memory_of(
-            [argument for argument in launch.arguments if isinstance(argument, torch.Tensor)]
-        )
-        self.launches.append(launch)
-        try:
-            self._launch(launch)
-        except Exception as error:
-            raise self.driver.refusal or error from None
+        tensors = [argument for argument in launch.arguments if isinstance(argument, torch.Tensor)]
+        self.heap.add(tensors)
+        self.driver.memory = memory_of(tensors)
+        self.launches.append(replace(launch, arguments=()))
+        self._launch(launch)
 
 
 @contextmanager
-def mock_gpu(monkeypatch, library: ctypes.CDLL, target: str) -> Iterator[CheckedLauncher]:
+def mock_gpu(monkeypatch, library: ctypes.CDLL, target: str, *, frees_first: bool = False) -> Iterator[CheckedLauncher]:
     """Within this context, CPU tensors count as tensors on a GPU of this target."""
-    launcher = CheckedLauncher(library, target)
-    with monkeypatch.context() as patch:
+    with Heap(frees_first) as heap, monkeypatch.context() as patch:
+        launcher = CheckedLauncher(library, target, heap)
         patch.setitem(devices.MAKERS, "cpu", lambda device: Kernels(launcher))
+        patch.setattr(streams, "DEVICES", ("cuda", "cpu"))
+        patch.setattr(torch.cuda, "current_stream", lambda device: heap.streams.current)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: heap.streams.is_capturing)
+        patch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: heap.record_stream(tensor, stream))
         patch.setattr(gemm, "multiply", multiply)
         patch.setattr(gemm, "multiply_decoded", multiply_decoded)
         yield launcher

@@ -8,6 +8,8 @@ import mock_driver
 import pytest
 import torch
 from kernel_cases import assert_same_copy, nvfp4, operands, same_values, scheme_pairs
+from mock_heap import Heap
+from ptx_text import PtxError
 
 from steelyard import reference
 from steelyard.errors import TargetError
@@ -18,38 +20,39 @@ from steelyard.runtime.cuda.kernels import Kernels
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler to build the mock with")
 
-STREAM = 0x5EED
 MX = Scheme("f8E4M3FN", "1x32", "f8E8M0FNU"), Scheme("f8E4M3FN", "32x1", "f8E8M0FNU")
 TILE = (Scheme("f8E4M3FN", "128x128", "f32"),) * 2
 
 
 @pytest.fixture
-def allocations():
-    with mock_driver.Allocations() as mode:
+def heap():
+    with Heap() as mode:
         yield mode
 
 
 @pytest.fixture
-def start(library, allocations):
+def start(library, heap):
     """Makes kernels on a device of some compute capability, and their driver."""
     from steelyard.runtime.cuda.driver import CudaLauncher
 
     def make(capability=(9, 0)):
-        driver = mock_driver.MockDriver(library, allocations.memory, capability)
-        return Kernels(CudaLauncher(0, lambda: STREAM)), driver
+        driver = mock_driver.MockDriver(library, heap, capability)
+        return Kernels(CudaLauncher(0, lambda: heap.streams.current.cuda_stream)), driver
 
     return make
 
 
 @pytest.mark.parametrize("capability", [(8, 9), (9, 0), (10, 0), (12, 0)], ids=str)
-def test_kernels_run_through_the_driver(start, capability):
+def test_kernels_run_through_the_driver(start, heap, capability):
     kernels, driver = start(capability)
     x = torch.randn(70, 90)
-    for copies in zip(kernels.quantize(x, *MX), reference.quantize(x, *MX), strict=True):
-        assert_same_copy(*copies)
+    side = heap.streams.make()
+    with heap.streams.use(side):
+        for copies in zip(kernels.quantize(x, *MX), reference.quantize(x, *MX), strict=True):
+            assert_same_copy(*copies)
     target = {8: "sm_89", 9: "sm_90a", 10: "sm_100a", 12: "sm_120a"}[capability[0]]
     assert [f".target {target}\n" in text for text in driver.texts] == [True]
-    assert {stream for _, _, stream in driver.launches} == {STREAM}
+    assert {stream for _, _, stream in driver.launches} == {side.cuda_stream}
 
 
 @pytest.mark.parametrize("pair", [scheme_pairs()[2], (nvfp4(), nvfp4(rht=True)), TILE], ids=["delayed", "rht", "tile"])
@@ -82,13 +85,18 @@ def test_a_norm_and_its_quantize(start):
     assert [name.split("_")[0] for name, _, _ in driver.launches] == ["row", "quantize"]
 
 
-def test_an_error_of_the_driver_names_the_kernel(start, allocations):
+def test_an_error_of_the_driver_names_the_kernel(start, heap):
     kernels, driver = start()
     x = torch.randn(8, 32)
-    allocations.memory.release(x.untyped_storage().data_ptr())
-    with pytest.raises(TargetError, match=r"cuLaunchKernel of quantize_f32.* CUDA_ERROR_LAUNCH_FAILED"):
+    heap.streams.synchronize()
+    heap.memory.release(x.untyped_storage().data_ptr())
+    kernels.quantize(x, MX[0], None)
+    with pytest.raises(PtxError, match="memory"):
+        heap.streams.synchronize()
+    message = r"cuLaunchKernel of quantize_f32.* CUDA_ERROR_LAUNCH_FAILED .* an earlier launch"
+    with pytest.raises(TargetError, match=message):
         kernels.quantize(x, MX[0], None)
-    assert "memory" in str(driver.refusal)
+    assert driver.failure is not None
 
 
 def test_a_device_without_kernels_is_refused(start):
