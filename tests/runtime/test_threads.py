@@ -37,6 +37,26 @@ def test_four_python_threads_at_once():
                 assert_same_copy(copy, expected_copy)
 
 
+def test_instruction_sets_are_listed_while_kernels_run():
+    torch.set_num_threads(2)
+    copies = [cpu.quantize(torch.randn(200, 512), nvfp4(), None)[0] for _ in range(2)]
+    expected, names = cpu.qgemm(*copies), cpu.instruction_sets()
+    is_done = threading.Event()
+    listed = []
+
+    def list_them():
+        while not is_done.is_set():
+            listed.append(cpu.instruction_sets())
+
+    lister = threading.Thread(target=list_them)
+    lister.start()
+    found = [cpu.qgemm(*copies) for _ in range(20)]
+    is_done.set()
+    lister.join()
+    assert all(torch.equal(product, expected) for product in found)
+    assert all(one == names for one in listed)
+
+
 # The bytes are compared without torch: after a fork its own threads are gone, and it would wait for them.
 _FORK = """
 import os, signal, sys, torch
@@ -84,7 +104,7 @@ print(kernels - before, len(os.listdir("/proc/self/task")) - before)
 def test_kernels_and_torch_compute_on_the_same_threads():
     """Each needs one more thread than the caller's, whichever runs first."""
     finished = subprocess.run([sys.executable, "-c", _SHARED], capture_output=True, text=True, timeout=60)
-    assert finished.stdout.split() == ["1", "1"], finished.stderr
+    assert (finished.stdout.split(), finished.returncode) == (["1", "1"], 0), finished.stderr
 
 
 _CONCURRENT = """
@@ -109,4 +129,4 @@ print("done")
 def test_threads_that_come_and_go():
     """Each Python thread has its own team of threads while it lives."""
     finished = subprocess.run([sys.executable, "-c", _CONCURRENT], capture_output=True, text=True, timeout=120)
-    assert finished.stdout.strip() == "done", finished.stderr
+    assert (finished.stdout.strip(), finished.returncode) == ("done", 0), finished.stderr

@@ -23,9 +23,12 @@ void multiply_integers(const GemmCall &call, int64_t begin, int64_t end);
 
 // Of AVX-512 but for products of integers.
 static const KernelTable *vnni_table() {
-  static KernelTable table = avx512::table;
-  table.name = "avx512_vnni";
-  table.multiply_integers = avx512_vnni::multiply_integers;
+  static const KernelTable table = [] {
+    KernelTable made = avx512::table;
+    made.name = "avx512_vnni";
+    made.multiply_integers = avx512_vnni::multiply_integers;
+    return made;
+  }();
   return &table;
 }
 #endif
