@@ -49,11 +49,18 @@ test: $(STAMP)-package lint ## Check style and types, then run every test but th
 	@echo "[test] pytest"
 	@$(BIN)/pytest -n $(JOBS) -m 'not slow'
 
+# What runs on modules built with sanitizers. ThreadSanitizer cannot see how XLA's and OpenMP's threads wait.
+KERNEL_TESTS := $(addprefix tests/runtime/test_,$(addsuffix .py,decode epilogues few_rows gemm packing producers quantize threads))
+SANITIZED := tests/runtime --ignore tests/runtime/cuda --ignore tests/runtime/test_native_build.py tests/unit/jax
+THREADED := $(KERNEL_TESTS) -k 'not same_threads'
+
 test-slow: $(STAMP)-docs ## Run the slow tests: architectures, fuzzing, packaging, documentation site, sanitizers.
 	@echo "[test-slow] pytest"
 	@$(BIN)/pytest -n $(JOBS) -m slow
-	@echo "[test-slow] kernels under AddressSanitizer and UBSan"
-	@tests/runtime/sanitize.sh
+	@echo "[test-slow] kernels and XLA handlers under AddressSanitizer and UBSan"
+	@tests/runtime/sanitize.sh address $(SANITIZED) -n $(JOBS)
+	@echo "[test-slow] kernels under ThreadSanitizer"
+	@tests/runtime/sanitize.sh thread $(THREADED) -n $(JOBS)
 
 lint: $(STAMP)-lint ## Check style and types.
 	$(BIN)/ruff check .

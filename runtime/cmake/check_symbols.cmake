@@ -17,9 +17,10 @@ if(FAILED)
   message(FATAL_ERROR "${NM} must list the symbols of the ${ISA} kernels, but it failed")
 endif()
 
-# As C++ mangles what is in the namespace: functions, members, local statics and their guards, tables of classes.
+# As C++ mangles what is in the namespace: functions, members, local statics and their guards, tables of classes, and
+# AddressSanitizer's marks of variables.
 string(LENGTH "${ISA}" LENGTH)
-set(OWN "^_Z(T[VTIS]|GV)?Z?N[KVrRO]*9steelyard${LENGTH}${ISA}")
+set(OWN "^(__odr_asan\\.)?_Z(T[VTIS]|GV)?Z?N[KVrRO]*9steelyard${LENGTH}${ISA}")
 
 string(REPLACE "\n" ";" LINES "${LISTING}")
 set(COUNT 0)
