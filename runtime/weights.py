@@ -1,6 +1,5 @@
 """Quantized weights, kept until their parameters change."""
 
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from steelyard.forks import make_lock
 from steelyard.ir.weights import WeightForm
 from steelyard.runtime import _cpu
 from steelyard.runtime.cuda.streams import Moment, is_capturing, moment_on
@@ -79,7 +79,7 @@ class Weights:
         self._rewritten: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         self._held: dict[tuple[str, int], _Held] = {}
         self._kept: dict[tuple[str, int], _Kept] = {}
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._captured: list[tuple] = []
         """Weights that CUDA graphs read, which must live as long as anybody may replay those."""
 

@@ -7,6 +7,8 @@ from importlib import import_module
 from importlib.metadata import version as _distribution_version
 from typing import TYPE_CHECKING
 
+from steelyard import forks as forks
+
 if TYPE_CHECKING:
     from steelyard.driver.net import compile as compile
     from steelyard.driver.saving import plain_state_dict as plain_state_dict

@@ -4,13 +4,13 @@ After a graph break, torch keeps one graph for all modules with the same code, a
 But layers have names, overrides and state of their own, so each set of parameters has its own program.
 """
 
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from steelyard.forks import make_lock
 from steelyard.runtime.program import Program
 
 _MOST_REMEMBERED = 256
@@ -36,7 +36,7 @@ class CapturedGraph:
         self._positions = [i for i, name in enumerate(parameters) if name is not None]
         self._programs = {self._parameters: build(layers, parameters)}
         self._remembered: dict[tuple[int, ...], tuple[weakref.ref, Program]] = {}
-        self._lock = threading.Lock()
+        self._lock = make_lock()
 
     def __call__(self, values: tuple[Any, ...]) -> tuple:
         """Run the program of these arguments."""

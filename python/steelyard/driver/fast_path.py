@@ -1,13 +1,18 @@
 """Torch's own fused encoder layer, for inference, which hides the products in it: turned off in calls of a net."""
 
+import os
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-_lock = threading.Lock()
-_running = 0
+from steelyard.forks import make_lock
+
+_lock = make_lock()
+_calls: Counter[int] = Counter()
+"""How many calls each thread is in."""
 _was_enabled = True
 
 
@@ -20,16 +25,32 @@ def has_fast_path(model: torch.nn.Module) -> bool:
 @contextmanager
 def without_fast_path() -> Iterator[None]:
     """Run layers op by op. The switch is one for all threads, so the last one out restores it."""
-    global _running, _was_enabled
+    global _was_enabled
+    thread = threading.get_ident()
     with _lock:
-        if _running == 0:
+        if not _calls:
             _was_enabled = torch.backends.mha.get_fastpath_enabled()
             torch.backends.mha.set_fastpath_enabled(False)
-        _running += 1
+        _calls[thread] += 1
     try:
         yield
     finally:
         with _lock:
-            _running -= 1
-            if _running == 0:
-                torch.backends.mha.set_fastpath_enabled(_was_enabled)
+            _leave(thread, 1)
+
+
+def _leave(thread: int, calls: int) -> None:
+    _calls[thread] -= calls
+    if not _calls[thread]:
+        del _calls[thread]
+    if not _calls:
+        torch.backends.mha.set_fastpath_enabled(_was_enabled)
+
+
+def _leave_other_threads() -> None:
+    """In a forked child, end the calls of the threads that it does not have."""
+    for thread in set(_calls) - {threading.get_ident()}:
+        _leave(thread, _calls[thread])
+
+
+os.register_at_fork(after_in_child=_leave_other_threads)
