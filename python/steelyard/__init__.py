@@ -8,6 +8,7 @@ from importlib.metadata import version as _distribution_version
 from typing import TYPE_CHECKING
 
 from steelyard import forks as forks
+from steelyard.errors import FileError
 
 if TYPE_CHECKING:
     from steelyard.driver.net import compile as compile
@@ -21,4 +22,9 @@ _LAZY = {"compile": "steelyard.driver.net", "plain_state_dict": "steelyard.drive
 def __getattr__(name: str):
     if name not in _LAZY:
         raise AttributeError(f"module 'steelyard' has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+    try:
+        return getattr(import_module(_LAZY[name]), name)
+    except OSError as error:
+        # torch makes the folder when its compiler is first imported.
+        remedy = "set TORCHINDUCTOR_CACHE_DIR to a folder that can be written"
+        raise FileError(f"torch cannot make its cache folder: {error}; {remedy}") from error

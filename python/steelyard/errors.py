@@ -78,5 +78,9 @@ class NonFiniteError(SteelyardError, ArithmeticError):
     """With `check_finite=True`: an operand of a GEMM holds an infinity or a NaN."""
 
 
+class FileError(SteelyardError, OSError):
+    """A file, a folder or standard output cannot be read or written."""
+
+
 class InternalError(SteelyardError):
     """A bug in Steelyard: please report it."""

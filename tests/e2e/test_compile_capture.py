@@ -13,6 +13,7 @@ from small_models import make_llama, make_mlp, quantized_layers
 from torch import nn
 
 import steelyard
+from steelyard.errors import FileError
 
 
 def graph_count(net) -> int:
@@ -414,3 +415,8 @@ def test_ir_dump_has_a_numbered_file_per_pass(tmp_path):
     # The passes run once more for the dump, and end with the IR of the program.
     assert (tmp_path / "dump" / names[-2]).read_text() == net.ir("lowered")
     assert (tmp_path / "dump" / names[0]).read_text() == net.ir("traced")
+    (tmp_path / "file").write_text("kept")
+    for path, words in ((tmp_path / "file", "File exists; choose another path"), (tmp_path / ("n" * 300), "too long")):
+        with pytest.raises(FileError, match=words):
+            net.ir_dump(path)
+    assert {path.name for path in tmp_path.iterdir()} == {"dump", "file"}

@@ -15,6 +15,7 @@ from steelyard.driver.memory import Memory, parameter_bytes, tensor_bytes
 from steelyard.driver.stages import STAGES
 from steelyard.driver.user_warnings import warn
 from steelyard.errors import RecipeError, SteelyardError, UnsupportedModelError, shown
+from steelyard.files import write_folder
 from steelyard.ir.layers import print_layers
 from steelyard.ir.nesting import nest_modules
 from steelyard.targets import CPU
@@ -42,7 +43,6 @@ def dump_ir(backend: Backend, folder: str | os.PathLike[str]) -> list[Path]:
         raise SteelyardError(f"folder must be the path of a folder, got {shown(folder)}")
     folder = Path(folder)
     compilations = _compilations(backend)
-    folder.mkdir(parents=True, exist_ok=True)
     texts: dict[str, str] = {}
     for graph, compilation in enumerate(compilations):
         for number, (name, text) in enumerate(compilation.replay()):
@@ -51,9 +51,7 @@ def dump_ir(backend: Backend, folder: str | os.PathLike[str]) -> list[Path]:
             texts[f"graph{graph}_kernels.{'ptx' if stage == 'ptx' else f'{stage}.mlir'}"] = compilation.text(stage)
         assert compilation.program is not None, "a compilation that is kept has run"
         texts[f"graph{graph}_program.py"] = compilation.program.text
-    for name, text in texts.items():
-        Path(folder, name).write_text(text)
-    return [Path(folder, name) for name in texts]
+    return write_folder(folder, texts)
 
 
 def explain(backend: Backend, parameters: Mapping[str, torch.Tensor]) -> Explanation:

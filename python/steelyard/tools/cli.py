@@ -3,51 +3,76 @@
 import argparse
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
+from steelyard.errors import FileError, SteelyardError
 from steelyard.tools import inspect, targets, verify_gpu
-from steelyard.tools.console import Parser, drop_standard_output
+from steelyard.tools.console import Parser, hold_closed_streams, say, show
 
-EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
+EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
+_EXIT_CODES = """exit codes:
+  0    done
+  1    verify-gpu: a check failed
+  2    an option, a path, the model or the environment is wrong; one line says what to do
+  3    verify-gpu: this machine has no GPU
+  130  interrupted
+"""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns the exit code."""
+    hold_closed_streams()
+    command = "steelyard"
     try:
         arguments = _make_parser().parse_args(argv)
-        code = arguments.run(arguments)
-        sys.stdout.flush()
-    except OSError as error:
-        drop_standard_output()
-        where = f"'{error.filename}'" if error.filename else "standard output"
-        print(f"steelyard: error: cannot write {where}: {error.strerror}", file=sys.stderr)
-        return EXIT_USAGE
+        command = arguments.command
+        _check_current_folder()
+        return arguments.run(arguments)
+    except SteelyardError as error:
+        say(f"{command}: error: {' '.join(str(error).split())}")
+        return EXIT_ERROR
     except KeyboardInterrupt:
-        print("steelyard: interrupted", file=sys.stderr)
+        say(f"{command}: interrupted")
         return EXIT_INTERRUPTED
-    return code
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="steelyard", description="Low precision for PyTorch models, visibly.")
+    parser = Parser(
+        prog="steelyard",
+        description="Low precision for PyTorch models, visibly.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"steelyard {version('steelyard')}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    demo = commands.add_parser("demo", help="compile a small GPT by two recipes and show what became of it")
-    demo.set_defaults(run=_demo)
-    inspecting = commands.add_parser("inspect", help="compile a model and show its GEMMs or its IR")
-    inspect.add_arguments(inspecting)
-    inspecting.set_defaults(run=inspect.run)
-    listing = commands.add_parser("targets", help="how each recipe's GEMMs run on each CUDA target")
-    targets.add_arguments(listing)
-    listing.set_defaults(run=targets.run)
-    verifying = commands.add_parser("verify-gpu", help="check and measure the CUDA kernels on this machine's GPU")
-    verify_gpu.add_arguments(verifying)
-    verifying.set_defaults(run=verify_gpu.run)
+
+    def add(name: str, help: str, run) -> argparse.ArgumentParser:
+        made = commands.add_parser(
+            name, help=help, epilog=_EXIT_CODES, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        made.set_defaults(run=run, command=f"steelyard {name}")
+        return made
+
+    add("demo", "compile a small GPT by two recipes and show what became of it", _demo)
+    inspect.add_arguments(add("inspect", "compile a model and show its GEMMs or its IR", inspect.run))
+    targets.add_arguments(add("targets", "how each recipe's GEMMs run on each CUDA target", targets.run))
+    verify_gpu.add_arguments(
+        add("verify-gpu", "check and measure the CUDA kernels on this machine's GPU", verify_gpu.run)
+    )
     return parser
+
+
+def _check_current_folder() -> None:
+    """Refuse a folder that was deleted: Intel's library, loaded with torch, would end the process."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise FileError(f"the current folder must exist, and is gone ({error.strerror}); change to another") from error
 
 
 def _demo(_: argparse.Namespace) -> int:
     # Imported late: it loads torch, which would make --help take seconds.
-    print("loading torch and the compiler ...", flush=True)
+    show("loading torch and the compiler ...")
     from steelyard.tools.demo import run
 
     return run()

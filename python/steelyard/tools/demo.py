@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 import steelyard
+from steelyard.tools.console import show
 
 RECIPES = ("mxfp8", "nvfp4")
 LAYER = "blocks.0.up"
@@ -61,13 +62,13 @@ def run(recipes: tuple[str, ...] = RECIPES) -> int:
     _announce("measuring each beside the model in fp32")
     comparison = _comparison(model, nets, tokens, expected)
     net = nets[recipes[0]]
-    print(f"\nWhat became of each GEMM: print(net.explain())  [{recipes[0]}]\n")
-    print(_indent(net.explain()))
+    show(f"\nWhat became of each GEMM: print(net.explain())  [{recipes[0]}]\n")
+    show(_indent(net.explain()))
     for stage in STAGES:
-        print(f'\nThe layer {LAYER}: print(net.ir("{stage}", layer="{LAYER}"))\n')
-        print(_indent(net.ir(stage, layer=LAYER)))
-    print("\nBeside the model in fp32:\n")
-    print(_indent(comparison))
+        show(f'\nThe layer {LAYER}: print(net.ir("{stage}", layer="{LAYER}"))\n')
+        show(_indent(net.ir(stage, layer=LAYER)))
+    show("\nBeside the model in fp32:\n")
+    show(_indent(comparison))
     return 0
 
 
@@ -100,7 +101,7 @@ def _times(nets: dict[str, nn.Module], tokens: torch.Tensor) -> dict[str, float]
 
 
 def _announce(step: str) -> None:
-    print(f"{step} ...", flush=True)
+    show(f"{step} ...")
 
 
 def _millions(model: nn.Module) -> str:

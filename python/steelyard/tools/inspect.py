@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from steelyard.errors import SteelyardError
+from steelyard.files import write_folder
+from steelyard.tools.console import show
 
 _INPUT = re.compile(r"(?:(?P<name>[^\W\d]\w*)=)?(?P<sizes>\d+(?:x\d+)*)(?::(?P<dtype>\w+))?")
-_EXAMPLES = """
-examples:
+_EXAMPLES = """examples:
   steelyard inspect mypackage.models:make_gpt --input 2x16:int64
   steelyard inspect mypackage.models:make_bert --recipe nvfp4 --input 2x16:int64 --input attention_mask=2x16:int64
   steelyard inspect mypackage.models:make_mlp --input 8x512:bfloat16 --override '0=none' --stage quantized
@@ -26,8 +27,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.description = "Compile a model for inputs of these sizes, and show what became of its GEMMs, or the IR."
-    parser.epilog = _EXAMPLES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = f"{_EXAMPLES}\n{parser.epilog}"
     add = parser.add_argument
     add("factory", metavar="MODULE:FACTORY", help="a function without arguments that returns the nn.Module")
     add("--recipe", default="mxfp8", help="a recipe's name (default: mxfp8)")
@@ -53,13 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compile and show; returns 1 for an error that the user can fix."""
-    try:
-        net = _compile(arguments)
-        _show(net, arguments)
-    except SteelyardError as error:
-        print(f"steelyard inspect: error: {error}", file=sys.stderr)
-        return 1
+    """Compile and show; raises `SteelyardError` for what the user can fix."""
+    net = _compile(arguments)
+    _show(net, arguments)
     return 0
 
 
@@ -96,9 +92,10 @@ def _check_options(arguments: argparse.Namespace, overrides: dict[str, str | Non
         raise SteelyardError(f"stage must be one of {', '.join(stages)}, got {arguments.stage!r}")
     if arguments.layer is not None and not arguments.stage:
         raise SteelyardError("--layer needs a stage to show, as in --stage quantized")
-    if arguments.dump_ir:
-        with _reported(f"--dump-ir {arguments.dump_ir} must be a folder that can be written"):
-            Path(arguments.dump_ir).mkdir(parents=True, exist_ok=True)
+    if arguments.dump_ir is not None:
+        if not arguments.dump_ir:
+            raise SteelyardError("--dump-ir needs the name of a folder, as in --dump-ir out")
+        write_folder(Path(arguments.dump_ir), {})
 
 
 def _lower(net: Any, model: Any, positional: list, keywords: dict, arguments: argparse.Namespace) -> None:
@@ -176,13 +173,13 @@ def _make_model(factory: str, make: Callable[[], Any]) -> Any:
 def _show(net: Any, arguments: argparse.Namespace) -> None:
     if arguments.dump_ir:
         for path in net.ir_dump(arguments.dump_ir):
-            print(path)
+            show(str(path))
     if arguments.stage:
-        print(net.ir(arguments.stage, arguments.layer))
+        show(net.ir(arguments.stage, arguments.layer))
     if arguments.json:
-        print(net.explain().to_json())
+        show(net.explain().to_json())
     if arguments.explain or not (arguments.dump_ir or arguments.stage or arguments.json):
-        print(net.explain())
+        show(str(net.explain()))
 
 
 def _load_factory(text: str) -> Callable[[], Any]:

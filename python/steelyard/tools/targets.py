@@ -1,9 +1,8 @@
 """`steelyard targets`: how each recipe's GEMMs run on each CUDA target."""
 
 import argparse
-import sys
 
-from steelyard.errors import SteelyardError
+from steelyard.tools.console import show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -13,11 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table, then why GEMMs are not native."""
-    try:
-        print(table(arguments.recipe, arguments.target))
-    except SteelyardError as error:
-        print(f"steelyard targets: error: {error}", file=sys.stderr)
-        return 1
+    show(table(arguments.recipe, arguments.target))
     return 0
 
 

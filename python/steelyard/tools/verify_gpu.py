@@ -2,13 +2,15 @@
 
 import argparse
 import json
-import os
 import re
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from steelyard.errors import TargetError
+from steelyard.files import check_writable, write_file
+from steelyard.tools.console import show
 
 NO_GPU = 3
 _CHECKED_WITHOUT = (
@@ -43,7 +45,7 @@ class Device:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--json", type=_writable, metavar="FILE", help="also write the results to a file")
+    add("--json", type=Path, metavar="FILE", help="also write the results to a file")
     add("--device", type=_device, default="cuda", help="the device, as in cuda:1 (default: %(default)s)")
 
 
@@ -53,32 +55,22 @@ def _device(text: str) -> str:
     return text
 
 
-def _writable(text: str) -> Path:
-    """A file that can be written, found out before the checks run for minutes."""
-    path = Path(text)
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"the results need a file, got the folder '{text}'")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"the folder of '{text}' must exist; make it first")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"'{text}' cannot be written; choose another file")
-    return path
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Run every check and print a table; exit code 0 if all passed, 1 if not, 2 for wrong options, 3 without a GPU."""
     import torch
 
+    if arguments.json is not None:
+        # Before the checks run for minutes.
+        check_writable(arguments.json)
     if not torch.cuda.is_available():
-        print("This machine has no CUDA GPU that torch can use, so nothing was run. Checked without one, in the tests:")
-        print("\n".join(f"- {fact}" for fact in _CHECKED_WITHOUT))
-        print("Please run this command on a machine with a GPU and send us what it prints.")
+        show("This machine has no CUDA GPU that torch can use, so nothing was run. Checked without one, in the tests:")
+        show("\n".join(f"- {fact}" for fact in _CHECKED_WITHOUT))
+        show("Please run this command on a machine with a GPU and send us what it prints.")
         return NO_GPU
     device = torch.device(arguments.device)
     if device.index is not None and device.index >= torch.cuda.device_count():
         known = ", ".join(f"cuda:{index}" for index in range(torch.cuda.device_count()))
-        print(f"steelyard verify-gpu: error: --device must be one of {known}, got {device}", file=sys.stderr)
-        return 2
+        raise TargetError(f"--device must be one of {known}, got {device}")
     from steelyard.runtime.cuda.devices import kernels_on
     from steelyard.tools.gpu_models import check_graphs, check_models
     from steelyard.tools.gpu_speed import measure, measure_gemms
@@ -109,13 +101,14 @@ def collect(groups: dict[str, Iterator[Result]]) -> Iterator[Result]:
 def report(heading: str, results: list[Result], path: Path | None) -> int:
     """Print a table, write it as JSON if asked to, and give the exit code."""
     width = max(len(result.what) for result in results)
-    print(heading)
+    show(heading)
     for result in results:
-        print(f"{result.what.ljust(width)}  {'ok' if result.passed else 'FAILED'}  {result.detail}".rstrip())
+        show(f"{result.what.ljust(width)}  {'ok' if result.passed else 'FAILED'}  {result.detail}".rstrip())
     failed = sum(not result.passed for result in results)
-    print(f"{len(results)} checks, {failed} failed")
+    show(f"{len(results)} checks, {failed} failed")
     if path is not None:
-        path.write_text(json.dumps({"device": heading, "results": [asdict(result) for result in results]}, indent=1))
+        found = {"device": heading, "results": [asdict(result) for result in results]}
+        write_file(path, json.dumps(found, indent=1).encode())
     return 1 if failed else 0
 
 

@@ -110,6 +110,7 @@ def test_help_shows_examples(inspect):
     assert run.returncode == 0
     assert "--input attention_mask=2x16:int64" in run.stdout
     assert "--dump-ir DIR" in run.stdout
+    assert "  2    an option, a path, the model or the environment is wrong" in run.stdout
 
 
 @pytest.mark.parametrize(
@@ -141,7 +142,17 @@ def test_help_shows_examples(inspect):
         (["broken:make", "--input", "1"], "cannot load broken:make: ZeroDivisionError: division by zero"),
         (["unfinished:make", "--input", "1"], "cannot load unfinished:make: SyntaxError: '(' was never closed"),
         (["models:make", "--input", "99999999x9999999"], "--input 99999999x9999999 cannot be made: RuntimeError"),
-        (["models:make", "--input", "2x5:int64", "--dump-ir", "models.py/out"], "must be a folder that can be written"),
+        (
+            ["models:failing", "--input", "1", "--dump-ir", "models.py"],
+            "the folder 'models.py': File exists",
+        ),
+        (["models:failing", "--input", "1", "--dump-ir", "models.py/out"], "a part of this one is a file"),
+        (["models:failing", "--input", "1", "--dump-ir", "o" * 300], "File name too long; choose a shorter path"),
+        (
+            ["models:failing", "--input", "1", "--dump-ir", "/proc/out"],
+            "the folder '/proc/out': No such file",
+        ),
+        (["models:failing", "--input", "1", "--dump-ir", ""], "--dump-ir needs the name of a folder"),
         (["models:failing", "--input", "1", "--target", "gpu"], "target must be one of cpu, cuda"),
         (["models:failing", "--input", "1", "--override", "head=fp9"], "fp9"),
         (["models:make", "--input", "2x5:int64", "--recipe", "fp9"], "fp9"),
@@ -152,7 +163,7 @@ def test_help_shows_examples(inspect):
 )
 def test_mistakes_get_one_line(inspect, arguments, words):
     run = inspect(*arguments)
-    assert run.returncode == 1
+    assert run.returncode == 2
     assert words in run.stderr
     assert run.stderr.count("\n") == 1
 
@@ -168,7 +179,7 @@ def test_mistakes_get_one_line(inspect, arguments, words):
 def test_a_process_of_its_own_prints_nothing_else(folder, flags, words):
     """Neither imports nor compilation print a line, and torch logs no traceback."""
     run = subprocess.run([sys.executable, "-m", CLI, "inspect", *flags], cwd=folder, capture_output=True, text=True)
-    assert run.returncode == 1
+    assert run.returncode == 2
     assert words in run.stderr
     assert run.stderr.count("\n") == 1
     assert run.stdout == ""
@@ -180,6 +191,6 @@ def test_a_layer_of_a_stage_is_printed(inspect):
     assert 'at "1"' in shown
     assert 'at "2"' not in shown
     refused = inspect(*arguments, "--layer", "nothing")
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert "no layer of this stage matches 'nothing'; the layers are: 0, 1, 2" in refused.stderr
     assert "--layer needs a stage" in inspect(*arguments[:3], "--layer", "1").stderr

@@ -1,4 +1,4 @@
-"""`steelyard-opt` as a process: bad input of every kind gets a diagnostic and exit code 1 or 2."""
+"""`steelyard-opt` as a process: bad input of every kind gets a diagnostic and exit code 1, bad usage exit code 2."""
 
 import os
 import signal
@@ -56,7 +56,7 @@ def test_empty_input_is_an_empty_module():
 def test_files_that_cannot_be_read(tmp_path):
     for path, reason in ((tmp_path, "Is a directory"), (tmp_path / "absent.mlir", "No such file or directory")):
         run = opt(str(path))
-        assert run.returncode == 1
+        assert run.returncode == 2
         assert reason in run.stderr.decode()
 
 
@@ -65,7 +65,7 @@ def test_files_that_cannot_be_written_change_nothing(tmp_path):
     source.write_text(GOOD)
     for target in (tmp_path / "absent" / "out.mlir", tmp_path):
         run = opt(str(source), "-o", str(target))
-        assert run.returncode == 1
+        assert run.returncode == 2
         assert "cannot write" in run.stderr.decode()
     assert list(tmp_path.iterdir()) == [source]
 
@@ -85,7 +85,7 @@ def test_a_closed_pipe_is_no_traceback(tmp_path):
     tool = f"{sys.executable} -m steelyard.tools.opt {source}"
     # The reader exits before the tool writes, because the tool takes a while to start.
     run = subprocess.run(["bash", "-c", f"{tool} | true; exit ${{PIPESTATUS[0]}}"], capture_output=True, check=False)
-    assert run.returncode == 1
+    assert run.returncode == 2
     assert "cannot write standard output: Broken pipe" in run.stderr.decode()
     assert "Traceback" not in run.stderr.decode()
 
@@ -94,18 +94,18 @@ def test_a_closed_pipe_is_no_traceback(tmp_path):
 def test_help_into_nothing_is_no_traceback(redirection):
     tool = f"{sys.executable} -m steelyard.tools.opt {redirection}"
     run = subprocess.run(["bash", "-c", f"{tool}; exit ${{PIPESTATUS[0]}}"], capture_output=True, check=False)
-    assert run.returncode == 1
+    assert run.returncode == 2
     assert "cannot write standard output" in run.stderr.decode()
     assert "Traceback" not in run.stderr.decode()
 
 
-@pytest.mark.parametrize("redirection", ["<&-", "{source} >&-", "{source} 2>&-"])
-def test_closed_streams_are_no_traceback(redirection, tmp_path):
+@pytest.mark.parametrize(("redirection", "code"), [("<&-", 2), ("{source} >&-", 2), ("{source} 2>&-", 0)])
+def test_closed_streams_are_no_traceback(redirection, code, tmp_path):
     source = tmp_path / "a.mlir"
     source.write_text(GOOD)
     tool = f"{sys.executable} -m steelyard.tools.opt {redirection.format(source=source)}"
     run = subprocess.run(["bash", "-c", tool], capture_output=True, check=False)
-    assert run.returncode == 1
+    assert run.returncode == code
     assert "Traceback" not in run.stderr.decode()
 
 
@@ -140,12 +140,25 @@ def test_an_impossible_folder_for_dumps_or_reproducers_is_said(tmp_path):
     blocker = tmp_path / "file"
     blocker.write_text("")
     run = opt(f"--mlir-print-ir-tree-dir={blocker}/tree", "-p", "cse", text=GOOD.encode())
-    assert run.returncode == 1
-    assert "cannot make" in run.stderr.decode()
+    assert run.returncode == 2
+    assert f"cannot write into the folder '{blocker}/tree/" in run.stderr.decode()
     flags = [f"--mlir-pass-pipeline-crash-reproducer={blocker}/r.mlir", "-p", "scaled-legalize{target=tpu}"]
     run = opt(*flags, text=GOOD.encode())
     assert run.returncode == 1
     assert "no reproducer could be written" in run.stderr.decode()
+
+
+def test_dumps_that_do_not_fit_are_said(tmp_path):
+    """A limit on the size of files stands for a full disk."""
+    limit = "import resource, sys, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20)); sys.argv[0] = 'opt'; "
+    limit += "runpy.run_module('steelyard.tools.opt', run_name='__main__')"
+    command = [sys.executable, "-c", limit, f"--mlir-print-ir-tree-dir={tmp_path}/tree", "-p", "cse"]
+    run = subprocess.run(command, input=GOOD, capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 2
+    (line,) = run.stderr.splitlines()
+    assert line.startswith(f"steelyard-opt: error: cannot write into the folder '{tmp_path}/tree/")
+    assert "File too large" in line
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_wrong_usage_exits_with_2():

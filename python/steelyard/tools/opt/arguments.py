@@ -4,7 +4,7 @@ import argparse
 import sys
 import textwrap
 
-from steelyard.tools.console import Parser
+from steelyard.tools.console import Parser, show
 
 EXIT_OK, EXIT_DIAGNOSTICS, EXIT_USAGE = 0, 1, 2
 
@@ -18,13 +18,13 @@ class _HelpAction(argparse.Action):
     """Help that ends with the passes, which are loaded only for this."""
 
     def __call__(self, parser, namespace, values, option_string=None):
-        print(f"{parser.format_help()}\n{describe_passes()}", flush=True)
+        show(f"{parser.format_help()}\n{describe_passes()}")
         parser.exit(EXIT_OK)
 
 
 class _ListAction(argparse.Action):
     def __call__(self, parser, namespace, values, option_string=None):
-        print(list_passes(), flush=True)
+        show(list_passes())
         parser.exit(EXIT_OK)
 
 
@@ -32,7 +32,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="steelyard-opt",
         description="Run passes over MLIR text or bytecode and print the result.",
-        epilog="Exit status: 0 fine, 1 diagnostics, 2 wrong usage.",
+        epilog="Exit status: 0 fine, 1 diagnostics, 2 wrong usage or a file that cannot be read or written.",
         add_help=False,
         allow_abbrev=False,
     )

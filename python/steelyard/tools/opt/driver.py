@@ -3,12 +3,8 @@
 import argparse
 import io
 import json
-import os
 import re
-import sys
-import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,15 +15,16 @@ from torch_mlir.passmanager import PassManager
 from steelyard.dialect import make_context, print_module
 from steelyard.dialect.assembly.positions import Positions
 from steelyard.dialect.assembly.reader import relocate, translate
-from steelyard.errors import AssemblyError, ConstraintError, PipelineError
+from steelyard.errors import AssemblyError, ConstraintError, FileError, PipelineError
+from steelyard.files import write_file
 from steelyard.ir.contract import check_foldable, check_input
 from steelyard.ir.torch_ops import walk_ops
 from steelyard.passes.pipeline.registry import fail
 from steelyard.passes.pipeline.text import Element, add_element, as_external_pass, build_pass_manager, parse_pipeline
-from steelyard.tools.console import drop_standard_output
+from steelyard.tools.console import say, show
 from steelyard.tools.opt.arguments import EXIT_DIAGNOSTICS, EXIT_OK, EXIT_USAGE
 from steelyard.tools.opt.diagnostics import Diagnostic, format_diagnostic, from_mlir
-from steelyard.tools.opt.dumps import Dumps, make_tree_folder, pass_names, text_of
+from steelyard.tools.opt.dumps import Dumps, check_tree_folder, pass_names, text_of
 from steelyard.tools.opt.expectations import compare, find_expectations
 from steelyard.tools.opt.reproducer import describe_reproducer
 from steelyard.tools.opt.source import Source
@@ -51,18 +48,21 @@ class ChunkResult:
 def run(source: Source, arguments: argparse.Namespace) -> int:
     """Process an input; returns the exit code."""
     try:
-        elements = parse_pipeline(arguments.pass_pipeline)
-        _check_printing_flags(arguments, elements)
-        context = make_context()
-        build_pass_manager(elements, context)
-        make_tree_folder(arguments.mlir_print_ir_tree_dir)
-    except OSError as error:
-        return _say(f"steelyard-opt: error: cannot make '{error.filename}': {error.strerror}", EXIT_DIAGNOSTICS)
-    except PipelineError as error:
-        return _say(f"steelyard-opt: error: {error}", EXIT_USAGE)
+        return _run(source, arguments)
+    except (PipelineError, FileError) as error:
+        say(f"steelyard-opt: error: {error}")
+        return EXIT_USAGE
+
+
+def _run(source: Source, arguments: argparse.Namespace) -> int:
+    elements = parse_pipeline(arguments.pass_pipeline)
+    _check_printing_flags(arguments, elements)
+    context = make_context()
+    build_pass_manager(elements, context)
+    check_tree_folder(arguments.mlir_print_ir_tree_dir)
     if arguments.dump_pass_pipeline:
         text = ",".join(element.text for element in elements)
-        _say(f"Pass Manager with {len(elements)} passes:\nbuiltin.module({text})", EXIT_OK)
+        say(f"Pass Manager with {len(elements)} passes:\nbuiltin.module({text})")
     exit_code, outputs = EXIT_OK, []
     for chunk in source.chunks(arguments.split_input_file):
         result = _process(chunk, source.name, elements, context, arguments)
@@ -70,7 +70,12 @@ def run(source: Source, arguments: argparse.Namespace) -> int:
         outputs.append(result.output)
     if arguments.verify_diagnostics or (exit_code and not any(outputs)):
         return exit_code
-    return max(exit_code, _write(SEPARATOR.join(outputs), arguments.output))
+    output = SEPARATOR.join(outputs)
+    if arguments.output == "-":
+        show(output)
+    else:
+        write_file(Path(arguments.output), output)
+    return exit_code
 
 
 def _process(
@@ -102,6 +107,9 @@ def _process(
         result.diagnostics.append(Diagnostic("error", error.message, name, error.line, error.column))
     except ir.MLIRError as error:
         result.diagnostics += _errors(error, name, positions)
+    except FileError:
+        # A dump could not be written.
+        raise
     except Exception as error:  # a bug of ours must still name the input and leave a reproducer
         message = f"internal error: {type(error).__name__}: {error}; please report it with the reproducer"
         result.diagnostics.append(Diagnostic("error", message))
@@ -171,10 +179,10 @@ def _report(result: ChunkResult, chunk: str | bytes, name: str, arguments: argpa
     if arguments.verify_diagnostics:
         diagnostics = compare(find_expectations(chunk) if isinstance(chunk, str) else [], diagnostics)
     for diagnostic in diagnostics:
-        _say(format_diagnostic(diagnostic, name, lines), EXIT_OK)
+        say(format_diagnostic(diagnostic, name, lines))
     if result.failed_pass and not arguments.verify_diagnostics:
         text = chunk if isinstance(chunk, str) else _text_of_bytecode(chunk)
-        _say(f"{name}: note: {describe_reproducer(text, arguments.pass_pipeline, arguments.reproducer)}", EXIT_OK)
+        say(f"{name}: note: {describe_reproducer(text, arguments.pass_pipeline, arguments.reproducer)}")
     failed = bool(diagnostics) if arguments.verify_diagnostics else result.has_errors
     return EXIT_DIAGNOSTICS if failed else EXIT_OK
 
@@ -182,45 +190,3 @@ def _report(result: ChunkResult, chunk: str | bytes, name: str, arguments: argpa
 def _text_of_bytecode(data: bytes) -> str:
     module = ir.Module.parse(data, make_context())
     return print_module(module.operation)
-
-
-def _write(data: bytes, path: str) -> int:
-    try:
-        if path == "-":
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
-        else:
-            _replace(Path(path), data)
-    except OSError as error:
-        drop_standard_output()
-        target = "standard output" if path == "-" else f"'{path}'"
-        return _say(f"steelyard-opt: error: cannot write {target}: {error.strerror}", EXIT_DIAGNOSTICS)
-    return EXIT_OK
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all."""
-    if path.exists() and not path.is_file():
-        path.write_bytes(data)
-        return
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            file.write(data)
-            file.flush()
-            Path(file.name).chmod(0o666 & ~_umask())
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _say(text: str, exit_code: int) -> int:
-    with suppress(BrokenPipeError):
-        print(text, file=sys.stderr, flush=True)
-    return exit_code

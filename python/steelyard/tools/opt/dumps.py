@@ -4,16 +4,16 @@ MLIR's own dumps print ops in the generic form. These are passes that print, bet
 """
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from torch_mlir import ir
 
 from steelyard.dialect import print_module
+from steelyard.files import write_folder
 from steelyard.passes.pipeline.text import Element
+from steelyard.tools.console import say
 
 PrintPass = Callable[[ir.Operation, Any], None]
 _TREE = "builtin_module_no-symbol-name"
@@ -30,10 +30,10 @@ def text_of(operation: ir.Operation, arguments: argparse.Namespace) -> str:
     )
 
 
-def make_tree_folder(path: str | None) -> None:
-    """Make the folder of the dumps before any pass runs; raises `OSError`."""
+def check_tree_folder(path: str | None) -> None:
+    """Refuse a folder that dumps cannot be written into before any pass runs; raises `FileError`."""
     if path is not None:
-        Path(path, _TREE).mkdir(parents=True, exist_ok=True)
+        write_folder(Path(path, _TREE), {})
 
 
 def pass_names(text: str) -> set[str]:
@@ -64,7 +64,7 @@ class Dumps:
         elif self._arguments.mlir_print_ir_after_change:
             yield self._printer("After", element, only_changes=True)
         if self._arguments.mlir_print_ir_tree_dir is not None:
-            yield self._writer(Path(self._arguments.mlir_print_ir_tree_dir, _TREE, f"{index}_{element.name}.mlir"))
+            yield self._writer(Path(self._arguments.mlir_print_ir_tree_dir, _TREE), f"{index}_{element.name}.mlir")
 
     def _remember(self, operation: ir.Operation, _: Any) -> None:
         self._latest = text_of(operation, self._arguments)
@@ -74,18 +74,12 @@ class Dumps:
             text = text_of(operation, self._arguments)
             if not (only_changes and text == self._latest):
                 header = f"// -----// IR Dump {when} {element.name} ({element.text}) //----- //"
-                # Where standard error cannot be written, there is nowhere to say so.
-                with suppress(OSError):
-                    print(f"{header}\n{text}\n", file=sys.stderr)
+                say(f"{header}\n{text}\n")
 
         return print_ir
 
-    def _writer(self, path: Path) -> PrintPass:
-        def write_ir(operation: ir.Operation, handle: Any) -> None:
-            try:
-                path.write_text(text_of(operation, self._arguments))
-            except OSError as error:
-                operation.location.emit_error(f"cannot write '{path}': {error.strerror}")
-                handle.signal_pass_failure()
+    def _writer(self, folder: Path, name: str) -> PrintPass:
+        def write_ir(operation: ir.Operation, _: Any) -> None:
+            write_folder(folder, {name: text_of(operation, self._arguments)})
 
         return write_ir

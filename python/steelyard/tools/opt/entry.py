@@ -3,8 +3,9 @@
 import argparse
 import sys
 
-from steelyard.tools.console import drop_standard_output
-from steelyard.tools.opt.arguments import EXIT_DIAGNOSTICS, parse_arguments
+from steelyard.errors import FileError
+from steelyard.tools.console import hold_closed_streams, say
+from steelyard.tools.opt.arguments import EXIT_DIAGNOSTICS, EXIT_USAGE, parse_arguments
 from steelyard.tools.opt.child import Outcome, run_in_child
 from steelyard.tools.opt.reproducer import describe_reproducer
 from steelyard.tools.opt.source import Source, SourceError, check_text, read_source
@@ -12,18 +13,12 @@ from steelyard.tools.opt.source import Source, SourceError, check_text, read_sou
 
 def main(argv: list[str] | None = None) -> int:
     """Run `steelyard-opt`; returns the exit code."""
-    if sys.stdout is None or sys.stderr is None:
-        # There is nowhere to report this, and a write to a closed descriptor could reach a file that reuses it.
-        return EXIT_DIAGNOSTICS
+    hold_closed_streams()
     try:
         arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
-    except OSError as error:
-        drop_standard_output()
-        return _fail(f"steelyard-opt: error: cannot write standard output: {error.strerror}")
-    try:
         source = read_source(arguments.input)
-    except OSError as error:
-        return _fail(f"steelyard-opt: error: cannot read '{arguments.input}': {error.strerror}")
+    except FileError as error:
+        return _fail(f"steelyard-opt: error: {error}", EXIT_USAGE)
     except KeyboardInterrupt:
         return _fail("steelyard-opt: interrupted")
     try:
@@ -54,6 +49,6 @@ def _report_death(outcome: Outcome, source: Source, arguments: argparse.Namespac
     return _fail(message)
 
 
-def _fail(message: str) -> int:
-    print(message, file=sys.stderr)
-    return EXIT_DIAGNOSTICS
+def _fail(message: str, exit_code: int = EXIT_DIAGNOSTICS) -> int:
+    say(message)
+    return exit_code

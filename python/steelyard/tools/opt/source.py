@@ -1,10 +1,11 @@
 """The input text: reading it, splitting it, and refusing what MLIR's parser cannot survive."""
 
-import errno
 import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from steelyard.errors import FileError
 
 MAX_DIGITS = 2048
 """Longest integer. MLIR converts digits in quadratic time: a hundred thousand of them take minutes."""
@@ -60,12 +61,13 @@ class Source:
 
 
 def read_source(path: str) -> Source:
-    """Read a file, or standard input for `-`; raises `OSError`."""
-    if path == "-":
-        if sys.stdin is None:
-            raise OSError(errno.EBADF, "standard input is closed")
-        return Source("<stdin>", sys.stdin.buffer.read())
-    return Source(path, Path(path).read_bytes())
+    """Read a file, or standard input for `-`; raises `FileError`."""
+    if path == "-" and sys.stdin is None:
+        raise FileError("cannot read standard input: it is closed; give a file, or redirect one into it")
+    try:
+        return Source("<stdin>", sys.stdin.buffer.read()) if path == "-" else Source(path, Path(path).read_bytes())
+    except OSError as error:
+        raise FileError(f"cannot read '{path}': {error.strerror}; give a file that can be read") from error
 
 
 def check_text(source: Source) -> None:
