@@ -37,6 +37,18 @@ func.func @sources(%w: tensor<8x64xf32> {scaled.parameter = "w", scaled.sources 
 
 // -----
 
+// READ: 'func.func' op must have tensors of at most 2^48 elements, got tensor<9223372036854775807x64xf32> [input_c3]
+func.func @sizes(%x: tensor<9223372036854775807x64xf32>) {
+  return
+}
+
+// -----
+
+// READ: 'func.func' op must have tensors of at most 2^48 elements, got !scaled.tensor<0x562949953421312xf32, #mxfp8_1x32> [input_c3]
+func.func private @empty(!scaled.tensor<0x562949953421312xf32, #mxfp8_1x32>)
+
+// -----
+
 // READ: 'func.func' op attribute 'scaled.parameter' must be a string, got 3 : i64 [stage_c5]
 func.func @kind(%w: tensor<8x64xf32> {scaled.parameter = 3 : i64}) {
   return

@@ -1,11 +1,12 @@
 """What must hold of a module at each stage: which of our ops it has, and which attributes, where and of what kind."""
 
+import math
 from collections.abc import Iterator, Mapping
 
 from torch_mlir import ir
 
 from steelyard.dialect.attributes import SchemeAttr
-from steelyard.dialect.types import TensorType
+from steelyard.dialect.types import TensorType, tensor_info
 from steelyard.errors import ConstraintError
 from steelyard.ir.attributes import FACTS, KERNEL, SOURCES, Fact
 from steelyard.ir.functions import argument_attributes, result_attributes
@@ -34,6 +35,7 @@ _KINDS: Mapping[str, tuple[type, str]] = {
     "strings": (ir.ArrayAttr, "an array of strings"),
 }
 _ELEMENTS: Mapping[str, type] = {"strings": ir.StringAttr}
+_MOST_ELEMENTS = 2**48
 
 
 def check_stage(op: ir.Operation, stage: str) -> None:
@@ -71,7 +73,9 @@ def check_input(op: ir.Operation) -> None:
     Constraints, beside stage_c3 to stage_c5:
     - input_c1: a function has at most one block: branches are not compiled
     - input_c2: `scaled.sources` counts arguments of its function
+    - input_c3: a tensor has at most 2^48 elements, so that no size or offset, in bytes and padded, exceeds 64 bits
     """
+    _check_sizes(op)
     # What a declaration says of its kernel is checked where it is read.
     if is_declaration(op):
         return
@@ -88,6 +92,18 @@ def check_input(op: ir.Operation) -> None:
         if not all(0 <= number < len(attributes) for number in sources):
             message = f"{SOURCES} must count arguments, of which there are {len(attributes)}, got {sources}"
             raise ConstraintError("input_c2", message)
+
+
+def _check_sizes(op: ir.Operation) -> None:
+    types = [result.type for result in op.results]
+    if op.name == "func.func":
+        function = ir.FunctionType(ir.TypeAttr(op.attributes["function_type"]).value)
+        types += [*function.inputs, *function.results]
+    for type_ in types:
+        info = type_.info if isinstance(type_, TensorType) else tensor_info(type_)
+        # Empty tensors have strides, too.
+        if info is not None and math.prod(max(size or 1, 1) for size in info.shape) > _MOST_ELEMENTS:
+            raise ConstraintError("input_c3", f"must have tensors of at most 2^48 elements, got {type_}")
 
 
 def check_foldable(op: ir.Operation) -> None:

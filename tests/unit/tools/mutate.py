@@ -155,7 +155,8 @@ def _resize(text: bytes, chance: random.Random) -> bytes:
     numbers = sorted({match.group() for match in re.finditer(rb"\b\d+\b", text)})
     if not numbers:
         return text
-    old, new = chance.choice(numbers), chance.choice((b"0", b"1", b"3", b"33", b"127", b"65536"))
+    usual = b"0", b"1", b"3", b"33", b"127", b"65536"
+    old, new = chance.choice(numbers), chance.choice(chance.choice((usual, usual, LARGE)))
     return re.sub(rb"\b" + old + rb"(?=\b|x)", new, text)
 
 
