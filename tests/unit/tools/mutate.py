@@ -38,6 +38,8 @@ SNIPPETS = (
     *("f8E4M3FN", "f4E2M1FN", "f32", "i1", "index", "array<i32: 1, 2, 3>", "array<i64>", "dense<0> : ", "@", "^bb0"),
     *("\x00", "\x7f", "// -----\n", "module {", "func.func @f() {", "return", "<" * 300, "(" * 300),
 )
+_NUMBER = re.compile(rb"(?:(?<![\w.])|(?<=[\d?]x))\d+")
+"""A number, also among the sizes of 8x64xf32 or 1x32, but not in f32."""
 _WORD = re.compile(rb"[\w.?#!%-]+|\"[^\"]*\"|[^\w\s]")
 
 
@@ -127,7 +129,7 @@ def _element(chance: random.Random) -> str:
 
 def _enlarge(text: bytes, chance: random.Random) -> bytes:
     """Replace one number by one that is too large for something."""
-    numbers = list(re.finditer(rb"\b\d+\b", text))
+    numbers = list(_NUMBER.finditer(text))
     if not numbers:
         return text
     here = chance.choice(numbers)
@@ -152,12 +154,12 @@ def _splice(text: bytes, other: bytes, chance: random.Random) -> bytes:
 
 def _resize(text: bytes, chance: random.Random) -> bytes:
     """Replace one number everywhere in a text: the result is mostly still right, with unusual sizes."""
-    numbers = sorted({match.group() for match in re.finditer(rb"\b\d+\b", text)})
+    numbers = sorted({match.group() for match in _NUMBER.finditer(text)})
     if not numbers:
         return text
     usual = b"0", b"1", b"3", b"33", b"127", b"65536"
-    old, new = chance.choice(numbers), chance.choice(chance.choice((usual, usual, LARGE)))
-    return re.sub(rb"\b" + old + rb"(?=\b|x)", new, text)
+    old, new = chance.choice(numbers), chance.choice(chance.choice((usual, LARGE)))
+    return _NUMBER.sub(lambda found: new if found.group() == old else found.group(), text)
 
 
 def _mutate(text: bytes, parts: list[bytes], chance: random.Random) -> bytes:
