@@ -25,6 +25,9 @@ def __getattr__(name: str):
     try:
         return getattr(import_module(_LAZY[name]), name)
     except OSError as error:
+        if error.errno is None:
+            # A library that cannot be loaded says what it misses.
+            raise
         # torch makes the folder when its compiler is first imported.
         remedy = "set TORCHINDUCTOR_CACHE_DIR to a folder that can be written"
         raise FileError(f"torch cannot make its cache folder: {error}; {remedy}") from error

@@ -6,6 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from steelyard.errors import FileError, SteelyardError
+from steelyard.files import failure
 from steelyard.tools import inspect, targets, verify_gpu
 from steelyard.tools.console import Parser, hold_closed_streams, say, show
 
@@ -30,6 +31,11 @@ def main(argv: list[str] | None = None) -> int:
         return arguments.run(arguments)
     except SteelyardError as error:
         say(f"{command}: error: {' '.join(str(error).split())}")
+        return EXIT_ERROR
+    except OSError as error:
+        # What torch, or a library below it, could not read or write.
+        what = f"cannot use '{error.filename}'" if error.filename else "a file cannot be used"
+        say(f"{command}: error: {failure(what, error)}")
         return EXIT_ERROR
     except KeyboardInterrupt:
         say(f"{command}: interrupted")

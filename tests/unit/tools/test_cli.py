@@ -1,5 +1,6 @@
 """The command `steelyard` where something is wrong: one line says what, and there is no traceback."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -87,6 +88,16 @@ def test_a_current_folder_that_is_gone(tmp_path):
     ended = run(["-c", script, str(tmp_path / "gone"), sys.executable], program="bash", stdout=subprocess.PIPE)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("steelyard demo: error: the current folder must exist, and is gone")
+
+
+def test_a_file_of_torch_gets_one_line(monkeypatch, capsys):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device", "/cache/kernel")
+
+    monkeypatch.setattr(targets, "table", full)
+    assert cli.main(["targets"]) == 2
+    expected = "cannot use '/cache/kernel': No space left on device; free some space, or choose a path on another disk"
+    assert capsys.readouterr().err == f"steelyard targets: error: {expected}\n"
 
 
 def test_an_interrupt_gets_one_line(monkeypatch, capsys):
