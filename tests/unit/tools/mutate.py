@@ -153,13 +153,15 @@ def _splice(text: bytes, other: bytes, chance: random.Random) -> bytes:
 
 
 def _resize(text: bytes, chance: random.Random) -> bytes:
-    """Replace one number everywhere in a text: the result is mostly still right, with unusual sizes."""
+    """Replace one or two numbers everywhere in a text: the result is mostly still right, with unusual sizes."""
     numbers = sorted({match.group() for match in _NUMBER.finditer(text)})
     if not numbers:
         return text
-    usual = b"0", b"1", b"3", b"33", b"127", b"65536"
-    old, new = chance.choice(numbers), chance.choice(chance.choice((usual, LARGE)))
-    return _NUMBER.sub(lambda found: new if found.group() == old else found.group(), text)
+    # One and zero are mostly not sizes, and two is the rank of matrices.
+    sizes = [number for number in numbers if int(number) > 2] or numbers
+    values = chance.choice(((b"0", b"1", b"3", b"33", b"127", b"65536"), LARGE))
+    changes = {old: chance.choice(values) for old in chance.sample(sizes, min(len(sizes), chance.choice((1, 2))))}
+    return _NUMBER.sub(lambda found: changes.get(found.group(), found.group()), text)
 
 
 def _mutate(text: bytes, parts: list[bytes], chance: random.Random) -> bytes:
