@@ -24,8 +24,12 @@ def argument_types(function: ir.Operation) -> list[ir.Type]:
 
 def argument_name(argument: ir.BlockArgument, attribute: str) -> str | None:
     """The name that an attribute gives to an argument of a function."""
-    found = argument_attributes(argument.owner.owner)[argument.arg_number].get(attribute)
-    return None if found is None else ir.StringAttr(found).value
+    function = argument.owner.owner
+    if "arg_attrs" not in function.attributes:
+        return None
+    # Only this argument's: a pass asks once per operand, and a function has hundreds of arguments.
+    own = ir.DictAttr(ir.ArrayAttr(function.attributes["arg_attrs"])[argument.arg_number])
+    return ir.StringAttr(own[attribute]).value if attribute in own else None
 
 
 def add_argument(
