@@ -1,7 +1,6 @@
 """The torch.compile backend: each graph of ATen ops that AOTAutograd hands over becomes a program."""
 
 import functools
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -26,6 +25,7 @@ from steelyard.driver.stored_weights import replace_parameter, store_weights
 from steelyard.driver.training import JointGraph, JointPrograms, make_thin_graphs, run_graph
 from steelyard.driver.uncompiled import GraphsOfTorch
 from steelyard.errors import RecipeError, SteelyardError, UnsupportedModelError, UnsupportedOpError
+from steelyard.forks import make_lock
 from steelyard.frontend.importer import import_graph, lift_constants
 from steelyard.ir.functions import functions_of
 from steelyard.runtime.cuda.devices import device_among, target_among
@@ -51,7 +51,7 @@ class Backend:
         storable: frozenset[str] = frozenset(),
     ):
         self.settings = settings
-        self.lock = threading.RLock()
+        self.lock = make_lock()
         """Held while something is compiled or replaced."""
         self.state = State() if state is None else state
         """The net's state by name, shared by all its programs."""
