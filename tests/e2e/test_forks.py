@@ -68,7 +68,9 @@ def test_children_of_a_process_with_busy_threads_compute_the_same():
         threads = [threading.Thread(target=compute) for _ in range(3)]
         for thread in threads:
             thread.start()
-        print(in_child(lambda: torch.equal(infer(net, x), expected[0])))
+        # Often: a fork may catch a thread anywhere, and in one place in 25 torch holds a lock.
+        print({in_child(lambda: torch.equal(infer(net, x), expected[0])) for _ in range(40)})
+        print(sys.getswitchinterval())
         print(in_child(lambda: torch.equal(gradient(net, x), expected[1])))
         print(in_child(lambda: torch.equal(infer(steelyard.compile(other, "mxfp8"), y), expected[2])))
         print(in_child(lambda: torch.equal(x @ x.T, expected[3])))
@@ -78,7 +80,7 @@ def test_children_of_a_process_with_busy_threads_compute_the_same():
             thread.join()
         print(all(map(torch.equal, (infer(net, x), gradient(net, x), infer(net, y), x @ x.T), expected)))
     """)
-    assert said.splitlines() == ["True"] * 6
+    assert said.splitlines() == ["{'True'}", "0.005", *["True"] * 5]
 
 
 def test_a_child_of_a_process_that_compiles_runs_what_is_compiled_and_refuses_the_rest():
