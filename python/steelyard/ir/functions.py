@@ -24,12 +24,16 @@ def argument_types(function: ir.Operation) -> list[ir.Type]:
 
 def argument_name(argument: ir.BlockArgument, attribute: str) -> str | None:
     """The name that an attribute gives to an argument of a function."""
+    own = _attributes_of(argument)
+    return ir.StringAttr(own[attribute]).value if attribute in own else None
+
+
+def _attributes_of(argument: ir.BlockArgument) -> ir.DictAttr:
+    """The attributes of one argument. A function has hundreds: a pass must not read all of them for each."""
     function = argument.owner.owner
     if "arg_attrs" not in function.attributes:
-        return None
-    # Only this argument's: a pass asks once per operand, and a function has hundreds of arguments.
-    own = ir.DictAttr(ir.ArrayAttr(function.attributes["arg_attrs"])[argument.arg_number])
-    return ir.StringAttr(own[attribute]).value if attribute in own else None
+        return ir.DictAttr.get({}, context=function.context)
+    return ir.DictAttr(ir.ArrayAttr(function.attributes["arg_attrs"])[argument.arg_number])
 
 
 def add_argument(
@@ -37,12 +41,14 @@ def add_argument(
 ) -> ir.BlockArgument:
     """Append an argument to the function whose first block this is."""
     function = block.owner
-    known = argument_attributes(function)
+    # As they are: a pass adds hundreds of arguments to a function that has hundreds.
+    known = ir.ArrayAttr(function.attributes["arg_attrs"]) if "arg_attrs" in function.attributes else None
+    others = [ir.DictAttr.get({}) for _ in block.arguments] if known is None else list(known)
     argument = block.add_argument(type_, location)
     old = _function_type(function)
     new = ir.FunctionType.get([*old.inputs, type_], old.results)
     function.attributes["function_type"] = ir.TypeAttr.get(new)
-    function.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(dict(one)) for one in [*known, attributes]])
+    function.attributes["arg_attrs"] = ir.ArrayAttr.get([*others, ir.DictAttr.get(dict(attributes))])
     return argument
 
 
@@ -180,7 +186,7 @@ def make_private_function(
     module: ir.Operation, name: str, arguments: list[ir.BlockArgument], results: list[ir.Type], location: ir.Location
 ) -> ir.Block:
     """A new function with arguments like these; returns its empty block."""
-    attributes = [argument_attributes(a.owner.owner)[a.arg_number] for a in arguments]
+    attributes = [_attributes_of(argument) for argument in arguments]
     types = [argument.type for argument in arguments]
     function = ir.Operation.create(
         "func.func",
@@ -189,7 +195,7 @@ def make_private_function(
             "sym_name": ir.StringAttr.get(name),
             "sym_visibility": ir.StringAttr.get("private"),
             "function_type": ir.TypeAttr.get(ir.FunctionType.get(types, results)),
-            "arg_attrs": ir.ArrayAttr.get([ir.DictAttr.get(one) for one in attributes]),
+            "arg_attrs": ir.ArrayAttr.get(attributes),
         },
         loc=location,
         ip=ir.InsertionPoint(module.regions[0].blocks[0]),
