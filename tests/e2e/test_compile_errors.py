@@ -4,6 +4,7 @@ import pytest
 import torch
 from small_models import make_mlp
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import steelyard
 from steelyard.errors import (
@@ -84,6 +85,14 @@ def test_a_call_that_fails_leaves_later_ones_quantized(kind, is_first):
             net(wrong)
         assert torch.equal(net(x), expected)
         assert not torch.allclose(expected, model(x), atol=1e-3)
+
+
+def test_checkpointing_does_not_compile_again():
+    net = steelyard.compile(nn.Sequential(nn.Linear(64, 32), nn.GELU()), "mxfp8")
+    x = torch.randn(8, 64, requires_grad=True)
+    for _ in range(3):
+        checkpoint(net, x, use_reentrant=False).sum().backward()
+    assert net._steelyard.backend.graphs == 1
 
 
 def test_a_freed_tensor_is_refused_before_it_is_read():

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import _StopRecomputationError
 
 from steelyard import recipes
 from steelyard.driver import inspection
@@ -229,7 +230,8 @@ class CompiledModule(torch.nn.Module):
                 result = state.forward(self)(*arguments, **keywords)
         except CAPTURE_ERRORS as error:
             raise translate(error, state.model) from None
-        except SteelyardError:
+        except (SteelyardError, _StopRecomputationError):
+            # Checkpointing ends each forward that it repeats by an error of its own.
             raise
         except Exception:
             state.compile_again()
