@@ -79,7 +79,7 @@ class QuantizedTensor(torch.Tensor, SchemeStorage):  # pyright: ignore[reportInc
         """What can overwrite this tensor: others are refused."""
         what = "what overwrites a quantized tensor"
         is_storage = isinstance(tensor, SchemeStorage) and not isinstance(tensor, torch.Tensor)
-        source = tensor.dequantize() if is_storage else tensor
+        source: Any = tensor.dequantize() if is_storage else tensor
         check_strided(source, what)
         if source.shape != self.shape or source.is_complex() or source.is_quantized:
             expected = f"real numbers of its shape {tuple(self.shape)}"
