@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
@@ -56,7 +57,7 @@ class Backend:
         self.state = State() if state is None else state
         """The net's state by name, shared by all its programs."""
         self.root = root
-        self.shared: Backend = self if root is None else weakref.proxy(self)
+        self.shared = self if root is None else cast(Backend, weakref.proxy(self))
         self.compilations: list[Compilation] = []
         self.graphs = 0
         """How many graphs were compiled so far, those that are outdated by now included."""

@@ -154,7 +154,7 @@ class _State:
         own = self.model.__dict__.get("forward")
         known = self._compiled
         if known is None or known[0] is not own:
-            known = self._compile(own)
+            known = self._compile(own)  # pyright: ignore[reportAttributeAccessIssue]
         return functools.partial(known[1], net) if own is None else known[1]
 
     def compile_again(self) -> None:
