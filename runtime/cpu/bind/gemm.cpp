@@ -11,14 +11,17 @@ static void bind_packing(nb::module_ &m) {
       "pack_weight",
       [](const WeightArguments &weight, uintptr_t packed) {
         nb::gil_scoped_release release;
-        pack_weight(weight_of(weight), memory<uint8_t>(packed));
+        const CompactWeight copy = weight_of(weight);
+        pack_weight(copy, memory<uint8_t>(packed, copy.layout().size() == 0));
       },
       "Pack a rowwise NVFP4 copy.");
   m.def(
       "unpack_weight",
       [](uintptr_t packed, const WeightArguments &weight) {
         nb::gil_scoped_release release;
-        unpack_weight(memory<const uint8_t>(packed), weight_of(weight));
+        const CompactWeight copy = weight_of(weight);
+        const bool empty = copy.layout().size() == 0;
+        unpack_weight(memory<const uint8_t>(packed, empty), copy);
       },
       "The copy that was packed.");
 }
