@@ -217,8 +217,6 @@ class CompiledModule(torch.nn.Module):
 
     def _run(self, *arguments, **keywords):
         state = self._steelyard
-        given = *arguments, *keywords.values()
-        refuse_nested(given)
         if state.backend.settings.target != CPU and not state.backend.is_lowering:
             self._check_place()
         is_settled = state.checked == state.backend.graphs
@@ -228,17 +226,17 @@ class CompiledModule(torch.nn.Module):
         try:
             with OwnCapture(), state.backend.capture(is_settled=is_settled):
                 result = state.forward(self)(*arguments, **keywords)
-        except CAPTURE_ERRORS as error:
-            raise translate(error, state.model) from None
         except (SteelyardError, _StopRecomputationError):
             # Checkpointing ends each forward that it repeats by an error of its own.
             raise
-        except Exception:
+        except Exception as error:
+            refuse_nested((*arguments, *keywords.values()))
+            if isinstance(error, CAPTURE_ERRORS):
+                raise translate(error, state.model) from None
             state.compile_again()
             raise
-        if state.backend.state.calls == calls and any(map(is_sparse, given)):
-            warn("torch captured nothing of a call with a sparse tensor, which ran in high precision; use to_dense()")
-            state.compile_again()
+        if state.backend.state.calls == calls:
+            self._check_captured((*arguments, *keywords.values()))
         if state.checked != state.backend.graphs:
             if state.name is None:
                 inspection.check_found(state.backend)
@@ -246,6 +244,13 @@ class CompiledModule(torch.nn.Module):
             state.checked = -1 if is_settled else state.backend.graphs
         state.backend.store_weights()
         return result
+
+    def _check_captured(self, given: tuple) -> None:
+        """Say so where torch captured nothing of a call because of an argument, and let it not stay so."""
+        refuse_nested(given)
+        if any(map(is_sparse, given)):
+            warn("torch captured nothing of a call with a sparse tensor, which ran in high precision; use to_dense()")
+            self._steelyard.compile_again()
 
     def _check_place(self) -> None:
         """Refuse a model on another device than its programs, before anything is compiled."""
