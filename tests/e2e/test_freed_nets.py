@@ -15,6 +15,7 @@ from torch import nn
 from torch_mlir import ir
 
 import steelyard
+from steelyard.dialect.remembered import forget
 from steelyard.errors import UnsupportedModelError
 
 
@@ -140,11 +141,13 @@ def test_a_net_stays_compiled_when_another_of_its_class_is_freed():
     assert kept._steelyard.backend.graphs == graphs
 
 
-@pytest.mark.parametrize("recipe", ["mxfp8", "fp8-delayed", "nvfp4"])
-def test_a_backward_outlives_its_net(recipe):
+@pytest.mark.parametrize(
+    ("make", "recipe"), [(Two, "mxfp8"), (Two, "fp8-delayed"), (Two, "nvfp4"), (Pairs, "fp8-delayed")]
+)
+def test_a_backward_outlives_its_net(make, recipe):
     def gradients(*, drop: bool) -> list:
         torch.manual_seed(0)
-        model, x = Two(), torch.randn(4, 64)
+        model, x = make(), torch.randn(4, 64)
         net = steelyard.compile(model, recipe)
         loss = net(x).square().sum()
         if drop:
@@ -160,6 +163,7 @@ def test_a_backward_outlives_its_net(recipe):
 
 
 def live_contexts() -> int:
+    forget()
     collect()
     return ir.Context._get_live_count()  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -59,10 +59,19 @@ class CapturedGraph:
         # The id of a parameter that was freed may have been reused.
         if program is None or parameter is None or parameter() is not anchor:
             program = self._find(values)
-            if len(self._remembered) >= _MOST_REMEMBERED:
-                self._remembered.clear()
-            self._remembered[key] = weakref.ref(anchor), program
+            self._remember(key, anchor, program)
         return program
+
+    def remember(self, values: Sequence[Any], program: Program) -> None:
+        """Let `find` answer by this program: for a backward, which may come when the net is no more."""
+        anchor = next((values[i] for i in self._positions if values[i] is not None), None)
+        if len(self._programs) > 1 and anchor is not None:
+            self._remember(tuple([id(values[i]) for i in self._positions]), anchor, program)
+
+    def _remember(self, key: tuple[int, ...], anchor: Any, program: Program) -> None:
+        if len(self._remembered) >= _MOST_REMEMBERED:
+            self._remembered.clear()
+        self._remembered[key] = weakref.ref(anchor), program
 
     def _find(self, values: Sequence[Any]) -> Program:
         known = self._names_by_id()

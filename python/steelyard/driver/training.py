@@ -167,7 +167,7 @@ class JointPrograms:
         self._alike = {first}
         self._argument_count = len(joint.primals)
         self._constants = joint.constants
-        kept = _kept_primals(joint, first)
+        self._kept = kept = _kept_primals(joint, first)
         self._is_tensor = [isinstance(joint.primals[i].meta["val"], torch.Tensor) for i in kept]
         self._kept_constants = [joint.constants[i - len(joint.primals)] for i in first.primals[len(kept) :]]
         pairs = list(zip(kept, self._is_tensor, strict=True))
@@ -186,6 +186,7 @@ class JointPrograms:
             results = list(program(*values, *self._constants))
         for position in self._missing_outputs:
             results.insert(position, None)
+        self._captured.remember(self._known([values[i] for i in self._kept]), program)
         return (*results, *(values[i] for i in self._tensors), *(values[i] for i in self._sizes))
 
     def _run_by_torch(self, program: Program, values: Sequence[Any]) -> list:
@@ -206,13 +207,17 @@ class JointPrograms:
         last = first + len(self._tensors)
         sizes, tensors = iter(values[: len(self._sizes)]), iter(values[first:last])
         primals = [next(tensors) if is_tensor else next(sizes) for is_tensor in self._is_tensor]
-        known: list[Any] = [None] * self._argument_count
-        for number, value in zip(self._primals, primals, strict=False):
-            known[number] = value
-        program = self._captured.find(known)
+        program = self._captured.find(self._known(primals))
         primals += self._kept_constants
         found = iter(program.backward(values[len(self._sizes) : first], primals, values[last:]))
         return tuple([next(found) if has_gradient else None for has_gradient in self._has_gradient])
+
+    def _known(self, primals: Sequence[Any]) -> list:
+        """The arguments of the forward, as far as the backward takes them."""
+        known: list[Any] = [None] * self._argument_count
+        for number, value in zip(self._primals, primals, strict=False):
+            known[number] = value
+        return known
 
     def _check_alike(self, program: Program) -> None:
         """Modules that share a graph after a graph break must save the same values."""
