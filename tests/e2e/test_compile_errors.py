@@ -87,6 +87,28 @@ def test_a_call_that_fails_leaves_later_ones_quantized(kind, is_first):
         assert not torch.allclose(expected, model(x), atol=1e-3)
 
 
+def test_errors_of_the_model_leave_compiled_what_was():
+    class Checked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(64, 32)
+
+        def forward(self, x):
+            if x.isnan().any():
+                raise ValueError("not a number")
+            return self.layer(x)
+
+    net, x = steelyard.compile(Checked(), "mxfp8"), torch.randn(8, 64)
+    with torch.no_grad():
+        expected = net(x)
+        graphs = net._steelyard.backend.graphs
+        for _ in range(3):
+            with pytest.raises(ValueError, match="not a number"):
+                net(x * float("nan"))
+            assert torch.equal(net(x), expected)
+    assert net._steelyard.backend.graphs == graphs
+
+
 def test_checkpointing_does_not_compile_again():
     net = steelyard.compile(nn.Sequential(nn.Linear(64, 32), nn.GELU()), "mxfp8")
     x = torch.randn(8, 64, requires_grad=True)

@@ -1,14 +1,15 @@
 """How torch captures the forward of one net: once for each kind of arguments, and for no longer than the net lives.
 
 torch keeps what it compiled in the code object of a function, which all models of a class share: its limit of
-compilations, its guesses of dynamic sizes, and what it compiled would be those of all nets, and outlive each of them.
-So a net runs a copy of its forward with a code object of its own. What torch compiles beyond it, the functions that are
-called after a graph break, stays in code objects that nets share: there the limit is counted for each net, and a net
-that is freed takes its entries along.
+compilations, and what it compiled, would be those of all nets, and outlive each of them. So a net runs a copy of its
+forward with a code object of its own. What torch compiles beyond it, the functions that are called after a graph break,
+stays in code objects that nets share: there the limit is counted for each net, and a net that is freed leaves nothing
+but empty entries, which torch has no way to remove.
 """
 
 import functools
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -30,21 +31,24 @@ _lift_limits = torch._dynamo.config._make_closure_patcher(
 )
 
 
-def capture(forward: Callable, compile_graph: Callable) -> Callable:
+class Captured:
     """A forward whose graphs are compiled by `compile_graph`, a function of this net alone that does not keep it."""
-    optimize: Any = torch._dynamo.optimize(backend=compile_graph)
-    frames = _Frames(optimize.callback._torchdynamo_orig_backend, compile_graph)
-    optimize.callback._torchdynamo_orig_backend = frames
-    return optimize(_with_own_code(forward))
+
+    def __init__(self, forward: Callable, compile_graph: Callable):
+        own = _with_own_code(forward)
+        optimize: Any = torch._dynamo.optimize(backend=compile_graph)
+        self.frames = Frames(optimize.callback._torchdynamo_orig_backend, compile_graph, own.__code__)
+        optimize.callback._torchdynamo_orig_backend = self.frames
+        self.run: Callable = optimize(own)
 
 
-def _with_own_code(forward: Callable) -> Callable:
+def _with_own_code(forward: Callable) -> Any:
     forward = innermost_fn(forward)
     if isinstance(forward, MethodType):
         return MethodType(_with_own_code(forward.__func__), forward.__self__)
     # torch captures no function of its own files, such as nn.Linear.forward, unless another function calls it.
     if not isinstance(forward, FunctionType) or trace_rules.check(forward):
-        forward = _calling(forward)
+        forward = _called_by_python(forward)
     copy = FunctionType(
         forward.__code__.replace(), forward.__globals__, forward.__name__, forward.__defaults__, forward.__closure__
     )
@@ -54,7 +58,7 @@ def _with_own_code(forward: Callable) -> Callable:
     return copy
 
 
-def _calling(forward: Callable) -> FunctionType:
+def _called_by_python(forward: Callable) -> FunctionType:
     def forward_of_torch(*arguments, **keywords):
         return forward(*arguments, **keywords)
 
@@ -62,7 +66,7 @@ def _calling(forward: Callable) -> FunctionType:
 
 
 @dataclass
-class _Kept:
+class _KeptByTorch:
     """What torch keeps for a net."""
 
     compile_graph: Callable
@@ -73,14 +77,17 @@ class _Kept:
     finalizers: list[weakref.finalize] = field(default_factory=list)
 
 
-class _Frames:
+class Frames:
     """Stands before torch's own conversion of frames. torch holds its lock of compilations in each call."""
 
-    def __init__(self, convert: Any, compile_graph: Callable):
+    def __init__(self, convert: Any, compile_graph: Callable, own_code: CodeType):
         self._convert = convert
+        self._own_code = own_code
+        self.recent: dict[int, list[Any]] = {}
+        """The guards of what was compiled in the present call of each thread."""
         # By this name torch finds the function that compiles graphs, which tells the entries of nets apart.
         self._torchdynamo_orig_backend = convert._torchdynamo_orig_backend
-        self._kept = _Kept(compile_graph)
+        self._kept = _KeptByTorch(compile_graph)
         weakref.finalize(self, _free, self._kept).atexit = False
 
     def __call__(self, frame: Any, *arguments: Any, **keywords: Any) -> ConvertFrameReturn:
@@ -106,10 +113,21 @@ class _Frames:
             result = convert(frame, *arguments, **keywords)
         finally:
             restore()
-        if result.guarded_code is not None:
-            self._kept.compiled.append(weakref.ref(result.guarded_code.code))
-            self._kept.finalizers += _finalizers_of(result.guarded_code.guard_manager)
+        made = result.guarded_code
+        if made is not None:
+            self.recent.setdefault(threading.get_ident(), []).append(made.guard_manager)
+            self._kept.compiled.append(weakref.ref(made.code))
+            self._kept.finalizers += _finalizers_of(made.guard_manager)
+        elif code is self._own_code:
+            # Otherwise torch would leave the forward uncompiled from now on, whatever its arguments.
+            result.apply_to_code = False
         return result
+
+    def forget_call(self, *, failed: bool) -> None:
+        """End a call of this thread. Of one that failed, torch may keep code that takes any arguments, uncompiled."""
+        for guards in self.recent.pop(threading.get_ident(), ()):
+            if failed and guards.extra_state is not None:
+                guards.extra_state.invalidate(guards.cache_entry, _no_guards("the call failed"))
 
 
 def _entries(code: CodeType, compile_graph: Callable) -> list[Any]:
@@ -131,7 +149,7 @@ def _finalizers_of(guard_manager: Any) -> list[weakref.finalize]:
     return found
 
 
-def _free(kept: _Kept) -> None:
+def _free(kept: _KeptByTorch) -> None:
     """Free what torch keeps for a net that is no more."""
     cached_backends.pop(id(kept.compile_graph), None)
     for code in _alive(kept.codes.values()):

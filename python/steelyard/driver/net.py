@@ -23,7 +23,7 @@ from steelyard.driver.forward import (
     refuse_disabled_compiler,
     refuse_nested,
 )
-from steelyard.driver.frames import capture
+from steelyard.driver.frames import Captured
 from steelyard.driver.memory import Memory
 from steelyard.driver.saving import STATE_PREFIX, StateHook, flatten, join
 from steelyard.driver.settings import Settings, make_settings
@@ -137,7 +137,7 @@ class _State:
         """What was assigned to the net's `forward`."""
         self.own_method: tuple[Callable, Callable] | None = None
         """A forward that the model's instance has of its own, and the net's method with its signature."""
-        self._compiled: tuple[Callable | None, Callable] | None = None
+        self._compiled: tuple[Callable | None, Captured] | None = None
         """A forward that the model's instance has of its own, None for that of its class; and what it compiled to."""
 
     def part(self, key: str) -> torch.nn.Module | None:
@@ -149,21 +149,13 @@ class _State:
         self._parts[key] = _make_part(module, name, self.backend) if _may_multiply(module) else module  # pyright: ignore[reportCallIssue]
         return self._parts[key]
 
-    def forward(self, net: "CompiledModule") -> Callable:
+    def captured(self) -> Captured:
         """The compiled forward of the instance if it has its own, otherwise that of the class."""
         own = self.model.__dict__.get("forward")
         known = self._compiled
         if known is None or known[0] is not own:
             known = self._compile(own)  # pyright: ignore[reportAttributeAccessIssue]
-        return functools.partial(known[1], net) if own is None else known[1]
-
-    def compile_again(self) -> None:
-        """Forget what torch compiled of the forward.
-
-        Of a call that fails in the model's own code, or that nothing is captured of, torch may keep code that takes any
-        arguments, and would run later ones by it: uncompiled.
-        """
-        self._compiled = None
+        return known[1]
 
     def plain_forward(self, net: "CompiledModule") -> Callable:
         """The same forward, not compiled."""
@@ -172,7 +164,7 @@ class _State:
 
     # Not captured: parts are compiled while the Python code around them runs after a graph break.
     @torch.compiler.disable
-    def _compile(self, own: Callable | None) -> tuple[Callable | None, Callable]:
+    def _compile(self, own: Callable | None) -> tuple[Callable | None, Captured]:
         backend, name = weakref.proxy(self.backend), self.name or ""
 
         def compile_graph(graph_module: torch.fx.GraphModule, example_inputs: Sequence) -> Callable:
@@ -181,7 +173,7 @@ class _State:
         with self.backend.lock:
             # Threads that come together share what the first one made.
             if self._compiled is None or self._compiled[0] is not own:
-                self._compiled = own, capture(type(self.model).forward if own is None else own, compile_graph)
+                self._compiled = own, Captured(type(self.model).forward if own is None else own, compile_graph)
             return self._compiled
 
 
@@ -223,18 +215,21 @@ class CompiledModule(torch.nn.Module):
         if not is_settled:
             refuse_disabled_compiler()
         calls = state.backend.state.calls
+        captured = state.captured()
+        itself = () if "forward" in self.__dict__ else (self,)
         try:
             with OwnCapture(), state.backend.capture(is_settled=is_settled):
-                result = state.forward(self)(*arguments, **keywords)
-        except (SteelyardError, _StopRecomputationError):
+                result = captured.run(*itself, *arguments, **keywords)
+        except BaseException as error:
             # Checkpointing ends each forward that it repeats by an error of its own.
-            raise
-        except Exception as error:
-            refuse_nested((*arguments, *keywords.values()))
+            captured.frames.forget_call(failed=not isinstance(error, SteelyardError | _StopRecomputationError))
+            if not isinstance(error, SteelyardError):
+                refuse_nested((*arguments, *keywords.values()))
             if isinstance(error, CAPTURE_ERRORS):
                 raise translate(error, state.model) from None
-            state.compile_again()
             raise
+        if captured.frames.recent:
+            captured.frames.forget_call(failed=False)
         if state.backend.state.calls == calls:
             self._check_captured((*arguments, *keywords.values()))
         if state.checked != state.backend.graphs:
@@ -246,11 +241,10 @@ class CompiledModule(torch.nn.Module):
         return result
 
     def _check_captured(self, given: tuple) -> None:
-        """Say so where torch captured nothing of a call because of an argument, and let it not stay so."""
+        """Say so where torch captured nothing of a call because of an argument."""
         refuse_nested(given)
         if any(map(is_sparse, given)):
             warn("torch captured nothing of a call with a sparse tensor, which ran in high precision; use to_dense()")
-            self._steelyard.compile_again()
 
     def _check_place(self) -> None:
         """Refuse a model on another device than its programs, before anything is compiled."""
