@@ -18,8 +18,8 @@ from steelyard.errors import SteelyardError
 _PAUSE_SOFT = 1
 """`omp_pause_soft`: gives the threads up, and keeps what was set."""
 
-_LONGEST_WAIT = 5.0
-"""Seconds to wait for other threads: these may wait for the one that forks."""
+_LONGEST_WAIT = 0.25
+"""Seconds to wait for other threads: these may sleep, or wait for the one that forks."""
 
 _LONG_INTERVAL = 0.5
 _usual_interval = sys.getswitchinterval()
