@@ -34,8 +34,11 @@ def write_file(path: Path, data: bytes) -> None:
     """Write a file; where this fails, what was there before stays."""
     check_writable(path)
     try:
-        # A device or a pipe is not replaced.
-        _replace(path, data) if path.is_file() or not path.exists() else path.write_bytes(data)
+        # A device or a pipe is not replaced, and neither is a link: the file that it names is.
+        if path.is_file() or not path.exists():
+            _replace(path.resolve(), data)
+        else:
+            path.write_bytes(data)
     except OSError as error:
         raise failure(f"cannot write '{path}'", error) from error
 
@@ -53,7 +56,10 @@ def check_writable(path: Path) -> None:
 
 
 def write_folder(folder: Path, texts: Mapping[str, str]) -> list[Path]:
-    """Write files into a folder, which is made where there are any; where one fails, none is written."""
+    """Write files into a folder, which is made where there are any; where one cannot be written, none is.
+
+    They are moved to their names when all are complete. Only if a name is that of a folder, those before it are there.
+    """
     missing: list[Path] = []
     try:
         missing += [path for path in (folder, *folder.parents) if not path.exists()]
@@ -79,7 +85,7 @@ def _replace(path: Path, data: bytes) -> None:
         try:
             file.write(data)
             file.flush()
-            unfinished.chmod(0o666 & ~_umask())
+            unfinished.chmod(path.stat().st_mode if path.exists() else 0o666 & ~_umask())
             unfinished.replace(path)
         except BaseException:
             unfinished.unlink(missing_ok=True)

@@ -28,6 +28,17 @@ def test_a_written_file_has_the_usual_permissions(tmp_path):
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
 
 
+def test_a_file_that_is_written_again_keeps_its_permissions_and_its_links(tmp_path):
+    path, link = tmp_path / "file", tmp_path / "link"
+    path.write_bytes(b"old")
+    path.chmod(0o600)
+    link.symlink_to(path)
+    write_file(link, b"new")
+    assert link.is_symlink()
+    assert path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_folder_is_checked_without_a_trace(tmp_path):
     write_folder(tmp_path / "a" / "b", {})
     assert list(tmp_path.iterdir()) == []
