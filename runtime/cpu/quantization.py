@@ -1,10 +1,11 @@
 """Quantize and amax on the CPU."""
 
+import operator
 from typing import Any
 
 import torch
 
-from steelyard.errors import shown
+from steelyard.errors import ConstraintError, shown
 from steelyard.formats.checks import (
     amax_pair,
     check_amax_options,
@@ -146,13 +147,11 @@ def _quantize(matrix, row, col, scale, amax, rng, producer=None) -> None:
 
 def _words(rng: Any) -> tuple[int, int]:
     """The seed and the offset of stochastic rounding."""
-    words: list[Any] = list(rng) if isinstance(rng, tuple | list) else []
-    require(
-        len(words) == 2 and all(isinstance(word, int) for word in words),
-        "quantize_rng",
-        f"rng must be two integers (seed, offset), got {shown(rng)}",
-    )
-    return words[0] & _WORD, words[1] & _WORD
+    try:
+        seed, offset = map(operator.index, rng)
+    except (TypeError, ValueError):
+        raise ConstraintError("quantize_rng", f"rng must be two integers (seed, offset), got {shown(rng)}") from None
+    return seed & _WORD, offset & _WORD
 
 
 def _target_arguments(copy: QuantizedCopy | None, given: torch.Tensor | None):

@@ -12,7 +12,7 @@ from steelyard.forks import make_lock
 
 _lock = make_lock()
 _calls: Counter[int] = Counter()
-"""How many calls each thread is in."""
+"""Calls in progress, by thread."""
 _was_enabled = True
 
 
@@ -28,10 +28,13 @@ def without_fast_path() -> Iterator[None]:
     global _was_enabled
     thread = threading.get_ident()
     with _lock:
-        if not _calls:
+        is_first = not _calls
+        if is_first:
             _was_enabled = torch.backends.mha.get_fastpath_enabled()
-            torch.backends.mha.set_fastpath_enabled(False)
+        # Counted before it is turned off: a process that is forked between the two turns it on again.
         _calls[thread] += 1
+        if is_first:
+            torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:

@@ -22,7 +22,7 @@ from steelyard.tools.opt.source import Source, SourceError, check_text
 
 SECONDS = 60
 PER_WORKER = 500
-"""A worker's contexts are never freed, so each lives for so many mutants."""
+"""Each worker lives for so many mutants, so that a crash costs few of them."""
 _BAD_WORDS = ("Traceback", "internal error", "LLVM ERROR")
 _ERROR = re.compile(r"^[^\n]*error: ", re.MULTILINE)
 
