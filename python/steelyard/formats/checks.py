@@ -38,13 +38,14 @@ def check_is_scheme(scheme: Any, what: str) -> None:
 def check_matrix_shape(shape: Any, what: str) -> None:
     """Refuse what is not the shape of a matrix."""
     sizes = cast(tuple[Any, ...], shape) if isinstance(shape, tuple) else ()
-    if len(sizes) != 2 or not all(_is_size(size) for size in sizes):
+    if len(sizes) != 2 or not all(is_size(size) for size in sizes):
         raise ConstraintError(
             "copy_shape", f"{what} must be a tuple of two sizes (M, N), got {shown(cast(object, shape))}"
         )
 
 
-def _is_size(size: Any) -> bool:
+def is_size(size: Any) -> bool:
+    """Whether a value can be the size of a tensor."""
     # A size that is being traced has no number yet.
     return isinstance(size, torch.SymInt) or (isinstance(size, int) and not isinstance(size, bool) and size >= 0)
 

@@ -133,7 +133,9 @@ class DelayedQuantizer(Quantizer):
 
 def _check_update(margin: Any, algorithm: Any) -> None:
     if type(margin) is not int or abs(margin) > _LARGEST_MARGIN:
-        raise RecipeError(f"margin must be an integer of at most {_LARGEST_MARGIN}, got {shown(margin)}")
+        raise RecipeError(
+            f"margin must be an integer from -{_LARGEST_MARGIN} to {_LARGEST_MARGIN}, got {shown(margin)}"
+        )
     if not callable(algorithm) and not (isinstance(algorithm, str) and algorithm in ("max", "most_recent")):
         raise RecipeError(f"algorithm must be max, most_recent or a callable, got {shown(algorithm)}")
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import is_fake
 
 from steelyard.errors import RecipeError, shown
+from steelyard.formats.checks import is_size
 from steelyard.tensor.elements import HIGH_PRECISION, PRESENTED, PRESENTED_NAMES
 
 
@@ -45,25 +47,21 @@ def check_tensor_dtype(dtype: Any) -> None:
 def as_shape(shape: Any, what: str = "shape") -> torch.Size:
     """The sizes of a tensor, from a sequence of integers."""
     sizes = list(shape) if isinstance(shape, Sequence) and not isinstance(shape, str | bytes) else None
-    if sizes is None or not all(_is_size(size) for size in sizes):
+    if sizes is None or not all(is_size(size) for size in sizes):
         raise RecipeError(f"{what} must be a tuple of sizes, got {shown(shape)}")
     return torch.Size(sizes)
-
-
-def _is_size(size: Any) -> bool:
-    # A size that is being traced has no number yet.
-    return isinstance(size, torch.SymInt) or (isinstance(size, int) and not isinstance(size, bool) and size >= 0)
 
 
 def view_shape(shape: tuple, numel: int) -> torch.Size:
     """The sizes of a view, given as one sequence or one by one; -1 stands for what is left."""
     given = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
-    open_sizes = [size for size in given if isinstance(size, int) and size == -1] if len(given) else []
-    known = as_shape([1 if isinstance(size, int) and size == -1 else size for size in given], "the shape of a view")
-    if len(open_sizes) == 1 and known.numel() and numel % known.numel() == 0:
+    is_open = [isinstance(size, int) and size == -1 for size in given]
+    pairs = list(zip(given, is_open, strict=True))
+    known = as_shape([1 if is_left else size for size, is_left in pairs], "the shape of a view")
+    if sum(is_open) == 1 and known.numel() and numel % known.numel() == 0:
         left = numel // known.numel()
-        return torch.Size(left if size == -1 else size for size in given)
-    if open_sizes or math.prod(known) != numel:
+        return torch.Size(left if is_left else size for size, is_left in pairs)
+    if any(is_open) or math.prod(known) != numel:
         raise RecipeError(f"the shape of a view must hold {numel} elements, got {shown(tuple(given))}")
     return known
 
@@ -87,10 +85,10 @@ def check_with_values(source: torch.Tensor, beside: torch.Tensor, what: str) -> 
 
 def as_device(device: Any) -> torch.device | None:
     """A device on which tensors can be quantized: the CPU, or `meta`, which has shapes only."""
-    try:
-        found = None if device is None else torch.device(device)
-    except (RuntimeError, TypeError, ValueError):
-        found = torch.device("privateuseone")
-    if found is not None and found.type not in ("cpu", "meta"):
-        raise RecipeError(f"device must be cpu or meta, got {shown(device)}; quantize on the CPU and move the parts")
-    return found
+    if device is None:
+        return None
+    with suppress(RuntimeError, TypeError, ValueError):
+        found = torch.device(device)
+        if found.type in ("cpu", "meta"):
+            return found
+    raise RecipeError(f"device must be cpu or meta, got {shown(device)}; quantize on the CPU and move the parts")
