@@ -109,6 +109,24 @@ def test_errors_of_the_model_leave_compiled_what_was():
     assert net._steelyard.backend.graphs == graphs
 
 
+def test_a_hook_that_ends_each_call_by_an_error_compiles_once():
+    class StopError(Exception):
+        pass
+
+    def stop(*_):
+        raise StopError
+
+    model = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 16))
+    model[0].register_forward_hook(stop)
+    net = steelyard.compile(model, "mxfp8")
+    found = []
+    for _ in range(3):
+        with pytest.raises(StopError):
+            net(torch.randn(8, 64))
+        found.append(net._steelyard.backend.graphs)
+    assert found[-1] == found[0]
+
+
 def test_checkpointing_does_not_compile_again():
     net = steelyard.compile(nn.Sequential(nn.Linear(64, 32), nn.GELU()), "mxfp8")
     x = torch.randn(8, 64, requires_grad=True)

@@ -30,6 +30,9 @@ _lift_limits = torch._dynamo.config._make_closure_patcher(
     recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize
 )
 
+_GRAPH = "__compiled_fn"
+"""How the names of graphs begin that compiled code calls."""
+
 
 class Captured:
     """A forward whose graphs are compiled by `compile_graph`, a function of this net alone that does not keep it."""
@@ -84,7 +87,7 @@ class Frames:
         self._convert = convert
         self._own_code = own_code
         self.recent: dict[int, list[Any]] = {}
-        """The guards of what was compiled in the present call of each thread."""
+        """The guards of functions in which the present call of each thread found nothing to compile."""
         # By this name torch finds the function that compiles graphs, which tells the entries of nets apart.
         self._torchdynamo_orig_backend = convert._torchdynamo_orig_backend
         self._kept = _KeptByTorch(compile_graph)
@@ -115,7 +118,8 @@ class Frames:
             restore()
         made = result.guarded_code
         if made is not None:
-            self.recent.setdefault(threading.get_ident(), []).append(made.guard_manager)
+            if not any(name.startswith(_GRAPH) for name in made.code.co_names):
+                self.recent.setdefault(threading.get_ident(), []).append(made.guard_manager)
             self._kept.compiled.append(weakref.ref(made.code))
             self._kept.finalizers += _finalizers_of(made.guard_manager)
         elif code is self._own_code:
@@ -124,7 +128,10 @@ class Frames:
         return result
 
     def forget_call(self, *, failed: bool) -> None:
-        """End a call of this thread. Of one that failed, torch may keep code that takes any arguments, uncompiled."""
+        """End a call of this thread.
+
+        Of one that failed before its first op, torch may keep code that takes any arguments, and compiles none of them.
+        """
         for guards in self.recent.pop(threading.get_ident(), ()):
             if failed and guards.extra_state is not None:
                 guards.extra_state.invalidate(guards.cache_entry, _no_guards("the call failed"))
