@@ -28,17 +28,17 @@ def exact(epilogue: str, x: torch.Tensor) -> torch.Tensor:
     return {"none": x.clone, "relu": x.relu, "silu": lambda: x / (1 + torch.exp(-x))}[epilogue]()
 
 
-# Every 1/800,000th of the lower tail of gelu is within 5.5, of the others within 2.7.
-ULPS = 6
+# In a dense sweep of its lower tail, gelu is off by up to 5.5 units in the last place, and the others by 2.7.
+ULPS = {"gelu": 6}
 
 
-def assert_within_ulps(found: torch.Tensor, expected: torch.Tensor) -> None:
+def assert_within_ulps(epilogue: str, found: torch.Tensor, expected: torch.Tensor) -> None:
     """float32 against float64; NaN and infinity must match."""
     finite = expected.float().isfinite()
     assert same_values(torch.where(finite, 0, found), torch.where(finite, 0, expected).float())
     spacing = np.spacing(expected.float().abs()[finite].clamp(max=3e38).numpy())
     error = (found.double() - expected).abs()[finite]
-    assert bool((error <= ULPS * torch.from_numpy(spacing).double()).all())
+    assert bool((error <= ULPS.get(epilogue, 5) * torch.from_numpy(spacing).double()).all())
 
 
 def of_bias(bias: torch.Tensor, qgemm=cpu.qgemm, **options):
@@ -59,7 +59,7 @@ def sweep() -> torch.Tensor:
 def test_epilogue_of_any_value(isa, epilogue):
     values = sweep()
     found = of_bias(values, epilogue=epilogue)
-    assert_within_ulps(found, exact(epilogue, values + 0.0).expand(2, -1))
+    assert_within_ulps(epilogue, found, exact(epilogue, values + 0.0).expand(2, -1))
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
@@ -99,7 +99,7 @@ def test_result_preactivation_and_residual(name, operands, epilogue, dtypes, lay
 
     result, before = cpu.qgemm(*operands, bias=bias, epilogue=epilogue, preactivation=True)
     assert_within_bound(before, *operands, addends=[] if bias is None else [bias])
-    assert_within_ulps(result, exact(epilogue, before))
+    assert_within_ulps(epilogue, result, exact(epilogue, before))
     assert same_bytes(cpu.qgemm(*operands, bias=bias, epilogue=epilogue), result)
 
     options = {"bias": bias, "epilogue": epilogue, "residual": residual, "preactivation": True}
