@@ -2,7 +2,7 @@
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import cast
@@ -13,10 +13,12 @@ from torch._dynamo.exc import RestartAnalysis, SkipFrame, exceptions_allowed_to_
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from steelyard.dialect import make_context
+from steelyard.driver.blocks import Blocks, find_blocks
 from steelyard.driver.captured import CapturedGraph
 from steelyard.driver.compilation import Compilation
 from steelyard.driver.explanation import Row
 from steelyard.driver.fast_path import has_fast_path, without_fast_path
+from steelyard.driver.frames import Captured
 from steelyard.driver.gathered_parameters import is_gathered
 from steelyard.driver.layer_names import layer_names
 from steelyard.driver.outside import Outside
@@ -80,12 +82,21 @@ class Backend:
         """Whether a warning said that little of the net is quantized."""
         self.is_lowering = False
         """While this is set, calls only compile; if a program cannot run here, torch computes its results."""
+        self.block_captures: dict[Hashable, Captured] = {}
+        """What blocks that are alike share."""
         self._part_names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
 
     @functools.cached_property
     def _has_fast_path(self) -> bool:
         # Not when a net is made: in a copy, its model may have no modules yet.
         return self.root is not None and has_fast_path(self.root)
+
+    @functools.cached_property
+    def blocks(self) -> Blocks | None:
+        """The repeated blocks of the net, None if it is captured as a whole."""
+        if self.root is None:
+            return None
+        return find_blocks(self.root._steelyard.model, self.settings.blocks, self.settings.overrides)  # pyright: ignore
 
     def capture(self, *, is_settled: bool) -> AbstractContextManager:
         """The context of a call; products outside of programs are looked for until a net has settled."""

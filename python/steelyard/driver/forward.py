@@ -87,6 +87,7 @@ def _run_outside(net: Any, arguments: tuple, keywords: dict) -> Any:
 
 class _Captures(threading.local):
     running = 0
+    around_blocks: Any = None
 
 
 _captures = _Captures()
@@ -100,17 +101,30 @@ _change_settings = torch._dynamo.config._make_closure_patcher(
 
 
 class OwnCapture:
-    """A context of calls in which torch captures for a net, with the settings that nets need."""
+    """A context of calls in which torch captures for a net, with the settings that nets need.
 
-    __slots__ = ("_restore",)
+    If the call is cut into blocks, `around_blocks` is what the net's parts know it by.
+    """
+
+    __slots__ = ("_around_blocks", "_previous", "_restore")
+
+    def __init__(self, around_blocks: Any = None):
+        self._around_blocks = around_blocks
 
     def __enter__(self) -> None:
         self._restore = _change_settings()
         _captures.running += 1
+        self._previous, _captures.around_blocks = _captures.around_blocks, self._around_blocks
 
     def __exit__(self, *_) -> None:
+        _captures.around_blocks = self._previous
         _captures.running -= 1
         self._restore()
+
+
+def is_around_blocks(key: Any) -> bool:
+    """Whether this thread runs the Python code around the blocks of a net."""
+    return _captures.around_blocks is key
 
 
 @torch.compiler.assume_constant_result

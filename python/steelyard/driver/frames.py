@@ -35,12 +35,15 @@ _GRAPH = "__compiled_fn"
 
 
 class Captured:
-    """A forward whose graphs are compiled by `compile_graph`, a function of this net alone that does not keep it."""
+    """A forward whose graphs are compiled by `compile_graph`, a function of this net alone that does not keep it.
 
-    def __init__(self, forward: Callable, compile_graph: Callable):
+    `sharers` is how many modules it runs for: it may be compiled so many times more often.
+    """
+
+    def __init__(self, forward: Callable, compile_graph: Callable, sharers: int = 1):
         own = _with_own_code(forward)
         optimize: Any = torch._dynamo.optimize(backend=compile_graph)
-        self.frames = Frames(optimize.callback._torchdynamo_orig_backend, compile_graph, own.__code__)
+        self.frames = Frames(optimize.callback._torchdynamo_orig_backend, compile_graph, own.__code__, sharers)
         optimize.callback._torchdynamo_orig_backend = self.frames
         self.run: Callable = optimize(own)
 
@@ -83,8 +86,9 @@ class _KeptByTorch:
 class Frames:
     """Stands before torch's own conversion of frames. torch holds its lock of compilations in each call."""
 
-    def __init__(self, convert: Any, compile_graph: Callable, own_code: CodeType):
+    def __init__(self, convert: Any, compile_graph: Callable, own_code: CodeType, sharers: int):
         self._convert = convert
+        self._sharers = sharers
         self._own_code = own_code
         self.recent: dict[int, list[Any]] = {}
         """The guards of functions in which the present call of each thread found nothing to compile."""
@@ -107,7 +111,7 @@ class Frames:
             # Another thread has compiled the frame while this one waited for the lock.
             if entry.guard_manager.check(frame.f_locals):
                 return wrap_guarded_code(GuardedCode(entry.code, _no_guards("compiled already"), entry.compile_id))
-        limit = torch._dynamo.config.recompile_limit
+        limit = torch._dynamo.config.recompile_limit * self._sharers
         if len(entries) >= limit:
             raise FailOnRecompileLimitHit(f"{code.co_qualname} was compiled {limit} times")
         self._kept.codes[id(code)] = weakref.ref(code)

@@ -12,11 +12,14 @@ from torch.utils.checkpoint import _StopRecomputationError
 from steelyard import recipes
 from steelyard.driver import inspection
 from steelyard.driver.backend import Backend
+from steelyard.driver.block_calls import call_block, with_own_cache
+from steelyard.driver.blocks import AUTO, find_blocks, has_products
 from steelyard.driver.explanation import Explanation
 from steelyard.driver.failures import CAPTURE_ERRORS, translate
 from steelyard.driver.forward import (
     Forward,
     OwnCapture,
+    is_around_blocks,
     is_own_capture,
     is_sparse,
     refusal,
@@ -45,6 +48,7 @@ def compile(
     save: str | None = None,
     check_finite: bool = False,
     weights: str = "cached",
+    blocks: str | bool | Sequence[str] = AUTO,
 ) -> Any:
     """A module like `model` whose matrix multiplications run by a recipe.
 
@@ -68,6 +72,10 @@ def compile(
             tensor. The model shares its parameters with the net, so nothing holds the high-precision weights any more.
             If the model has frozen parameters, only those are replaced, and the others can be trained; otherwise the
             net is for inference. `explain()` names the weights that stay, and why.
+        blocks: Repeated blocks, such as the layers of a transformer, are captured and compiled once for all of them.
+            `"auto"` finds them where at least four are alike and the code around them multiplies no matrices. A list
+            names the modules that hold them, as in `["model.layers"]`. False captures the model as a whole. The results
+            are the same.
     """
     if not isinstance(model, torch.nn.Module):
         raise UnsupportedModelError(f"steelyard.compile takes an nn.Module, got {type(model).__name__}")
@@ -78,8 +86,17 @@ def compile(
     if target != CPU and weights == "quantized":
         raise TargetError(f'weights="quantized" needs target cpu, got target {target}; compile with weights="cached"')
     settings = make_settings(
-        recipe, overrides, attention=attention, save=save, check_finite=check_finite, weights=weights, target=target
+        recipe,
+        overrides,
+        attention=attention,
+        save=save,
+        check_finite=check_finite,
+        weights=weights,
+        target=target,
+        blocks=blocks,
     )
+    if isinstance(settings.blocks, tuple):
+        find_blocks(model, settings.blocks, settings.overrides)
     net = _make_net(model, settings, storable=storable_parameters(model) if weights == "quantized" else frozenset())
     StateHook.register(model, net._steelyard.backend.state)
     return net
@@ -97,14 +114,14 @@ def _make_net(
 @torch.compiler.disable
 def _make_part(module: torch.nn.Module, name: str, backend: Backend) -> "CompiledModule":
     """A compiled module for a submodule of a net, with the net's settings, weights and layer names."""
-    part = _share(module)
+    part = _share(module, is_block=backend.blocks is not None and name in backend.blocks.groups)
     object.__setattr__(part, "_steelyard", _State(module, backend, name))
     backend.name_part(part, name)
     return part
 
 
-def _share(model: torch.nn.Module) -> "CompiledModule":
-    net = object.__new__(_compiled_class(type(model)))
+def _share(model: torch.nn.Module, *, is_block: bool = False) -> "CompiledModule":
+    net = object.__new__(_compiled_class(type(model), is_block=is_block))
     # Every attribute is shared, not copied: what is set in one, by `eval()` for instance, is set in both. Not by an
     # assignment: the setter of a model's class, such as nn.LSTM, may read attributes that are not there yet.
     object.__setattr__(net, "__dict__", model.__dict__)
@@ -139,6 +156,14 @@ class _State:
         """A forward that the model's instance has of its own, and the net's method with its signature."""
         self._compiled: tuple[Callable | None, Captured] | None = None
         """A forward that the model's instance has of its own, None for that of its class; and what it compiled to."""
+        self._shared: Captured | None = None
+        self._slices: dict[tuple, torch.nn.Module] = {}
+
+    @functools.cached_property
+    def is_around_blocks(self) -> bool:
+        """Whether the module holds blocks, so that its forward runs as Python."""
+        blocks = self.backend.blocks
+        return blocks is not None and (self.name or "") in blocks.around
 
     def part(self, key: str) -> torch.nn.Module | None:
         """The submodule with a name, compiled if it may hold GEMMs; the same object until it is replaced."""
@@ -146,8 +171,26 @@ class _State:
         if module is None or (part is not None and _plain(part) is module):
             return part
         name = f"{self.name}.{key}" if self.name else key
-        self._parts[key] = _make_part(module, name, self.backend) if _may_multiply(module) else module  # pyright: ignore[reportCallIssue]
+        self._parts[key] = _make_part(module, name, self.backend) if has_products(module) else module  # pyright: ignore[reportCallIssue]
         return self._parts[key]
+
+    def slice(self, key: slice) -> torch.nn.Module:
+        """Some modules of a sequence, as a sequence of the same parts."""
+        container: Any = self.model
+        names = list(container._modules)[key]
+        modules = [container._modules[name] for name in names]
+        known = self._slices.get((key.start, key.stop, key.step))
+        if known is not None and list(_plain(known).children()) == modules:
+            return known
+        made = _make_part(container[key], self.name or "", self.backend)  # pyright: ignore[reportCallIssue]
+        made._steelyard._parts = {str(i): self.part(name) for i, name in enumerate(names)}
+        self._slices[key.start, key.stop, key.step] = made
+        return made
+
+    def shared(self) -> Captured:
+        """What is captured for all blocks like this one."""
+        found = self._shared
+        return self._share() if found is None else found
 
     def captured(self) -> Captured:
         """The compiled forward of the instance if it has its own, otherwise that of the class."""
@@ -161,6 +204,23 @@ class _State:
         """The same forward, not compiled."""
         own = self.model.__dict__.get("forward")
         return functools.partial(type(self.model).forward, net) if own is None else own
+
+    @torch.compiler.disable
+    def _share(self) -> Captured:
+        backend, blocks, name = weakref.proxy(self.backend), self.backend.blocks, self.name
+        assert blocks is not None
+        assert name is not None
+
+        def compile_graph(graph_module: torch.fx.GraphModule, example_inputs: Sequence) -> Callable:
+            return backend(graph_module, example_inputs, caller=name)
+
+        with self.backend.lock:
+            known = self.backend.block_captures
+            group = blocks.groups[name]
+            if group not in known:
+                known[group] = Captured(call_block, compile_graph, sharers=blocks.sharers(name))
+            self._shared = known[group]
+            return self._shared
 
     # Not captured: parts are compiled while the Python code around them runs after a graph break.
     @torch.compiler.disable
@@ -194,14 +254,6 @@ def _without_parts(value: Any) -> Any:
     return value
 
 
-def _may_multiply(module: torch.nn.Module) -> bool:
-    """Whether a module or one of its submodules has a matrix that a GEMM could read."""
-    if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag):
-        return False
-    matrices = any(p.dim() >= 2 for p in module.parameters(recurse=False))
-    return matrices or any(_may_multiply(child) for child in module.children())
-
-
 class CompiledModule(torch.nn.Module):
     """What a compiled module has beyond the model's own class."""
 
@@ -209,27 +261,26 @@ class CompiledModule(torch.nn.Module):
 
     def _run(self, *arguments, **keywords):
         state = self._steelyard
+        if is_around_blocks(state.backend):
+            return self._run_inside(arguments, keywords)
         if state.backend.settings.target != CPU and not state.backend.is_lowering:
             self._check_place()
         is_settled = state.checked == state.backend.graphs
         if not is_settled:
             refuse_disabled_compiler()
         calls = state.backend.state.calls
-        captured = state.captured()
-        itself = () if "forward" in self.__dict__ else (self,)
         try:
-            with OwnCapture(), state.backend.capture(is_settled=is_settled):
-                result = captured.run(*itself, *arguments, **keywords)
+            with (
+                OwnCapture(state.backend if state.is_around_blocks else None),
+                state.backend.capture(is_settled=is_settled),
+            ):
+                result = self._run_inside(arguments, keywords)
         except BaseException as error:
-            # Checkpointing ends each forward that it repeats by an error of its own.
-            captured.frames.forget_call(failed=not isinstance(error, SteelyardError | _StopRecomputationError))
             if not isinstance(error, SteelyardError):
                 refuse_nested((*arguments, *keywords.values()))
             if isinstance(error, CAPTURE_ERRORS):
                 raise translate(error, state.model) from None
             raise
-        if captured.frames.recent:
-            captured.frames.forget_call(failed=False)
         if state.backend.state.calls == calls:
             self._check_captured((*arguments, *keywords.values()))
         if state.checked != state.backend.graphs:
@@ -239,6 +290,14 @@ class CompiledModule(torch.nn.Module):
             state.checked = -1 if is_settled else state.backend.graphs
         state.backend.store_weights()
         return result
+
+    def _run_inside(self, arguments: tuple, keywords: dict[str, Any]) -> Any:
+        """The forward within a call of the net: as Python around blocks, otherwise compiled."""
+        state = self._steelyard
+        if state.is_around_blocks:
+            return state.plain_forward(self)(*arguments, **keywords)
+        itself = () if "forward" in self.__dict__ else (self,)
+        return _run_captured(state.captured(), *itself, *arguments, **keywords)
 
     def _check_captured(self, given: tuple) -> None:
         """Say so where torch captured nothing of a call because of an argument."""
@@ -382,6 +441,32 @@ class CompiledModule(torch.nn.Module):
         self._steelyard.backend.weights.forget()
 
 
+def _run_captured(captured: Captured, /, *arguments, **keywords) -> Any:
+    try:
+        result = captured.run(*arguments, **keywords)
+    except BaseException as error:
+        # Checkpointing ends each forward that it repeats by an error of its own.
+        captured.frames.forget_call(failed=not isinstance(error, SteelyardError | _StopRecomputationError))
+        raise
+    if captured.frames.recent:
+        captured.frames.forget_call(failed=False)
+    return result
+
+
+class CompiledBlock(CompiledModule):
+    """A compiled block: in a call of its net, what was captured for one like it runs."""
+
+    def __call__(self, *arguments, **keywords) -> Any:
+        """Call it with its hooks."""
+        state = self._steelyard
+        if torch.compiler.is_dynamo_compiling() or not is_around_blocks(state.backend):
+            return super().__call__(*arguments, **keywords)
+        block = state.model
+        arguments = [with_own_cache(block, value) for value in arguments]
+        keywords = {name: with_own_cache(block, value) for name, value in keywords.items()}
+        return _run_captured(state.shared(), block, *arguments, **keywords)
+
+
 class CompiledSequence(CompiledModule):
     """A compiled ModuleList or Sequential: modules reached by index run compiled, too."""
 
@@ -391,7 +476,7 @@ class CompiledSequence(CompiledModule):
         if torch.compiler.is_dynamo_compiling() and is_own_capture():
             return container[key]
         if isinstance(key, slice):
-            return _make_part(container[key], state.name or "", state.backend)  # pyright: ignore[reportCallIssue]
+            return state.slice(key)
         return state.part(list(self._modules)[key])
 
     def __iter__(self) -> Iterator:
@@ -419,16 +504,17 @@ class CompiledDict(CompiledModule):
         return [(key, self[key]) for key in self._modules]
 
 
-_compiled_classes: weakref.WeakValueDictionary[type, type] = weakref.WeakValueDictionary()
+_compiled_classes: weakref.WeakValueDictionary[tuple[type, bool], type] = weakref.WeakValueDictionary()
 
 
-def _compiled_class(model_class: type) -> type:
+def _compiled_class(model_class: type, *, is_block: bool = False) -> type:
     """A class that is the model's class and a compiled module; one class for all nets of a model's class."""
-    known = _compiled_classes.get(model_class)
-    return known if known is not None else _compiled_classes.setdefault(model_class, _make_class(model_class))
+    key = model_class, is_block
+    known = _compiled_classes.get(key)
+    return known if known is not None else _compiled_classes.setdefault(key, _make_class(model_class, is_block))
 
 
-def _make_class(model_class: type) -> type:
+def _make_class(model_class: type, is_block: bool) -> type:
     base = CompiledModule
     if issubclass(model_class, torch.nn.ModuleList | torch.nn.Sequential):
         base = CompiledSequence
@@ -441,4 +527,5 @@ def _make_class(model_class: type) -> type:
         "forward": Forward(model_class),
     }
     # Libraries tell by the name of a class what a model is, and write it into its configuration.
-    return type(model_class.__name__, (base, model_class), namespace)
+    bases = (CompiledBlock, base) if is_block else (base,)
+    return type(model_class.__name__, (*bases, model_class), namespace)

@@ -8,6 +8,7 @@ from typing import Any
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steelyard import recipes
+from steelyard.driver.blocks import AUTO, Chosen, check_chosen
 from steelyard.errors import RecipeError, shown
 from steelyard.passes.partition import COMPACT
 from steelyard.recipes import Overrides, Recipe
@@ -31,6 +32,8 @@ class Settings:
     """`cached`: quantized weights are kept beside the parameters; `quantized`: they replace the parameters."""
     target: str = "cpu"
     """What programs are compiled for, as `steelyard.targets` spells it."""
+    blocks: Chosen = AUTO
+    """Which modules are captured once for all that are alike."""
 
     def capture(self) -> AbstractContextManager:
         """The context of calls. If attention is to be quantized, it is captured as separate matrix products."""
@@ -58,6 +61,7 @@ def make_settings(
     check_finite: bool = False,
     weights: str = "cached",
     target: str = "cpu",
+    blocks: Any = AUTO,
 ) -> Settings:
     """Settings from what a user says; raises `RecipeError`."""
     chosen = _overrides(overrides)
@@ -76,6 +80,7 @@ def make_settings(
         check_finite=check_finite,
         weights=weights,
         target=target,
+        blocks=check_chosen(blocks),
     )
 
 

@@ -1,0 +1,187 @@
+"""The repeated blocks of a model, such as the layers of a transformer, which torch captures once for all of them.
+
+Each call of a block is a capture of its own, shared by the blocks that torch finds alike. The modules around them run as
+Python: what they call is compiled, their own ops are torch's. So a model is cut into its blocks only if the code around
+them computes no product, and ranks nothing that a block computes.
+"""
+
+import dis
+import functools
+import inspect
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+
+from steelyard.errors import RecipeError, UnsupportedModelError, shown
+from steelyard.recipes import Overrides
+
+AUTO = "auto"
+FEWEST = 4
+"""How many blocks must be alike for a model to be cut without being asked: with fewer there is little to gain."""
+
+_CONTAINERS = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ModuleDict)
+_PRODUCTS = frozenset(
+    "linear bilinear matmul mm bmm mv addmm addmv addbmm baddbmm einsum tensordot inner chain_matmul multi_dot "
+    "scaled_dot_product_attention multi_head_attention_forward scaled_mm _scaled_mm grouped_mm _grouped_mm".split()
+)
+_RANKS = frozenset("topk sort argsort argmax argmin".split())
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How a model is cut."""
+
+    groups: Mapping[str, Hashable]
+    """The names of the blocks; those with equal values have the same structure and the same recipes."""
+    around: frozenset[str]
+    """The names of the modules that hold blocks."""
+
+    def sharers(self, name: str) -> int:
+        """How many blocks are like this one."""
+        return list(self.groups.values()).count(self.groups[name])
+
+
+Chosen = str | bool | tuple[str, ...]
+"""What a user said: `auto`, False, or the names of modules that hold blocks."""
+
+
+def check_chosen(chosen: Any) -> Chosen:
+    """What a user said, checked; raises `RecipeError`."""
+    if chosen is False or (isinstance(chosen, str) and chosen == AUTO):
+        return chosen
+    is_names = isinstance(chosen, Sequence) and not isinstance(chosen, str)
+    if not is_names or not chosen or not all(isinstance(name, str) for name in chosen):
+        raise RecipeError(
+            f'blocks must be "{AUTO}", False, or a list of modules that hold blocks, as in ["model.layers"], got '
+            f"{shown(chosen)}"
+        )
+    return tuple(chosen)
+
+
+def find_blocks(model: torch.nn.Module, chosen: Chosen, overrides: Overrides) -> Blocks | None:
+    """The blocks of a model; None if it is captured as a whole."""
+    if chosen is False:
+        return None
+    modules = dict(model.named_modules(remove_duplicate=False))
+    if isinstance(chosen, tuple):
+        found = [name for container in chosen for name in _children_of(container, modules)]
+    else:
+        found = list(_repeated(model, ""))
+    around = frozenset(_join(name.split(".")[:count]) for name in found for count in range(name.count(".") + 1))
+    if not found or (chosen == AUTO and any(_must_be_captured(modules[name]) for name in around)):
+        return None
+    return Blocks({name: _group(name, modules[name], overrides) for name in found}, around)
+
+
+def _join(parts: Sequence[str]) -> str:
+    return ".".join(parts)
+
+
+def _children_of(container: str, modules: Mapping[str, torch.nn.Module]) -> list[str]:
+    """The blocks in a module that a user names."""
+    held = modules.get(container)
+    children = [f"{container}.{key}".removeprefix(".") for key, child in held.named_children()] if held else []
+    if not isinstance(held, _CONTAINERS) or not children:
+        known = ", ".join(sorted(name for name, m in modules.items() if name and isinstance(m, _CONTAINERS) and len(m)))
+        raise UnsupportedModelError(
+            f"blocks must name a ModuleList, Sequential or ModuleDict with modules in it, got {container!r}; the "
+            f"model has {known or 'none'}"
+        )
+    return children
+
+
+def _repeated(module: torch.nn.Module, name: str) -> Iterator[str]:
+    """The names of repeated blocks, the outermost ones first: blocks within blocks are not cut again."""
+    children = {f"{name}.{key}".removeprefix("."): child for key, child in module.named_children()}
+    alike: set[Hashable] = set()
+    if isinstance(module, _CONTAINERS):
+        counted = Counter(_structure(child) for child in children.values() if _is_block(child))
+        alike = {structure for structure, count in counted.items() if count >= FEWEST}
+    for full_name, child in children.items():
+        if alike and _is_block(child) and _structure(child) in alike:
+            yield full_name
+        else:
+            yield from _repeated(child, full_name)
+
+
+def _is_block(module: torch.nn.Module) -> bool:
+    return any(True for _ in module.children()) and may_multiply(module)
+
+
+def _structure(module: torch.nn.Module) -> Hashable:
+    classes = tuple((name, type(child)) for name, child in module.named_modules())
+    return classes, tuple((name, tuple(p.shape), p.dtype) for name, p in module.named_parameters())
+
+
+def _group(name: str, module: torch.nn.Module, overrides: Overrides) -> Hashable:
+    layers = [f"{name}.{inner}".removesuffix(".") for inner, _ in module.named_modules(remove_duplicate=False)]
+    return _structure(module), tuple(overrides.pattern_of(layer) for layer in layers)
+
+
+def may_multiply(module: torch.nn.Module) -> bool:
+    """Whether a module or one of its submodules has a matrix that a GEMM could read."""
+    if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag):
+        return False
+    matrices = any(p.dim() >= 2 for p in module.parameters(recurse=False))
+    return matrices or any(may_multiply(child) for child in module.children())
+
+
+def has_products(module: torch.nn.Module) -> bool:
+    """Whether the code of a module or one of its submodules seems to compute a product, with parameters or without."""
+    return may_multiply(module) or any(names_in(child) & _PRODUCTS for child in module.modules())
+
+
+def _must_be_captured(module: torch.nn.Module) -> bool:
+    """Whether the forward of a module that holds blocks does itself what only a captured graph shows."""
+    # `self.linear(x)` calls a submodule, which is compiled like a block.
+    return bool((names_in(module) & (_PRODUCTS | _RANKS)) - module._modules.keys())
+
+
+def names_in(module: torch.nn.Module) -> frozenset[str]:
+    """The names that a module's forward uses, with those of its own methods and of functions beside it."""
+    own = module.__dict__.get("forward")
+    return _names_in_class(type(module)) if own is None else _names_in_code(_code_of(own), {}, {})
+
+
+@functools.lru_cache(maxsize=1024)
+def _names_in_class(model_class: type) -> frozenset[str]:
+    methods: dict[str, Any] = {}
+    for ancestor in reversed(model_class.__mro__):
+        if not ancestor.__module__.startswith("torch."):
+            methods.update(vars(ancestor))
+    forward = inspect.unwrap(model_class.forward)  # pyright: ignore[reportAttributeAccessIssue]
+    return _names_in_code(_code_of(forward), methods, getattr(forward, "__globals__", {}))
+
+
+def _code_of(function: Any) -> CodeType | None:
+    function = inspect.unwrap(function) if callable(function) else function
+    return getattr(getattr(function, "__func__", function), "__code__", None)
+
+
+def _names_in_code(code: CodeType | None, methods: Mapping[str, Any], beside: Mapping[str, Any]) -> frozenset[str]:
+    names: set[str] = set()
+    seen: set[CodeType] = set()
+    waiting = [code]
+    while waiting:
+        code = waiting.pop()
+        if code is None or code in seen:
+            continue
+        seen.add(code)
+        names.update(code.co_names)
+        names.update("matmul" for step in dis.get_instructions(code) if step.argrepr in ("@", "@="))
+        waiting += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+        for name in code.co_names:
+            for scope in (methods, beside):
+                if isinstance(scope.get(name), FunctionType) and _is_near(scope[name], beside):
+                    waiting.append(_code_of(scope[name]))
+    return frozenset(names)
+
+
+def _is_near(function: Callable, beside: Mapping[str, Any]) -> bool:
+    """Whether a function is written in the same package: others are not read."""
+    package = str(beside.get("__name__", "")).partition(".")[0]
+    return bool(package) and function.__module__.partition(".")[0] == package
