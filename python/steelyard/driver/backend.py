@@ -20,6 +20,7 @@ from steelyard.driver.explanation import Row
 from steelyard.driver.fast_path import has_fast_path, without_fast_path
 from steelyard.driver.frames import Captured
 from steelyard.driver.gathered_parameters import is_gathered
+from steelyard.driver.inference import Run, without_wrapper
 from steelyard.driver.layer_names import layer_names
 from steelyard.driver.outside import Outside
 from steelyard.driver.quantized_inputs import as_plain, check_frozen
@@ -122,9 +123,13 @@ class Backend:
         backend = self.shared
         apart = next((type(value).__name__ for value in example_inputs if is_traceable_wrapper_subclass(value)), None)
 
+        direct: list[Callable | None] = []
+
         def compile_inference(aten: torch.fx.GraphModule, inputs: Sequence) -> Callable:
             _check_count(parameters, inputs, apart)
-            return backend._compile(aten, settings, parameters, caller)
+            run = backend._compile(aten, settings, parameters, caller)
+            direct.append(without_wrapper(run, len(parameters)))
+            return _boxed(run)
 
         training = _Training(backend, settings, parameters, apart, caller)
         capture = aot_autograd(
@@ -134,7 +139,8 @@ class Backend:
             partition_fn=training.partition,
         )
         try:
-            return capture(graph_module, as_plain(example_inputs))
+            captured = capture(graph_module, as_plain(example_inputs))
+            return next(filter(None, direct), captured)
         except (RestartAnalysis, SkipFrame, *exceptions_allowed_to_be_fallback):
             # No failures: torch is told to capture the frame in another way, or breaks the graph before the op.
             raise
@@ -245,7 +251,7 @@ class Backend:
 
     def _compile(
         self, aten: torch.fx.GraphModule, settings: Settings, parameters: Sequence[str | None], caller: str
-    ) -> Callable:
+    ) -> Run:
         constants = tuple(lift_constants(aten))
         parameters = [*parameters, *(None for _ in constants)]
         backend = self.shared
@@ -260,14 +266,14 @@ class Backend:
         layers = layer_names(aten.graph, self._module_names(), parameters, caller)
         graph = CapturedGraph(layers, parameters, build, self._names)
         if settings.target == CPU:
-            return _boxed(lambda values: graph((*values, *constants)))
+            return graph if not constants else lambda values: graph((*values, *constants))
 
         def run(values: tuple) -> tuple:
             values = (*values, *constants)
             program = graph.find(values)
             return run_graph(aten, values) if backend.runs_by_torch(program, values) else program(*values)
 
-        return _boxed(run)
+        return run
 
     def _module_names(self) -> dict[int, str]:
         if self.root is None:

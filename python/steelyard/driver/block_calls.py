@@ -35,18 +35,37 @@ class OneLayer:
 _KNOWN = frozenset(name for name in vars(OneLayer) if not name.startswith("_"))
 
 
-def with_own_cache(block: torch.nn.Module, value: Any) -> Any:
-    """An argument of a block: of a cache only its own layer, if it asks for nothing else."""
-    if not _is_cache(type(value)) or value.offloading:
-        return value
-    numbered = _numbered(block)
-    if numbered is None or not _needs_one_layer(block, type(value)):
-        return value
-    number = getattr(numbered, _NUMBER)
-    if value.layer_class_to_replicate is not None:
-        while len(value.layers) <= number:
-            value.layers.append(value.layer_class_to_replicate())
-    return OneLayer(value.layers[number]) if number < len(value.layers) else value
+class OwnCache:
+    """Knows which layer of a cache is a block's own."""
+
+    def __init__(self, block: torch.nn.Module):
+        self._block = block
+        self._numbered = _numbered(block)
+        self._suffices: dict[type, bool] = {}
+        """Whether one layer is all that the block needs of a class of caches."""
+
+    def put_into(self, arguments: tuple, keywords: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """The arguments of a call: of a cache only the block's own layer, if it asks for nothing else."""
+        if any(map(_is_cache, map(type, arguments))):
+            arguments = tuple(self._own_layer(value) if _is_cache(type(value)) else value for value in arguments)
+        for name, value in keywords.items():
+            if _is_cache(type(value)):
+                keywords[name] = self._own_layer(value)
+        return arguments, keywords
+
+    def _own_layer(self, cache: Any) -> Any:
+        kind = type(cache)
+        if self._numbered is None or cache.offloading:
+            return cache
+        if kind not in self._suffices:
+            self._suffices[kind] = _needs_one_layer(self._block, kind)
+        if not self._suffices[kind]:
+            return cache
+        number = getattr(self._numbered, _NUMBER)
+        if cache.layer_class_to_replicate is not None:
+            while len(cache.layers) <= number:
+                cache.layers.append(cache.layer_class_to_replicate())
+        return OneLayer(cache.layers[number]) if number < len(cache.layers) else cache
 
 
 @functools.lru_cache(maxsize=256)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo import trace_rules
-from torch._dynamo.eval_frame import cached_backends, innermost_fn
+from torch._dynamo.eval_frame import _stance, cached_backends, innermost_fn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.guards import CheckFunctionManager, DeletedGuardManagerWrapper
 from torch._dynamo.types import ConvertFrameReturn, GuardedCode, wrap_guarded_code
@@ -32,6 +32,8 @@ _lift_limits = torch._dynamo.config._make_closure_patcher(
 
 _GRAPH = "__compiled_fn"
 """How the names of graphs begin that compiled code calls."""
+_RESUMED = "__resume_at"
+"""How the names of functions begin in which code goes on after a graph break."""
 
 
 class Captured:
@@ -46,6 +48,40 @@ class Captured:
         self.frames = Frames(optimize.callback._torchdynamo_orig_backend, compile_graph, own.__code__, sharers)
         optimize.callback._torchdynamo_orig_backend = self.frames
         self.run: Callable = optimize(own)
+        self._own = own
+
+    def latest(self) -> tuple[Any, FunctionType] | None:
+        """The guards and the code that a call used last; None if that code needs torch's help after a graph break."""
+        entries = self.frames.entries(self._own.__code__)
+        # torch moves what it uses to the front.
+        if not entries or any(name.startswith(_RESUMED) for name in entries[0].code.co_names):
+            return None
+        return entries[0].guard_manager, FunctionType(entries[0].code, self._own.__globals__, self._own.__name__)
+
+
+class ShortWay:
+    """Calls of one block by what torch compiled for it: checks the guards itself, as torch does on a longer way.
+
+    `captured` runs a function of `block`, `*arguments` and `**keywords`.
+    """
+
+    __slots__ = ("_captured", "_latest")
+
+    def __init__(self, captured: Captured):
+        self._captured = captured
+        self._latest: tuple[Any, FunctionType] | None = None
+
+    def __call__(self, block: Any, arguments: tuple, keywords: dict[str, Any]) -> Any:
+        """Run what was compiled for arguments like these, or have them compiled."""
+        if self._latest is not None and _stance.stance == "default":
+            guards, run = self._latest
+            # torch takes the entry away from guards that are no longer valid.
+            valid = guards.cache_entry is not None
+            if valid and guards.check({"block": block, "arguments": arguments, "keywords": keywords}):
+                return run(block, *arguments, **keywords)
+        result = self._captured.run(block, *arguments, **keywords)
+        self._latest = self._captured.latest()
+        return result
 
 
 def _with_own_code(forward: Callable) -> Any:
@@ -106,7 +142,7 @@ class Frames:
 
     def _find_or_convert(self, convert: Callable, frame: Any, *arguments: Any, **keywords: Any) -> ConvertFrameReturn:
         code = frame.f_code
-        entries = _entries(code, self._kept.compile_graph)
+        entries = self.entries(code)
         for entry in entries:
             # Another thread has compiled the frame while this one waited for the lock.
             if entry.guard_manager.check(frame.f_locals):
@@ -130,6 +166,10 @@ class Frames:
             # Otherwise torch would leave the forward uncompiled from now on, whatever its arguments.
             result.apply_to_code = False
         return result
+
+    def entries(self, code: CodeType) -> list[Any]:
+        """What torch compiled of a function for this net."""
+        return _entries(code, self._kept.compile_graph)
 
     def forget_call(self, *, failed: bool) -> None:
         """End a call of this thread.

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import _StopRecomputationError
 from steelyard import recipes
 from steelyard.driver import inspection
 from steelyard.driver.backend import Backend
-from steelyard.driver.block_calls import call_block, with_own_cache
+from steelyard.driver.block_calls import OwnCache, call_block
 from steelyard.driver.blocks import AUTO, find_blocks, has_products
 from steelyard.driver.explanation import Explanation
 from steelyard.driver.failures import CAPTURE_ERRORS, translate
@@ -26,7 +26,7 @@ from steelyard.driver.forward import (
     refuse_disabled_compiler,
     refuse_nested,
 )
-from steelyard.driver.frames import Captured
+from steelyard.driver.frames import Captured, ShortWay
 from steelyard.driver.memory import Memory
 from steelyard.driver.saving import STATE_PREFIX, StateHook, flatten, join
 from steelyard.driver.settings import Settings, make_settings
@@ -156,7 +156,7 @@ class _State:
         """A forward that the model's instance has of its own, and the net's method with its signature."""
         self._compiled: tuple[Callable | None, Captured] | None = None
         """A forward that the model's instance has of its own, None for that of its class; and what it compiled to."""
-        self._shared: Captured | None = None
+        self._shared: tuple[Captured, ShortWay] | None = None
         self._slices: dict[tuple, torch.nn.Module] = {}
 
     @functools.cached_property
@@ -174,6 +174,11 @@ class _State:
         self._parts[key] = _make_part(module, name, self.backend) if has_products(module) else module  # pyright: ignore[reportCallIssue]
         return self._parts[key]
 
+    @functools.cached_property
+    def own_cache(self) -> OwnCache:
+        """Finds the layer of a cache that is this block's."""
+        return OwnCache(self.model)
+
     def slice(self, key: slice) -> torch.nn.Module:
         """Some modules of a sequence, as a sequence of the same parts."""
         container: Any = self.model
@@ -187,8 +192,8 @@ class _State:
         self._slices[key.start, key.stop, key.step] = made
         return made
 
-    def shared(self) -> Captured:
-        """What is captured for all blocks like this one."""
+    def shared(self) -> tuple[Captured, ShortWay]:
+        """What is captured for all blocks like this one, and how this one calls it."""
         found = self._shared
         return self._share() if found is None else found
 
@@ -206,7 +211,7 @@ class _State:
         return functools.partial(type(self.model).forward, net) if own is None else own
 
     @torch.compiler.disable
-    def _share(self) -> Captured:
+    def _share(self) -> tuple[Captured, ShortWay]:
         backend, blocks, name = weakref.proxy(self.backend), self.backend.blocks, self.name
         assert blocks is not None
         assert name is not None
@@ -219,7 +224,7 @@ class _State:
             group = blocks.groups[name]
             if group not in known:
                 known[group] = Captured(call_block, compile_graph, sharers=blocks.sharers(name))
-            self._shared = known[group]
+            self._shared = known[group], ShortWay(known[group])
             return self._shared
 
     # Not captured: parts are compiled while the Python code around them runs after a graph break.
@@ -297,7 +302,8 @@ class CompiledModule(torch.nn.Module):
         if state.is_around_blocks:
             return state.plain_forward(self)(*arguments, **keywords)
         itself = () if "forward" in self.__dict__ else (self,)
-        return _run_captured(state.captured(), *itself, *arguments, **keywords)
+        captured = state.captured()
+        return _run_captured(captured, lambda: captured.run(*itself, *arguments, **keywords))
 
     def _check_captured(self, given: tuple) -> None:
         """Say so where torch captured nothing of a call because of an argument."""
@@ -441,9 +447,9 @@ class CompiledModule(torch.nn.Module):
         self._steelyard.backend.weights.forget()
 
 
-def _run_captured(captured: Captured, /, *arguments, **keywords) -> Any:
+def _run_captured(captured: Captured, run: Callable, *arguments) -> Any:
     try:
-        result = captured.run(*arguments, **keywords)
+        result = run(*arguments)
     except BaseException as error:
         # Checkpointing ends each forward that it repeats by an error of its own.
         captured.frames.forget_call(failed=not isinstance(error, SteelyardError | _StopRecomputationError))
@@ -462,9 +468,9 @@ class CompiledBlock(CompiledModule):
         if torch.compiler.is_dynamo_compiling() or not is_around_blocks(state.backend):
             return super().__call__(*arguments, **keywords)
         block = state.model
-        arguments = [with_own_cache(block, value) for value in arguments]
-        keywords = {name: with_own_cache(block, value) for name, value in keywords.items()}
-        return _run_captured(state.shared(), block, *arguments, **keywords)
+        arguments, keywords = state.own_cache.put_into(arguments, keywords)
+        captured, run = state.shared()
+        return _run_captured(captured, run, block, arguments, keywords)
 
 
 class CompiledSequence(CompiledModule):

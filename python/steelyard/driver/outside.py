@@ -20,8 +20,8 @@ from steelyard.driver.torch_rows import rows_of_call
 from steelyard.frontend.flops import work_of
 
 REASON = "torch runs it outside of compiled graphs (torch.compile with fullgraph=True says why)"
-# Every run of a compiled graph, by a program or by torch, has a frame of this module.
-_BACKEND = "steelyard.driver.backend"
+# Every run of a compiled graph, by a program or by torch, has a frame of one of these modules.
+_RUN_GRAPHS = ("steelyard.driver.backend", "steelyard.driver.inference")
 
 _Key = tuple[str, ...]
 
@@ -113,7 +113,7 @@ class _Recorder(TorchDispatchMode):
 def _callers(frame: Any) -> Iterator[Any]:
     """The modules whose methods are running, the innermost first; None for a run of a compiled graph."""
     while frame is not None:
-        if frame.f_globals.get("__name__") == _BACKEND:
+        if frame.f_globals.get("__name__") in _RUN_GRAPHS:
             yield None
         itself = frame.f_locals.get("self")
         if isinstance(itself, torch.nn.Module):

@@ -1,0 +1,43 @@
+"""Graphs without gradients: what torch calls instead of AOTAutograd's wrapper, where that has nothing to do."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._functorch._aot_autograd.runtime_wrappers import mark_dynamo_propagated_dynamic_indices as mark_dynamic
+from torch._functorch._aot_autograd.schemas import PlainTensorMeta, ViewAndMutationMeta
+from torch._guards import TracingContext
+
+Run = Callable[[tuple], Sequence[Any]]
+
+
+def without_wrapper(run: Run, inputs: int) -> Callable | None:
+    """A function of a graph's inputs that runs it, called while AOTAutograd compiles the graph.
+
+    None if AOTAutograd's wrapper is needed, because it writes inputs, makes aliases, or turns autocast off.
+    """
+    context = TracingContext.try_get()
+    known: ViewAndMutationMeta | None = None if context is None else context.fw_metadata
+    if known is None or len(known.input_info) != inputs or torch._C._is_any_autocast_enabled() or not _is_plain(known):
+        return None
+    dynamic = [(i, output.dynamic_dims) for i, output in enumerate(known.output_info) if output.dynamic_dims]
+    if not dynamic:
+        return lambda *values: run(values)
+
+    def run_and_mark(*values: Any) -> Sequence[Any]:
+        results = run(values)
+        # So torch knows which sizes differ from call to call when another graph takes the results.
+        for i, dims in dynamic:
+            mark_dynamic(results[i], dims)
+        return results
+
+    return run_and_mark
+
+
+def _is_plain(known: ViewAndMutationMeta) -> bool:
+    """Whether a graph only reads its inputs and makes new tensors."""
+    writes = known.num_mutated_inp_runtime_indices or known.grad_enabled_mutation is not None
+    aliases = known.num_outputs_aliased or known.num_intermediate_bases
+    others = known.tokens or known.is_rng_op_functionalized or known.num_graphsafe_rng_states
+    apart = not all(isinstance(meta, PlainTensorMeta) for meta in known.subclass_inp_meta)
+    return not (writes or aliases or others or apart)
