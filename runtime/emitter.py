@@ -8,7 +8,6 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,9 +25,10 @@ from steelyard.ir.torch_ops import PYTHON, constant_int, op_name
 from steelyard.runtime.arena import Arenas, Place
 from steelyard.runtime.cuda.planned import contiguous
 from steelyard.runtime.dtypes import result_dtype, shape_of
+from steelyard.runtime.emitted import LAYERS, Code, Emitted
 from steelyard.runtime.kernels import BoundKernel, bind_all
 from steelyard.runtime.literals import read_literal, unsupported_op
-from steelyard.runtime.profiling import RECORD, KernelLine, Record, is_recording, kernel_name, with_records
+from steelyard.runtime.profiling import KERNELS, RECORD, KernelLine, Record, kernel_name
 from steelyard.runtime.quantizers import Quantizers
 
 _CONSTANTS = {"torch.constant.int", "torch.constant.float", "torch.constant.bool", "torch.constant.str"}
@@ -38,49 +38,6 @@ _ENUMERATIONS = {
     "MemoryFormat": {number: layout for layout, number in fx_importer.TORCH_MEMORY_FORMAT_TO_INT.items()},
     "Layout": {number: layout for layout, number in fx_importer.TORCH_LAYOUT_TO_INT.items()},
 }
-
-
-@dataclass(frozen=True)
-class Emitted:
-    """A function, its Python text, and the memory that it works in."""
-
-    name: str
-    lines: list[str]
-    """The first is the head of the function, the others are its body."""
-    namespace: dict[str, Any]
-
-    @property
-    def text(self) -> str:
-        """Its source."""
-        return _source(self.lines)
-
-    @property
-    def arenas(self) -> Arenas:
-        """The memory that it works in."""
-        return self.namespace["arenas"]
-
-    @functools.cached_property
-    def run(self) -> Callable[..., tuple]:
-        """The function."""
-        return self._compiled(self.text)
-
-    @functools.cached_property
-    def recorded(self) -> Callable[..., tuple]:
-        """The function with a record for torch's profiler around each kernel."""
-        return self._compiled(_source([self.lines[0], *with_records(self.lines[1:])]))
-
-    def __call__(self, *arguments: Any) -> tuple:
-        """Run it, and show its kernels to a profiler that records."""
-        return (self.recorded if is_recording() else self.run)(*arguments)
-
-    def _compiled(self, text: str) -> Callable[..., tuple]:
-        namespace = dict(self.namespace)
-        exec(compile(text, f"<steelyard {self.name}>", "exec"), namespace)
-        return namespace[self.name]
-
-
-def _source(lines: list[str]) -> str:
-    return lines[0] + "\n" + "".join(f"    {line}\n" for line in lines[1:])
 
 
 class Emitter:
@@ -109,7 +66,10 @@ class Emitter:
         Functions that run elsewhere than on the CPU take the device, which their memory is on, before their arguments.
         """
         body = _Body(function, self._calls, self._bound, self._check_finite, self._takes_device)
-        return Emitted(body.name, body.lines(), body.namespace)
+        lines = body.lines()
+        code = Code(body.name, lines, body.namespace, body.names_layers)
+        layers = list(body.layers)
+        return Emitted(code, layers, code.run(layers))
 
 
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
@@ -144,6 +104,10 @@ class _Body:
         self.name = ir.StringAttr(function.attributes["sym_name"]).value
         # Python spells infinities and NaN as names.
         self.namespace: dict[str, Any] = {"torch": torch, "inf": math.inf, "nan": math.nan, RECORD: Record}
+        self.namespace |= {LAYERS: (), KERNELS: ()}
+        self.layers: dict[str, int] = {}
+        """The layers whose kernels are called, by name: their numbers."""
+        self.names_layers = False
         self._bound_names: dict[int, str] = {}
         self._names: dict[ir.Value, str] = {}
         self._variables: set[str] = set()
@@ -229,32 +193,33 @@ class _Body:
             raise UnsupportedModelError(f"{op.location}: '{symbol}' is no kernel that the program declares")
         call, bound = self._calls[symbol], self._bound_kernels[symbol]
         run = self._bind(symbol, bound.run)
-        lines = self._emit_check(op, call)
+        layer = self.layers.setdefault(layer_of(op.location), len(self.layers))
+        lines = self._emit_check(op, call, layer)
         if bound.allocate is None:
             tensors = self._tensors(op.operands)
             made = f"{run}({', '.join(self._operands(op))})"
             # A user's own quantizer makes one value, every other kernel a tuple.
             line = f"{self._results(op)}{'' if call.is_custom else ','} = {made}"
-            return [*lines, KernelLine(line, kernel_name(call, layer_of(op.location)), tensors)]
+            return [*lines, KernelLine(line, kernel_name(call), layer, tensors)]
         lines += self._emit_allocation(op, symbol, bound)
         parts = call.part_positions if bound.takes_addresses else frozenset()
         values = enumerate((*op.operands, *op.results))
         words = [self._address(value) if position in parts else self._names[value] for position, value in values]
-        name, tensors = kernel_name(call, layer_of(op.location)), self._tensors((*op.operands, *op.results))
-        return [*lines, KernelLine(f"{run}({', '.join(words)})", name, tensors)]
+        tensors = self._tensors((*op.operands, *op.results))
+        return [*lines, KernelLine(f"{run}({', '.join(words)})", kernel_name(call), layer, tensors)]
 
     def _tensors(self, values: Iterable[ir.Value]) -> list[str]:
         """Those values that are plain tensors: a user's own quantizer may make others."""
         return [self._names[value] for value in values if tensor_info(value.type) is not None]
 
-    def _emit_check(self, op: ir.Operation, call: KernelCall) -> list[str]:
+    def _emit_check(self, op: ir.Operation, call: KernelCall, layer: int) -> list[str]:
         """A look at what a call quantizes, where the user asked for it."""
         if self._check_finite is None or not isinstance(call, QuantizingCall):
             return []
         check = self._bind("check_finite", self._check_finite)
-        layer, role = layer_of(op.location), call.role
+        self.names_layers = True
         sources = [op.operands[position] for position in call.checked_operands]
-        return [f"{check}({self._names[value]}, {layer!r}, {role!r})" for value in sources]
+        return [f"{check}({self._names[value]}, {LAYERS}[{layer}], {call.role!r})" for value in sources]
 
     def _emit_allocation(self, op: ir.Operation, symbol: str, bound: BoundKernel) -> list[str]:
         """Memory for the results of a kernel that writes where it is told."""

@@ -10,8 +10,10 @@ from steelyard.ir.kernel_calls import GemmCall, KernelCall, ProduceQuantizeCall,
 
 RECORD = "record"
 """What functions that record call by this name: `Record`."""
+KERNELS = "kernels"
+"""What functions that record have by this name: the names of the kernels they call, in their order."""
 
-__all__ = ["RECORD", "KernelLine", "Record", "is_recording", "kernel_name", "with_records"]
+__all__ = ["KERNELS", "RECORD", "KernelLine", "Record", "is_recording", "kernel_name", "with_records"]
 
 
 def is_recording() -> bool:
@@ -20,31 +22,39 @@ def is_recording() -> bool:
 
 
 class KernelLine(str):
-    """A line of an emitted function that calls a kernel."""
+    """A line of an emitted function that calls a kernel, for the layer with this number."""
 
-    name: str
+    kernel: str
+    layer: int
     tensors: Sequence[str]
 
-    def __new__(cls, text: str, name: str, tensors: Sequence[str]):
+    def __new__(cls, text: str, kernel: str, layer: int, tensors: Sequence[str]):
         line = super().__new__(cls, text)
-        line.name = name
+        line.kernel = kernel
+        line.layer = layer
         line.tensors = tensors
         return line
+
+    def name(self, layers: Sequence[str]) -> str:
+        """What runs, its sizes and its layer: `steelyard cpu mx gemm fprop 256x1024x256 blocks.0.up`."""
+        return f"{self.kernel} {layers[self.layer]}".rstrip()
 
 
 def with_records(lines: Iterable[str]) -> Iterable[str]:
     """The same lines, with a record of the profiler around each that calls a kernel."""
+    count = 0
     for line in lines:
         if isinstance(line, KernelLine):
-            yield f"with {RECORD}({line.name!r}, [{', '.join(line.tensors)}]):"
+            yield f"with {RECORD}({KERNELS}[{count}], [{', '.join(line.tensors)}]):"
             yield f"    {line}"
+            count += 1
         else:
             yield line
 
 
-def kernel_name(call: KernelCall, layer: str) -> str:
-    """What runs, its sizes and its layer: `steelyard cpu mx gemm fprop 256x1024x256 blocks.0.up`."""
-    words = ["steelyard", call.device or "", *_description(call), layer]
+def kernel_name(call: KernelCall) -> str:
+    """What runs, and its sizes: `steelyard cpu mx gemm fprop 256x1024x256`."""
+    words = ["steelyard", call.device or "", *_description(call)]
     return " ".join(word for word in words if word)
 
 

@@ -1,6 +1,7 @@
 """A lowered program: its forward, its backward where it has one, and the weights that are quantized outside of both."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -8,11 +9,14 @@ from torch_mlir import ir
 
 from steelyard.ir.attributes import PARAMETER, PRIMAL, SAVED, SOURCES, STATE, WEIGHT
 from steelyard.ir.functions import argument_attributes, argument_types, functions_of, result_attributes
+from steelyard.ir.renaming import Renaming
 from steelyard.ir.torch_ops import op_name
-from steelyard.ir.weights import is_weight, weight_form, weight_key
+from steelyard.ir.weights import weight_form, weight_key, weight_states
+from steelyard.runtime.arena import Arenas
 from steelyard.runtime.cuda.devices import Devices
 from steelyard.runtime.dtypes import result_dtype, shape_of
-from steelyard.runtime.emitter import Emitted, Emitter
+from steelyard.runtime.emitted import Emitted
+from steelyard.runtime.emitter import Emitter
 from steelyard.runtime.finite import make_check
 from steelyard.runtime.profiling import is_recording
 from steelyard.runtime.quantizers import Quantizers
@@ -20,63 +24,94 @@ from steelyard.runtime.state import State
 from steelyard.runtime.weights import WeightArgument, Weights
 
 
+@dataclass(eq=False)
 class Program:
     """A module of the IR, ready to run: `@forward`, `@backward`, the functions of its weights, and its state by name.
 
-    `weights` keeps what the functions of weights make; the programs of a net share it, and its state. `devices` are
-    those of the target, None for the CPU.
+    The programs of a net share its state and its weights. `devices` are those of the target, None for the CPU.
     """
 
-    def __init__(
-        self,
-        module: ir.Module,
-        state: State,
-        quantizers: Quantizers,
-        weights: Weights,
-        check_finite: bool = False,
-        devices: Devices | None = None,
-    ):
-        self._state = state
-        self.devices = devices
-        functions = {ir.StringAttr(f.attributes["sym_name"]).value: f for f in functions_of(module.operation)}
-        check = make_check(state) if check_finite else None
-        emitter = Emitter(module.operation, quantizers, check, takes_device=devices is not None)
-        makers = {name: function for name, function in functions.items() if is_weight(function)}
-        made = {name: emitter.emit(function) for name, function in functions.items()}
-        self.text = "\n\n".join([*emitter.kernel_texts(), *(emitted.text for emitted in made.values())])
-        self._functions = {
-            name: _Function(functions[name], made, makers, state, weights, devices)
-            for name in ("forward", "backward")
-            if name in functions
-        }
-        self._forward = self._functions["forward"]
-        self.parameter_readers = _parameter_readers(functions["forward"])
-        """Ops of the forward that read the values of a parameter, by its name."""
-        self.saved = _saved(functions["forward"])
-        """What the forward leaves to the backward."""
-        self.primals: list[int] = []
-        """Which arguments of the forward the backward takes."""
-        if "backward" in functions:
-            numbers = [own[PRIMAL] for own in argument_attributes(functions["backward"]) if PRIMAL in own]
-            self.primals = [ir.IntegerAttr(number).value for number in numbers]
+    made: Mapping[str, Emitted]
+    """All its functions, by name."""
+    functions: Mapping[str, "Function"]
+    """`forward` and, where there is one, `backward`."""
+    state: State
+    devices: Devices | None
+    parameter_readers: Mapping[str, list[str]]
+    """Ops of the forward that read the values of a parameter, by its name."""
+    saved: list["SavedTensor"]
+    """What the forward leaves to the backward."""
+    primals: list[int]
+    """Which arguments of the forward the backward takes."""
+    kernel_texts: list[str]
+    """The Python of the kernels that were made for it."""
+
+    def __post_init__(self):
+        self._forward = self.functions["forward"]
 
     def __call__(self, *arguments: torch.Tensor | int) -> tuple:
         """Run the forward; what it leaves to the backward follows its outputs."""
-        self._state.calls += 1
+        self.state.calls += 1
         return self._forward(arguments)
 
     def backward(self, saved: Sequence[Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple:
         """Run the backward: the gradients of the arguments that have one."""
-        return self._functions["backward"]((*saved, *primals, *tangents))
+        return self.functions["backward"]((*saved, *primals, *tangents))
+
+    def bound_to(self, renaming: Renaming) -> "Program":
+        """The same program for other parameters, layers and states: its code and its memory are shared."""
+        made = {name: emitted.bound_to(renaming) for name, emitted in self.made.items()}
+        functions = {name: function.bound_to(renaming, made) for name, function in self.functions.items()}
+        readers = {renaming.parameter(name): ops for name, ops in self.parameter_readers.items()}
+        return replace(self, made=made, functions=functions, parameter_readers=readers)
+
+    @property
+    def text(self) -> str:
+        """Its Python."""
+        return "\n\n".join([*self.kernel_texts, *(emitted.text for emitted in self.made.values())])
 
     @property
     def weight_arguments(self) -> list[WeightArgument]:
         """The weights that the forward takes."""
         return self._forward.weight_arguments
 
-    def nbytes(self) -> int:
-        """Bytes of the memory that calls leave to the next ones."""
-        return sum(function.emitted.arenas.nbytes() for function in self._functions.values())
+    @property
+    def arenas(self) -> list[Arenas]:
+        """The memory that calls leave to the next ones."""
+        return [function.emitted.arenas for function in self.functions.values()]
+
+
+def read_program(
+    module: ir.Module,
+    state: State,
+    quantizers: Quantizers,
+    weights: Weights,
+    check_finite: bool = False,
+    devices: Devices | None = None,
+) -> Program:
+    """The program of a lowered module."""
+    functions = {ir.StringAttr(f.attributes["sym_name"]).value: f for f in functions_of(module.operation)}
+    check = make_check(state) if check_finite else None
+    emitter = Emitter(module.operation, quantizers, check, takes_device=devices is not None)
+    made = {name: emitter.emit(function) for name, function in functions.items()}
+    primals: list[int] = []
+    if "backward" in functions:
+        numbers = [own[PRIMAL] for own in argument_attributes(functions["backward"]) if PRIMAL in own]
+        primals = [ir.IntegerAttr(number).value for number in numbers]
+    return Program(
+        made,
+        {
+            name: _read_function(name, functions, made, state, weights, devices)
+            for name in ("forward", "backward")
+            if name in functions
+        },
+        state,
+        devices,
+        _parameter_readers(functions["forward"]),
+        _saved(functions["forward"]),
+        primals,
+        emitter.kernel_texts(),
+    )
 
 
 class SavedTensor(NamedTuple):
@@ -102,80 +137,107 @@ def _parameter_readers(function: ir.Operation) -> dict[str, list[str]]:
     return readers
 
 
-class _Function:
+@dataclass(eq=False)
+class Function:
     """An emitted function with the state and the weights that it takes beside its own arguments."""
 
-    def __init__(
-        self,
-        function: ir.Operation,
-        made: Mapping[str, Emitted],
-        makers: Mapping[str, ir.Operation],
-        state: State,
-        weights: Weights,
-        devices: Devices | None,
-    ):
-        name = ir.StringAttr(function.attributes["sym_name"]).value
-        self._devices = devices
-        self.emitted = made[name]
+    emitted: Emitted
+    state_names: list[tuple[str, tuple[int, ...]]]
+    """The names and shapes of the state that it takes."""
+    weight_arguments: list[WeightArgument]
+    moved: dict[int, str]
+    """Results that are the next state, and its name."""
+    state: State
+    weights: Weights
+    devices: Devices | None
+
+    def __post_init__(self):
         self._run = self.emitted.run
-        self._state, self._weights = state, weights
-        self._state_names: list[tuple[str, tuple[int, ...]]] = []
-        self.weight_arguments: list[WeightArgument] = []
-        types = argument_types(function)
-        # Passes append: first come the graph's own arguments, then the state, then the parts of each weight.
-        last = ""
-        known = argument_attributes(function)
-        for attributes, type_ in zip(known, types, strict=True):
-            if STATE in attributes and SAVED not in attributes:
-                name, shape = ir.StringAttr(attributes[STATE]).value, state.shape_of(type_)
-                state.expect(name, shape)
-                self._state_names.append((name, shape))
-            weight = ir.FlatSymbolRefAttr(attributes[WEIGHT]).value if WEIGHT in attributes else ""
-            if weight and weight != last:
-                last = weight
-                sources = list(ir.DenseI64ArrayAttr(attributes[SOURCES]))
-                parameter = ir.StringAttr(attributes[PARAMETER]).value
-                states = tuple(ir.StringAttr(known[i][STATE]).value for i in sources[1:] if STATE in known[i])
-                make = made[weight] if devices is None else _on_own_device(made[weight])
-                key, form = weight_key(makers[weight]), weight_form(makers[weight])
-                argument = WeightArgument(key, make, sources, parameter, states, form, is_trained="backward" in made)
-                self.weight_arguments.append(argument)
-        results = enumerate(result_attributes(function))
-        self._moved = {i: ir.StringAttr(own[STATE]).value for i, own in results if STATE in own}
+        for name, shape in self.state_names:
+            self.state.expect(name, shape)
+
+    def bound_to(self, renaming: Renaming, made: Mapping[str, Emitted]) -> "Function":
+        """The same function for other parameters, layers and states; `made` has the functions for those."""
+        makers = {name: _maker(emitted, self.devices) for name, emitted in made.items()}
+        return replace(
+            self,
+            emitted=made[self.emitted.code.name],
+            state_names=[(renaming.state(name), shape) for name, shape in self.state_names],
+            weight_arguments=[weight.bound_to(renaming, makers) for weight in self.weight_arguments],
+            moved={position: renaming.state(name) for position, name in self.moved.items()},
+        )
 
     def __call__(self, arguments: tuple) -> tuple:
-        if self._devices is not None:
-            return self._call_on(self._devices.find(arguments), arguments)
-        get_state = self._state.get
-        arguments += tuple([get_state(name, shape) for name, shape in self._state_names])
-        get = self._weights.get
+        if self.devices is not None:
+            return self._call_on(self.devices.find(arguments), arguments)
+        get_state = self.state.get
+        arguments += tuple([get_state(name, shape) for name, shape in self.state_names])
+        get = self.weights.get
         parts = []
         for weight in self.weight_arguments:
             parts += get(weight, [arguments[i] for i in weight.sources])
         results = (self.emitted.recorded if is_recording() else self._run)(*arguments, *parts)
-        if not self._moved:
+        if not self.moved:
             return results
-        self._state.put({name: results[i] for i, name in self._moved.items()})
-        return tuple([result for i, result in enumerate(results) if i not in self._moved])
+        self.state.put({name: results[i] for i, name in self.moved.items()})
+        return tuple([result for i, result in enumerate(results) if i not in self.moved])
 
     def _call_on(self, device: torch.device, arguments: tuple) -> tuple:
         """The call on another device than the CPU."""
-        states = [self._state.get_on(device, name, shape) for name, shape in self._state_names]
+        states = [self.state.get_on(device, name, shape) for name, shape in self.state_names]
         arguments += tuple(states)
         parts = []
         for weight in self.weight_arguments:
-            parts += self._weights.get(weight, [arguments[i] for i in weight.sources])
+            parts += self.weights.get(weight, [arguments[i] for i in weight.sources])
         results = (self.emitted.recorded if is_recording() else self._run)(device, *arguments, *parts)
         # State is written where it lies, by this call or a later one: what goes on to the backward is a copy.
         own = {id(state) for state in states}
         kept = [
-            result.clone() if id(result) in own else result for i, result in enumerate(results) if i not in self._moved
+            result.clone() if id(result) in own else result for i, result in enumerate(results) if i not in self.moved
         ]
-        if self._moved:
-            self._state.write({name: results[i] for i, name in self._moved.items()})
+        if self.moved:
+            self.state.write({name: results[i] for i, name in self.moved.items()})
         return tuple(kept)
 
 
-def _on_own_device(run: Callable) -> Callable:
-    """A weight is made where its parameter is."""
-    return lambda parameter, *others: run(parameter.device, parameter, *others)
+def _read_function(
+    name: str,
+    functions: Mapping[str, ir.Operation],
+    made: Mapping[str, Emitted],
+    state: State,
+    weights: Weights,
+    devices: Devices | None,
+) -> Function:
+    state_names: list[tuple[str, tuple[int, ...]]] = []
+    weight_arguments: list[WeightArgument] = []
+    # Passes append: first come the graph's own arguments, then the state, then the parts of each weight.
+    last = ""
+    function = functions[name]
+    for attributes, type_ in zip(argument_attributes(function), argument_types(function), strict=True):
+        if STATE in attributes and SAVED not in attributes:
+            state_names.append((ir.StringAttr(attributes[STATE]).value, state.shape_of(type_)))
+        maker = ir.FlatSymbolRefAttr(attributes[WEIGHT]).value if WEIGHT in attributes else ""
+        if maker and maker != last:
+            last = maker
+            weight_arguments.append(
+                WeightArgument(
+                    key=weight_key(functions[maker]),
+                    make=_maker(made[maker], devices),
+                    sources=list(ir.DenseI64ArrayAttr(attributes[SOURCES])),
+                    parameter=ir.StringAttr(attributes[PARAMETER]).value,
+                    states=weight_states(functions[maker]),
+                    form=weight_form(functions[maker]),
+                    is_trained="backward" in made,
+                    maker=maker,
+                )
+            )
+    results = enumerate(result_attributes(function))
+    moved = {i: ir.StringAttr(own[STATE]).value for i, own in results if STATE in own}
+    return Function(made[name], state_names, weight_arguments, moved, state, weights, devices)
+
+
+def _maker(emitted: Emitted, devices: Devices | None) -> Callable[..., tuple]:
+    """What makes a weight, where its parameter is."""
+    if devices is None:
+        return emitted
+    return lambda parameter, *others: emitted(parameter.device, parameter, *others)

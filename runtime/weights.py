@@ -1,8 +1,8 @@
 """Quantized weights, kept until their parameters change."""
 
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +10,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from steelyard.forks import make_lock
-from steelyard.ir.weights import WeightForm
+from steelyard.ir.renaming import Renaming
+from steelyard.ir.weights import WeightForm, renamed_key
 from steelyard.runtime import _cpu
 from steelyard.runtime.cuda.streams import Moment, is_capturing, moment_on
 
@@ -48,6 +49,19 @@ class WeightArgument:
     """What a parameter that is quantized already must hold to be it."""
     is_trained: bool = False
     """Whether the program has a backward, so that the parameter is about to be written."""
+    maker: str = ""
+    """The name of the function that makes it."""
+
+    def bound_to(self, renaming: Renaming, makers: Mapping[str, Make]) -> "WeightArgument":
+        """The same of another parameter."""
+        states = tuple(map(renaming.state, self.states))
+        return replace(
+            self,
+            key=renamed_key(self.key, states),
+            make=makers[self.maker],
+            parameter=renaming.parameter(self.parameter),
+            states=states,
+        )
 
 
 @dataclass

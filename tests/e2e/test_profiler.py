@@ -99,7 +99,7 @@ def test_nothing_is_made_for_a_profiler_that_never_records():
     functions = [
         function.emitted
         for compilation in net._steelyard.backend.compilations
-        for function in compilation.program._functions.values()
+        for function in compilation.program.functions.values()
     ]
     assert functions
     assert not any("recorded" in vars(function) for function in functions)

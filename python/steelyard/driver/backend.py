@@ -221,19 +221,18 @@ class Backend:
         joint.drop_missing_gradients()
         backend = self.shared
 
-        def build(layers: Mapping[torch.fx.Node, str], parameters: Sequence[str | None]) -> Program:
+        def build(layers: Mapping[torch.fx.Node, str], parameters: Sequence[str | None]) -> Compilation:
             compilation = Compilation(settings, backend.state, backend.weights)
             known = [*parameters, *unnamed]
             context = make_context()
             module = import_graph(joint.graph, context, name="joint", layers=layers, parameters=known)
             with context:
                 joint.mark(functions_of(module.operation)[0], parameters)
-            program = compilation.run(module)
-            backend._add(compilation)
-            return program
+            compilation.run(module)
+            return compilation
 
         layers = layer_names(joint.graph, self._module_names(), [*parameters, *unnamed], caller)
-        return CapturedGraph(layers, parameters, build, self._names)
+        return CapturedGraph(layers, parameters, build, lambda made: backend._add(made), self._names)
 
     def _check_trained(self, parameters: Sequence[str | None]) -> None:
         """Refuse gradients of parameters that are to be replaced by their codes."""
@@ -256,15 +255,14 @@ class Backend:
         parameters = [*parameters, *(None for _ in constants)]
         backend = self.shared
 
-        def build(layers: Mapping[torch.fx.Node, str], parameters: Sequence[str | None]) -> Program:
+        def build(layers: Mapping[torch.fx.Node, str], parameters: Sequence[str | None]) -> Compilation:
             compilation = Compilation(settings, backend.state, backend.weights)
             module = import_graph(aten.graph, make_context(), name="forward", layers=layers, parameters=parameters)
-            program = compilation.run(module)
-            backend._add(compilation)
-            return program
+            compilation.run(module)
+            return compilation
 
         layers = layer_names(aten.graph, self._module_names(), parameters, caller)
-        graph = CapturedGraph(layers, parameters, build, self._names)
+        graph = CapturedGraph(layers, parameters, build, lambda made: backend._add(made), self._names)
         if settings.target == CPU:
             return graph if not constants else lambda values: graph((*values, *constants))
 

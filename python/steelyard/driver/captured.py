@@ -1,7 +1,8 @@
 """A graph that torch captured, and the programs that run it.
 
-After a graph break, torch keeps one graph for all modules with the same code, and passes it each module's parameters.
-But layers have names, overrides and state of their own, so each set of parameters has its own program.
+Torch keeps one graph for all modules with the same code, and passes it each module's parameters. But layers have names,
+overrides and state of their own, so each set of parameters has its own program. Only the first is compiled: the others
+are the same code, bound to other names. A layer that is quantized in another way is compiled on its own.
 """
 
 import weakref
@@ -10,31 +11,39 @@ from typing import Any
 
 import torch
 
+from steelyard.driver.compilation import Compilation
 from steelyard.forks import make_lock
+from steelyard.ir.renaming import Renaming
 from steelyard.runtime.program import Program
 
 _MOST_REMEMBERED = 256
 
-Build = Callable[[Mapping[torch.fx.Node, str], Sequence[str | None]], Program]
-"""Makes a program, given the layer of each node and the parameter of each argument."""
+Parameters = tuple[str | None, ...]
+Build = Callable[[Mapping[torch.fx.Node, str], Sequence[str | None]], Compilation]
+"""Compiles a graph, given the layer of each node and the parameter of each argument."""
 
 
 class CapturedGraph:
-    """Calls the program of the given parameters; compiles it on first use."""
+    """Calls the program of the given parameters; makes it on first use, and tells `add` what was compiled for it."""
 
     def __init__(
         self,
         layers: Mapping[torch.fx.Node, str],
         parameters: Sequence[str | None],
         build: Build,
+        add: Callable[[Compilation], None],
         names_by_id: Callable[[], Mapping[int, str]],
     ):
         self._layers = layers
         self._parameters = tuple(parameters)
         self._build = build
+        self._add = add
         self._names_by_id = names_by_id
         self._positions = [i for i, name in enumerate(parameters) if name is not None]
-        self._programs = {self._parameters: build(layers, parameters)}
+        self._built: dict[Parameters, Compilation] = {}
+        """What was compiled, by its parameters."""
+        self._programs: dict[Parameters, Program] = {}
+        self._make(self._parameters)
         self._remembered: dict[tuple[int, ...], tuple[weakref.ref, Program]] = {}
         self._lock = make_lock()
 
@@ -69,7 +78,7 @@ class CapturedGraph:
             self._remember(tuple([id(values[i]) for i in self._positions]), anchor, program)
 
     def _remember(self, key: tuple[int, ...], anchor: Any, program: Program) -> None:
-        if len(self._remembered) >= _MOST_REMEMBERED:
+        if len(self._remembered) >= _MOST_REMEMBERED + 4 * len(self._programs):
             self._remembered.clear()
         self._remembered[key] = weakref.ref(anchor), program
 
@@ -85,32 +94,27 @@ class CapturedGraph:
             matching = [made for made in self._programs if all(made[i] == names[i] for i in given)]
             return self._programs[matching[0] if matching else self._parameters]
         with self._lock:
-            if names not in self._programs:
-                renames = _renamed_layers(self._parameters, names)
-                layers = {node: _rename(layer, renames) for node, layer in self._layers.items()}
-                self._programs[names] = self._build(layers, names)
-            return self._programs[names]
+            return self._programs[names] if names in self._programs else self._make(names)
 
+    def _make(self, names: Parameters) -> Program:
+        """The program of parameters that come for the first time."""
+        made = next((bound for known in self._built if (bound := self._bind(known, names)) is not None), None)
+        if made is None:
+            made = self._built[names] = self._build(self._layers_of(names), names)
+        assert made.program is not None, "a compilation that was built has a program"
+        self._add(made)
+        self._programs[names] = made.program
+        return made.program
 
-def _renamed_layers(old: Sequence[str | None], new: Sequence[str | None]) -> dict[str, str]:
-    """Old layer -> new layer, from the names of their parameters; the modules around them are renamed alike."""
-    renames = {}
-    for old_name, new_name in zip(old, new, strict=True):
-        if old_name is None or new_name is None:
-            continue
-        left, right = old_name.split(".")[:-1], new_name.split(".")[:-1]
-        renames[".".join(left)] = ".".join(right)
-        while left and right and left[-1] == right[-1]:
-            left, right = left[:-1], right[:-1]
-            renames[".".join(left)] = ".".join(right)
-    return renames
+    def _bind(self, known: Parameters, names: Parameters) -> Compilation | None:
+        """A compilation bound to other parameters; None if their layers are not quantized alike."""
+        renaming, built = Renaming(known, names), self._built[known]
+        layers = {layer: renaming.layer(layer) for layer in self._layers_of(known).values()}
+        is_one_to_one = renaming.is_one_to_one and len(set(layers.values())) == len(layers)
+        if not is_one_to_one or not all(built.settings.are_alike(*pair) for pair in layers.items()):
+            return None
+        return built.bound_to(renaming)
 
-
-def _rename(layer: str, renames: Mapping[str, str]) -> str:
-    """The new name of a layer, by the innermost renamed module around it."""
-    parts = layer.split(".")
-    for count in range(len(parts), 0, -1):
-        new = renames.get(".".join(parts[:count]))
-        if new is not None:
-            return ".".join([new, *parts[count:]])
-    return layer
+    def _layers_of(self, names: Parameters) -> dict[torch.fx.Node, str]:
+        renaming = Renaming(self._parameters, names)
+        return {node: renaming.layer(layer) for node, layer in self._layers.items()}

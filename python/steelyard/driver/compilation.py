@@ -4,6 +4,7 @@ import io
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 
 from torch_mlir import ir
@@ -14,6 +15,7 @@ from steelyard.driver.explanation import Row, rows_of
 from steelyard.driver.quantizers import UserQuantizers
 from steelyard.driver.settings import Settings
 from steelyard.errors import InternalError, SteelyardError
+from steelyard.ir.renaming import Renaming
 from steelyard.ir.saved import eager_bytes, kept_bytes, shortened
 from steelyard.passes.pipeline.text import run_pass_by_pass
 from steelyard.runtime.program import Program
@@ -37,8 +39,8 @@ class Compilation:
         self.stages: dict[str, bytes] = {}
         """The bytecode of each stage's module, which is printed only on request."""
         self.rows: list[Row] = []
-        self.notes: list[str] = []
-        """Other places where precision was reduced."""
+        self.shortened: list[tuple[str, str]] = []
+        """Layers that keep values in fewer bits than they computed them in, and what they are."""
         self.program: Program | None = None
         self.kept: Counter[str] = Counter()
         """Bytes that the forward saves for the backward, by layer."""
@@ -46,6 +48,29 @@ class Compilation:
         """Bytes that torch would save."""
         self.seconds = 0.0
         """How long the stages took."""
+        self.source = self
+        """The compilation that this one is bound to other layers from; itself if it ran through the stages."""
+        self.renaming: Renaming | None = None
+        """From the names of the source to its own."""
+
+    def bound_to(self, renaming: Renaming) -> "Compilation":
+        """The same compilation for other parameters and layers: stages, code and memory are shared."""
+        assert self.program is not None, "what is bound has run"
+        bound = Compilation(self.settings, self._state, self._weights)
+        bound.source, bound.renaming = self, renaming
+        bound.stages = self.stages
+        bound.program = self.program.bound_to(renaming)
+        bound.rows = [
+            replace(row, layer=renaming.layer(row.layer), weight=renaming.parameter(row.weight)) for row in self.rows
+        ]
+        bound.shortened = [(renaming.layer(layer), what) for layer, what in self.shortened]
+        bound.kept, bound.eager_kept = (_renamed(counter, renaming) for counter in (self.kept, self.eager_kept))
+        return bound
+
+    @property
+    def notes(self) -> list[str]:
+        """Other places where precision was reduced."""
+        return [f"{layer or 'the model'}: {what}" for layer, what in self.shortened]
 
     def run(self, module: ir.Module) -> Program:
         """Take an imported module through every stage."""
@@ -72,7 +97,7 @@ class Compilation:
         self._record("fused", module)
         stages.make_partitioned(module, self.settings)
         self.kept = kept_bytes(module.operation)
-        self.notes = [f"{layer or 'the model'}: {what}" for layer, what in shortened(module.operation)]
+        self.shortened = shortened(module.operation)
         self._record("partitioned", module)
         stages.make_lowered(module, self.settings)
         self._record("lowered", module)
@@ -119,6 +144,11 @@ class Compilation:
 
     def _record(self, stage: str, module: ir.Module) -> None:
         self.stages[stage] = _bytecode(module)
+
+
+def _renamed(counter: Counter[str], renaming: Renaming) -> Counter[str]:
+    """The same counts of other layers; what is of no layer stays so."""
+    return Counter({renaming.layer(layer) if layer else "": count for layer, count in counter.items()})
 
 
 def _bytecode(module: ir.Module) -> bytes:

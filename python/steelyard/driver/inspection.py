@@ -18,6 +18,7 @@ from steelyard.errors import RecipeError, SteelyardError, UnsupportedModelError,
 from steelyard.files import write_folder
 from steelyard.ir.layers import print_layers
 from steelyard.ir.nesting import nest_modules
+from steelyard.runtime.arena import Arenas
 from steelyard.targets import CPU
 
 
@@ -67,18 +68,27 @@ def explain(backend: Backend, parameters: Mapping[str, torch.Tensor]) -> Explana
 
 def measure_memory(backend: Backend, parameters: Iterable[torch.Tensor]) -> Memory:
     """Bytes that a net holds."""
-    programs = [compilation.program for compilation in backend.compilations]
-    training = next((c for c in reversed(backend.compilations) if c.eager_kept), None)
     report = Memory(
         **parameter_bytes(parameters),
         quantized_weights=backend.weights.nbytes(),
-        workspace=sum(program.nbytes() for program in programs if program is not None),
+        workspace=sum(arenas.nbytes() for arenas in _arenas(backend)),
         state=tensor_bytes(backend.state.tensors.values()),
     )
-    if training is None:
+    # A graph that was compiled again, for other sizes, counts once.
+    training = {frozenset(row.layer for row in c.rows): c for c in backend.compilations if c.eager_kept}.values()
+    if not training:
         return report
-    kept = {"kept_for_backward": sum(training.kept.values()), "kept_by_torch": sum(training.eager_kept.values())}
+    kept = {
+        "kept_for_backward": sum(sum(c.kept.values()) for c in training),
+        "kept_by_torch": sum(sum(c.eager_kept.values()) for c in training),
+    }
     return Memory(report | kept)
+
+
+def _arenas(backend: Backend) -> Iterable[Arenas]:
+    """The memory of all programs; those that are bound to several layers share theirs."""
+    programs = [compilation.program for compilation in backend.compilations if compilation.program is not None]
+    return {id(arenas): arenas for program in programs for arenas in program.arenas}.values()
 
 
 def check_found(backend: Backend) -> None:

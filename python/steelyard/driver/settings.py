@@ -11,7 +11,7 @@ from steelyard import recipes
 from steelyard.driver.blocks import AUTO, Chosen, check_chosen
 from steelyard.errors import RecipeError, shown
 from steelyard.passes.partition import COMPACT
-from steelyard.recipes import Overrides, Recipe
+from steelyard.recipes import CustomRecipe, Overrides, Recipe
 
 WEIGHTS = ("cached", "quantized")
 
@@ -38,6 +38,12 @@ class Settings:
     def capture(self) -> AbstractContextManager:
         """The context of calls. If attention is to be quantized, it is captured as separate matrix products."""
         return sdpa_kernel(SDPBackend.MATH) if self.attention else nullcontext()
+
+    def are_alike(self, layer: str, other: str) -> bool:
+        """Whether two layers are quantized alike; a user's own quantizers may differ from layer to layer."""
+        pattern = self.overrides.pattern_of(layer)
+        is_custom = isinstance(self.overrides.recipe_of(layer, self.recipe), CustomRecipe)
+        return pattern == self.overrides.pattern_of(other) and not is_custom
 
     def stage_options(self) -> dict[str, dict[str, Any]]:
         """The options of the pipeline that leads to each stage."""

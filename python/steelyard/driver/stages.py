@@ -13,7 +13,7 @@ from steelyard.passes.generate_kernels import generate_kernels
 from steelyard.passes.pipeline.named import STAGES
 from steelyard.passes.pipeline.text import Element, named_pipeline
 from steelyard.runtime.cuda.devices import Devices
-from steelyard.runtime.program import Program
+from steelyard.runtime.program import Program, read_program
 from steelyard.runtime.quantizers import Quantizers
 from steelyard.runtime.state import State
 from steelyard.runtime.weights import Weights
@@ -59,7 +59,7 @@ def make_program(
     # A program that quantizes nothing runs on any device.
     runs_kernels = any(call.device == "cuda" for call in calls_of(module.operation).values())
     devices = Devices(target) if target is not None and runs_kernels else None
-    return Program(module, state, quantizers, weights, settings.check_finite, devices)
+    return read_program(module, state, quantizers, weights, settings.check_finite, devices)
 
 
 def make_kernels(module: ir.Module, target: Target, stage: str) -> None:

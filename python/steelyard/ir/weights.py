@@ -6,13 +6,16 @@ from hashlib import blake2b
 from torch_mlir import ir
 
 from steelyard.dialect.attributes import SchemeAttr
+from steelyard.dialect.quantize import QuantizeOp
+from steelyard.dialect.types import scaled_info_of
 from steelyard.errors import ConstraintError
 from steelyard.formats.schemes import Scheme
-from steelyard.ir.attributes import WEIGHT_FORM, WEIGHT_KEY
+from steelyard.ir.attributes import PARAMETER, STATE, WEIGHT_FORM, WEIGHT_KEY
+from steelyard.ir.functions import argument_attributes
 
 _SCHEME, _TRANSPOSED, _PACKED = "scheme", "transposed", "packed"
-_ABOUT_ITSELF = ("sym_name", "sym_visibility", WEIGHT_KEY, WEIGHT_FORM)
-"""Attributes of a function that say nothing about what it makes."""
+_ABOUT_ITSELF = ("sym_name", "sym_visibility", "arg_attrs", WEIGHT_KEY, WEIGHT_FORM)
+"""Attributes of a function that say nothing about what it makes, or are looked at by themselves."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +54,12 @@ class WeightForm:
 def describe_weight(function: ir.Operation, form: WeightForm | None) -> None:
     """Record on a function which weight it makes; a pass that changes the function records it again.
 
-    The key is the same for functions that take equal arguments and do the same to them, in whatever program: passes
-    that later lower both do the same to both. `form` is None where no quantized parameter can be the weight.
+    The key is the same for functions that do the same to a parameter, with the same state, in whatever program: passes
+    that later lower both do the same to both. It ends with the names of the state, and does not depend on the names of
+    parameters and layers. `form` is None where no quantized parameter can be the weight.
     """
     attributes = function.attributes
-    attributes[WEIGHT_KEY] = ir.StringAttr.get(_digest(function))
+    attributes[WEIGHT_KEY] = ir.StringAttr.get(" ".join([_digest(function), *weight_states(function)]))
     if form is not None:
         attributes[WEIGHT_FORM] = form.to_attribute()
     elif WEIGHT_FORM in attributes:
@@ -72,6 +76,16 @@ def weight_key(function: ir.Operation) -> str:
     return ir.StringAttr(function.attributes[WEIGHT_KEY]).value
 
 
+def weight_states(function: ir.Operation) -> tuple[str, ...]:
+    """The names of the state that a function takes."""
+    return tuple(ir.StringAttr(own[STATE]).value for own in argument_attributes(function) if STATE in own)
+
+
+def renamed_key(key: str, states: tuple[str, ...]) -> str:
+    """The key of the same making with other state."""
+    return " ".join([key.partition(" ")[0], *states])
+
+
 def weight_form(function: ir.Operation) -> WeightForm | None:
     """The form of the weight that a function makes; raises `ConstraintError`."""
     attributes = function.attributes
@@ -81,7 +95,11 @@ def weight_form(function: ir.Operation) -> WeightForm | None:
 def _digest(function: ir.Operation) -> str:
     """A number for what a function does: its arguments, and its ops in their order."""
     about = _attributes(function, _ABOUT_ITSELF)
-    made = repr((about, [_block(block, {}) for block in function.regions[0].blocks]))
+    arguments = [
+        [(name, "" if name in (PARAMETER, STATE) else str(value)) for name, value in sorted(own.items())]
+        for own in argument_attributes(function)
+    ]
+    made = repr((about, arguments, [_block(block, {}) for block in function.regions[0].blocks]))
     return blake2b(made.encode(), digest_size=16).hexdigest()
 
 
@@ -94,10 +112,17 @@ def _block(block: ir.Block, numbers: dict[ir.Value, int]) -> list[object]:
         op = view.operation
         operands = [numbers[operand] for operand in op.operands]
         regions = [[_block(inner, numbers) for inner in region.blocks] for region in op.regions]
-        ops.append((op.name, operands, _attributes(op), [str(result.type) for result in op.results], regions))
+        # Only a user's own quantizer may differ from layer to layer.
+        own = _attributes(op, () if _is_custom(op) else ("layer",))
+        ops.append((op.name, operands, own, [str(result.type) for result in op.results], regions))
         for result in op.results:
             numbers[result] = len(numbers)
     return ops
+
+
+def _is_custom(op: ir.Operation) -> bool:
+    view = op.opview
+    return isinstance(view, QuantizeOp) and any(scheme.custom for scheme in scaled_info_of(view.result).schemes)
 
 
 def _attributes(op: ir.Operation, without: tuple[str, ...] = ()) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from steelyard.dialect import make_context
 from steelyard.errors import ConstraintError
 from steelyard.formats.schemes import Scheme
 from steelyard.ir.functions import functions_of
-from steelyard.ir.weights import WeightForm, is_weight, weight_form, weight_key
+from steelyard.ir.weights import WeightForm, is_weight, renamed_key, weight_form, weight_key
 from steelyard.passes import build_pass_manager, parse_pipeline
 
 MX = Scheme("f8E4M3FN", "1x32", "f8E8M0FNU")
@@ -16,6 +16,7 @@ ALIASES = """
 #mx = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
 #mx_floor = #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {rule = "floor"}>
 #mx_columns = #scaled.scheme<f8E4M3FN, "32x1", f8E8M0FNU, {}>
+#own = #scaled.scheme<i8, "1x64", f32, {custom = "own"}>
 #delayed = #scaled.scheme<f8E4M3FN, "tensor", f32, {source = "delayed"}>
 #fp4 = #scaled.scheme<f4E2M1FN, "16x16", f8E4M3FN, {second_level = "tensor"}>
 #fp4_rows = #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {second_level = "tensor"}>
@@ -66,7 +67,10 @@ MAKINGS = {
     "another rule": program(f"%q = {quantized('%w', '32x64', '#mx_floor')}", "32x64", "#mx_floor"),
     "both copies": program(f"%q = {quantized('%w', '32x64', col='#mx_columns')}", "32x64", col="#mx_columns"),
     "transposed": program(f"{TRANSPOSE}\n%q = {quantized('%v', '64x32')}", "64x32"),
-    "named layer": program(f"%q = {quantized('%w', '32x64', layer='up')}", "32x64"),
+    "own quantizer": program(f"%q = {quantized('%w', '32x64', '#own', layer='up')}", "32x64", "#own"),
+    "own quantizer of another layer": program(
+        f"%q = {quantized('%w', '32x64', '#own', layer='down')}", "32x64", "#own"
+    ),
     "first rows": program(SLICE.format(begin=0, end=8) + quantized("%v", "8x64"), "8x64"),
     "other rows": program(SLICE.format(begin=8, end=16) + quantized("%v", "8x64"), "8x64"),
     "a scale": program(
@@ -87,6 +91,20 @@ MAKINGS = {
 def test_unequal_makings_have_unequal_keys():
     keys = {case: made(text)[0][0] for case, text in MAKINGS.items()}
     assert len(set(keys.values())) == len(MAKINGS), keys
+
+
+@pytest.mark.parametrize("case", ["plain", "both copies", "transposed"])
+def test_names_of_layers_and_parameters_do_not_matter(case):
+    ((key, form),) = made(MAKINGS[case])
+    renamed = MAKINGS[case].replace('layer = ""', 'layer = "down"').replace("up.weight", "down.weight")
+    assert renamed.count("down") == 2
+    assert made(renamed) == [(key, form)]
+
+
+def test_a_key_with_other_state_is_that_of_a_program_with_that_state():
+    (a, _), (b, _) = made(MAKINGS["a scale"])[0], made(MAKINGS["another scale"])[0]
+    assert renamed_key(a, ("b",)) == b
+    assert renamed_key(b, ("a",)) == a
 
 
 def test_equal_makings_have_equal_keys_in_other_programs():
