@@ -59,7 +59,7 @@ _PIPELINES = (
     ),
     Pipeline(
         "steelyard-lowered",
-        "scaled-legalize{target=<target>},scaled-pack-weights{target=<target>},scaled-expand-scales,"
+        "scaled-fold-views,scaled-legalize{target=<target>},scaled-pack-weights{target=<target>},scaled-expand-scales,"
         "scaled-lower-storage,scaled-select-kernels{target=<target>},scaled-plan-launches{target=<target>},"
         "scaled-plan-memory,scaled-verify-stage{stage=lowered}",
         {"target": "cpu"},
