@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from steelyard.driver.blocks import names_in
+from steelyard.driver.code_names import names_in
 
 _CACHES = ("DynamicCache", "StaticCache")
 _MODULE = "transformers.cache_utils"

@@ -5,17 +5,14 @@ Python: what they call is compiled, their own ops are torch's. So a model is cut
 them computes no product, and ranks nothing that a block computes.
 """
 
-import dis
-import functools
-import inspect
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 
+from steelyard.driver.code_names import names_in
 from steelyard.errors import RecipeError, UnsupportedModelError, shown
 from steelyard.recipes import Overrides
 
@@ -137,51 +134,7 @@ def has_products(module: torch.nn.Module) -> bool:
 
 def _must_be_captured(module: torch.nn.Module) -> bool:
     """Whether the forward of a module that holds blocks does itself what only a captured graph shows."""
-    # `self.linear(x)` calls a submodule, which is compiled like a block.
-    return bool((names_in(module) & (_PRODUCTS | _RANKS)) - module._modules.keys())
-
-
-def names_in(module: torch.nn.Module) -> frozenset[str]:
-    """The names that a module's forward uses, with those of its own methods and of functions beside it."""
-    own = module.__dict__.get("forward")
-    return _names_in_class(type(module)) if own is None else _names_in_code(_code_of(own), {}, {})
-
-
-@functools.lru_cache(maxsize=1024)
-def _names_in_class(model_class: type) -> frozenset[str]:
-    methods: dict[str, Any] = {}
-    for ancestor in reversed(model_class.__mro__):
-        if not ancestor.__module__.startswith("torch."):
-            methods.update(vars(ancestor))
-    forward = inspect.unwrap(model_class.forward)  # pyright: ignore[reportAttributeAccessIssue]
-    return _names_in_code(_code_of(forward), methods, getattr(forward, "__globals__", {}))
-
-
-def _code_of(function: Any) -> CodeType | None:
-    function = inspect.unwrap(function) if callable(function) else function
-    return getattr(getattr(function, "__func__", function), "__code__", None)
-
-
-def _names_in_code(code: CodeType | None, methods: Mapping[str, Any], beside: Mapping[str, Any]) -> frozenset[str]:
-    names: set[str] = set()
-    seen: set[CodeType] = set()
-    waiting = [code]
-    while waiting:
-        code = waiting.pop()
-        if code is None or code in seen:
-            continue
-        seen.add(code)
-        names.update(code.co_names)
-        names.update("matmul" for step in dis.get_instructions(code) if step.argrepr in ("@", "@="))
-        waiting += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-        for name in code.co_names:
-            for scope in (methods, beside):
-                if isinstance(scope.get(name), FunctionType) and _is_near(scope[name], beside):
-                    waiting.append(_code_of(scope[name]))
-    return frozenset(names)
-
-
-def _is_near(function: Callable, beside: Mapping[str, Any]) -> bool:
-    """Whether a function is written in the same package: others are not read."""
-    package = str(beside.get("__name__", "")).partition(".")[0]
-    return bool(package) and function.__module__.partition(".")[0] == package
+    # `self.linear(x)` calls a submodule, which is compiled like a block. Ranks matter where scores are at hand: a
+    # function that forward calls, such as a loss that balances experts, ranks what was computed before.
+    named = (names_in(module) & _PRODUCTS) | (names_in(module, deep=False) & _RANKS)
+    return bool(named - module._modules.keys())
