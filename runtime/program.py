@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch_mlir import ir
 
-from steelyard.ir.attributes import PARAMETER, PRIMAL, SAVED, SOURCES, STATE, WEIGHT
+from steelyard.ir.attributes import PARAMETER, PRIMAL, RNG, SAVED, SOURCES, STATE, WEIGHT
 from steelyard.ir.functions import argument_attributes, argument_types, functions_of, result_attributes
 from steelyard.ir.renaming import Renaming
 from steelyard.ir.torch_ops import op_name
@@ -153,6 +153,9 @@ class Function:
 
     def __post_init__(self):
         self._run = self.emitted.run
+        names = [name for name, _ in self.state_names]
+        self._random = names.index(RNG) if RNG in names else None
+        """Which of its states random bits come from."""
         for name, shape in self.state_names:
             self.state.expect(name, shape)
 
@@ -171,7 +174,10 @@ class Function:
         if self.devices is not None:
             return self._call_on(self.devices.find(arguments), arguments)
         get_state = self.state.get
-        arguments += tuple([get_state(name, shape) for name, shape in self.state_names])
+        states = [get_state(name, shape) for name, shape in self.state_names]
+        if self._random is not None:
+            states[self._random] = self._draw()
+        arguments += tuple(states)
         get = self.weights.get
         parts = []
         for weight in self.weight_arguments:
@@ -185,6 +191,8 @@ class Function:
     def _call_on(self, device: torch.device, arguments: tuple) -> tuple:
         """The call on another device than the CPU."""
         states = [self.state.get_on(device, name, shape) for name, shape in self.state_names]
+        if self._random is not None:
+            states[self._random] = self._draw()
         arguments += tuple(states)
         parts = []
         for weight in self.weight_arguments:
@@ -198,6 +206,9 @@ class Function:
         if self.moved:
             self.state.write({name: results[i] for i, name in self.moved.items()})
         return tuple(kept)
+
+    def _draw(self) -> torch.Tensor:
+        return self.state.draw(self, self.emitted.code.name)
 
 
 def _read_function(
