@@ -15,3 +15,5 @@ if _WORKERS > 1:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _WORKERS)))
 # A garbage collection after each compilation takes a sixth of the time of a small test.
 os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
+# Tests are of the compiler, and leave the user's cache alone. Tests of the cache choose a folder of their own.
+os.environ["STEELYARD_CACHE"] = "off"

@@ -36,7 +36,8 @@ def write_file(path: Path, data: bytes) -> None:
     try:
         # A device or a pipe is not replaced, and neither is a link: the file that it names is.
         if path.is_file() or not path.exists():
-            _replace(path.resolve(), data)
+            mode = path.stat().st_mode if path.exists() else 0o666 & ~_umask()
+            replace_file(path.resolve(), data, mode)
         else:
             path.write_bytes(data)
     except OSError as error:
@@ -79,13 +80,14 @@ def write_folder(folder: Path, texts: Mapping[str, str]) -> list[Path]:
     return [folder / name for name in texts]
 
 
-def _replace(path: Path, data: bytes) -> None:
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
+def replace_file(path: Path, data: bytes, mode: int, prefix: str = ".") -> None:
+    """Make or replace a file in one step; until then, its data is in a file beside it whose name has this prefix."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=prefix, delete=False) as file:
         unfinished = Path(file.name)
         try:
             file.write(data)
             file.flush()
-            unfinished.chmod(path.stat().st_mode if path.exists() else 0o666 & ~_umask())
+            unfinished.chmod(mode)
             unfinished.replace(path)
         except BaseException:
             unfinished.unlink(missing_ok=True)

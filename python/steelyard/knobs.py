@@ -1,6 +1,7 @@
 """Every environment variable that this package reads, with its default. No other module reads `os.environ`."""
 
 import os
+from pathlib import Path
 
 
 def isa() -> str | None:
@@ -9,3 +10,22 @@ def isa() -> str | None:
     The default is the widest that the machine supports.
     """
     return os.environ.get("STEELYARD_ISA") or None
+
+
+def cache() -> str | None:
+    """`STEELYARD_CACHE`: the folder of the disk cache; `off` or `0` for none.
+
+    The default is `steelyard` in `XDG_CACHE_HOME`, or in `~/.cache`.
+    """
+    return os.environ.get("STEELYARD_CACHE") or None
+
+
+def cache_size() -> str:
+    """`STEELYARD_CACHE_SIZE`: how many bytes the disk cache may have, as in `512M`. The default is 1 GiB."""
+    return os.environ.get("STEELYARD_CACHE_SIZE") or "1G"
+
+
+def user_cache() -> str:
+    """`XDG_CACHE_HOME`: the folder in which programs keep their caches; `~/.cache` unless it is an absolute path."""
+    folder = os.environ.get("XDG_CACHE_HOME", "")
+    return folder if Path(folder).is_absolute() else "~/.cache"
