@@ -12,6 +12,7 @@ from torch_mlir import ir
 from steelyard.dialect import make_context, print_module
 from steelyard.driver import stages
 from steelyard.driver.explanation import Row, rows_of
+from steelyard.driver.program_cache import CachedLowering, Lowering
 from steelyard.driver.quantizers import UserQuantizers
 from steelyard.driver.settings import Settings
 from steelyard.errors import InternalError, SteelyardError
@@ -48,6 +49,8 @@ class Compilation:
         """Bytes that torch would save."""
         self.seconds = 0.0
         """How long the stages took."""
+        self.was_cached = False
+        """Whether they were read from the disk cache."""
         self.source = self
         """The compilation that this one is bound to other layers from; itself if it ran through the stages."""
         self.renaming: Renaming | None = None
@@ -58,7 +61,7 @@ class Compilation:
         assert self.program is not None, "what is bound has run"
         bound = Compilation(self.settings, self._state, self._weights)
         bound.source, bound.renaming = self, renaming
-        bound.stages = self.stages
+        bound.stages, bound.was_cached = self.stages, self.was_cached
         bound.program = self.program.bound_to(renaming)
         bound.rows = [
             replace(row, layer=renaming.layer(row.layer), weight=renaming.parameter(row.weight)) for row in self.rows
@@ -87,24 +90,41 @@ class Compilation:
     def _run(self, module: ir.Module) -> Program:
         start = time.perf_counter()
         self._record("traced", module)
-        self.eager_kept = eager_bytes(module.operation)
-        stages.make_raised(module, self.settings)
-        self._record("raised", module)
-        stages.make_quantized(module, self.settings)
-        self._record("quantized", module)
-        stages.make_fused(module, self.settings)
-        self.rows = rows_of(module, self.settings.target)
-        self._record("fused", module)
-        stages.make_partitioned(module, self.settings)
-        self.kept = kept_bytes(module.operation)
-        self.shortened = shortened(module.operation)
-        self._record("partitioned", module)
-        stages.make_lowered(module, self.settings)
-        self._record("lowered", module)
+        cached = CachedLowering(self.stages["traced"], self.settings)
+        found = cached.load(module.context)
+        if found is None:
+            lowering = self._lower(module)
+        else:
+            lowering, module = found
+        self.was_cached = found is not None
+        self.stages |= lowering.stages
+        self.rows, self.shortened = lowering.rows, lowering.shortened
+        self.kept, self.eager_kept = lowering.kept, lowering.eager_kept
         quantizers = UserQuantizers(self.settings)
         self.program = stages.make_program(module, self.settings, self._state, quantizers, self._weights)
         self.seconds = time.perf_counter() - start
+        if found is None:
+            cached.store(lowering)
         return self.program
+
+    def _lower(self, module: ir.Module) -> Lowering:
+        """Run the passes of every stage."""
+        made: dict[str, bytes] = {}
+        eager_kept = eager_bytes(module.operation)
+        stages.make_raised(module, self.settings)
+        made["raised"] = _bytecode(module)
+        stages.make_quantized(module, self.settings)
+        made["quantized"] = _bytecode(module)
+        stages.make_fused(module, self.settings)
+        rows = rows_of(module, self.settings.target)
+        made["fused"] = _bytecode(module)
+        stages.make_partitioned(module, self.settings)
+        kept = kept_bytes(module.operation)
+        layers = shortened(module.operation)
+        made["partitioned"] = _bytecode(module)
+        stages.make_lowered(module, self.settings)
+        made["lowered"] = _bytecode(module)
+        return Lowering(made, rows, layers, kept, eager_kept)
 
     def module(self, stage: str) -> bytes:
         """The bytecode of a stage; kernels are generated on request."""
