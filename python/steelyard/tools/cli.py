@@ -7,7 +7,7 @@ from pathlib import Path
 
 from steelyard.errors import FileError, SteelyardError
 from steelyard.files import failure
-from steelyard.tools import inspect, targets, verify_gpu
+from steelyard.tools import cache, inspect, targets, verify_gpu
 from steelyard.tools.console import Parser, hold_closed_streams, say, show
 
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
@@ -65,6 +65,7 @@ def _make_parser() -> argparse.ArgumentParser:
     verify_gpu.add_arguments(
         add("verify-gpu", "check and measure the CUDA kernels on this machine's GPU", verify_gpu.run)
     )
+    cache.add_arguments(add("cache", "show or empty the disk cache of lowered programs", cache.run))
     return parser
 
 
