@@ -204,6 +204,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("pages", nargs="*", type=Path, help="all by default")
     parser.add_argument("--write", action="store_true", help="put what was printed in place of what was shown")
     options = parser.parse_args(arguments)
+    # The programs of pages are of no use to the user's own cache.
+    os.environ["STEELYARD_CACHE"] = "off"
     failed = False
     for page in [page.resolve() for page in options.pages] or pages():
         differences = run_page(page)
