@@ -181,7 +181,7 @@ def find_cache() -> CacheFolder | None:
 
 def parse_size(text: str) -> int:
     """A number of bytes, as in `512M`; units are powers of 1024."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE | re.ASCII)
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE | re.ASCII)
     if found is None:
         raise SteelyardError(f"STEELYARD_CACHE_SIZE must be a number of bytes, as in 512M or 2G, got {shown(text)}")
     return int(float(found[1]) * 2 ** _UNITS[found[2].upper()])
