@@ -66,10 +66,10 @@ def no_passes(monkeypatch):
     return forbid
 
 
-def make(recipe: Any = "mxfp8", **options) -> Any:
+def make(recipe: Any = "mxfp8", model: type[nn.Module] = Model, **options) -> Any:
     torch.manual_seed(0)
     torch._dynamo.reset()
-    return steelyard.compile(Model(), recipe, **options)
+    return steelyard.compile(model(), recipe, **options)
 
 
 def infer(net) -> list[torch.Tensor]:
@@ -133,6 +133,42 @@ def test_a_cached_program_is_the_compiled_one(use, recipe, options, folder, no_p
     assert programs(folder) == written
     monkeypatch.undo()
     assert told(second) == told(first)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 96), nn.Linear(96, 64)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(5))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize(("use", "recipe"), [(infer, "mxfp8"), (train, "fp8-delayed")])
+def test_a_cached_program_is_bound_to_every_layer(use, recipe, folder, no_passes, monkeypatch):
+    first = make(recipe, model=Blocks)
+    results = use(first)
+    assert len(programs(folder)) < 5 <= len(compiled(first))
+    no_passes()
+    second = make(recipe, model=Blocks)
+    assert all(torch.equal(a, b) for a, b in zip(use(second), results, strict=True))
+    assert was_cached(second)
+    monkeypatch.undo()
+    assert told(second) == told(first)
+    assert {row.layer for row in second.explain().rows} == {
+        f"blocks.{i}.{name}" for i in range(5) for name in ("up", "down")
+    }
 
 
 def test_a_program_for_cuda(folder, no_passes):
