@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -87,9 +88,15 @@ class _Held(NamedTuple):
 class Weights:
     """The quantized weights of a net, for all its programs: each parameter is quantized once per scheme and write."""
 
-    def __init__(self, is_rewritten: Callable[[torch.Tensor], bool] = lambda parameter: False):
+    def __init__(
+        self,
+        is_rewritten: Callable[[torch.Tensor], bool] = lambda parameter: False,
+        watch: Callable[[int], AbstractContextManager] = lambda done: nullcontext(),
+    ):
         self._is_rewritten = is_rewritten
         """Whether a parameter's memory is written without a trace: such a weight is never kept."""
+        self._watch = watch
+        """The context in which a weight is made for the first time, given how many were."""
         self._rewritten: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         self._held: dict[tuple[str, int], _Held] = {}
         self._kept: dict[tuple[str, int], _Kept] = {}
@@ -138,8 +145,9 @@ class Weights:
             if kept is None:
                 storages = [StorageWeakRef(source.untyped_storage()) for source in sources]
                 # What was kept goes first, so that the new parts find its memory.
-                self._kept.pop(key, None)
-                parts = weight.make(*sources)
+                is_first = self._kept.pop(key, None) is None
+                with self._watch(len(self._kept)) if is_first else nullcontext():
+                    parts = weight.make(*sources)
                 reference = weakref.ref(parameter, lambda gone: self._drop(key, gone))
                 kept = self._kept[key] = _Kept(parts, stamp, reference, storages, moment_on(parameter.device))
         return kept

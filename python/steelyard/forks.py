@@ -26,9 +26,9 @@ _usual_interval = sys.getswitchinterval()
 _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def make_lock() -> threading.Lock:
+def make_lock(*, is_reentrant: bool = False) -> Any:
     """A lock that is free in a forked child, whoever held it; what it guards must be whole at any moment."""
-    lock = threading.Lock()
+    lock = threading.RLock() if is_reentrant else threading.Lock()
     _locks.add(lock)
     return lock
 

@@ -29,3 +29,12 @@ def user_cache() -> str:
     """`XDG_CACHE_HOME`: the folder in which programs keep their caches; `~/.cache` unless it is an absolute path."""
     folder = os.environ.get("XDG_CACHE_HOME", "")
     return folder if Path(folder).is_absolute() else "~/.cache"
+
+
+def progress() -> bool:
+    """`STEELYARD_PROGRESS`: `0` never shows what is being compiled; by default, a terminal does after 2 s.
+
+    Nothing is shown where nobody looks, in tests and in continuous integration, nor by a terminal that only appends.
+    """
+    unseen = os.environ.get("PYTEST_CURRENT_TEST") or os.environ.get("CI") or os.environ.get("TERM") == "dumb"
+    return os.environ.get("STEELYARD_PROGRESS") != "0" and not unseen

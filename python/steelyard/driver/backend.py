@@ -13,6 +13,7 @@ from torch._dynamo.exc import RestartAnalysis, SkipFrame, exceptions_allowed_to_
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from steelyard.dialect import make_context
+from steelyard.driver import progress
 from steelyard.driver.blocks import Blocks, find_blocks
 from steelyard.driver.captured import CapturedGraph
 from steelyard.driver.compilation import Compilation
@@ -68,7 +69,7 @@ class Backend:
         """The graphs that cannot be compiled."""
         self._names = functools.partial(_names_by_id, _weakly(root))
         """From the ids of parameters to their names."""
-        self.weights = Weights(functools.partial(is_gathered, _weakly(root)))
+        self.weights = Weights(functools.partial(is_gathered, _weakly(root)), _quantizing)
         self.kept_weights: dict[str, str] = {}
         """Parameters that stay in high precision although `weights` is `quantized`, and why."""
         self.storable = storable
@@ -108,6 +109,7 @@ class Backend:
         if self._has_fast_path:
             contexts.enter_context(without_fast_path())
         if not is_settled:
+            contexts.enter_context(progress.call())
             contexts.enter_context(self.outside.record(self._module_names))
         return contexts
 
@@ -139,7 +141,8 @@ class Backend:
             partition_fn=training.partition,
         )
         try:
-            captured = capture(graph_module, as_plain(example_inputs))
+            with progress.doing(lambda: f"tracing the ops of {caller or 'the model'}"):
+                captured = capture(graph_module, as_plain(example_inputs))
             return next(filter(None, direct), captured)
         except (RestartAnalysis, SkipFrame, *exceptions_allowed_to_be_fallback):
             # No failures: torch is told to capture the frame in another way, or breaks the graph before the op.
@@ -286,6 +289,11 @@ class Backend:
             known.get(id(value), placeholder if isinstance(value, torch.nn.Parameter) else None)
             for placeholder, value in zip(placeholders, inputs, strict=True)
         ]
+
+
+def _quantizing(done: int) -> AbstractContextManager:
+    """The context in which a weight is quantized for the first time, after so many others."""
+    return progress.doing(lambda: f"quantizing weights, {done} done")
 
 
 def _weakly(root: torch.nn.Module | None) -> Callable[[], torch.nn.Module | None]:

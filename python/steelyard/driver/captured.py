@@ -5,12 +5,14 @@ overrides and state of their own, so each set of parameters has its own program.
 are the same code, bound to other names. A layer that is quantized in another way is compiled on its own.
 """
 
+import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from steelyard.driver import progress
 from steelyard.driver.compilation import Compilation
 from steelyard.forks import make_lock
 from steelyard.ir.renaming import Renaming
@@ -100,7 +102,8 @@ class CapturedGraph:
         """The program of parameters that come for the first time."""
         made = next((bound for known in self._built if (bound := self._bind(known, names)) is not None), None)
         if made is None:
-            made = self._built[names] = self._build(self._layers_of(names), names)
+            with progress.doing(lambda: f"compiling {_common_module(names) or 'the model'}"):
+                made = self._built[names] = self._build(self._layers_of(names), names)
         assert made.program is not None, "a compilation that was built has a program"
         self._add(made)
         self._programs[names] = made.program
@@ -118,3 +121,11 @@ class CapturedGraph:
     def _layers_of(self, names: Parameters) -> dict[torch.fx.Node, str]:
         renaming = Renaming(self._parameters, names)
         return {node: renaming.layer(layer) for node, layer in self._layers.items()}
+
+
+def _common_module(parameters: Parameters) -> str:
+    """The innermost module that holds all of some parameters; empty for the net itself."""
+    paths = [name.split(".")[:-1] for name in parameters if name is not None]
+    # Of all paths, the first and the last in order have the least in common.
+    pairs = zip(min(paths, default=[]), max(paths, default=[]), strict=False)
+    return ".".join(left for left, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

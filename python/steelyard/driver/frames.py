@@ -22,8 +22,12 @@ from torch._dynamo import trace_rules
 from torch._dynamo.eval_frame import _stance, cached_backends, innermost_fn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.guards import CheckFunctionManager, DeletedGuardManagerWrapper
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.types import ConvertFrameReturn, GuardedCode, wrap_guarded_code
 from torch._dynamo.utils import CleanupManager
+
+from steelyard.driver import progress
+from steelyard.driver.layer_names import innermost_module
 
 # torch's own limits count the entries of all nets.
 _lift_limits = torch._dynamo.config._make_closure_patcher(
@@ -39,13 +43,14 @@ _RESUMED = "__resume_at"
 class Captured:
     """A forward whose graphs are compiled by `compile_graph`, a function of this net alone that does not keep it.
 
-    `sharers` is how many modules it runs for: it may be compiled so many times more often.
+    `name` is that of the module among those of the net; empty for the net itself. `sharers` is how many modules it runs
+    for: it may be compiled so many times more often.
     """
 
-    def __init__(self, forward: Callable, compile_graph: Callable, sharers: int = 1):
+    def __init__(self, forward: Callable, compile_graph: Callable, name: str, sharers: int = 1):
         own = _with_own_code(forward)
         optimize: Any = torch._dynamo.optimize(backend=compile_graph)
-        self.frames = Frames(optimize.callback._torchdynamo_orig_backend, compile_graph, own.__code__, sharers)
+        self.frames = Frames(optimize.callback._torchdynamo_orig_backend, compile_graph, own.__code__, name, sharers)
         optimize.callback._torchdynamo_orig_backend = self.frames
         self.run: Callable = optimize(own)
         self._own = own
@@ -122,8 +127,9 @@ class _KeptByTorch:
 class Frames:
     """Stands before torch's own conversion of frames. torch holds its lock of compilations in each call."""
 
-    def __init__(self, convert: Any, compile_graph: Callable, own_code: CodeType, sharers: int):
+    def __init__(self, convert: Any, compile_graph: Callable, own_code: CodeType, name: str, sharers: int):
         self._convert = convert
+        self._name = name
         self._sharers = sharers
         self._own_code = own_code
         self.recent: dict[int, list[Any]] = {}
@@ -153,7 +159,8 @@ class Frames:
         self._kept.codes[id(code)] = weakref.ref(code)
         restore = _lift_limits()
         try:
-            result = convert(frame, *arguments, **keywords)
+            with progress.doing(functools.partial(self._describe, code, threading.get_ident())):
+                result = convert(frame, *arguments, **keywords)
         finally:
             restore()
         made = result.guarded_code
@@ -170,6 +177,13 @@ class Frames:
     def entries(self, code: CodeType) -> list[Any]:
         """What torch compiled of a function for this net."""
         return _entries(code, self._kept.compile_graph)
+
+    def _describe(self, code: CodeType, thread: int) -> str:
+        """What torch traces, by the module that it has come to."""
+        if code is not self._own_code:
+            return f"tracing {code.co_qualname}"
+        names = [name for name in (self._name, _traced_module(thread)) if name]
+        return f"tracing {'.'.join(names) or 'the model'}"
 
     def forget_call(self, *, failed: bool) -> None:
         """End a call of this thread.
@@ -188,6 +202,15 @@ def _entries(code: CodeType, compile_graph: Callable) -> list[Any]:
         for entry in _debug_get_cache_entry_list(code)
         if entry.backend is compile_graph and not isinstance(entry.guard_manager, DeletedGuardManagerWrapper)
     ]
+
+
+def _traced_module(thread: int) -> str | None:
+    """The name of the submodule that torch traces in another thread; None if it is in none."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code is not InstructionTranslatorBase.step.__code__:
+        frame = frame.f_back
+    stack = None if frame is None else frame.f_locals["self"].nn_module_stack
+    return innermost_module(stack, {})
 
 
 def _finalizers_of(guard_manager: Any) -> list[weakref.finalize]:

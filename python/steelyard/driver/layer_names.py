@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -36,12 +37,17 @@ def layer_names(
 
 
 def _layer_name(node: torch.fx.Node, names: Mapping[int, str]) -> str | None:
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    return innermost_module(node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack"), names)
+
+
+def innermost_module(stack: Mapping[str, tuple[str, Any]] | None, names: Mapping[int, str]) -> str | None:
+    """The name of the last module of torch's record of the modules that it is in; None if that is empty."""
     if not stack:
         return None
     key, (path, _) = list(stack.items())[-1]
     identity = str(key).partition("@")[0]
     if identity.isdigit() and int(identity) in names:
         return names[int(identity)]
-    # Without the root, the path of the traced frame: L['self'].layers.0.mlp
-    return re.sub(r"^L\[[^\]]*\]\.?", "", path)
+    # Without the root, the path of the traced frame: L['self'].__dict__['_modules']['model'].layers.0.mlp
+    path = re.sub(r"^L\[[^\]]*\]\.?", "", path).replace("__dict__['_modules']", "")
+    return re.sub(r"\['([^']*)'\]", r".\1", path).strip(".")

@@ -223,7 +223,7 @@ class _State:
             known = self.backend.block_captures
             group = blocks.groups[name]
             if group not in known:
-                known[group] = Captured(call_block, compile_graph, sharers=blocks.sharers(name))
+                known[group] = Captured(call_block, compile_graph, name, sharers=blocks.sharers(name))
             self._shared = known[group], ShortWay(known[group])
             return self._shared
 
@@ -238,7 +238,8 @@ class _State:
         with self.backend.lock:
             # Threads that come together share what the first one made.
             if self._compiled is None or self._compiled[0] is not own:
-                self._compiled = own, Captured(type(self.model).forward if own is None else own, compile_graph)
+                forward = type(self.model).forward if own is None else own
+                self._compiled = own, Captured(forward, compile_graph, name)
             return self._compiled
 
 

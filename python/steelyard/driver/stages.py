@@ -5,6 +5,7 @@ from torch_mlir import ir
 from steelyard.codegen.compilation import compile_kernel
 from steelyard.codegen.launches.text import generated_kernels
 from steelyard.codegen.ptx import lower_to_nvvm
+from steelyard.driver import progress
 from steelyard.driver.settings import Settings
 from steelyard.errors import IRError
 from steelyard.ir.kernel_calls import calls_of
@@ -82,6 +83,7 @@ def _without_heading(ptx: str) -> str:
 
 
 def _run(module: ir.Module, settings: Settings, stage: str) -> None:
+    progress.step(stage)
     try:
         build_pass_manager(pipeline_of(stage, settings), module.context).run(module.operation)
     except ir.MLIRError as error:
