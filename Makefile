@@ -87,7 +87,7 @@ docs: $(STAMP)-docs ## Write the generated pages, then build the documentation s
 
 $(STAMP)-bench: $(STAMP)-package
 	@echo "[setup] installing what the benchmarks compare with"
-	@$(PIP) 'torchao>=0.18,<0.19' openvino nncf matplotlib || echo "[setup] some peers cannot be installed: their rows say so"
+	@$(PIP) 'transformers>=5' 'torchao>=0.18,<0.19' openvino nncf matplotlib || echo "[setup] some peers cannot be installed: their rows say so"
 	@touch $@
 
 # GROUPS=gemm,models runs only these.

@@ -1,114 +1,128 @@
-"""How long `steelyard.compile` takes per layer and in which step, beside inductor, and what the result holds."""
+"""How long the first call of a Llama takes, by its depth, and what its repeated blocks cost in later calls.
 
-import gc
-import itertools
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+Each first call runs in a process of its own: with an empty cache of programs, and again with what that left in it.
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from first_call import CONTENDERS, TOKENS, forward, make_model, training_step
+from machine import pinned
 from report import Table, progress
-from torch import nn
+from timing import Times, interleave
 
-import steelyard
-from steelyard.driver import backend, compilation, stages
-from steelyard.tools.demo import Block
+SCRIPT = Path(__file__).parent / "first_call.py"
+BLOCKS, WHOLE, EAGER, INDUCTOR = CONTENDERS
+FORWARD, TRAINING = "forward", "training step"
+EMPTY, FULL, GROWTH = "first call, empty cache", "first call, full cache", "growth per layer"
+DEEPEST = 30
+SPEEDS = ["speed, blocks=False is 1", "speed, best"]
+# Seconds for the deepest model.
+AIMS = {(FORWARD, EMPTY): 6.0, (FORWARD, FULL): 3.0, (FORWARD, GROWTH): 0.040, (TRAINING, EMPTY): 12.0}
 
-WIDTH = 256
-STEPS = {
-    "import": (backend, ("import_graph",)),
-    **{name: (stages, (f"make_{name}",)) for name in stages.STAGES if hasattr(stages, f"make_{name}")},
-    "print": (compilation, ("print_module",)),
-}
+Measured = dict[tuple[str, str, str, str], Times]
+"""By work, what of it, number of layers and contender."""
 
 
 def measure(quick: bool = False) -> Table:
-    """One row per depth: seconds of the first call, which compiles, and the share of each step."""
-    depths = (2, 8) if quick else (2, 6, 12, 24, 48)
-    columns = ["layers", "steelyard s", "capture", *STEPS, "inductor s", "speed, inductor = 1", "held MB", "RSS MB"]
-    table = Table("Compile time of a GPT, first call (mxfp8 beside inductor in fp32)", columns)
-    seconds: dict[int, float] = {}
-    inductor: dict[int, float] = {}
-    for name in ("steelyard", "inductor"):
-        # The first compilation of a process loads what all later ones share.
-        progress(f"warming {name} up")
-        _first_call(1, name)
-    for depth in depths:
-        progress(f"compiling {depth} layers")
-        seconds[depth], shares, held, grown = _measured_call(depth)
-        inductor[depth], *_ = _first_call(depth, "inductor")
-        ratio = inductor[depth] / seconds[depth]
-        percents = [f"{share / seconds[depth]:.0%}" for share in shares.values()]
-        table.rows.append([str(depth), seconds[depth], *percents, inductor[depth], ratio, held, grown])
+    """One row per work, depth and contender."""
+    depths = (2, 8) if quick else (2, 8, DEEPEST)
+    measured: Measured = {}
+    with pinned(1):
+        for depth in depths:
+            for contender in (BLOCKS, WHOLE, EAGER) if quick else CONTENDERS:
+                repeats = 2 if contender in (BLOCKS, WHOLE) and not quick else 1
+                _add_first_calls(measured, depth, contender, repeats)
+        _add_growth(measured, *depths[-2:])
+        _add_later_calls(measured, quick)
     progress("")
-    table.notes.append(_slopes("steelyard", seconds))
-    table.notes.append(_slopes("inductor", inductor))
-    table.notes.append("held: quantized weights and work memory by net.memory(). RSS: how much the process grew.")
+    columns = ["work", "layers", "contender", "best s", "median s", "aim s", *SPEEDS]
+    table = Table("The first call of a Llama, and later calls, 1 thread", columns, labels=columns[:3])
+    # Python keeps the order of equals: depths and contenders as they were measured.
+    for key in sorted(measured, key=lambda key: (key[0] != FORWARD, key[1])):
+        table.rows.append(_row(key, measured))
+    table.notes = [
+        "first call: wall time in a process of its own, with libraries imported and the model built.",
+        "empty cache: STEELYARD_CACHE is an empty folder. full cache: it is what a first call left in it.",
+        "growth per layer: of the first call with an empty cache.",
+        "later calls: CPU time, in turns in one process, by nets that share a model and return equal bits.",
+        "speed: time with blocks=False / time, by medians and by the best calls; above 1 is faster.",
+        "Later calls aim at a speed of 1.",
+        f"steelyard is mxfp8. The Llama is 576 wide, its MLP 1536, with 9 heads, 3 of them for keys; {TOKENS} tokens.",
+    ]
+    if quick:
+        table.notes.append("Quick: without inductor.")
     return table
 
 
-def _slopes(name: str, seconds: dict[int, float]) -> str:
-    depths = list(seconds)
-    pairs = list(itertools.pairwise(depths))
-    slopes = [(seconds[b] - seconds[a]) / (b - a) * 1e3 for a, b in pairs]
-    words = [f"{a} to {b}: {slope:.0f}" for (a, b), slope in zip(pairs, slopes, strict=True)]
-    return f"{name}, ms per layer from {', '.join(words)}."
+def _add_first_calls(measured: Measured, depth: int, contender: str, repeats: int) -> None:
+    states = (EMPTY, FULL) if contender in (BLOCKS, WHOLE) else (EMPTY,)
+    # Inductor takes minutes to compile a deep training step.
+    works = (FORWARD,) if contender == INDUCTOR else (FORWARD, TRAINING)
+    seconds: dict[tuple[str, str], list[float]] = {(work, state): [] for work in works for state in states}
+    for _ in range(repeats):
+        for work in works:
+            with tempfile.TemporaryDirectory() as cache:
+                for state in states:
+                    progress(f"{work}, {depth} layers, {contender}: {state}")
+                    seconds[work, state].append(_first_call(work, depth, contender, cache))
+    for (work, state), found in seconds.items():
+        measured[work, state, str(depth), contender] = Times(min(found), statistics.median(found))
 
 
-def _measured_call(depth: int) -> tuple[float, dict[str, float], float, float]:
-    """Seconds in total and of each step, and megabytes: what the net says it holds, and how much the process grew."""
-    spent: dict[str, float] = dict.fromkeys(("capture", *STEPS), 0.0)
-    with _timed(spent):
-        total, net, grown = _first_call(depth, "steelyard")
-    spent["capture"] = total - sum(spent.values())
-    memory = net.memory()
-    return total, spent, (sum(memory.values()) - memory["parameters"]) / 1e6, grown
+def _first_call(work: str, depth: int, contender: str, cache: str) -> float:
+    command = [sys.executable, str(SCRIPT), work, str(depth), contender]
+    with tempfile.TemporaryDirectory() as folder:
+        # Inductor, too, caches on disk what it has compiled.
+        caches = {"STEELYARD_CACHE": cache, "TORCHINDUCTOR_CACHE_DIR": folder}
+        variables = os.environ | caches | {"OMP_NUM_THREADS": "1", "STEELYARD_PROGRESS": "0"}
+        done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=True)
+    return float(done.stdout)
 
 
-@contextmanager
-def _timed(spent: dict[str, float]) -> Iterator[None]:
-    """Add up the time that each step takes."""
-    originals = [(module, name, getattr(module, name)) for module, names in STEPS.values() for name in names]
-    for step, (module, names) in STEPS.items():
-        for name in names:
-            setattr(module, name, _timer(getattr(module, name), step, spent))
-    try:
-        yield
-    finally:
-        for module, name, function in originals:
-            setattr(module, name, function)
+def _add_growth(measured: Measured, few: int, many: int) -> None:
+    for work, state, layers, contender in list(measured):
+        if state != EMPTY or layers != str(many) or contender == EAGER:
+            continue
+        less, more = (measured[work, state, str(depth), contender] for depth in (few, many))
+        growth = Times((more.best - less.best) / (many - few), (more.median - less.median) / (many - few))
+        measured[work, GROWTH, f"{few} to {many}", contender] = growth
 
 
-def _timer(function: Any, step: str, spent: dict[str, float]) -> Any:
-    def timed(*arguments, **keywords):
-        start = time.perf_counter()
-        try:
-            return function(*arguments, **keywords)
-        finally:
-            spent[step] += time.perf_counter() - start
-
-    return timed
+def _add_later_calls(measured: Measured, quick: bool) -> None:
+    layers = 8 if quick else DEEPEST
+    shallower = 4 if quick else 12
+    _compare(measured, (FORWARD, "later calls, 1 token"), layers, lambda net: forward(net, tokens=1), quick)
+    _compare(measured, (FORWARD, f"later calls, {TOKENS} tokens"), layers, forward, quick)
+    _compare(measured, (TRAINING, "later calls"), shallower, training_step, quick)
 
 
-def _first_call(depth: int, compiler: str) -> tuple[float, Any, float]:
-    """Seconds of the first call, the net, and how many megabytes the process grew."""
-    torch.manual_seed(0)
+def _compare(
+    measured: Measured, work: tuple[str, str], layers: int, call: Callable[[Any], torch.Tensor], quick: bool
+) -> None:
+    progress(f"{', '.join(work)}, {layers} layers")
     torch._dynamo.reset()
-    model = nn.Sequential(*(Block() for _ in range(depth))).eval()
-    x = torch.randn(2, 16, WIDTH)
-    net = steelyard.compile(model, "mxfp8") if compiler == "steelyard" else torch.compile(model, backend=compiler)
-    before = _resident_bytes()
-    start = time.perf_counter()
-    # Inductor caches on disk what it has compiled.
-    with torch.no_grad(), torch.compiler.config.patch(force_disable_caches=True):
-        net(x)
-    total = time.perf_counter() - start
-    return total, net, (_resident_bytes() - before) / 1e6
+    model = make_model(layers)
+    nets = {contender: CONTENDERS[contender](model) for contender in (BLOCKS, WHOLE)}
+    results = [call(net).clone() for net in nets.values()]
+    if not torch.equal(*results):
+        raise AssertionError(f"{', '.join(work)}: blocks changed the result")
+    works = {contender: lambda net=net: call(net) for contender, net in nets.items()}
+    for contender, times in interleave(works, calls=20 if quick else 100, seconds=2.0 if quick else 15.0).items():
+        measured[*work, str(layers), contender] = times
 
 
-def _resident_bytes() -> int:
-    gc.collect()
-    fields = Path("/proc/self/statm").read_text().split()
-    return int(fields[1]) * 4096
+def _row(key: tuple[str, str, str, str], measured: Measured) -> list[str | float]:
+    work, part, layers, contender = key
+    times, whole = measured[key], measured.get((work, part, layers, WHOLE))
+    is_aimed = contender == BLOCKS and layers.endswith(str(DEEPEST))
+    aim = AIMS.get((work, part), "") if is_aimed else ""
+    speeds = ["", ""] if whole is None else [whole.median / times.median, whole.best / times.best]
+    return [f"{work}, {part}", layers, contender, times.best, times.median, aim, *speeds]

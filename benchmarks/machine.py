@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "asimd", "i8mm", "sve")
-PACKAGES = ("steelyard", "torch", "torchao", "openvino", "nncf", "jax")
+PACKAGES = ("steelyard", "torch", "transformers", "torchao", "openvino", "nncf", "jax")
 
 
 def describe() -> dict[str, str]:

@@ -107,6 +107,26 @@ def test_every_ratio_is_a_speed_with_its_baseline_at_one(harness):
     assert harness("charts")._axis_label("speed") == "speed against float32; above 1 is faster"
 
 
+def test_growth_per_layer_and_speeds_of_first_calls(harness):
+    compile_time = harness("compile_time")
+    times, blocks, whole = harness("timing").Times, compile_time.BLOCKS, compile_time.WHOLE
+    work, empty = compile_time.FORWARD, compile_time.EMPTY
+    measured = {
+        (work, empty, "8", blocks): times(1.0, 1.5),
+        (work, empty, "8", whole): times(4.0, 5.0),
+        (work, empty, "30", blocks): times(1.44, 2.16),
+        (work, empty, "30", whole): times(12.8, 16.0),
+    }
+    compile_time._add_growth(measured, 8, 30)
+    first = compile_time._row((work, empty, "30", blocks), measured)
+    assert first[:3] == ["forward, first call, empty cache", "30", blocks]
+    assert first[3:] == pytest.approx([1.44, 2.16, 6.0, 16.0 / 2.16, 12.8 / 1.44])
+    growth = compile_time._row((work, compile_time.GROWTH, "8 to 30", blocks), measured)
+    # best: 0.44 s and 8.8 s for 22 layers; median: 0.66 s and 11 s
+    assert growth[3:] == pytest.approx([0.02, 0.03, 0.04, 0.5 / 0.03, 0.4 / 0.02])
+    assert compile_time._row((work, empty, "8", blocks), measured)[5] == ""
+
+
 def test_every_group_can_be_named(harness):
     run = harness("run")
     for module in run.GROUPS.values():
