@@ -1,7 +1,7 @@
 """Calls of blocks: the function that torch captures, and the layer of a cache that a block gets.
 
-A block finds its keys and values in a cache of the whole model by its number. torch would compile a block again for each
-number, so a block gets a cache that has no other layers, and does not look at the number.
+A block finds its keys and values in a cache of the whole model by its number. torch would compile a block again for
+each number, so a block gets a cache that has no other layers, and does not look at the number.
 """
 
 import functools

@@ -1,8 +1,8 @@
 """The repeated blocks of a model, such as the layers of a transformer, which torch captures once for all of them.
 
-Each call of a block is a capture of its own, shared by the blocks that torch finds alike. The modules around them run as
-Python: what they call is compiled, their own ops are torch's. So a model is cut into its blocks only if the code around
-them computes no product, and ranks nothing that a block computes.
+Each call of a block is a capture of its own, shared by the blocks that torch finds alike. The modules around them run
+as Python: what they call is compiled, their own ops are torch's. So a model is cut into its blocks only if the code
+around them computes no product, and ranks nothing.
 """
 
 from collections import Counter
@@ -22,10 +22,13 @@ FEWEST = 4
 
 _CONTAINERS = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ModuleDict)
 _PRODUCTS = frozenset(
-    "linear bilinear matmul mm bmm mv addmm addmv addbmm baddbmm einsum tensordot inner chain_matmul multi_dot "
-    "scaled_dot_product_attention multi_head_attention_forward scaled_mm _scaled_mm grouped_mm _grouped_mm".split()
+    [
+        *("linear", "bilinear", "matmul", "mm", "bmm", "mv", "addmm", "addmv", "addbmm", "baddbmm", "multi_dot"),
+        *("einsum", "tensordot", "inner", "chain_matmul", "scaled_mm", "_scaled_mm", "grouped_mm", "_grouped_mm"),
+        *("scaled_dot_product_attention", "multi_head_attention_forward"),
+    ]
 )
-_RANKS = frozenset("topk sort argsort argmax argmin".split())
+_RANKS = frozenset(["topk", "sort", "argsort", "argmax", "argmin"])
 
 
 @dataclass(frozen=True)
