@@ -17,3 +17,15 @@ if _WORKERS > 1:
 os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
 # Tests are of the compiler, and leave the user's cache alone. Tests of the cache choose a folder of their own.
 os.environ["STEELYARD_CACHE"] = "off"
+
+
+def pytest_addoption(parser):
+    parser.addoption("--fewest-blocks", type=int, help="cut nets into blocks from so many on that are alike")
+
+
+def pytest_configure(config):
+    fewest = config.getoption("--fewest-blocks")
+    if fewest is not None:
+        from steelyard.driver import blocks
+
+        blocks.FEWEST = fewest

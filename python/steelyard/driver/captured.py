@@ -8,7 +8,7 @@ are the same code, bound to other names. A layer that is quantized in another wa
 import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,6 +23,15 @@ _MOST_REMEMBERED = 256
 Parameters = tuple[str | None, ...]
 Build = Callable[[Mapping[torch.fx.Node, str], Sequence[str | None]], Compilation]
 """Compiles a graph, given the layer of each node and the parameter of each argument."""
+
+
+class _Known(NamedTuple):
+    """The program of some parameters."""
+
+    anchor: weakref.ref
+    """One of them: while it lives, no other has its id."""
+    position: int
+    program: Program
 
 
 class CapturedGraph:
@@ -46,7 +55,7 @@ class CapturedGraph:
         """What was compiled, by its parameters."""
         self._programs: dict[Parameters, Program] = {}
         self._make(self._parameters)
-        self._remembered: dict[tuple[int, ...], tuple[weakref.ref, Program]] = {}
+        self._remembered: dict[tuple[int, ...], _Known] = {}
         self._lock = make_lock()
 
     def __call__(self, values: tuple[Any, ...]) -> tuple:
@@ -60,29 +69,29 @@ class CapturedGraph:
 
     def find(self, values: Sequence[Any]) -> Program:
         """The program of these arguments; an argument that is None matches any parameter."""
-        if not self._positions:
-            return self.first
-        key = tuple([id(values[i]) for i in self._positions])
-        anchor = next((values[i] for i in self._positions if values[i] is not None), None)
-        if anchor is None:
-            return self.first
-        parameter, program = self._remembered.get(key, (None, None))
+        parameters = [values[i] for i in self._positions]
+        key = tuple(map(id, parameters))
+        known = self._remembered.get(key)
         # The id of a parameter that was freed may have been reused.
-        if program is None or parameter is None or parameter() is not anchor:
-            program = self._find(values)
-            self._remember(key, anchor, program)
+        if known is not None and known.anchor() is parameters[known.position]:
+            return known.program
+        if all(parameter is None for parameter in parameters):
+            return self.first
+        program = self._find(values)
+        self._remember(parameters, program)
         return program
 
     def remember(self, values: Sequence[Any], program: Program) -> None:
         """Let `find` answer by this program: for a backward, which may come when the net is no more."""
-        anchor = next((values[i] for i in self._positions if values[i] is not None), None)
-        if len(self._programs) > 1 and anchor is not None:
-            self._remember(tuple([id(values[i]) for i in self._positions]), anchor, program)
+        parameters = [values[i] for i in self._positions]
+        if len(self._programs) > 1 and any(parameter is not None for parameter in parameters):
+            self._remember(parameters, program)
 
-    def _remember(self, key: tuple[int, ...], anchor: Any, program: Program) -> None:
+    def _remember(self, parameters: Sequence[Any], program: Program) -> None:
         if len(self._remembered) >= _MOST_REMEMBERED + 4 * len(self._programs):
             self._remembered.clear()
-        self._remembered[key] = weakref.ref(anchor), program
+        position, anchor = next((i, one) for i, one in enumerate(parameters) if one is not None)
+        self._remembered[tuple(map(id, parameters))] = _Known(weakref.ref(anchor), position, program)
 
     def _find(self, values: Sequence[Any]) -> Program:
         known = self._names_by_id()

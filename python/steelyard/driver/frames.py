@@ -56,12 +56,20 @@ class Captured:
         self._own = own
 
     def latest(self) -> tuple[Any, FunctionType] | None:
-        """The guards and the code that a call used last; None if that code needs torch's help after a graph break."""
+        """The guards and the code that a call used last; None if that code needs torch around it, to go on compiling.
+
+        That is code with a graph break: without a graph it only calls what it was compiled from.
+        """
         entries = self.frames.entries(self._own.__code__)
         # torch moves what it uses to the front.
-        if not entries or any(name.startswith(_RESUMED) for name in entries[0].code.co_names):
+        names = entries[0].code.co_names if entries else ()
+        if not _mentions(names, _GRAPH) or _mentions(names, _RESUMED):
             return None
         return entries[0].guard_manager, FunctionType(entries[0].code, self._own.__globals__, self._own.__name__)
+
+
+def _mentions(names: Iterable[str], prefix: str) -> bool:
+    return any(name.startswith(prefix) for name in names)
 
 
 class ShortWay:
@@ -165,7 +173,7 @@ class Frames:
             restore()
         made = result.guarded_code
         if made is not None:
-            if not any(name.startswith(_GRAPH) for name in made.code.co_names):
+            if not _mentions(made.code.co_names, _GRAPH):
                 self.recent.setdefault(threading.get_ident(), []).append(made.guard_manager)
             self._kept.compiled.append(weakref.ref(made.code))
             self._kept.finalizers += _finalizers_of(made.guard_manager)
