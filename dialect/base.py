@@ -34,8 +34,11 @@ class ScaledOp(Scaled.Operation):
     that lacks what it declares fails as `<op>_c0`.
 
     A check reads the op's types and attributes alone, never its neighbours or its `layer`, so that one op of a kind
-    is checked for all: programs repeat few signatures, and MLIR verifies after every pass.
+    is checked for all: programs repeat few signatures, and MLIR verifies after every pass. An op that says that it
+    `reads_neighbours` is checked each time.
     """
+
+    reads_neighbours = False
 
     assembly_format = ""
     """The short form of the op; see `steelyard.dialect.assembly.formats`."""
@@ -63,7 +66,8 @@ class ScaledOp(Scaled.Operation):
         except (KeyError, IndexError, AttributeError, TypeError) as error:
             message = f"{_describe_ill_formed(op, error)} [{cls._op_name}_c0]"
         else:
-            _verified.add(signature)
+            if not cls.reads_neighbours:
+                _verified.add(signature)
             return True
         op.location.emit_error(f"'{cls.OPERATION_NAME}' op {shorten(message)}{_layer_suffix(op)}")
         return False

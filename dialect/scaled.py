@@ -5,6 +5,7 @@ The bindings look for the op classes of a namespace in a module of that name, wh
 
 from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.base import Scaled, ScaledOp
+from steelyard.dialect.blocks import CallBlockOp, call_block
 from steelyard.dialect.epilogue import EpilogueOp, epilogue
 from steelyard.dialect.launch import (
     AllocateOp,
@@ -57,6 +58,7 @@ __all__ = [
     "AdvanceRngOp",
     "AllocateOp",
     "AmaxOp",
+    "CallBlockOp",
     "ContiguousOp",
     "DequantizeOp",
     "EpilogueOp",
@@ -83,6 +85,7 @@ __all__ = [
     "advance_rng",
     "allocate",
     "amax",
+    "call_block",
     "contiguous",
     "dequantize",
     "epilogue",

@@ -109,9 +109,9 @@ and the gradient of the weight (wgrad) reads both of its operands columnwise.
 _DIALECT_INTRODUCTION = """\
 Quantized tensors and the operations on them. No op has side effects: random state and the state of delayed scaling are
 operands and results, so `cse` and dead-code elimination are safe. Only the steps of launch plans, which nothing
-reorders, and `scaled.free` say what happens to memory. Every op works on builtin `tensor` and on `!torch.vtensor`
-operands, with dims that are known only at run time (`?`), and takes ragged edges: missing elements of a block count as
-zero.
+reorders, and `scaled.free` say what happens to memory, and `scaled.call_block` says what a net runs. Ops work on
+builtin `tensor` and on `!torch.vtensor` operands, with dims that are known only at run time (`?`), and take ragged
+edges: missing elements of a block count as zero.
 
 Each constraint has a name, and the diagnostic of an op that breaks it shows that name. An op that lacks an operand or
 attribute it declares fails as `<op>_c0`. Types and attributes are checked where an op of the dialect uses them, not

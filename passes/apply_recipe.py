@@ -67,8 +67,12 @@ def apply_recipe(
             reason = _reason_against(matmul, without_parameters) or _annotate(matmul, chosen)
         if reason is not None:
             matmul.attributes[HIGH_PRECISION] = ir.StringAttr.get(reason)
-    missed = overrides.unmatched(matmul.layer.value for matmul in matmuls)
-    if missed and unmatched == "fail":
+    if unmatched == "allow":
+        return
+    # A pattern may be for another graph of the same net.
+    graphs = module if module.parent is None else module.parent
+    missed = overrides.unmatched(op.opview.layer.value for op in walk_ops(graphs) if isinstance(op.opview, MatmulOp))
+    if missed:
         fail(module, f"override pattern '{missed[0]}' matches no layer")
 
 

@@ -15,6 +15,7 @@ from torch_mlir import ir
 from torch_mlir.passmanager import PassManager
 
 from steelyard.errors import IRError, PipelineError
+from steelyard.ir.nesting import graphs_in
 from steelyard.passes.pipeline.named import all_pipelines
 from steelyard.passes.pipeline.registry import Pass, PassFailedError, all_passes
 
@@ -169,12 +170,13 @@ def _refuse_nested_passes(anchor: str, rest: str) -> None:
 
 
 def as_external_pass(run: Callable[[ir.Operation], None]) -> Callable[[ir.Operation, Any], None]:
-    """A function of the module as MLIR's pass manager calls it; its errors are diagnostics."""
+    """A function of a module as MLIR's pass manager calls it, on each graph of it; its errors are diagnostics."""
 
     def external_pass(operation: ir.Operation, handle: Any) -> None:
         with operation.context:
             try:
-                run(operation)
+                for graph in graphs_in(operation):
+                    run(graph)
             except PassFailedError:
                 handle.signal_pass_failure()
             except IRError as error:

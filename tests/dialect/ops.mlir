@@ -130,3 +130,16 @@ func.func @state(%x: tensor<4x?xbf16>, %scale: tensor<f32>, %history: tensor<102
   %next = scaled.advance_rng %rng : tensor<2xi64> -> tensor<2xi64>
   return
 }
+
+// CHECK-LABEL: module @calls
+module @calls {
+  module @block {
+  }
+  // CHECK: scaled.call_block @block at "blocks.0"
+  scaled.call_block @block at "blocks.0"
+  // CHECK: scaled.call_block @block at "blocks.1" {scaled.note = "the last"}
+  scaled.call_block @block at "blocks.1" {scaled.note = "the last"}
+  // CHECK: scaled.call_block @block
+  // CHECK-NOT: at
+  scaled.call_block @block
+}

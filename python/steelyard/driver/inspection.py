@@ -7,17 +7,16 @@ from pathlib import Path
 
 import torch
 
-from steelyard.dialect import make_context, print_module
 from steelyard.driver.backend import Backend
 from steelyard.driver.compilation import CUDA_STAGES, Compilation
 from steelyard.driver.explanation import Explanation, little_is_quantized
 from steelyard.driver.memory import Memory, parameter_bytes, tensor_bytes
+from steelyard.driver.printed_graphs import distinct, print_graphs, print_graphs_of_layers
 from steelyard.driver.stages import STAGES
 from steelyard.driver.user_warnings import warn
 from steelyard.errors import RecipeError, SteelyardError, UnsupportedModelError, shown
 from steelyard.files import write_folder
-from steelyard.ir.layers import print_layers
-from steelyard.ir.nesting import nest_modules
+from steelyard.ir.nesting import graph_names
 from steelyard.runtime.arena import Arenas
 from steelyard.targets import CPU
 
@@ -33,25 +32,26 @@ def print_ir(backend: Backend, stage: str, layer: str | None) -> str:
     if stage == "ptx":
         if layer is not None:
             raise SteelyardError("PTX does not say which layers a kernel is for; look at stage lowered by layer")
-        return "\n".join(text for compilation in compilations if (text := compilation.ptx))
-    module = nest_modules([compilation.module(stage) for compilation in compilations], make_context())
-    return print_module(module.operation) if layer is None else print_layers(module.operation, layer)
+        return "\n".join(text for compilation in distinct(compilations) if (text := compilation.ptx))
+    return print_graphs(compilations, stage) if layer is None else print_graphs_of_layers(compilations, stage, layer)
 
 
 def dump_ir(backend: Backend, folder: str | os.PathLike[str]) -> list[Path]:
-    """Write the IR after every pass, and the program, of every graph into numbered files; returns their paths."""
+    """Write the IR after every pass, and the program, of every graph into numbered files; returns their paths.
+
+    A graph that several layers share is written once, with the names of the first.
+    """
     if not isinstance(folder, str | os.PathLike):
         raise SteelyardError(f"folder must be the path of a folder, got {shown(folder)}")
     folder = Path(folder)
-    compilations = _compilations(backend)
     texts: dict[str, str] = {}
-    for graph, compilation in enumerate(compilations):
+    for graph, compilation in zip(graph_names(), distinct(_compilations(backend)), strict=False):
         for number, (name, text) in enumerate(compilation.replay()):
-            texts[f"graph{graph}_{number:02}_{name}.mlir"] = text
+            texts[f"{graph}_{number:02}_{name}.mlir"] = text
         for stage in CUDA_STAGES if compilation.settings.target != CPU else ():
-            texts[f"graph{graph}_kernels.{'ptx' if stage == 'ptx' else f'{stage}.mlir'}"] = compilation.text(stage)
+            texts[f"{graph}_kernels.{'ptx' if stage == 'ptx' else f'{stage}.mlir'}"] = compilation.text(stage)
         assert compilation.program is not None, "a compilation that is kept has run"
-        texts[f"graph{graph}_program.py"] = compilation.program.text
+        texts[f"{graph}_program.py"] = compilation.program.text
     return write_folder(folder, texts)
 
 

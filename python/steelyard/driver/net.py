@@ -422,14 +422,19 @@ class CompiledModule(torch.nn.Module):
     def ir(self, stage: str, layer: str | None = None) -> str:
         """The IR of a stage: traced, raised, quantized, fused, partitioned or lowered.
 
-        Several graphs are nested modules in one. `layer` is a pattern of layer names, such as "blocks.0.*": only the
-        ops of these layers are shown, with the constants and declarations that they read. A net for CUDA also has the
-        generated kernels: gpu, nvvm and ptx, one module per kernel.
+        Several graphs are nested modules in one. A graph that several layers share is there once, with the names of the
+        first layer, and a `scaled.call_block` for each of them. `layer` is a pattern of layer names, such as
+        "blocks.0.*": only the ops of these layers are shown, with their own names, and with the constants and
+        declarations that they read. A net for CUDA also has the generated kernels: gpu, nvvm and ptx, one module per
+        kernel.
         """
         return inspection.print_ir(self._steelyard.backend, stage, layer)
 
     def ir_dump(self, folder: str | Path) -> list[Path]:
-        """Write the IR after every pass, and the program, of every graph into numbered files; returns their paths."""
+        """Write the IR after every pass, and the program, of every graph into numbered files; returns their paths.
+
+        A graph that several layers share is written once, with the names of the first.
+        """
         return inspection.dump_ir(self._steelyard.backend, folder)
 
     def explain(self) -> Explanation:

@@ -21,11 +21,20 @@ ELIDED = "// ..."
 
 def print_layers(module: ir.Operation, pattern: str) -> str:
     """The ops of the layers whose names match a pattern, in their functions, with the constants they read."""
-    layers = {layer for op in walk_ops(module) if (layer := layer_name(op))}
+    check_matched(layers_of(module), pattern)
+    return "\n".join(_Excerpt(module, pattern).lines) + "\n"
+
+
+def layers_of(module: ir.Operation) -> list[str]:
+    """The layers that the ops of a module belong to, in the order of their first ops."""
+    return list(dict.fromkeys(layer for op in walk_ops(module) if (layer := layer_name(op))))
+
+
+def check_matched(layers: Iterable[str], pattern: str) -> None:
+    """Refuse a pattern that none of these layers matches."""
     if not any(fnmatchcase(layer, pattern) for layer in layers):
         known = ", ".join(sorted(layers)) or "none"
         raise SteelyardError(f"no layer of this stage matches {pattern!r}; the layers are: {known}")
-    return "\n".join(_Excerpt(module, pattern).lines) + "\n"
 
 
 def layer_name(op: ir.Operation) -> str:
@@ -49,6 +58,8 @@ class _Excerpt:
         ops = list(module.regions[0].blocks[0].operations)
         spans = list(self._spans(start + 1, end - 1))
         shown: dict[int, list[str]] = {}
+        # Other modules may have the same names for other things.
+        self._symbols = set()
         for index, (op, span) in enumerate(zip(ops, spans, strict=True)):
             if op.operation.name == "builtin.module" and PLAN not in op.attributes:
                 shown[index] = self._module(op.operation, *span)

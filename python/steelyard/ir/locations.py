@@ -24,6 +24,14 @@ def layer_of(location: ir.Location) -> str:
     return location.name_str if isinstance(location, ir.NameLoc) else ""
 
 
+def with_layer(location: ir.Location, layer: str) -> ir.Location:
+    """The same location in another layer; one that names no layer stays as it is."""
+    named = _downcast(location)
+    if not isinstance(named, ir.NameLoc):
+        return location
+    return ir.Location.name(layer, named.child_loc, context=location.context)
+
+
 def checkpoint_rule(location: ir.Location) -> str | None:
     """The rule of the checkpointed region that a location is in, if it is in one."""
     return next((name for name in _names_below_layer(location) if name in (RECOMPUTE, KEEP)), None)

@@ -8,7 +8,7 @@ from torch_mlir import ir
 from steelyard.dialect import make_context, parse_module, print_module
 from steelyard.errors import SteelyardError
 from steelyard.ir.layers import print_layers
-from steelyard.ir.nesting import nest_modules
+from steelyard.ir.nesting import graph_names, nest_modules
 
 PROGRAM = """
 func.func private @kernel(tensor<8x64xf32>) -> tensor<8x64xf32>
@@ -79,12 +79,24 @@ def test_an_unknown_layer_names_those_there_are(program):
         print_layers(program.operation, "c*")
 
 
+def test_what_a_layer_reads_is_looked_for_in_its_own_module():
+    context = make_context()
+    context.allow_unregistered_dialects = True
+    first = parse_module(PROGRAM, context)
+    second = parse_module(PROGRAM.replace('"a"', '"z"'), context)
+    shown = print_layers(nest_modules({"x": first, "y": second}, context).operation, "a")
+    assert "module @x" in shown
+    assert shown.count("@kernel(tensor") == 1
+    assert "module @y" not in shown
+
+
 def test_modules_are_nested_by_number_and_shown_by_layer(program):
     buffer = io.BytesIO()
     program.operation.write_bytecode(buffer)
     context = make_context()
     context.allow_unregistered_dialects = True
-    nested = nest_modules([buffer.getvalue(), buffer.getvalue()], context)
+    modules = [ir.Module.parse(buffer.getvalue(), context) for _ in range(2)]
+    nested = nest_modules(dict(zip(graph_names(), modules, strict=False)), context)
     text = print_module(nested.operation)
     assert [line.strip() for line in text.splitlines() if "module" in line] == [
         "module {",
@@ -93,5 +105,9 @@ def test_modules_are_nested_by_number_and_shown_by_layer(program):
     ]
     assert text.count('at "b.d"') == 2
     assert print_layers(nested.operation, "a").count('at "a"') == 2
-    alone = nest_modules([buffer.getvalue()], context)
+    alone = nest_modules({"graph0": modules[0]}, context)
     assert print_module(alone.operation) == print_module(program.operation)
+    called = print_module(nest_modules({"graph0": modules[0]}, context, [("graph0", "x"), ("graph0", "y")]).operation)
+    assert called.splitlines()[-3:] == ['  scaled.call_block @graph0 at "x"', '  scaled.call_block @graph0 at "y"', "}"]
+    # An excerpt leaves the calls out.
+    assert print_layers(parse_module(called, context).operation, "a").count('at "a"') == 1
