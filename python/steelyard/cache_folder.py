@@ -176,7 +176,7 @@ def find_cache() -> CacheFolder | None:
         return CacheFolder(path.expanduser().absolute(), parse_size(knobs.cache_size()))
     except (RuntimeError, OSError) as error:
         # There is no home folder, or no current one.
-        raise FileError(f"the cache folder cannot be found: {error}; {_CHOOSE}") from None
+        raise FileError(f"the cache folder cannot be found: {str(error).rstrip('.')}; {_CHOOSE}") from None
 
 
 def parse_size(text: str) -> int:

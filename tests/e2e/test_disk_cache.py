@@ -1,7 +1,9 @@
 """A program from the disk cache is the program that would have been compiled."""
 
+import errno
 import gc
 import hashlib
+import os
 import struct
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import warnings
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from torch import nn
 from torch_mlir import ir
 
 import steelyard
-from steelyard import recipes
+from steelyard import cache_folder, recipes
 from steelyard.cache_folder import find_cache
 from steelyard.dialect.remembered import forget
 from steelyard.driver import compilation as compilations
@@ -229,6 +232,11 @@ def change_torch(monkeypatch) -> dict:
     return {}
 
 
+def change_torch_mlir(monkeypatch) -> dict:
+    monkeypatch.setattr(program_cache, "version", lambda name: "9.9.9" if name == "torch-mlir" else version(name))
+    return {}
+
+
 def change_a_source(monkeypatch) -> dict:
     read = Path.read_bytes
     changed = Path(stages.__file__).parents[3] / "passes" / "fuse_epilogue.py"
@@ -250,6 +258,7 @@ def change_the_instructions(monkeypatch) -> dict:
 CHANGES: list[Callable[[Any], dict]] = [
     change_the_version,
     change_torch,
+    change_torch_mlir,
     change_a_source,
     change_the_format,
     change_the_instructions,
@@ -262,6 +271,7 @@ CHANGES: list[Callable[[Any], dict]] = [
     lambda _: {"save": "compact"},
     lambda _: {"check_finite": True},
     lambda _: {"weights": "quantized"},
+    lambda _: {"target": "cuda:sm_90a"},
 ]
 
 
@@ -439,6 +449,15 @@ def test_a_cache_that_cannot_be_written_is_one_warning(folder, monkeypatch):
     messages = warned(lambda: [infer(make(recipe)) for recipe in ("mxfp8", "nvfp4")])
     what = "programs cannot be kept in the cache folder '/dev/null/cache': Not a directory"
     assert messages == [f"{what}; set STEELYARD_CACHE to another folder, or to off"]
+
+
+def test_a_full_disk_is_one_warning(folder, monkeypatch):
+    def fill(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(cache_folder, "replace_file", fill)
+    (message,) = warned(lambda: [infer(make(recipe)) for recipe in ("mxfp8", "nvfp4")])
+    assert message.startswith(f"programs cannot be kept in the cache folder '{folder}': No space left on device; set ")
 
 
 def test_a_wrong_size_is_one_warning(folder, monkeypatch):

@@ -5,6 +5,7 @@ import hmac
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -176,7 +177,7 @@ def test_without_its_secret_a_folder_is_unreadable_until_it_is_cleared(folder, s
         ("n" * 300, "File name too long; set STEELYARD_CACHE"),
         ("/proc/cache", "No such file or directory; set STEELYARD_CACHE"),
     ],
-    ids=["file", "below a file", "long", "read-only"],
+    ids=["file", "below a file", "long", "not a disk"],
 )
 def test_a_folder_that_cannot_be_written(tmp_path, path, why):
     (tmp_path / "file").write_text("")
@@ -185,6 +186,33 @@ def test_a_folder_that_cannot_be_written(tmp_path, path, why):
         assert folder.read(KEY) is None
     with pytest.raises(FileError, match=why):
         folder.write(KEY, b"data")
+
+
+_READ_ONLY = """
+import os, sys
+from pathlib import Path
+from steelyard.cache_folder import CacheFolder
+
+folder = CacheFolder(Path(sys.argv[1]), 2**20)
+# Root writes everywhere.
+if os.geteuid() == 0:
+    os.setuid(65534)
+folder.write("a" * 64, b"data")
+folder.path.chmod(0o555)
+print(folder.read("a" * 64))
+folder.write("b" * 64, b"data")
+"""
+
+
+def test_a_folder_that_is_only_read():
+    with tempfile.TemporaryDirectory() as parent:
+        Path(parent).chmod(0o777)
+        command = [sys.executable, "-c", _READ_ONLY, f"{parent}/cache"]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert ran.stdout == "b'data'\n"
+        last = ran.stderr.splitlines()[-1]
+        assert f"programs cannot be kept in the cache folder '{parent}/cache': Permission denied; set" in last
+        Path(parent, "cache").chmod(0o700)
 
 
 def test_a_full_disk_leaves_nothing_behind(folder):

@@ -21,7 +21,7 @@ from torch_mlir import ir
 import steelyard
 from steelyard import codegen, dialect, formats, passes, recipes, targets
 from steelyard import ir as own_ir
-from steelyard.cache_folder import find_cache
+from steelyard.cache_folder import CacheFolder, find_cache
 from steelyard.driver import explanation
 from steelyard.driver.explanation import Row
 from steelyard.driver.settings import Settings
@@ -53,36 +53,42 @@ class CachedLowering:
     """The place of one lowering in the disk cache."""
 
     def __init__(self, traced: bytes, settings: Settings):
-        self._key = _key(traced, settings)
+        self._folder = _find_folder()
+        self._key = None if self._folder is None else _key(traced, settings)
 
     def load(self, context: ir.Context) -> tuple[Lowering, ir.Module] | None:
         """The lowering and its last module, if they are there; warns of a file that is not used."""
-        if self._key is None:
+        if self._folder is None or self._key is None:
             return None
         try:
-            folder = find_cache()
-            data = None if folder is None else folder.read(self._key)
-            if folder is None or data is None:
+            data = self._folder.read(self._key)
+            if data is None:
                 return None
             try:
                 lowering = _decode(data)
                 return lowering, ir.Module.parse(lowering.stages["lowered"], context)
             except (ir.MLIRError, KeyError, TypeError, ValueError, zlib.error) as error:
-                raise folder.refused(self._key, f"it cannot be read: {type(error).__name__}") from None
-        except SteelyardError as error:
+                raise self._folder.refused(self._key, f"it cannot be read: {type(error).__name__}") from None
+        except FileError as error:
             _warn_once(str(error))
             return None
 
     def store(self, lowering: Lowering) -> None:
         """Keep a lowering; warns where this cannot be done."""
-        if self._key is None:
+        if self._folder is None or self._key is None:
             return
         try:
-            folder = find_cache()
-            if folder is not None:
-                folder.write(self._key, _encode(lowering))
-        except SteelyardError as error:
+            self._folder.write(self._key, _encode(lowering))
+        except FileError as error:
             _warn_once(str(error))
+
+
+def _find_folder() -> CacheFolder | None:
+    try:
+        return find_cache()
+    except SteelyardError as error:
+        _warn_once(str(error))
+        return None
 
 
 def _warn_once(message: str) -> None:
