@@ -8,11 +8,13 @@ from importlib.metadata import entry_points
 
 import pytest
 import torch
+from breaking_models import Blocks, Pair, Pairs
 from oracle import assert_follows, make_oracle
 from small_models import make_llama, make_mlp, quantized_layers
 from torch import nn
 
 import steelyard
+from steelyard.driver.frames import Frames
 from steelyard.errors import FileError
 
 
@@ -140,6 +142,41 @@ def test_many_blocks_with_graph_breaks_all_run_quantized(gemm_calls):
     assert_follows_the_oracle(net, model, torch.randn(5, 48))
     assert len(gemm_calls) == 24
     assert sorted(quantized_layers(net)) == sorted(f"{i}.{name}" for i in range(12) for name in ("up", "down"))
+
+
+class PairsByName(Pairs):
+    """Pairs in a dictionary, reached in every way that it has."""
+
+    def __init__(self):
+        super().__init__()
+        self.pairs = nn.ModuleDict({"first": Pair(), "second": Pair(), "third": Pair()})
+
+    def forward(self, x):
+        x = self.pairs["first"](x)
+        for pair in self.pairs.values():
+            x = pair(x)
+        for _, pair in self.pairs.items():
+            x = pair(x)
+        return x
+
+
+@pytest.mark.parametrize("model_class", [Pairs, Blocks, PairsByName])
+def test_between_graphs_torch_compiles_no_function_of_ours(model_class, monkeypatch):
+    """It takes longer than to run them; but the forward of a part leads to the model's own."""
+    compiled = set()
+
+    def find_or_convert(frames, convert, frame, *arguments, **keywords):
+        if frame.f_globals["__name__"].startswith("steelyard."):
+            compiled.add(frame.f_code.co_name)
+        return original(frames, convert, frame, *arguments, **keywords)
+
+    original = Frames._find_or_convert
+    monkeypatch.setattr(Frames, "_find_or_convert", find_or_convert)
+    net = steelyard.compile(model_class(), "mxfp8")
+    with torch.no_grad():
+        for _ in range(2):
+            net(torch.randn(16, 64))
+    assert compiled <= {"forward"}
 
 
 def test_overrides_reach_the_layers_of_graphs_that_modules_share(gemm_calls, quantized_shapes):

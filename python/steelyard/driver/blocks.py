@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from steelyard.driver.code_names import names_in
+from steelyard.driver.forward import runs_as_python
 from steelyard.errors import RecipeError, UnsupportedModelError, shown
 from steelyard.recipes import Overrides
 
@@ -122,6 +123,7 @@ def _group(name: str, module: torch.nn.Module, overrides: Overrides) -> Hashable
     return _structure(module), tuple(overrides.pattern_of(layer) for layer in layers)
 
 
+@runs_as_python
 def may_multiply(module: torch.nn.Module) -> bool:
     """Whether a module or one of its submodules has a matrix that a GEMM could read."""
     if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag):
@@ -130,6 +132,7 @@ def may_multiply(module: torch.nn.Module) -> bool:
     return matrices or any(may_multiply(child) for child in module.children())
 
 
+@runs_as_python
 def has_products(module: torch.nn.Module) -> bool:
     """Whether the code of a module or one of its submodules seems to compute a product, with parameters or without."""
     return may_multiply(module) or any(names_in(child) & _PRODUCTS for child in module.modules())

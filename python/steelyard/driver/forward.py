@@ -10,8 +10,8 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from types import MethodType
-from typing import Any
+from types import CodeType, MethodType
+from typing import Any, TypeVar
 
 import torch
 from torch._C._functorch import peek_interpreter_stack
@@ -21,10 +21,26 @@ from torch.jit._trace import is_tracing
 
 from steelyard.errors import UnsupportedModelError
 
+Function = TypeVar("Function", bound=Callable)
+
 _OUTSIDE = (
     "a net of steelyard.compile runs its own programs, which cannot be a part of another graph: leave out "
     "fullgraph=True, or give torch.export the model that was compiled"
 )
+
+
+def runs_as_python(function: Function) -> Function:
+    """A function of a net that torch leaves alone between two graphs, where it compiles whatever Python runs.
+
+    Compiling it takes longer than all its calls, and could find a transform or a capture where there is none. In what
+    torch captures, it is traced like any other.
+    """
+    waiting = [function.__code__]  # pyright: ignore[reportFunctionMemberAccess]
+    while waiting:
+        code = waiting.pop()
+        skip_code(code)
+        waiting += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return function
 
 
 class Forward:
@@ -33,6 +49,7 @@ class Forward:
     def __init__(self, model_class: type[torch.nn.Module]):
         self._function = _make_function(model_class.forward)
 
+    @runs_as_python
     def __get__(self, net: Any, owner: type | None = None) -> Callable:
         if net is None:
             return self._function
@@ -134,6 +151,7 @@ def is_own_capture() -> bool:
     return _captures.running > 0
 
 
+@runs_as_python
 def _refuse_tracers() -> None:
     """Refuse tracers that would record the plain model, or nothing, instead of the net's programs."""
     if is_tracing():
@@ -151,10 +169,6 @@ def _refuse_tracers() -> None:
     else:
         return
     raise refusal(tracer)
-
-
-# Between two graphs, torch compiles what Python runs, and would find a transform in this function where there is none.
-skip_code(_refuse_tracers.__code__)
 
 
 def refuse_nested(arguments: Iterable[Any]) -> None:

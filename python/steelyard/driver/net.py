@@ -25,6 +25,7 @@ from steelyard.driver.forward import (
     refusal,
     refuse_disabled_compiler,
     refuse_nested,
+    runs_as_python,
 )
 from steelyard.driver.frames import Captured, ShortWay
 from steelyard.driver.memory import Memory
@@ -165,6 +166,7 @@ class _State:
         blocks = self.backend.blocks
         return blocks is not None and (self.name or "") in blocks.around
 
+    @runs_as_python
     def part(self, key: str) -> torch.nn.Module | None:
         """The submodule with a name, compiled if it may hold GEMMs; the same object until it is replaced."""
         module, part = self.model._modules[key], self._parts.get(key)
@@ -243,6 +245,7 @@ class _State:
             return self._compiled
 
 
+@runs_as_python
 def _plain(module: torch.nn.Module) -> torch.nn.Module:
     return module._steelyard.model if isinstance(module, CompiledModule) else module
 
@@ -378,6 +381,7 @@ class CompiledModule(torch.nn.Module):
         self.requantize()
 
     @property
+    @runs_as_python
     def _compiled_call_impl(self) -> None:
         # What `model.compile()` leaves in the attributes that the model shares would run instead of the net.
         return None
@@ -482,6 +486,7 @@ class CompiledBlock(CompiledModule):
 class CompiledSequence(CompiledModule):
     """A compiled ModuleList or Sequential: modules reached by index run compiled, too."""
 
+    @runs_as_python
     def __getitem__(self, key: Any) -> Any:
         state = self._steelyard
         container: Any = state.model
@@ -491,6 +496,7 @@ class CompiledSequence(CompiledModule):
             return state.slice(key)
         return state.part(list(self._modules)[key])
 
+    @runs_as_python
     def __iter__(self) -> Iterator:
         container: Any = self._steelyard.model
         if torch.compiler.is_dynamo_compiling() and is_own_capture():
@@ -501,16 +507,19 @@ class CompiledSequence(CompiledModule):
 class CompiledDict(CompiledModule):
     """A compiled ModuleDict: modules reached by key run compiled, too."""
 
+    @runs_as_python
     def __getitem__(self, key: str) -> Any:
         container: Any = self._steelyard.model
         if torch.compiler.is_dynamo_compiling() and is_own_capture():
             return container[key]
         return self._steelyard.part(key)
 
+    @runs_as_python
     def values(self) -> Iterable:
         """The submodules."""
         return [self[key] for key in self._modules]
 
+    @runs_as_python
     def items(self) -> Iterable:
         """The keys and submodules."""
         return [(key, self[key]) for key in self._modules]
