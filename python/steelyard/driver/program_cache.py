@@ -19,10 +19,9 @@ import torch
 from torch_mlir import ir
 
 import steelyard
-from steelyard import codegen, dialect, formats, passes, recipes, targets
+from steelyard import codegen, dialect, driver, formats, passes, recipes, targets
 from steelyard import ir as own_ir
 from steelyard.cache_folder import CacheFolder, find_cache
-from steelyard.driver import explanation
 from steelyard.driver.explanation import Row
 from steelyard.driver.settings import Settings
 from steelyard.driver.user_warnings import warn
@@ -132,8 +131,8 @@ def _versions() -> list[str]:
 
 def _sources() -> str:
     """A hash of the sources that make a lowering: where they are worked on, the version stays."""
-    files = [Path(one) for one in (recipes.__file__, explanation.__file__)]
-    for room in (codegen, dialect, formats, own_ir, passes, targets):
+    files = [Path(recipes.__file__)]
+    for room in (codegen, dialect, driver, formats, own_ir, passes, targets):
         files += sorted(Path(room.__path__[0]).rglob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
