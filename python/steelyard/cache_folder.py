@@ -169,10 +169,10 @@ class CacheFolder:
 def find_cache() -> CacheFolder | None:
     """The cache that the environment asks for; None if it is off. Raises `SteelyardError`."""
     chosen = knobs.cache()
-    if chosen is not None and chosen.lower() in ("0", "off"):
+    if chosen.lower() in ("0", "off"):
         return None
     try:
-        path = Path(knobs.user_cache(), "steelyard") if chosen is None else Path(chosen)
+        path = Path(knobs.user_cache(), "steelyard") if chosen.lower() in ("1", "on") else Path(chosen)
         return CacheFolder(path.expanduser().absolute(), parse_size(knobs.cache_size()))
     except (RuntimeError, OSError) as error:
         # There is no home folder, or no current one.

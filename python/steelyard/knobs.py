@@ -12,12 +12,12 @@ def isa() -> str | None:
     return os.environ.get("STEELYARD_ISA") or None
 
 
-def cache() -> str | None:
+def cache() -> str:
     """`STEELYARD_CACHE`: the folder of the disk cache; `off` or `0` for none.
 
-    The default is `steelyard` in `XDG_CACHE_HOME`, or in `~/.cache`.
+    The default, `on` or `1`, is `steelyard` in `XDG_CACHE_HOME`, or in `~/.cache`.
     """
-    return os.environ.get("STEELYARD_CACHE") or None
+    return os.environ.get("STEELYARD_CACHE") or "on"
 
 
 def cache_size() -> str:

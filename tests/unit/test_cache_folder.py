@@ -346,6 +346,8 @@ def test_a_forked_child_does_not_wait_for_a_thread_that_it_does_not_have(folder)
         ({"XDG_CACHE_HOME": "/caches"}, "/caches/steelyard"),
         ({"XDG_CACHE_HOME": "relative"}, "/home/me/.cache/steelyard"),
         ({"XDG_CACHE_HOME": "/caches", "STEELYARD_CACHE": "~/mine"}, "/home/me/mine"),
+        ({"STEELYARD_CACHE": "on"}, "/home/me/.cache/steelyard"),
+        ({"STEELYARD_CACHE": "1"}, "/home/me/.cache/steelyard"),
         ({"STEELYARD_CACHE": ""}, "/home/me/.cache/steelyard"),
         ({"STEELYARD_CACHE": "here"}, str(Path.cwd() / "here")),
         ({"STEELYARD_CACHE": "0"}, None),
