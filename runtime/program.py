@@ -51,7 +51,9 @@ class Program:
 
     def __call__(self, *arguments: torch.Tensor | int) -> tuple:
         """Run the forward; what it leaves to the backward follows its outputs."""
-        self.state.calls += 1
+        self.state.runs += 1
+        if not self.state.has_net:
+            self.state.begin_call()
         return self._forward(arguments)
 
     def backward(self, saved: Sequence[Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple:

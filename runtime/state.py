@@ -1,7 +1,6 @@
 """The state of a net: delayed scales, histories of amaxes and random bits, as plain tensors by name."""
 
 import re
-import threading
 from collections.abc import Mapping
 
 import torch
@@ -11,44 +10,10 @@ from steelyard.errors import StateError, shown
 from steelyard.formats.gemms import ROLES
 from steelyard.ir.attributes import RNG
 from steelyard.runtime.cpu.arguments import has_memory
+from steelyard.runtime.draws import Draws
 from steelyard.runtime.dtypes import shape_of
 
 _NAME = re.compile(rf"(?:.+\.)?(?:{'|'.join(ROLES)})\.(scale|amax_history)")
-
-
-class _Draw(threading.local):
-    """What the functions of one forward, or of one backward, of a net draw their random bits from, in a thread."""
-
-    def __init__(self):
-        self._phase = ""
-        self._readers: set[object] = set()
-        self._read: torch.Tensor | None = None
-        self._left: torch.Tensor | None = None
-        """The state that the last of them left behind."""
-        self._writes = 0
-        """How often that had been written, where it is written in place."""
-
-    def read(self, reader: object, phase: str, present: torch.Tensor) -> torch.Tensor:
-        """What a function reads: the same as those before it, or what is there at present."""
-        is_left = present is self._left and _writes(present) == self._writes
-        if self._read is None or phase != self._phase or reader in self._readers or not is_left:
-            self._read = present.clone() if _is_written_in_place(present) else present
-            self._phase, self._readers = phase, set()
-            self.leave(present)
-        self._readers.add(reader)
-        return self._read
-
-    def leave(self, present: torch.Tensor) -> None:
-        """Take note of what a function left."""
-        self._left, self._writes = present, _writes(present)
-
-
-def _is_written_in_place(tensor: torch.Tensor) -> bool:
-    return not tensor.is_cpu
-
-
-def _writes(tensor: torch.Tensor) -> int:
-    return tensor._version if _is_written_in_place(tensor) else 0
 
 
 class State:
@@ -56,11 +21,15 @@ class State:
 
     def __init__(self):
         self.tensors: dict[str, torch.Tensor] = {}
-        self._draw = _Draw()
+        self._draws = Draws()
         self._shapes: dict[str, tuple[int, ...]] = {}
         """The shapes that programs take."""
         self.calls = 0
-        """Forwards that ran so far."""
+        """Calls of the net so far."""
+        self.runs = 0
+        """Forwards of programs so far, several in a call."""
+        self.has_net = True
+        """Whether a net says when its calls begin; otherwise each forward of a program is one."""
 
     @staticmethod
     def shape_of(type_: ir.Type) -> tuple[int, ...]:
@@ -96,29 +65,34 @@ class State:
         """The random state that a function reads in the forward or in the backward.
 
         A net in several programs has the bits of one program: all functions of a forward, or of a backward, read the
-        same state, and each of them moves it on to the same value. Another begins with another phase, with a function
-        that has read already, or with state that was put there from outside.
+        same state, and each of them moves it on to the same value. It is another for another call, for a function
+        that has read already, and after state was put there from outside.
         """
-        return self._draw.read(reader, phase, self.tensors[RNG])
+        return self._draws.read(reader, phase, self.tensors[RNG], self.calls)
+
+    def begin_call(self) -> None:
+        """A call of the net begins."""
+        self.calls += 1
+        self._draws.begin(self.calls)
 
     def put(self, moved: Mapping[str, torch.Tensor]) -> None:
         """Move states on."""
         self.tensors.update(moved)
         if RNG in moved:
-            self._draw.leave(moved[RNG])
+            self._draws.leave(moved[RNG])
 
     def write(self, moved: Mapping[str, torch.Tensor]) -> None:
         """Move states on where they lie: a CUDA graph that is replayed finds them there."""
         torch._foreach_copy_([self.tensors[name] for name in moved], list(moved.values()))  # pyright: ignore[reportPrivateImportUsage]
         if RNG in moved:
-            self._draw.leave(self.tensors[RNG])
+            self._draws.leave(self.tensors[RNG])
 
     def __getstate__(self) -> dict:
         # What a thread has drawn is no part of a copy.
-        return {name: value for name, value in vars(self).items() if name != "_draw"}
+        return {name: value for name, value in vars(self).items() if name != "_draws"}
 
     def __setstate__(self, copied: dict) -> None:
-        vars(self).update(copied, _draw=_Draw())
+        vars(self).update(copied, _draws=Draws())
 
 
 def _initial(name: str, shape: tuple[int, ...]) -> torch.Tensor:

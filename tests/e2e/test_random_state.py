@@ -185,7 +185,7 @@ def test_a_copy_has_drawn_nothing(state):
 @pytest.fixture
 def elsewhere(monkeypatch):
     """Let all memory count as that of another device, where state is written in place."""
-    monkeypatch.setattr("steelyard.runtime.state._is_written_in_place", lambda tensor: True)
+    monkeypatch.setattr("steelyard.runtime.draws._is_written_in_place", lambda tensor: True)
 
 
 def test_state_that_is_written_in_place_is_read_as_it_was(state, elsewhere):
@@ -199,3 +199,21 @@ def test_state_that_is_written_in_place_is_read_as_it_was(state, elsewhere):
     # Written from outside, where it lies.
     state.tensors[RNG].copy_(torch.tensor([7, 7]))
     assert [move(reader) for reader in "cdc"] == [[7, 7], [7, 7], [7, 8]]
+
+
+def lengths_one_after_the_other(net, xs) -> None:
+    for count, x in zip((64, 48), xs, strict=True):
+        net(x[:count]).square().mean().backward()
+
+
+def two_lengths_in_one_backward(net, xs) -> None:
+    sum(net(x[:count]).square().mean() for count, x in zip((64, 48), xs, strict=True)).backward()
+
+
+@pytest.mark.parametrize("run", [lengths_one_after_the_other, two_lengths_in_one_backward])
+def test_calls_that_run_different_programs_draw_by_themselves(run):
+    pieces, whole = make_net(breaks=True), make_net(breaks=False)
+    for net in (pieces, whole):
+        run(net, inputs(2))
+    assert state_of(pieces) == state_of(whole) == [5, 2]
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(pieces.parameters(), whole.parameters(), strict=True))

@@ -60,6 +60,7 @@ class Backend:
         """Held while something is compiled or replaced."""
         self.state = State() if state is None else state
         """The net's state by name, shared by all its programs."""
+        self.state.has_net = root is not None
         self.root = root
         self.shared = self if root is None else cast(Backend, weakref.proxy(self))
         self.compilations: list[Compilation] = []

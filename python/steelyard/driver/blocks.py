@@ -8,16 +8,15 @@ around them computes no product, and ranks nothing.
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from steelyard.driver.code_names import names_in
 from steelyard.driver.forward import runs_as_python
-from steelyard.errors import RecipeError, UnsupportedModelError, shown
+from steelyard.driver.settings import AUTO, Chosen
+from steelyard.errors import UnsupportedModelError
 from steelyard.recipes import Overrides
 
-AUTO = "auto"
 FEWEST = 4
 """How many blocks must be alike for a model to be cut without being asked: with fewer there is little to gain."""
 
@@ -44,23 +43,6 @@ class Blocks:
     def sharers(self, name: str) -> int:
         """How many blocks are like this one."""
         return list(self.groups.values()).count(self.groups[name])
-
-
-Chosen = str | bool | tuple[str, ...]
-"""What a user said: `auto`, False, or the names of modules that hold blocks."""
-
-
-def check_chosen(chosen: Any) -> Chosen:
-    """What a user said, checked; raises `RecipeError`."""
-    if chosen is False or (isinstance(chosen, str) and chosen == AUTO):
-        return chosen
-    is_names = isinstance(chosen, Sequence) and not isinstance(chosen, str)
-    if not is_names or not chosen or not all(isinstance(name, str) for name in chosen):
-        raise RecipeError(
-            f'blocks must be "{AUTO}", False, or a list of modules that hold blocks, as in ["model.layers"], got '
-            f"{shown(chosen)}"
-        )
-    return tuple(chosen)
 
 
 def find_blocks(model: torch.nn.Module, chosen: Chosen, overrides: Overrides) -> Blocks | None:

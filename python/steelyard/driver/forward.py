@@ -104,6 +104,7 @@ def _run_outside(net: Any, arguments: tuple, keywords: dict) -> Any:
 
 class _Captures(threading.local):
     running = 0
+    net: Any = None
     around_blocks: Any = None
 
 
@@ -121,23 +122,30 @@ _change_settings = torch._dynamo.config._make_closure_patcher(
 class OwnCapture:
     """A context of calls in which torch captures for a net, with the settings that nets need.
 
-    If the call is cut into blocks, `around_blocks` is what the net's parts know it by.
+    `key` is what the parts of the net know it by. `around_blocks` says that the call is cut into blocks.
     """
 
-    __slots__ = ("_around_blocks", "_previous", "_restore")
+    __slots__ = ("_around_blocks", "_key", "_previous", "_restore")
 
-    def __init__(self, around_blocks: Any = None):
-        self._around_blocks = around_blocks
+    def __init__(self, key: Any, *, around_blocks: bool):
+        self._key = key
+        self._around_blocks = key if around_blocks else None
 
     def __enter__(self) -> None:
         self._restore = _change_settings()
         _captures.running += 1
-        self._previous, _captures.around_blocks = _captures.around_blocks, self._around_blocks
+        self._previous = _captures.net, _captures.around_blocks
+        _captures.net, _captures.around_blocks = self._key, self._around_blocks
 
     def __exit__(self, *_) -> None:
-        _captures.around_blocks = self._previous
+        _captures.net, _captures.around_blocks = self._previous
         _captures.running -= 1
         self._restore()
+
+
+def is_within(key: Any) -> bool:
+    """Whether this thread is in a call of a net already."""
+    return _captures.net is key
 
 
 def is_around_blocks(key: Any) -> bool:

@@ -1,6 +1,6 @@
 """Graphs without gradients: what torch calls instead of AOTAutograd's wrapper, where that has nothing to do."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ from torch._functorch._aot_autograd.runtime_wrappers import mark_dynamo_propagat
 from torch._functorch._aot_autograd.schemas import PlainTensorMeta, ViewAndMutationMeta
 from torch._guards import TracingContext
 
-Run = Callable[[tuple], Sequence[Any]]
+Run = Callable[[tuple], tuple]
 
 
 def without_wrapper(run: Run, inputs: int) -> Callable | None:
@@ -24,7 +24,7 @@ def without_wrapper(run: Run, inputs: int) -> Callable | None:
     if not dynamic:
         return lambda *values: run(values)
 
-    def run_and_mark(*values: Any) -> Sequence[Any]:
+    def run_and_mark(*values: Any) -> tuple:
         results = run(values)
         # So torch knows which sizes differ from call to call when another graph takes the results.
         for i, dims in dynamic:

@@ -13,7 +13,7 @@ from steelyard import recipes
 from steelyard.driver import inspection
 from steelyard.driver.backend import Backend
 from steelyard.driver.block_calls import OwnCache, call_block
-from steelyard.driver.blocks import AUTO, find_blocks, has_products
+from steelyard.driver.blocks import find_blocks, has_products
 from steelyard.driver.explanation import Explanation
 from steelyard.driver.failures import CAPTURE_ERRORS, translate
 from steelyard.driver.forward import (
@@ -22,6 +22,7 @@ from steelyard.driver.forward import (
     is_around_blocks,
     is_own_capture,
     is_sparse,
+    is_within,
     refusal,
     refuse_disabled_compiler,
     refuse_nested,
@@ -30,7 +31,7 @@ from steelyard.driver.forward import (
 from steelyard.driver.frames import Captured, ShortWay
 from steelyard.driver.memory import Memory
 from steelyard.driver.saving import STATE_PREFIX, StateHook, flatten, join
-from steelyard.driver.settings import Settings, make_settings
+from steelyard.driver.settings import AUTO, Settings, make_settings
 from steelyard.driver.stored_weights import storable_parameters
 from steelyard.driver.user_warnings import warn
 from steelyard.errors import SteelyardError, TargetError, UnsupportedModelError
@@ -197,7 +198,7 @@ class _State:
     def shared(self) -> tuple[Captured, ShortWay]:
         """What is captured for all blocks like this one, and how this one calls it."""
         found = self._shared
-        return self._share() if found is None else found
+        return self._share() if found is None else found  # pyright: ignore[reportAttributeAccessIssue]
 
     def captured(self) -> Captured:
         """The compiled forward of the instance if it has its own, otherwise that of the class."""
@@ -277,12 +278,12 @@ class CompiledModule(torch.nn.Module):
         is_settled = state.checked == state.backend.graphs
         if not is_settled:
             refuse_disabled_compiler()
-        calls = state.backend.state.calls
+        runs = state.backend.state.runs
+        if not is_within(state.backend):
+            state.backend.state.begin_call()
+        capture = OwnCapture(state.backend, around_blocks=state.is_around_blocks)
         try:
-            with (
-                OwnCapture(state.backend if state.is_around_blocks else None),
-                state.backend.capture(is_settled=is_settled),
-            ):
+            with capture, state.backend.capture(is_settled=is_settled):
                 result = self._run_inside(arguments, keywords)
         except BaseException as error:
             if not isinstance(error, SteelyardError):
@@ -290,7 +291,7 @@ class CompiledModule(torch.nn.Module):
             if isinstance(error, CAPTURE_ERRORS):
                 raise translate(error, state.model) from None
             raise
-        if state.backend.state.calls == calls:
+        if state.backend.state.runs == runs:
             self._check_captured((*arguments, *keywords.values()))
         if state.checked != state.backend.graphs:
             if state.name is None:

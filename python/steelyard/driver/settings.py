@@ -1,6 +1,6 @@
 """What a user asked for when compiling a model. It never changes; what changes while a net runs is its `State`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,12 +8,14 @@ from typing import Any
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steelyard import recipes
-from steelyard.driver.blocks import AUTO, Chosen, check_chosen
 from steelyard.errors import RecipeError, shown
 from steelyard.passes.partition import COMPACT
 from steelyard.recipes import CustomRecipe, Overrides, Recipe
 
 WEIGHTS = ("cached", "quantized")
+AUTO = "auto"
+Chosen = str | bool | tuple[str, ...]
+"""The repeated blocks that a user chose: `auto`, False, or the names of modules that hold them."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def make_settings(
         check_finite=check_finite,
         weights=weights,
         target=target,
-        blocks=check_chosen(blocks),
+        blocks=_blocks(blocks),
     )
 
 
@@ -99,3 +101,15 @@ def _overrides(given: Mapping[str, str | Recipe | None] | None) -> Overrides:
             f'{{"lm_head": None}}, got {shown(given)}'
         )
     return Overrides({pattern: None if other is None else recipes.get(other) for pattern, other in given.items()})
+
+
+def _blocks(chosen: Any) -> Chosen:
+    if chosen is False or (isinstance(chosen, str) and chosen == AUTO):
+        return chosen
+    is_names = isinstance(chosen, Sequence) and not isinstance(chosen, str)
+    if not is_names or not chosen or not all(isinstance(name, str) for name in chosen):
+        raise RecipeError(
+            f'blocks must be "{AUTO}", False, or a list of modules that hold blocks, as in ["model.layers"], got '
+            f"{shown(chosen)}"
+        )
+    return tuple(chosen)
