@@ -2,7 +2,7 @@
 
 from torch_mlir import ir
 
-from steelyard.dialect.base import ScaledOp, build, require
+from steelyard.dialect.base import ScaledOp, attribute_of, build, require
 
 
 class CallBlockOp(ScaledOp, name="call_block"):
@@ -24,7 +24,8 @@ class CallBlockOp(ScaledOp, name="call_block"):
     layer: ir.StringAttr
 
     def check(self) -> None:
-        name, around = self.callee.value, self.operation.parent
+        name = attribute_of(self, "callee", ir.FlatSymbolRefAttr).value
+        around = self.operation.parent
         place = None if around is None else around.name
         require(place == "builtin.module", "call_block_c1", f"the call must stand in a module, got one in {place}")
         assert around is not None
@@ -34,7 +35,8 @@ class CallBlockOp(ScaledOp, name="call_block"):
 
 
 def _symbol(module: ir.Operation) -> str | None:
-    return ir.StringAttr(module.attributes["sym_name"]).value if "sym_name" in module.attributes else None
+    name = module.attributes.get("sym_name")
+    return name.value if isinstance(name, ir.StringAttr) else None
 
 
 def call_block(

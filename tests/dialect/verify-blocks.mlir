@@ -43,3 +43,10 @@ scaled.call_block @block at "blocks.1"
 
 // expected-error @+1 {{requires attribute 'callee' [call_block_c0]}}
 "scaled.call_block"() {layer = "blocks.0"} : () -> ()
+
+// -----
+
+module @block {
+}
+// expected-error @+1 {{attribute 'callee' must be a FlatSymbolRefAttr, got @block::@forward [call_block_c0]}}
+"scaled.call_block"() {callee = @block::@forward, layer = "blocks.0"} : () -> ()
