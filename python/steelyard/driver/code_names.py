@@ -9,7 +9,10 @@ from typing import Any
 
 import torch
 
+from steelyard.driver.forward import runs_as_python
 
+
+@runs_as_python
 def names_in(module: torch.nn.Module, *, deep: bool = True) -> frozenset[str]:
     """The names that a module's forward uses; if `deep`, with those of its own methods and of functions beside it.
 
@@ -20,6 +23,7 @@ def names_in(module: torch.nn.Module, *, deep: bool = True) -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=1024)
+@runs_as_python
 def _names_in_class(model_class: type[torch.nn.Module], deep: bool) -> frozenset[str]:
     forward = inspect.unwrap(model_class.forward)
     if not deep:
@@ -31,11 +35,13 @@ def _names_in_class(model_class: type[torch.nn.Module], deep: bool) -> frozenset
     return _names_in_code(_code_of(forward), methods, getattr(forward, "__globals__", {}))
 
 
+@runs_as_python
 def _code_of(function: Any) -> CodeType | None:
     function = inspect.unwrap(function) if callable(function) else function
     return getattr(getattr(function, "__func__", function), "__code__", None)
 
 
+@runs_as_python
 def _names_in_code(code: CodeType | None, methods: Mapping[str, Any], beside: Mapping[str, Any]) -> frozenset[str]:
     names: set[str] = set()
     seen: set[CodeType] = set()
@@ -54,6 +60,7 @@ def _names_in_code(code: CodeType | None, methods: Mapping[str, Any], beside: Ma
     return frozenset(names)
 
 
+@runs_as_python
 def _is_near(function: Callable, beside: Mapping[str, Any]) -> bool:
     """Whether a function is written in the same package: others are not read."""
     package = str(beside.get("__name__", "")).partition(".")[0]
