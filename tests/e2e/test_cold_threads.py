@@ -8,6 +8,7 @@ import pytest
 import torch
 from breaking_models import Pair, Pairs
 from torch import nn
+from torch._dynamo.convert_frame import CatchErrorsWrapper
 
 import steelyard
 
@@ -72,6 +73,30 @@ def test_one_net_for_all_threads_compiles_once_for_each_kind_of_arguments(make):
             assert torch.equal(result, expected)
         assert shared._steelyard.backend.graphs == alone._steelyard.backend.graphs
         assert len(shared.explain()) == len(alone.explain())
+
+
+def test_a_thread_that_comes_before_torch_has_entered_what_another_compiled(monkeypatch):
+    """torch enters compiled code after the lock of compilations."""
+    compiled, may_enter = threading.Event(), threading.Event()
+
+    def stop_before_the_entry(wrapper, *arguments):
+        result = original(wrapper, *arguments)
+        if threading.current_thread() is slow and not compiled.is_set():
+            compiled.set()
+            may_enter.wait(60)
+        return result
+
+    original = CatchErrorsWrapper.__call__
+    monkeypatch.setattr(CatchErrorsWrapper, "__call__", stop_before_the_entry)
+    net, x, results = steelyard.compile(make_sequence(), "mxfp8"), torch.randn(4, 64), []
+    slow = threading.Thread(target=lambda: results.append(net(x).detach()))
+    slow.start()
+    assert compiled.wait(60)
+    results.append(net(x).detach())
+    may_enter.set()
+    slow.join()
+    assert net._steelyard.backend.graphs == 1
+    assert torch.equal(*results)
 
 
 def test_a_thread_that_waited_gets_what_fits_its_own_arguments():

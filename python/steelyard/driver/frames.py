@@ -140,8 +140,8 @@ class Frames:
         self._name = name
         self._sharers = sharers
         self._own_code = own_code
-        self.recent: dict[int, list[Any]] = {}
-        """The guards of functions in which the present call of each thread found nothing to compile."""
+        self.recent: dict[int, list[tuple[CodeType, Any]]] = {}
+        """What the present call of each thread had compiled, and from which functions."""
         # By this name torch finds the function that compiles graphs, which tells the entries of nets apart.
         self._torchdynamo_orig_backend = convert._torchdynamo_orig_backend
         self._kept = _KeptByTorch(compile_graph)
@@ -157,7 +157,9 @@ class Frames:
     def _find_or_convert(self, convert: Callable, frame: Any, *arguments: Any, **keywords: Any) -> ConvertFrameReturn:
         code = frame.f_code
         entries = self.entries(code)
-        for entry in entries:
+        # torch enters what a thread has compiled when that has left the lock, which may be later than now.
+        entering = [made for call in list(self.recent.values()) for known, made in call if known is code]
+        for entry in (*entries, *entering):
             # Another thread has compiled the frame while this one waited for the lock.
             if entry.guard_manager.check(frame.f_locals):
                 return wrap_guarded_code(GuardedCode(entry.code, _no_guards("compiled already"), entry.compile_id))
@@ -173,8 +175,7 @@ class Frames:
             restore()
         made = result.guarded_code
         if made is not None:
-            if not _mentions(made.code.co_names, _GRAPH):
-                self.recent.setdefault(threading.get_ident(), []).append(made.guard_manager)
+            self.recent.setdefault(threading.get_ident(), []).append((code, made))
             self._kept.compiled.append(weakref.ref(made.code))
             self._kept.finalizers += _finalizers_of(made.guard_manager)
         elif code is self._own_code:
@@ -198,8 +199,9 @@ class Frames:
 
         Of one that failed before its first op, torch may keep code that takes any arguments, and compiles none of them.
         """
-        for guards in self.recent.pop(threading.get_ident(), ()):
-            if failed and guards.extra_state is not None:
+        for _, made in self.recent.pop(threading.get_ident(), ()):
+            guards = made.guard_manager
+            if failed and not _mentions(made.code.co_names, _GRAPH) and guards.extra_state is not None:
                 guards.extra_state.invalidate(guards.cache_entry, _no_guards("the call failed"))
 
 
