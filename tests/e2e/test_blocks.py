@@ -366,7 +366,7 @@ def test_blocks_must_be_named_by_a_list(wrong):
 
 @pytest.mark.parametrize("name", ["block", "blocks.0", "head", ""])
 def test_blocks_must_be_in_a_container(name):
-    with pytest.raises(UnsupportedModelError, match="must name a ModuleList.*the model has blocks"):
+    with pytest.raises(UnsupportedModelError, match=r"must name a ModuleList.*the model has blocks"):
         steelyard.compile(Gpt(), "mxfp8", blocks=[name])
 
 

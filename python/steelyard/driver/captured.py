@@ -8,7 +8,7 @@ are the same code, bound to other names. A layer that is quantized in another wa
 import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -23,15 +23,6 @@ _MOST_REMEMBERED = 256
 Parameters = tuple[str | None, ...]
 Build = Callable[[Mapping[torch.fx.Node, str], Sequence[str | None]], Compilation]
 """Compiles a graph, given the layer of each node and the parameter of each argument."""
-
-
-class _Known(NamedTuple):
-    """The program of some parameters."""
-
-    anchor: weakref.ref
-    """One of them: while it lives, no other has its id."""
-    position: int
-    program: Program
 
 
 class CapturedGraph:
@@ -55,7 +46,7 @@ class CapturedGraph:
         """What was compiled, by its parameters."""
         self._programs: dict[Parameters, Program] = {}
         self._make(self._parameters)
-        self._remembered: dict[tuple[int, ...], _Known] = {}
+        self._remembered: dict[tuple[int, ...], tuple[weakref.ref, Program]] = {}
         self._lock = make_lock()
 
     def __call__(self, values: tuple[Any, ...]) -> tuple:
@@ -68,30 +59,20 @@ class CapturedGraph:
         return self._programs[self._parameters]
 
     def find(self, values: Sequence[Any]) -> Program:
-        """The program of these arguments; an argument that is None matches any parameter."""
+        """The program of these arguments."""
+        if not self._positions:
+            return self.first
         parameters = [values[i] for i in self._positions]
         key = tuple(map(id, parameters))
         known = self._remembered.get(key)
         # The id of a parameter that was freed may have been reused.
-        if known is not None and known.anchor() is parameters[known.position]:
-            return known.program
-        if all(parameter is None for parameter in parameters):
-            return self.first
+        if known is not None and known[0]() is parameters[0]:
+            return known[1]
         program = self._find(values)
-        self._remember(parameters, program)
-        return program
-
-    def remember(self, values: Sequence[Any], program: Program) -> None:
-        """Let `find` answer by this program: for a backward, which may come when the net is no more."""
-        parameters = [values[i] for i in self._positions]
-        if len(self._programs) > 1 and any(parameter is not None for parameter in parameters):
-            self._remember(parameters, program)
-
-    def _remember(self, parameters: Sequence[Any], program: Program) -> None:
-        if len(self._remembered) >= _MOST_REMEMBERED + 4 * len(self._programs):
+        if len(self._remembered) >= _MOST_REMEMBERED + 2 * len(self._programs):
             self._remembered.clear()
-        position, anchor = next((i, one) for i, one in enumerate(parameters) if one is not None)
-        self._remembered[tuple(map(id, parameters))] = _Known(weakref.ref(anchor), position, program)
+        self._remembered[key] = weakref.ref(parameters[0]), program
+        return program
 
     def _find(self, values: Sequence[Any]) -> Program:
         known = self._names_by_id()
@@ -99,11 +80,6 @@ class CapturedGraph:
             None if name is None else known.get(id(value), name)
             for name, value in zip(self._parameters, values, strict=True)
         )
-        if any(value is None for value in values):
-            # A backward takes only some parameters; they identify the program of its forward.
-            given = [i for i, value in enumerate(values) if value is not None]
-            matching = [made for made in self._programs if all(made[i] == names[i] for i in given)]
-            return self._programs[matching[0] if matching else self._parameters]
         with self._lock:
             return self._programs[names] if names in self._programs else self._make(names)
 

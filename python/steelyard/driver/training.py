@@ -74,10 +74,14 @@ def _entries(attribute: ir.Attribute) -> list[tuple[str, ir.Attribute]]:
     return [(entry.name, entry.attr) for entry in ir.DictAttr(attribute)]
 
 
+_NUMBER = SavedTensor((), torch.int64)
+"""The number of the program that a forward was: its backward must be of the same."""
+
+
 def make_thin_graphs(joint: JointGraph, program: Program) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """The two graphs that AOTAutograd wants: a forward to outputs, saved values and sizes, and its backward."""
     device = device_among(node.meta["val"] for node in joint.primals)
-    saved = [_fake_like(tensor, device) for tensor in program.saved]
+    saved = [*(_fake_like(tensor, device) for tensor in program.saved), _fake_like(_NUMBER, None)]
     primals = [joint.primals[i] for i in _kept_primals(joint, program)]
     tensors = [node for node in primals if isinstance(node.meta["val"], torch.Tensor)]
     sizes = [node for node in primals if not isinstance(node.meta["val"], torch.Tensor)]
@@ -164,8 +168,9 @@ class JointPrograms:
         first = captured.first
         self._saved = first.saved
         self._primals = first.primals
-        self._alike = {first}
-        self._argument_count = len(joint.primals)
+        self._programs: list[Program] = []
+        self._numbers: dict[Program, torch.Tensor] = {}
+        """The number of each program, as a value that is saved for the backward."""
         self._constants = joint.constants
         self._kept = kept = _kept_primals(joint, first)
         self._is_tensor = [isinstance(joint.primals[i].meta["val"], torch.Tensor) for i in kept]
@@ -179,15 +184,16 @@ class JointPrograms:
     def forward(self, values: Sequence[Any]) -> tuple:
         """Returns outputs, saved values, saved arguments and sizes."""
         program = self._captured.find(values)
-        self._check_alike(program)
+        number = self._numbers.get(program)
+        if number is None:
+            number = self._number(program)
         if self._runs_by_torch(program, values):
             results = self._run_by_torch(program, values)
         else:
             results = list(program(*values, *self._constants))
         for position in self._missing_outputs:
             results.insert(position, None)
-        self._captured.remember(self._known([values[i] for i in self._kept]), program)
-        return (*results, *(values[i] for i in self._tensors), *(values[i] for i in self._sizes))
+        return (*results, number, *(values[i] for i in self._tensors), *(values[i] for i in self._sizes))
 
     def _run_by_torch(self, program: Program, values: Sequence[Any]) -> list:
         """The outputs computed by torch, and placeholders for saved values: this backward is never called."""
@@ -203,30 +209,24 @@ class JointPrograms:
 
     def backward(self, values: Sequence[Any]) -> tuple:
         """From sizes, saved values, saved arguments and tangents to gradients."""
-        first = len(self._sizes) + len(self._saved)
+        number = len(self._sizes) + len(self._saved)
+        first = number + 1
         last = first + len(self._tensors)
         sizes, tensors = iter(values[: len(self._sizes)]), iter(values[first:last])
         primals = [next(tensors) if is_tensor else next(sizes) for is_tensor in self._is_tensor]
-        program = self._captured.find(self._known(primals))
         primals += self._kept_constants
-        found = iter(program.backward(values[len(self._sizes) : first], primals, values[last:]))
+        program = self._programs[values[number].item()]
+        found = iter(program.backward(values[len(self._sizes) : number], primals, values[last:]))
         return tuple([next(found) if has_gradient else None for has_gradient in self._has_gradient])
 
-    def _known(self, primals: Sequence[Any]) -> list:
-        """The arguments of the forward, as far as the backward takes them."""
-        known: list[Any] = [None] * self._argument_count
-        for number, value in zip(self._primals, primals, strict=False):
-            known[number] = value
-        return known
-
-    def _check_alike(self, program: Program) -> None:
-        """Modules that share a graph after a graph break must save the same values."""
-        if program in self._alike:
-            return
-        if program.saved == self._saved and program.primals == self._primals:
-            self._alike.add(program)
-            return
-        raise UnsupportedModelError(
-            "in training, layers of the same code after a graph break must be quantized alike, got overrides for some "
-            "of them; remove the graph break (torch.compile with fullgraph=True names it) or the override"
-        )
+    def _number(self, program: Program) -> torch.Tensor:
+        """A number for a program that runs for the first time, if it saves the same values as the others."""
+        if program.saved != self._saved or program.primals != self._primals:
+            raise UnsupportedModelError(
+                "in training, layers of the same code after a graph break must be quantized alike, got overrides for "
+                "some of them; remove the graph break (torch.compile with fullgraph=True names it) or the override"
+            )
+        self._programs.append(program)
+        # The values that a backward reads may not come from inference mode.
+        with torch.inference_mode(False):
+            return self._numbers.setdefault(program, torch.tensor(self._programs.index(program)))
