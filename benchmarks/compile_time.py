@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from contest import is_wanted
 from first_call import CONTENDERS, TOKENS, forward, make_model, training_step
 from machine import pinned
 from report import Table, progress
@@ -34,10 +35,13 @@ Measured = dict[tuple[str, str, str, str], Times]
 def measure(quick: bool = False) -> Table:
     """One row per work, depth and contender."""
     depths = (2, 8) if quick else (2, 8, DEEPEST)
+    contenders = (BLOCKS, WHOLE, EAGER) if quick else CONTENDERS
+    # The two that are compared always run.
+    contenders = [name for name in contenders if name in (BLOCKS, WHOLE) or is_wanted(name)]
     measured: Measured = {}
     with pinned(1):
         for depth in depths:
-            for contender in (BLOCKS, WHOLE, EAGER) if quick else CONTENDERS:
+            for contender in contenders:
                 repeats = 2 if contender in (BLOCKS, WHOLE) and not quick else 1
                 _add_first_calls(measured, depth, contender, repeats)
         _add_growth(measured, *depths[-2:])

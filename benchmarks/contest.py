@@ -33,6 +33,11 @@ class Absent:
 Maker = Callable[[], Contender]
 
 
+def is_wanted(contender: str) -> bool:
+    """Whether a contender runs."""
+    return not ONLY or any(word in contender for word in ONLY)
+
+
 def contest_table(title: str, baseline: str, held: str = "weights in memory") -> Table:
     """A table whose rows `compete` adds; the baseline has speed 1."""
     table = Table(title, COLUMNS, labels=["work", "threads", "contender"], ratio=SPEED)
@@ -57,8 +62,7 @@ def compete(
 ) -> None:
     """One row per contender; the first is the baseline. Each is called at most `calls` times, for about `seconds`."""
     baseline_name = next(iter(makers))
-    if ONLY:
-        makers = {n: make for n, make in makers.items() if n == baseline_name or any(word in n for word in ONLY)}
+    makers = {name: make for name, make in makers.items() if name == baseline_name or is_wanted(name)}
     with pinned(threads), torch.set_grad_enabled(gradients):
         contenders: dict[str, Contender | Absent] = {}
         errors: dict[str, float] = {}

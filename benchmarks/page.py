@@ -41,8 +41,9 @@ INTRODUCTION = """\
 # Performance
 
 **Every ratio is a speed: the time of the baseline divided by the time, so that above 1 is faster.** The baseline is
-float32 in torch (or jnp), on the same machine and threads. Three tables have another baseline, and their column names
-it: a copy of the same bytes for the quantizers, one thread for threads, and the nearest round size for awkward sizes.
+float32 in torch (or jnp), on the same machine and threads. A table with another baseline names it in the column: a copy
+of the same bytes for the quantizers, one thread for threads, the nearest round size for awkward sizes, and a net that
+is not cut into its blocks for first calls.
 
 Each table was measured on a CPU by the command above it. Contenders are called in turns in one process, so that what
 disturbs one disturbs all. Times depend on the machine, so read the ratios. Look at the load average, too: wall times,
