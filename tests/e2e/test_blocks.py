@@ -349,6 +349,22 @@ def test_a_product_or_a_rank_between_blocks_is_captured(code):
     assert not any("outside of compiled graphs" in row.reason for row in net.explain().rows)
 
 
+def test_a_product_around_blocks_that_were_asked_for_has_a_row():
+    class Tied(Gpt):
+        def forward(self, tokens):
+            x = self.embedding(tokens)
+            for block in self.blocks:
+                x = block(x)
+            return x @ self.embedding.weight.T
+
+    net = steelyard.compile(Tied(), "mxfp8", blocks=["blocks"])
+    net(tokens())
+    (row,) = [row for row in net.explain().rows if row.kind == "fprop" and not row.is_quantized]
+    assert (row.layer, row.N, row.K) == ("", str(VOCABULARY), "48")
+    assert "around the blocks" in row.reason
+    assert "blocks=False" in row.reason
+
+
 def test_few_blocks_are_captured_as_a_whole():
     net = steelyard.compile(Gpt(3), "mxfp8")
     net(tokens())

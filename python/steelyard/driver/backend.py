@@ -111,7 +111,8 @@ class Backend:
             contexts.enter_context(without_fast_path())
         if not is_settled:
             contexts.enter_context(progress.call())
-            contexts.enter_context(self.outside.record(self._module_names))
+            around = frozenset[str]() if self.blocks is None else self.blocks.around
+            contexts.enter_context(self.outside.record(self._module_names, around))
         return contexts
 
     def name_part(self, part: torch.nn.Module, name: str) -> None:

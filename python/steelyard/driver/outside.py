@@ -6,7 +6,7 @@ after one that compiled something. Calls of a net that has settled pay nothing.
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -19,6 +19,7 @@ from steelyard.driver.explanation import Row
 from steelyard.driver.torch_rows import rows_of_call
 from steelyard.frontend.flops import work_of
 
+_AROUND_BLOCKS = "it stands in the code around the blocks, which torch runs op by op; compile with blocks=False"
 REASON = "torch runs it outside of compiled graphs (torch.compile with fullgraph=True says why)"
 # Every run of a compiled graph, by a program or by torch, has a frame of one of these modules.
 _RUN_GRAPHS = ("steelyard.driver.backend", "steelyard.driver.inference")
@@ -37,10 +38,11 @@ class Outside:
         """The rows; those of a loop, such as one over experts or time steps, are one with the sum of their sizes."""
         return list(self._found.values())
 
-    def record(self, names: Callable[[], Mapping[int, str]]) -> AbstractContextManager:
-        """Record what runs in this context; `names` gives the layer of each module by id."""
+    def record(self, names: Callable[[], Mapping[int, str]], around: Collection[str]) -> AbstractContextManager:
+        """Record what runs in this context; `names` gives the layer of each module by id, `around` are those of them
+        that hold blocks."""
         # A part of a net that is called within a call of the net is in its record already.
-        return nullcontext() if _recording.outside is self else _Recorder(self, names)
+        return nullcontext() if _recording.outside is self else _Recorder(self, names, around)
 
     def add(self, seen: Mapping[_Key, Row]) -> None:
         """Take in what one call ran; a product that is known gets the sizes of this call."""
@@ -59,8 +61,9 @@ class _Recorder(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, outside: Outside, names: Callable[[], Mapping[int, str]]):
+    def __init__(self, outside: Outside, names: Callable[[], Mapping[int, str]], around: Collection[str]):
         super().__init__()
+        self._around = around
         self._outside = outside
         self._make_names = names
         self._with_gradients = torch.is_grad_enabled()
@@ -81,7 +84,9 @@ class _Recorder(TorchDispatchMode):
             if None not in modules:
                 # Within an op of a library, gradients are off while its forward runs.
                 recorded = torch.is_grad_enabled() or (self._with_gradients and func.namespace != "aten")
-                for row in rows_of_call(self._layer(modules), func, work, args, REASON, with_gradients=recorded):
+                layer = self._layer(modules)
+                reason = _AROUND_BLOCKS if layer in self._around else REASON
+                for row in rows_of_call(layer, func, work, args, reason, with_gradients=recorded):
                     self._add(row)
         return result
 
