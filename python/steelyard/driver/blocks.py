@@ -2,7 +2,7 @@
 
 Each call of a block is a capture of its own, shared by the blocks that torch finds alike. The modules around them run
 as Python: what they call is compiled, their own ops are torch's. So a model is cut into its blocks only if the code
-around them computes no product, and ranks nothing.
+around them computes no product, ranks nothing, and makes no checkpoints.
 """
 
 from collections import Counter
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from steelyard.driver.checkpointing import Switch, makes_checkpoints, switches
 from steelyard.driver.code_names import names_in
 from steelyard.driver.forward import runs_as_python
 from steelyard.driver.settings import AUTO, Chosen
@@ -39,6 +40,12 @@ class Blocks:
     """The names of the blocks; those with equal values have the same structure and the same recipes."""
     around: frozenset[str]
     """The names of the modules that hold blocks."""
+    switches: Sequence[Switch]
+    """Where one of them is on, the modules that hold blocks make checkpoints, and the model is captured as a whole."""
+
+    def are_checkpointed(self) -> bool:
+        """Whether the modules that hold blocks make checkpoints now."""
+        return any(switch.is_on() for switch in self.switches)
 
     def sharers(self, name: str) -> int:
         """How many blocks are like this one."""
@@ -55,9 +62,12 @@ def find_blocks(model: torch.nn.Module, chosen: Chosen, overrides: Overrides) ->
     else:
         found = list(_repeated(model, ""))
     around = frozenset(_join(name.split(".")[:count]) for name in found for count in range(name.count(".") + 1))
-    if not found or (chosen == AUTO and any(_must_be_captured(modules[name]) for name in around)):
+    holders = [modules[name] for name in around]
+    if not found or (chosen == AUTO and any(map(_must_be_captured, holders))):
         return None
-    return Blocks({name: _group(name, modules[name], overrides) for name in found}, around)
+    groups = {name: _group(name, modules[name], overrides) for name in found}
+    checkpointing = [holder for holder in holders if chosen == AUTO and makes_checkpoints(holder)]
+    return Blocks(groups, around, [switch for holder in checkpointing for switch in switches(holder)])
 
 
 def _join(parts: Sequence[str]) -> str:
@@ -125,4 +135,5 @@ def _must_be_captured(module: torch.nn.Module) -> bool:
     # `self.linear(x)` calls a submodule, which is compiled like a block. Ranks matter where scores are at hand: a
     # function that forward calls, such as a loss that balances experts, ranks what was computed before.
     named = (names_in(module) & _PRODUCTS) | (names_in(module, deep=False) & _RANKS)
-    return bool(named - module._modules.keys())
+    always_checkpoints = makes_checkpoints(module) and not switches(module)
+    return bool(named - module._modules.keys()) or always_checkpoints

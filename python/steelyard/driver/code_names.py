@@ -3,7 +3,7 @@
 import dis
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -45,23 +45,29 @@ def _code_of(function: Any) -> CodeType | None:
 def _names_in_code(code: CodeType | None, methods: Mapping[str, Any], beside: Mapping[str, Any]) -> frozenset[str]:
     names: set[str] = set()
     seen: set[CodeType] = set()
-    waiting = [code]
+    waiting = [(code, beside)]
     while waiting:
-        code = waiting.pop()
+        code, beside = waiting.pop()
         if code is None or code in seen:
             continue
         seen.add(code)
         names.update(code.co_names)
         names.update("matmul" for step in dis.get_instructions(code) if step.argrepr in ("@", "@="))
-        waiting += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-        for name in code.co_names:
-            called = [scope[name] for scope in (methods, beside) if isinstance(scope.get(name), FunctionType)]
-            waiting += [_code_of(function) for function in called if _is_near(function, beside)]
+        waiting += [(constant, beside) for constant in code.co_consts if isinstance(constant, CodeType)]
+        # Methods of a subclass may be in another package.
+        called = [methods.get(name) for name in code.co_names]
+        called += [beside[name] for name in code.co_names if _is_near(beside.get(name), beside)]
+        waiting += [(_code_of(found), _globals_of(found)) for found in called if isinstance(found, FunctionType)]
     return frozenset(names)
 
 
 @runs_as_python
-def _is_near(function: Callable, beside: Mapping[str, Any]) -> bool:
-    """Whether a function is written in the same package: others are not read."""
+def _globals_of(function: FunctionType) -> Mapping[str, Any]:
+    return getattr(inspect.unwrap(function), "__globals__", {})
+
+
+@runs_as_python
+def _is_near(function: Any, beside: Mapping[str, Any]) -> bool:
+    """Whether something is a function that is written in the same package: others are not read."""
     package = str(beside.get("__name__", "")).partition(".")[0]
-    return bool(package) and function.__module__.partition(".")[0] == package
+    return isinstance(function, FunctionType) and bool(package) and function.__module__.partition(".")[0] == package

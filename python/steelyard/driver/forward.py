@@ -106,6 +106,7 @@ class _Captures(threading.local):
     running = 0
     net: Any = None
     around_blocks: Any = None
+    with_gradients = False
 
 
 _captures = _Captures()
@@ -134,11 +135,12 @@ class OwnCapture:
     def __enter__(self) -> None:
         self._restore = _change_settings()
         _captures.running += 1
-        self._previous = _captures.net, _captures.around_blocks
+        self._previous = _captures.net, _captures.around_blocks, _captures.with_gradients
         _captures.net, _captures.around_blocks = self._key, self._around_blocks
+        _captures.with_gradients = torch.is_grad_enabled()
 
     def __exit__(self, *_) -> None:
-        _captures.net, _captures.around_blocks = self._previous
+        _captures.net, _captures.around_blocks, _captures.with_gradients = self._previous
         _captures.running -= 1
         self._restore()
 
@@ -151,6 +153,11 @@ def is_within(key: Any) -> bool:
 def is_around_blocks(key: Any) -> bool:
     """Whether this thread runs the Python code around the blocks of a net."""
     return _captures.around_blocks is key
+
+
+def had_gradients() -> bool:
+    """Whether gradients were enabled when the call of a net began that this thread is in."""
+    return _captures.with_gradients
 
 
 @torch.compiler.assume_constant_result

@@ -14,11 +14,13 @@ from steelyard.driver import inspection
 from steelyard.driver.backend import Backend
 from steelyard.driver.block_calls import OwnCache, call_block
 from steelyard.driver.blocks import find_blocks, has_products
+from steelyard.driver.checkpointing import is_in_checkpoint
 from steelyard.driver.explanation import Explanation
 from steelyard.driver.failures import CAPTURE_ERRORS, translate
 from steelyard.driver.forward import (
     Forward,
     OwnCapture,
+    had_gradients,
     is_around_blocks,
     is_own_capture,
     is_sparse,
@@ -75,9 +77,9 @@ def compile(
             If the model has frozen parameters, only those are replaced, and the others can be trained; otherwise the
             net is for inference. `explain()` names the weights that stay, and why.
         blocks: Repeated blocks, such as the layers of a transformer, are captured and compiled once for all of them.
-            `"auto"` finds them where at least four are alike and the code around them multiplies no matrices. A list
-            names the modules that hold them, as in `["model.layers"]`. False captures the model as a whole. The results
-            are the same.
+            `"auto"` finds them where at least four are alike, and the code around them multiplies no matrices and makes no
+            checkpoints (`torch.utils.checkpoint`). A list names the modules that hold them, as in `["model.layers"]`.
+            False captures the model as a whole. The results are the same.
     """
     if not isinstance(model, torch.nn.Module):
         raise UnsupportedModelError(f"steelyard.compile takes an nn.Module, got {type(model).__name__}")
@@ -161,11 +163,11 @@ class _State:
         self._shared: tuple[Captured, ShortWay] | None = None
         self._slices: dict[tuple, torch.nn.Module] = {}
 
-    @functools.cached_property
+    @property
     def is_around_blocks(self) -> bool:
         """Whether the module holds blocks, so that its forward runs as Python."""
         blocks = self.backend.blocks
-        return blocks is not None and (self.name or "") in blocks.around
+        return blocks is not None and (self.name or "") in blocks.around and not blocks.are_checkpointed()
 
     @runs_as_python
     def part(self, key: str) -> torch.nn.Module | None:
@@ -270,9 +272,14 @@ class CompiledModule(torch.nn.Module):
     _steelyard: _State
 
     def _run(self, *arguments, **keywords):
-        state = self._steelyard
-        if is_around_blocks(state.backend):
+        if is_around_blocks(self._steelyard.backend):
+            self._refuse_checkpoint()
             return self._run_inside(arguments, keywords)
+        return self._run_alone(arguments, keywords)
+
+    def _run_alone(self, arguments: tuple, keywords: dict[str, Any]) -> Any:
+        """A call that is not within one of the net."""
+        state = self._steelyard
         if state.backend.settings.target != CPU and not state.backend.is_lowering:
             self._check_place()
         is_settled = state.checked == state.backend.graphs
@@ -309,6 +316,14 @@ class CompiledModule(torch.nn.Module):
         itself = () if "forward" in self.__dict__ else (self,)
         captured = state.captured()
         return _run_captured(captured, lambda: captured.run(*itself, *arguments, **keywords))
+
+    def _refuse_checkpoint(self) -> None:
+        """Refuse a call that torch would repeat in the backward, outside of the call of the net."""
+        if had_gradients() and is_in_checkpoint(CompiledModule._run_alone.__code__):
+            raise UnsupportedModelError(
+                f"{self._steelyard.name} is called in torch.utils.checkpoint by a module that holds repeated blocks, "
+                "where its program would run twice and move its state twice; compile the model with blocks=False"
+            )
 
     def _check_captured(self, given: tuple) -> None:
         """Say so where torch captured nothing of a call because of an argument."""
@@ -478,6 +493,7 @@ class CompiledBlock(CompiledModule):
         state = self._steelyard
         if torch.compiler.is_dynamo_compiling() or not is_around_blocks(state.backend):
             return super().__call__(*arguments, **keywords)
+        self._refuse_checkpoint()
         block = state.model
         arguments, keywords = state.own_cache.put_into(arguments, keywords)
         captured, run = state.shared()
