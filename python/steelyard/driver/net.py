@@ -1,6 +1,5 @@
 """`steelyard.compile`: a module whose calls run the compiled program."""
 
-import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,8 +11,7 @@ from torch.utils.checkpoint import _StopRecomputationError
 from steelyard import recipes
 from steelyard.driver import inspection
 from steelyard.driver.backend import Backend
-from steelyard.driver.block_calls import OwnCache, call_block
-from steelyard.driver.blocks import find_blocks, has_products
+from steelyard.driver.blocks import find_blocks
 from steelyard.driver.checkpointing import is_in_checkpoint
 from steelyard.driver.explanation import Explanation
 from steelyard.driver.failures import CAPTURE_ERRORS, translate
@@ -30,8 +28,9 @@ from steelyard.driver.forward import (
     refuse_nested,
     runs_as_python,
 )
-from steelyard.driver.frames import Captured, ShortWay
+from steelyard.driver.frames import Captured
 from steelyard.driver.memory import Memory
+from steelyard.driver.module_state import ModuleState
 from steelyard.driver.saving import STATE_PREFIX, StateHook, flatten, join
 from steelyard.driver.settings import AUTO, Settings, make_settings
 from steelyard.driver.stored_weights import storable_parameters
@@ -77,9 +76,9 @@ def compile(
             If the model has frozen parameters, only those are replaced, and the others can be trained; otherwise the
             net is for inference. `explain()` names the weights that stay, and why.
         blocks: Repeated blocks, such as the layers of a transformer, are captured and compiled once for all of them.
-            `"auto"` finds them where at least four are alike, and the code around them multiplies no matrices and makes no
-            checkpoints (`torch.utils.checkpoint`). A list names the modules that hold them, as in `["model.layers"]`.
-            False captures the model as a whole. The results are the same.
+            `"auto"` finds them where at least four are alike, and the code around them multiplies no matrices and makes
+            no checkpoints (`torch.utils.checkpoint`). A list names the modules that hold them, as in
+            `["model.layers"]`. False captures the model as a whole. The results are the same.
     """
     if not isinstance(model, torch.nn.Module):
         raise UnsupportedModelError(f"steelyard.compile takes an nn.Module, got {type(model).__name__}")
@@ -111,7 +110,7 @@ def _make_net(
 ) -> "CompiledModule":
     """A net of a model; in a copy, the model may have no attributes yet."""
     net = _share(model)
-    object.__setattr__(net, "_steelyard", _State(model, Backend(settings, net, state, storable)))
+    object.__setattr__(net, "_steelyard", _state_of(model, Backend(settings, net, state, storable)))
     return net
 
 
@@ -119,9 +118,13 @@ def _make_net(
 def _make_part(module: torch.nn.Module, name: str, backend: Backend) -> "CompiledModule":
     """A compiled module for a submodule of a net, with the net's settings, weights and layer names."""
     part = _share(module, is_block=backend.blocks is not None and name in backend.blocks.groups)
-    object.__setattr__(part, "_steelyard", _State(module, backend, name))
+    object.__setattr__(part, "_steelyard", _state_of(module, backend, name))
     backend.name_part(part, name)
     return part
+
+
+def _state_of(module: torch.nn.Module, backend: Backend, name: str | None = None) -> ModuleState:
+    return ModuleState(module, backend, _make_part, name)  # pyright: ignore[reportArgumentType]
 
 
 def _share(model: torch.nn.Module, *, is_block: bool = False) -> "CompiledModule":
@@ -143,116 +146,6 @@ def _check_tensors(model: torch.nn.Module, target: str) -> None:
             raise UnsupportedModelError(f"{name} must be a dense tensor, got layout {tensor.layout}; use to_dense()")
 
 
-class _State:
-    """What a compiled module has beyond the model."""
-
-    def __init__(self, model: torch.nn.Module, backend: Backend, name: str | None = None):
-        self.model = model
-        self.backend = backend
-        self.name = name
-        """The name of a part; None for the net itself."""
-        self.checked = -1
-        """How many graphs were compiled when a call was last recorded and checked; -1 to do so again."""
-        self._parts: dict[str, torch.nn.Module] = {}
-        self.replaced_forward: Callable | None = None
-        """What was assigned to the net's `forward`."""
-        self.own_method: tuple[Callable, Callable] | None = None
-        """A forward that the model's instance has of its own, and the net's method with its signature."""
-        self._compiled: tuple[Callable | None, Captured] | None = None
-        """A forward that the model's instance has of its own, None for that of its class; and what it compiled to."""
-        self._shared: tuple[Captured, ShortWay] | None = None
-        self._slices: dict[tuple, torch.nn.Module] = {}
-
-    @property
-    def is_around_blocks(self) -> bool:
-        """Whether the module holds blocks, so that its forward runs as Python."""
-        blocks = self.backend.blocks
-        return blocks is not None and (self.name or "") in blocks.around and not blocks.are_checkpointed()
-
-    @runs_as_python
-    def part(self, key: str) -> torch.nn.Module | None:
-        """The submodule with a name, compiled if it may hold GEMMs; the same object until it is replaced."""
-        module, part = self.model._modules[key], self._parts.get(key)
-        if module is None or (part is not None and _plain(part) is module):
-            return part
-        name = f"{self.name}.{key}" if self.name else key
-        self._parts[key] = _make_part(module, name, self.backend) if has_products(module) else module  # pyright: ignore[reportCallIssue]
-        return self._parts[key]
-
-    @functools.cached_property
-    def own_cache(self) -> OwnCache:
-        """Finds the layer of a cache that is this block's."""
-        return OwnCache(self.model)
-
-    def slice(self, key: slice) -> torch.nn.Module:
-        """Some modules of a sequence, as a sequence of the same parts."""
-        container: Any = self.model
-        names = list(container._modules)[key]
-        modules = [container._modules[name] for name in names]
-        known = self._slices.get((key.start, key.stop, key.step))
-        if known is not None and list(_plain(known).children()) == modules:
-            return known
-        made = _make_part(container[key], self.name or "", self.backend)  # pyright: ignore[reportCallIssue]
-        made._steelyard._parts = {str(i): self.part(name) for i, name in enumerate(names)}
-        self._slices[key.start, key.stop, key.step] = made
-        return made
-
-    def shared(self) -> tuple[Captured, ShortWay]:
-        """What is captured for all blocks like this one, and how this one calls it."""
-        found = self._shared
-        return self._share() if found is None else found  # pyright: ignore[reportAttributeAccessIssue]
-
-    def captured(self) -> Captured:
-        """The compiled forward of the instance if it has its own, otherwise that of the class."""
-        own = self.model.__dict__.get("forward")
-        known = self._compiled
-        if known is None or known[0] is not own:
-            known = self._compile(own)  # pyright: ignore[reportAttributeAccessIssue]
-        return known[1]
-
-    def plain_forward(self, net: "CompiledModule") -> Callable:
-        """The same forward, not compiled."""
-        own = self.model.__dict__.get("forward")
-        return functools.partial(type(self.model).forward, net) if own is None else own
-
-    @torch.compiler.disable
-    def _share(self) -> tuple[Captured, ShortWay]:
-        backend, blocks, name = weakref.proxy(self.backend), self.backend.blocks, self.name
-        assert blocks is not None
-        assert name is not None
-
-        def compile_graph(graph_module: torch.fx.GraphModule, example_inputs: Sequence) -> Callable:
-            return backend(graph_module, example_inputs, caller=name)
-
-        with self.backend.lock:
-            known = self.backend.block_captures
-            group = blocks.groups[name]
-            if group not in known:
-                known[group] = Captured(call_block, compile_graph, name, sharers=blocks.sharers(name))
-            self._shared = known[group], ShortWay(known[group])
-            return self._shared
-
-    # Not captured: parts are compiled while the Python code around them runs after a graph break.
-    @torch.compiler.disable
-    def _compile(self, own: Callable | None) -> tuple[Callable | None, Captured]:
-        backend, name = weakref.proxy(self.backend), self.name or ""
-
-        def compile_graph(graph_module: torch.fx.GraphModule, example_inputs: Sequence) -> Callable:
-            return backend(graph_module, example_inputs, caller=name)
-
-        with self.backend.lock:
-            # Threads that come together share what the first one made.
-            if self._compiled is None or self._compiled[0] is not own:
-                forward = type(self.model).forward if own is None else own
-                self._compiled = own, Captured(forward, compile_graph, name)
-            return self._compiled
-
-
-@runs_as_python
-def _plain(module: torch.nn.Module) -> torch.nn.Module:
-    return module._steelyard.model if isinstance(module, CompiledModule) else module
-
-
 def _without_parts(value: Any) -> Any:
     """A value that a model may hold: never a compiled part of itself, nor a module around one, such as an adapter."""
     if not isinstance(value, torch.nn.Module):
@@ -269,7 +162,7 @@ def _without_parts(value: Any) -> Any:
 class CompiledModule(torch.nn.Module):
     """What a compiled module has beyond the model's own class."""
 
-    _steelyard: _State
+    _steelyard: ModuleState
 
     def _run(self, *arguments, **keywords):
         if is_around_blocks(self._steelyard.backend):

@@ -1,0 +1,128 @@
+"""What a compiled module has beyond the model: its parts, and what torch captured of it."""
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from steelyard.driver.backend import Backend
+from steelyard.driver.block_calls import OwnCache, call_block
+from steelyard.driver.blocks import has_products
+from steelyard.driver.forward import runs_as_python
+from steelyard.driver.frames import Captured, ShortWay
+
+MakePart = Callable[[torch.nn.Module, str, Backend], Any]
+"""Makes a compiled module for a submodule, given its name."""
+
+
+class ModuleState:
+    """What a compiled module has beyond the model."""
+
+    def __init__(self, model: torch.nn.Module, backend: Backend, make_part: MakePart, name: str | None = None):
+        self.model = model
+        self._make_part = make_part
+        self.backend = backend
+        self.name = name
+        """The name of a part; None for the net itself."""
+        self.checked = -1
+        """How many graphs were compiled when a call was last recorded and checked; -1 to do so again."""
+        self._parts: dict[str, tuple[torch.nn.Module, torch.nn.Module]] = {}
+        """Submodules, and what stands for each."""
+        self.replaced_forward: Callable | None = None
+        """What was assigned to the net's `forward`."""
+        self.own_method: tuple[Callable, Callable] | None = None
+        """A forward that the model's instance has of its own, and the net's method with its signature."""
+        self._compiled: tuple[Callable | None, Captured] | None = None
+        """A forward that the model's instance has of its own, None for that of its class; and what it compiled to."""
+        self._shared: tuple[Captured, ShortWay] | None = None
+        self._slices: dict[tuple, tuple[list[torch.nn.Module], torch.nn.Module]] = {}
+        """Of a sequence: the modules of each slice, and what stands for it."""
+
+    @property
+    def is_around_blocks(self) -> bool:
+        """Whether the module holds blocks, so that its forward runs as Python."""
+        blocks = self.backend.blocks
+        return blocks is not None and (self.name or "") in blocks.around and not blocks.are_checkpointed()
+
+    @runs_as_python
+    def part(self, key: str) -> torch.nn.Module | None:
+        """The submodule with a name, compiled if it may hold GEMMs; the same object until it is replaced."""
+        module = self.model._modules[key]
+        if module is None:
+            return None
+        known = self._parts.get(key)
+        if known is None or known[0] is not module:
+            name = f"{self.name}.{key}" if self.name else key
+            made = self._make_part(module, name, self.backend) if has_products(module) else module
+            known = self._parts[key] = module, made
+        return known[1]
+
+    @functools.cached_property
+    def own_cache(self) -> OwnCache:
+        """Finds the layer of a cache that is this block's."""
+        return OwnCache(self.model)
+
+    def slice(self, key: slice) -> torch.nn.Module:
+        """Some modules of a sequence, as a sequence of the same parts."""
+        container: Any = self.model
+        names = list(container._modules)[key]
+        modules = [container._modules[name] for name in names]
+        known = self._slices.get((key.start, key.stop, key.step))
+        if known is None or known[0] != modules:
+            made = self._make_part(container[key], self.name or "", self.backend)
+            parts = [self.part(name) for name in names]
+            made._steelyard._parts = {str(i): pair for i, pair in enumerate(zip(modules, parts, strict=True))}
+            known = self._slices[key.start, key.stop, key.step] = modules, made
+        return known[1]
+
+    def shared(self) -> tuple[Captured, ShortWay]:
+        """What is captured for all blocks like this one, and how this one calls it."""
+        found = self._shared
+        return self._share() if found is None else found  # pyright: ignore[reportAttributeAccessIssue]
+
+    def captured(self) -> Captured:
+        """The compiled forward of the instance if it has its own, otherwise that of the class."""
+        own = self.model.__dict__.get("forward")
+        known = self._compiled
+        if known is None or known[0] is not own:
+            known = self._compile(own)  # pyright: ignore[reportAttributeAccessIssue]
+        return known[1]
+
+    def plain_forward(self, net: torch.nn.Module) -> Callable:
+        """The same forward, not compiled."""
+        own = self.model.__dict__.get("forward")
+        return functools.partial(type(self.model).forward, net) if own is None else own
+
+    @torch.compiler.disable
+    def _share(self) -> tuple[Captured, ShortWay]:
+        blocks, name = self.backend.blocks, self.name
+        assert blocks is not None
+        assert name is not None
+        with self.backend.lock:
+            known = self.backend.block_captures
+            group = blocks.groups[name]
+            if group not in known:
+                known[group] = Captured(call_block, self._graph_compiler(), name, sharers=blocks.sharers(name))
+            self._shared = known[group], ShortWay(known[group])
+            return self._shared
+
+    # Not captured: parts are compiled while the Python code around them runs after a graph break.
+    @torch.compiler.disable
+    def _compile(self, own: Callable | None) -> tuple[Callable | None, Captured]:
+        with self.backend.lock:
+            # Threads that come together share what the first one made.
+            if self._compiled is None or self._compiled[0] is not own:
+                forward = type(self.model).forward if own is None else own
+                self._compiled = own, Captured(forward, self._graph_compiler(), self.name or "")
+            return self._compiled
+
+    def _graph_compiler(self) -> Callable:
+        """What torch calls with each graph of this module; it does not keep the net."""
+        backend, name = weakref.proxy(self.backend), self.name or ""
+
+        def compile_graph(graph_module: torch.fx.GraphModule, example_inputs: Sequence) -> Callable:
+            return backend(graph_module, example_inputs, caller=name)
+
+        return compile_graph
