@@ -365,6 +365,40 @@ def test_a_product_around_blocks_that_were_asked_for_has_a_row():
     assert "blocks=False" in row.reason
 
 
+class ByName(Gpt):
+    def forward(self, tokens):
+        named = dict(self.named_children())
+        return named["head"](named["blocks"](named["embedding"](tokens)))
+
+
+class ByList(Gpt):
+    """Keeps its blocks in a list of Python's, too, of which a net has no parts."""
+
+    def __init__(self):
+        super().__init__(dropout=0.2)
+        self.kept = [*self.blocks, self.head]
+
+    def forward(self, tokens):
+        x = nn.functional.dropout(self.embedding(tokens), 0.2, self.training)
+        for module in self.kept:
+            x = module(x)
+        return x
+
+
+@pytest.mark.parametrize("make_model", [lambda: ByName(container=nn.Sequential), ByList])
+def test_modules_that_are_reached_past_the_net_are_captured(make_model):
+    model = make_model()
+    nets = [steelyard.compile(model, "fp8-delayed", blocks=blocks) for blocks in ("auto", False)]
+    results = []
+    for net in nets:
+        torch.manual_seed(2)
+        results.append([net(tokens()), net(tokens())])
+    assert_equal(*results)
+    assert_same_net(*nets)
+    assert distinct(nets[0]) == 1
+    assert sum(row.is_quantized for row in nets[0].explain().rows if row.kind == "fprop") == 4 * DEPTH + 1
+
+
 def test_few_blocks_are_captured_as_a_whole():
     net = steelyard.compile(Gpt(3), "mxfp8")
     net(tokens())

@@ -25,7 +25,7 @@ from steelyard.driver.inference import Run, without_wrapper
 from steelyard.driver.layer_names import layer_names
 from steelyard.driver.outside import Outside
 from steelyard.driver.quantized_inputs import as_plain, check_frozen
-from steelyard.driver.settings import Settings, make_settings
+from steelyard.driver.settings import AUTO, Settings, make_settings
 from steelyard.driver.stored_weights import replace_parameter, store_weights
 from steelyard.driver.training import JointGraph, JointPrograms, make_thin_graphs, run_graph
 from steelyard.driver.uncompiled import GraphsOfTorch
@@ -111,9 +111,20 @@ class Backend:
             contexts.enter_context(without_fast_path())
         if not is_settled:
             contexts.enter_context(progress.call())
-            around = frozenset[str]() if self.blocks is None else self.blocks.around
-            contexts.enter_context(self.outside.record(self._module_names, around))
+            contexts.enter_context(self._record_outside())
         return contexts
+
+    def _record_outside(self) -> AbstractContextManager:
+        if self.blocks is None:
+            return self.outside.record(self._module_names)
+        runs, is_own_choice = self.state.runs, self.settings.blocks == AUTO
+        return self.outside.record(
+            self._module_names, self.blocks.around, lambda: is_own_choice and self.state.runs == runs
+        )
+
+    def capture_as_a_whole(self) -> None:
+        """Cut the net into blocks no longer."""
+        self.blocks = None
 
     def name_part(self, part: torch.nn.Module, name: str) -> None:
         """Record the name of the root's submodule that `part` is the compiled form of."""

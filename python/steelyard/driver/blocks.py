@@ -30,6 +30,8 @@ _PRODUCTS = frozenset(
     ]
 )
 _RANKS = frozenset(["topk", "sort", "argsort", "argmax", "argmin"])
+_BYPASSES = frozenset(["children", "named_children", "modules", "named_modules", "_modules", "get_submodule"])
+"""By these the code around blocks reaches the modules of the model, not the parts that stand for them."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,6 @@ def _must_be_captured(module: torch.nn.Module) -> bool:
     """Whether the forward of a module that holds blocks does itself what only a captured graph shows."""
     # `self.linear(x)` calls a submodule, which is compiled like a block. Ranks matter where scores are at hand: a
     # function that forward calls, such as a loss that balances experts, ranks what was computed before.
-    named = (names_in(module) & _PRODUCTS) | (names_in(module, deep=False) & _RANKS)
+    named = (names_in(module) & _PRODUCTS) | (names_in(module, deep=False) & (_RANKS | _BYPASSES))
     always_checkpoints = makes_checkpoints(module) and not switches(module)
     return bool(named - module._modules.keys()) or always_checkpoints

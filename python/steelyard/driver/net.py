@@ -31,6 +31,7 @@ from steelyard.driver.forward import (
 from steelyard.driver.frames import Captured
 from steelyard.driver.memory import Memory
 from steelyard.driver.module_state import ModuleState
+from steelyard.driver.outside import BypassedError
 from steelyard.driver.saving import STATE_PREFIX, StateHook, flatten, join
 from steelyard.driver.settings import AUTO, Settings, make_settings
 from steelyard.driver.stored_weights import storable_parameters
@@ -181,10 +182,16 @@ class CompiledModule(torch.nn.Module):
         runs = state.backend.state.runs
         if not is_within(state.backend):
             state.backend.state.begin_call()
+        random = torch.get_rng_state() if state.is_around_blocks and not is_settled else torch.empty(0)
         capture = OwnCapture(state.backend, around_blocks=state.is_around_blocks)
         try:
             with capture, state.backend.capture(is_settled=is_settled):
                 result = self._run_inside(arguments, keywords)
+        except BypassedError:
+            # No program has run yet: the call begins anew, with the same random numbers.
+            torch.set_rng_state(random)
+            state.backend.capture_as_a_whole()
+            return self._run_alone(arguments, keywords)
         except BaseException as error:
             if not isinstance(error, SteelyardError):
                 refuse_nested((*arguments, *keywords.values()))

@@ -27,6 +27,13 @@ _RUN_GRAPHS = ("steelyard.driver.backend", "steelyard.driver.inference")
 _Key = tuple[str, ...]
 
 
+class BypassedError(BaseException):
+    """The code around blocks has called a module of the model itself, not the compiled part that stands for it.
+
+    No `Exception`: a model that catches those must not catch this.
+    """
+
+
 class Outside:
     """The products of a net that ran outside of its programs, one row per layer, op and kind."""
 
@@ -38,11 +45,19 @@ class Outside:
         """The rows; those of a loop, such as one over experts or time steps, are one with the sum of their sizes."""
         return list(self._found.values())
 
-    def record(self, names: Callable[[], Mapping[int, str]], around: Collection[str]) -> AbstractContextManager:
-        """Record what runs in this context; `names` gives the layer of each module by id, `around` are those of them
-        that hold blocks."""
+    def record(
+        self,
+        names: Callable[[], Mapping[int, str]],
+        around: Collection[str] = (),
+        may_begin_anew: Callable[[], bool] = lambda: False,
+    ) -> AbstractContextManager:
+        """Record what runs in this context; `names` gives the layer of each module by id.
+
+        `around` are the layers that hold blocks. A product of another layer, between graphs, ends the call by
+        `BypassedError` if the call may begin anew.
+        """
         # A part of a net that is called within a call of the net is in its record already.
-        return nullcontext() if _recording.outside is self else _Recorder(self, names, around)
+        return nullcontext() if _recording.outside is self else _Recorder(self, names, around, may_begin_anew)
 
     def add(self, seen: Mapping[_Key, Row]) -> None:
         """Take in what one call ran; a product that is known gets the sizes of this call."""
@@ -61,9 +76,16 @@ class _Recorder(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, outside: Outside, names: Callable[[], Mapping[int, str]], around: Collection[str]):
+    def __init__(
+        self,
+        outside: Outside,
+        names: Callable[[], Mapping[int, str]],
+        around: Collection[str],
+        may_begin_anew: Callable[[], bool],
+    ):
         super().__init__()
         self._around = around
+        self._may_begin_anew = may_begin_anew
         self._outside = outside
         self._make_names = names
         self._with_gradients = torch.is_grad_enabled()
@@ -85,6 +107,8 @@ class _Recorder(TorchDispatchMode):
                 # Within an op of a library, gradients are off while its forward runs.
                 recorded = torch.is_grad_enabled() or (self._with_gradients and func.namespace != "aten")
                 layer = self._layer(modules)
+                if self._around and layer not in self._around and self._may_begin_anew():
+                    raise BypassedError
                 reason = _AROUND_BLOCKS if layer in self._around else REASON
                 for row in rows_of_call(layer, func, work, args, reason, with_gradients=recorded):
                     self._add(row)
