@@ -349,6 +349,95 @@ def test_a_product_or_a_rank_between_blocks_is_captured(code):
     assert not any("outside of compiled graphs" in row.reason for row in net.explain().rows)
 
 
+class Tied(Gpt):
+    """A base whose product is in a method that others reach in ways of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.multiply = functional.linear
+        self.listed = {"blocks": list(self.blocks)}
+
+    def cut(self, tokens):
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def forward(self, tokens):
+        return functional.linear(self.cut(tokens), self.embedding.weight)
+
+
+class TiedBySuper(Tied):
+    def forward(self, tokens):
+        return super().forward(tokens) * 2
+
+
+class TiedByStaticMethod(Tied):
+    @staticmethod
+    def score(x, weight):
+        return x @ weight.T
+
+    def forward(self, tokens):
+        return self.score(self.cut(tokens), self.embedding.weight)
+
+
+class TiedByProperty(Tied):
+    @property
+    def scores(self):
+        return lambda x: x @ self.embedding.weight.T
+
+    def forward(self, tokens):
+        return self.scores(self.cut(tokens))
+
+
+class TiedByAttribute(Tied):
+    def forward(self, tokens):
+        return self.multiply(self.cut(tokens), self.embedding.weight)
+
+
+def doubled(forward):
+    def double(self, tokens):
+        return forward(self, tokens) * 2
+
+    return double
+
+
+class TiedInWrapper(Tied):
+    @doubled
+    def forward(self, tokens):
+        return self.cut(tokens) @ self.embedding.weight.T
+
+
+class CallsChildren(Gpt):
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for block in self.blocks.children():
+            x = block(x)
+        return self.head(x)
+
+
+class CallsListed(Tied):
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for block in self.listed["blocks"]:
+            x = block(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize(
+    "model_class",
+    [TiedBySuper, TiedByStaticMethod, TiedByProperty, TiedByAttribute, TiedInWrapper, CallsChildren, CallsListed],
+)
+def test_every_product_of_a_model_is_quantized(model_class):
+    net = steelyard.compile(model_class(), "mxfp8")
+    net(tokens())
+    rows = [
+        row for row in net.explain().rows if row.kind == "fprop" and row.K == "48" and "attention" not in row.kernel
+    ]
+    assert len(rows) > DEPTH
+    assert [row.layer for row in rows if not row.is_quantized] == []
+
+
 def test_a_product_around_blocks_that_were_asked_for_has_a_row():
     class Tied(Gpt):
         def forward(self, tokens):

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from steelyard.driver.checkpointing import Switch, makes_checkpoints, switches
 from steelyard.driver.code_names import names_in
@@ -30,8 +31,10 @@ _PRODUCTS = frozenset(
     ]
 )
 _RANKS = frozenset(["topk", "sort", "argsort", "argmax", "argmin"])
-_BYPASSES = frozenset(["children", "named_children", "modules", "named_modules", "_modules", "get_submodule"])
-"""By these the code around blocks reaches the modules of the model, not the parts that stand for them."""
+_MODULES_AS_THEY_ARE = frozenset(
+    ["_modules", "children", "named_children", "modules", "named_modules", "get_submodule"]
+)
+"""What gives the plain submodules of a net instead of its parts."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,13 @@ def _must_be_captured(module: torch.nn.Module) -> bool:
     """Whether the forward of a module that holds blocks does itself what only a captured graph shows."""
     # `self.linear(x)` calls a submodule, which is compiled like a block. Ranks matter where scores are at hand: a
     # function that forward calls, such as a loss that balances experts, ranks what was computed before.
-    named = (names_in(module) & _PRODUCTS) | (names_in(module, deep=False) & (_RANKS | _BYPASSES))
+    names = names_in(module)
+    named = (names & _PRODUCTS) | (names_in(module, deep=False) & _RANKS)
     always_checkpoints = makes_checkpoints(module) and not switches(module)
-    return bool(named - module._modules.keys()) or always_checkpoints
+    return bool(named - module._modules.keys()) or _calls_plain_modules(module, names) or always_checkpoints
+
+
+def _calls_plain_modules(module: torch.nn.Module, names: frozenset[str]) -> bool:
+    """Whether the code of a module may call submodules that it does not reach by their names: those run uncompiled."""
+    held = [value for name, value in vars(module).items() if name in names]
+    return bool(names & _MODULES_AS_THEY_ARE) or any(isinstance(x, torch.nn.Module) for x in tree_leaves(held))

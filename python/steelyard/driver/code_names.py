@@ -3,8 +3,9 @@
 import dis
 import functools
 import inspect
-from collections.abc import Mapping
-from types import CodeType, FunctionType
+from collections.abc import Iterator
+from contextlib import suppress
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -16,58 +17,88 @@ from steelyard.driver.forward import runs_as_python
 def names_in(module: torch.nn.Module, *, deep: bool = True) -> frozenset[str]:
     """The names that a module's forward uses; if `deep`, with those of its own methods and of functions beside it.
 
-    The operator `@` counts as `matmul`.
+    The operator `@` counts as `matmul`, and an attribute of the module as the function that it holds.
     """
     own = module.__dict__.get("forward")
-    return _names_in_class(type(module), deep) if own is None else _names_in_code(_code_of(own), {}, {})
+    model_class = type(module)
+    names = _names_in_class(model_class, deep) if own is None else _names_in(own, model_class, deep=deep)
+    return names | {_name_of(value) for name, value in vars(module).items() if name in names and callable(value)}
+
+
+@runs_as_python
+def _name_of(value: Any) -> str:
+    while isinstance(value, functools.partial):
+        value = value.func
+    return getattr(value, "__name__", "")
 
 
 @functools.lru_cache(maxsize=1024)
 @runs_as_python
 def _names_in_class(model_class: type[torch.nn.Module], deep: bool) -> frozenset[str]:
-    forward = inspect.unwrap(model_class.forward)
-    if not deep:
-        return _names_in_code(_code_of(forward), {}, {})
-    methods: dict[str, Any] = {}
-    for ancestor in reversed(model_class.__mro__):
-        if not ancestor.__module__.startswith("torch."):
-            methods.update(vars(ancestor))
-    return _names_in_code(_code_of(forward), methods, getattr(forward, "__globals__", {}))
+    return _names_in(model_class.forward, model_class, deep=deep)
 
 
 @runs_as_python
-def _code_of(function: Any) -> CodeType | None:
-    function = inspect.unwrap(function) if callable(function) else function
-    return getattr(getattr(function, "__func__", function), "__code__", None)
+def _function_of(value: Any) -> FunctionType | None:
+    """The Python function in a method, a property or a wrapper of one; None if there is none."""
+    if isinstance(value, property):
+        value = value.fget
+    value = inspect.unwrap(value) if callable(value) else value
+    value = getattr(value, "__func__", value)
+    return value if isinstance(value, FunctionType) else None
 
 
 @runs_as_python
-def _names_in_code(code: CodeType | None, methods: Mapping[str, Any], beside: Mapping[str, Any]) -> frozenset[str]:
+def _names_in(forward: Any, model_class: type, *, deep: bool) -> frozenset[str]:
     names: set[str] = set()
-    seen: set[CodeType] = set()
-    waiting = [(code, beside)]
+    seen: set[FunctionType] = set()
+    waiting = [_function_of(forward)]
+    package = _package(waiting[0])
     while waiting:
-        code, beside = waiting.pop()
-        if code is None or code in seen:
+        function = waiting.pop()
+        if function is None or function in seen:
             continue
-        seen.add(code)
-        names.update(code.co_names)
-        names.update("matmul" for step in dis.get_instructions(code) if step.argrepr in ("@", "@="))
-        waiting += [(constant, beside) for constant in code.co_consts if isinstance(constant, CodeType)]
-        # Methods of a subclass may be in another package.
-        called = [methods.get(name) for name in code.co_names]
-        called += [beside[name] for name in code.co_names if _is_near(beside.get(name), beside)]
-        waiting += [(_code_of(found), _globals_of(found)) for found in called if isinstance(found, FunctionType)]
+        seen.add(function)
+        used = set(_names_used(function.__code__))
+        names |= used
+        if deep:
+            waiting += _called(function, used, model_class, package)
     return frozenset(names)
 
 
 @runs_as_python
-def _globals_of(function: FunctionType) -> Mapping[str, Any]:
-    return getattr(inspect.unwrap(function), "__globals__", {})
+def _names_used(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    yield from ("matmul" for step in dis.get_instructions(code) if step.argrepr in ("@", "@="))
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_used(constant)
 
 
 @runs_as_python
-def _is_near(function: Any, beside: Mapping[str, Any]) -> bool:
-    """Whether something is a function that is written in the same package: others are not read."""
-    package = str(beside.get("__name__", "")).partition(".")[0]
-    return isinstance(function, FunctionType) and bool(package) and function.__module__.partition(".")[0] == package
+def _called(function: FunctionType, names: set[str], model_class: type, package: str) -> list[FunctionType | None]:
+    """What a function may call: methods, functions that it is wrapped around, and functions of the same package."""
+    # Methods of each class, because `super()` calls those that another overrides.
+    own = [vars(ancestor) for ancestor in model_class.__mro__ if not ancestor.__module__.startswith("torch.")]
+    found = [_function_of(scope[name]) for scope in own for name in names & scope.keys()]
+    beside = [function.__globals__]
+    beside += [vars(value) for name in names if isinstance(value := function.__globals__.get(name), ModuleType)]
+    others = [scope[name] for scope in beside for name in names & scope.keys()] + _enclosed(function)
+    functions = [_function_of(value) for value in others if isinstance(value, FunctionType | MethodType)]
+    return found + [function for function in functions if _package(function) == package]
+
+
+@runs_as_python
+def _enclosed(function: FunctionType) -> list[Any]:
+    """The values of the functions around a function that it uses."""
+    found = []
+    for cell in function.__closure__ or ():
+        # A cell is empty until its variable is assigned.
+        with suppress(ValueError):
+            found.append(cell.cell_contents)
+    return found
+
+
+@runs_as_python
+def _package(function: FunctionType | None) -> str:
+    return str(getattr(function, "__module__", "")).partition(".")[0]
