@@ -457,3 +457,27 @@ def test_ir_dump_has_a_numbered_file_per_pass(tmp_path):
         with pytest.raises(FileError, match=words):
             net.ir_dump(path)
     assert {path.name for path in tmp_path.iterdir()} == {"dump", "file"}
+
+
+class Scaled(nn.Module):
+    """A target that a loss compares with: `is_detached` says in which way it has no gradient."""
+
+    def __init__(self, *, is_detached: bool):
+        super().__init__()
+        self.linear, self.norm, self.gain = nn.Linear(32, 32), nn.LayerNorm(32), nn.Parameter(torch.ones(32))
+        self.is_detached = is_detached
+
+    def forward(self, x):
+        if self.is_detached:
+            return (self.norm(self.linear(x)) * self.gain).detach()
+        with torch.no_grad():
+            return self.norm(self.linear(x)) * self.gain
+
+
+@pytest.mark.parametrize("is_detached", [True, False])
+def test_what_has_no_gradient_in_a_model_has_none_in_its_net(is_detached):
+    net = steelyard.compile(Scaled(is_detached=is_detached), "mxfp8")
+    for batch in (4, 4, 6, 8):
+        result = net(torch.randn(batch, 32))
+        assert not result.requires_grad
+        assert result.grad_fn is None

@@ -22,16 +22,24 @@ def without_wrapper(run: Run, inputs: int) -> Callable | None:
         return None
     dynamic = [(i, output.dynamic_dims) for i, output in enumerate(known.output_info) if output.dynamic_dims]
     if not dynamic:
-        return lambda *values: run(values)
+        return lambda *values: _without_gradients(run, values)
 
     def run_and_mark(*values: Any) -> tuple:
-        results = run(values)
+        results = _without_gradients(run, values)
         # So torch knows which sizes differ from call to call when another graph takes the results.
         for i, dims in dynamic:
             mark_dynamic(results[i], dims)
         return results
 
     return run_and_mark
+
+
+def _without_gradients(run: Run, values: tuple) -> tuple:
+    """Run a graph that has no gradients: its own code may have turned them off, and what is around it records them."""
+    if not torch.is_grad_enabled():
+        return run(values)
+    with torch.no_grad():
+        return run(values)
 
 
 def _is_plain(known: ViewAndMutationMeta) -> bool:
