@@ -227,6 +227,54 @@ def test_an_argument_of_one_block_alone():
     assert_same_net(cut, whole)
 
 
+def test_results_of_blocks_are_written_in_place():
+    class Shifted(Gpt):
+        def forward(self, tokens):
+            x = self.embedding(tokens)
+            for block in self.blocks:
+                x = block(x)
+                x += 1
+                x.mul_(0.5)
+            return self.head(x)
+
+    cut, whole = compiled(Shifted(), "mxfp8")
+    assert_equal(train(cut), train(whole))
+    assert distinct(cut) == 2
+
+
+def test_a_submodule_named_like_a_product():
+    class Named(Gpt):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(48, 48)
+
+        def forward(self, tokens):
+            x = self.linear(self.embedding(tokens))
+            for block in self.blocks:
+                x = block(x)
+            return self.head(x)
+
+    class AndCalled(Named):
+        def forward(self, tokens):
+            return functional.linear(super().forward(tokens), self.embedding.weight.T[:, :VOCABULARY])
+
+    for model, graphs in ((Named(), 3), (AndCalled(), 1)):
+        net = steelyard.compile(model.eval(), "mxfp8")
+        with torch.no_grad():
+            net(tokens())
+        assert distinct(net) == graphs
+
+
+def test_no_block_is_quantized_while_torch_is_told_to_compile_nothing():
+    model = Gpt().eval()
+    net = steelyard.compile(model, "nvfp4")
+    with torch.no_grad():
+        net(tokens())
+        net(tokens())
+        with torch.compiler.set_stance("force_eager"):
+            assert torch.equal(net(tokens()), model(tokens()))
+
+
 def test_a_slice_and_an_index_of_blocks():
     class Reordered(Gpt):
         def forward(self, tokens):
@@ -452,6 +500,19 @@ def test_a_product_around_blocks_that_were_asked_for_has_a_row():
     assert (row.layer, row.N, row.K) == ("", str(VOCABULARY), "48")
     assert "around the blocks" in row.reason
     assert "blocks=False" in row.reason
+
+
+def test_a_product_that_nobody_could_foresee_is_named():
+    class Hidden(Gpt):
+        def forward(self, tokens):
+            x = self.embedding(tokens)
+            for block in self.blocks:
+                x = block(x)
+            return getattr(torch, "mat" + "mul")(self.head(x), torch.ones(VOCABULARY, 3))
+
+    net = steelyard.compile(Hidden(), "mxfp8")
+    with pytest.warns(steelyard.errors.SteelyardWarning, match="around the blocks.*blocks=False"):
+        net(tokens())
 
 
 class ByName(Gpt):

@@ -44,19 +44,24 @@ class Switched(Stack):
 
 
 class Renamed(Checkpointed):
-    """No name in its code tells that it makes checkpoints."""
+    """Makes checkpoints by another name."""
 
     def call(self, block, x):
         return compute_again(block, x, use_reentrant=self.use_reentrant)
 
 
-class RenamedHead(Stack):
+TOOLS = {"again": compute_again}
+
+
+class HiddenHead(Stack):
+    """Nothing in its code tells that it makes a checkpoint."""
+
     def __init__(self):
         super().__init__()
         self.head = nn.Linear(40, 40)
 
     def forward(self, x):
-        return compute_again(self.head, super().forward(x), use_reentrant=False)
+        return TOOLS["again"](self.head, super().forward(x), use_reentrant=False)
 
 
 class Wrapped(Stack):
@@ -124,7 +129,7 @@ def test_a_model_whose_checkpoints_are_switched_on_later():
 
 
 UNSEEN = [
-    (RenamedHead, "auto", "head"),
+    (HiddenHead, "auto", "head"),
     (Checkpointed, ["blocks"], "blocks.0"),
 ]
 

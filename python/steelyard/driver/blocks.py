@@ -5,6 +5,7 @@ as Python: what they call is compiled, their own ops are torch's. So a model is 
 around them computes no product, ranks nothing, and makes no checkpoints.
 """
 
+import functools
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,13 +25,15 @@ FEWEST = 4
 
 _CONTAINERS = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ModuleDict)
 _PRODUCTS = frozenset(
-    [
+    f".{name}"
+    for name in (
         *("linear", "bilinear", "matmul", "mm", "bmm", "mv", "addmm", "addmv", "addbmm", "baddbmm", "multi_dot"),
         *("einsum", "tensordot", "inner", "chain_matmul", "scaled_mm", "_scaled_mm", "grouped_mm", "_grouped_mm"),
         *("scaled_dot_product_attention", "multi_head_attention_forward"),
-    ]
+    )
 )
-_RANKS = frozenset(["topk", "sort", "argsort", "argmax", "argmin"])
+"""With a dot: `self.linear(x)` calls a submodule, which is compiled like a block."""
+_RANKS = frozenset(f".{name}" for name in ("topk", "sort", "argsort", "argmax", "argmin"))
 _MODULES_AS_THEY_ARE = frozenset(
     ["_modules", "children", "named_children", "modules", "named_modules", "get_submodule"]
 )
@@ -52,9 +55,10 @@ class Blocks:
         """Whether the modules that hold blocks make checkpoints now."""
         return any(switch.is_on() for switch in self.switches)
 
-    def sharers(self, name: str) -> int:
-        """How many blocks are like this one."""
-        return list(self.groups.values()).count(self.groups[name])
+    @functools.cached_property
+    def sharers(self) -> Counter[Hashable]:
+        """How many blocks are in each group."""
+        return Counter(self.groups.values())
 
 
 def find_blocks(model: torch.nn.Module, chosen: Chosen, overrides: Overrides) -> Blocks | None:
@@ -137,12 +141,12 @@ def has_products(module: torch.nn.Module) -> bool:
 
 def _must_be_captured(module: torch.nn.Module) -> bool:
     """Whether the forward of a module that holds blocks does itself what only a captured graph shows."""
-    # `self.linear(x)` calls a submodule, which is compiled like a block. Ranks matter where scores are at hand: a
-    # function that forward calls, such as a loss that balances experts, ranks what was computed before.
+    # Ranks matter where scores are at hand: a function that forward calls, such as a loss that balances experts, ranks
+    # what was computed before.
     names = names_in(module)
     named = (names & _PRODUCTS) | (names_in(module, deep=False) & _RANKS)
     always_checkpoints = makes_checkpoints(module) and not switches(module)
-    return bool(named - module._modules.keys()) or _calls_plain_modules(module, names) or always_checkpoints
+    return bool(named) or _calls_plain_modules(module, names) or always_checkpoints
 
 
 def _calls_plain_modules(module: torch.nn.Module, names: frozenset[str]) -> bool:

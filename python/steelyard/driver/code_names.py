@@ -17,19 +17,22 @@ from steelyard.driver.forward import runs_as_python
 def names_in(module: torch.nn.Module, *, deep: bool = True) -> frozenset[str]:
     """The names that a module's forward uses; if `deep`, with those of its own methods and of functions beside it.
 
-    The operator `@` counts as `matmul`, and an attribute of the module as the function that it holds.
+    A name that is not an attribute of `self` is there with a dot, too: `.linear` for `functional.linear`. The operator
+    `@` counts as `.matmul`. A global, or an attribute of the module, counts as the function that it holds.
     """
     own = module.__dict__.get("forward")
     model_class = type(module)
     names = _names_in_class(model_class, deep) if own is None else _names_in(own, model_class, deep=deep)
-    return names | {_name_of(value) for name, value in vars(module).items() if name in names and callable(value)}
+    held = [value for name, value in vars(module).items() if name in names and callable(value)]
+    return names.union(*map(_names_of, held))
 
 
 @runs_as_python
-def _name_of(value: Any) -> str:
+def _names_of(value: Any) -> tuple[str, str]:
     while isinstance(value, functools.partial):
         value = value.func
-    return getattr(value, "__name__", "")
+    name = getattr(value, "__name__", "")
+    return name, f".{name}"
 
 
 @functools.lru_cache(maxsize=1024)
@@ -53,31 +56,37 @@ def _names_in(forward: Any, model_class: type, *, deep: bool) -> frozenset[str]:
     names: set[str] = set()
     seen: set[FunctionType] = set()
     waiting = [_function_of(forward)]
-    package = _package(waiting[0])
     while waiting:
         function = waiting.pop()
         if function is None or function in seen:
             continue
         seen.add(function)
         used = set(_names_used(function.__code__))
-        names |= used
+        beside = function.__globals__
+        names.update(used, *(_names_of(beside[name]) for name in used & beside.keys() if callable(beside[name])))
         if deep:
-            waiting += _called(function, used, model_class, package)
+            waiting += _called(function, used, model_class)
     return frozenset(names)
 
 
 @runs_as_python
 def _names_used(code: CodeType) -> Iterator[str]:
     yield from code.co_names
-    yield from ("matmul" for step in dis.get_instructions(code) if step.argrepr in ("@", "@="))
+    before = ""
+    for step in dis.get_instructions(code):
+        if step.argrepr in ("@", "@="):
+            yield ".matmul"
+        elif step.argval in code.co_names and before != "self":
+            yield f".{step.argval}"
+        before = step.argval
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names_used(constant)
 
 
 @runs_as_python
-def _called(function: FunctionType, names: set[str], model_class: type, package: str) -> list[FunctionType | None]:
-    """What a function may call: methods, functions that it is wrapped around, and functions of the same package."""
+def _called(function: FunctionType, names: set[str], model_class: type) -> list[FunctionType | None]:
+    """What a function may call: methods, functions that it is wrapped around, and others that are not torch's own."""
     # Methods of each class, because `super()` calls those that another overrides.
     own = [vars(ancestor) for ancestor in model_class.__mro__ if not ancestor.__module__.startswith("torch.")]
     found = [_function_of(scope[name]) for scope in own for name in names & scope.keys()]
@@ -85,7 +94,7 @@ def _called(function: FunctionType, names: set[str], model_class: type, package:
     beside += [vars(value) for name in names if isinstance(value := function.__globals__.get(name), ModuleType)]
     others = [scope[name] for scope in beside for name in names & scope.keys()] + _enclosed(function)
     functions = [_function_of(value) for value in others if isinstance(value, FunctionType | MethodType)]
-    return found + [function for function in functions if _package(function) == package]
+    return found + [function for function in functions if _package(function) != "torch"]
 
 
 @runs_as_python

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
-from torch._dynamo import trace_rules
-from torch._dynamo.eval_frame import _stance, cached_backends, innermost_fn
+from torch._dynamo import eval_frame, trace_rules
+from torch._dynamo.eval_frame import cached_backends, innermost_fn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.guards import CheckFunctionManager, DeletedGuardManagerWrapper
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
@@ -86,7 +86,7 @@ class ShortWay:
 
     def __call__(self, block: Any, arguments: tuple, keywords: dict[str, Any]) -> Any:
         """Run what was compiled for arguments like these, or have them compiled."""
-        if self._latest is not None and _stance.stance == "default":
+        if self._latest is not None and eval_frame._stance.stance == "default":
             guards, run = self._latest
             # torch takes the entry away from guards that are no longer valid.
             valid = guards.cache_entry is not None

@@ -11,7 +11,9 @@ from steelyard.driver.backend import Backend
 from steelyard.driver.compilation import CUDA_STAGES, Compilation
 from steelyard.driver.explanation import Explanation, little_is_quantized
 from steelyard.driver.memory import Memory, parameter_bytes, tensor_bytes
+from steelyard.driver.outside import AROUND_BLOCKS
 from steelyard.driver.printed_graphs import distinct, print_graphs, print_graphs_of_layers
+from steelyard.driver.settings import AUTO
 from steelyard.driver.stages import STAGES
 from steelyard.driver.user_warnings import warn
 from steelyard.errors import RecipeError, SteelyardError, UnsupportedModelError, shown
@@ -104,7 +106,11 @@ def check_found(backend: Backend) -> None:
     if unmatched:
         pattern, known = sorted(unmatched)[0], ", ".join(sorted(filter(None, layers)))
         raise RecipeError(f"override pattern {pattern!r} matches no layer; the layers with GEMMs: {known}")
-    if not backend.has_warned and (warning := little_is_quantized(rows)):
+    if backend.has_warned:
+        return
+    around = [row for row in rows if row.reason == AROUND_BLOCKS] if backend.settings.blocks == AUTO else []
+    warning = f"a product of {around[0].layer or 'the model'}: {AROUND_BLOCKS}" if around else little_is_quantized(rows)
+    if warning:
         backend.has_warned = True
         warn(warning)
 

@@ -13,6 +13,7 @@ from steelyard.driver.blocks import has_products
 from steelyard.driver.forward import runs_as_python
 from steelyard.driver.frames import Captured, ShortWay
 
+_MOST_SLICES = 64
 MakePart = Callable[[torch.nn.Module, str, Backend], Any]
 """Makes a compiled module for a submodule, given its name."""
 
@@ -71,6 +72,8 @@ class ModuleState:
         modules = [container._modules[name] for name in names]
         known = self._slices.get((key.start, key.stop, key.step))
         if known is None or known[0] != modules:
+            if len(self._slices) >= _MOST_SLICES:
+                self._slices.clear()
             made = self._make_part(container[key], self.name or "", self.backend)
             parts = [self.part(name) for name in names]
             made._steelyard._parts = {str(i): pair for i, pair in enumerate(zip(modules, parts, strict=True))}
@@ -104,7 +107,7 @@ class ModuleState:
             known = self.backend.block_captures
             group = blocks.groups[name]
             if group not in known:
-                known[group] = Captured(call_block, self._graph_compiler(), name, sharers=blocks.sharers(name))
+                known[group] = Captured(call_block, self._graph_compiler(), name, sharers=blocks.sharers[group])
             self._shared = known[group], ShortWay(known[group])
             return self._shared
 

@@ -19,7 +19,7 @@ from steelyard.driver.explanation import Row
 from steelyard.driver.torch_rows import rows_of_call
 from steelyard.frontend.flops import work_of
 
-_AROUND_BLOCKS = "it stands in the code around the blocks, which torch runs op by op; compile with blocks=False"
+AROUND_BLOCKS = "it stands in the code around the blocks, which torch runs op by op; compile with blocks=False"
 REASON = "torch runs it outside of compiled graphs (torch.compile with fullgraph=True says why)"
 # Every run of a compiled graph, by a program or by torch, has a frame of one of these modules.
 _RUN_GRAPHS = ("steelyard.driver.backend", "steelyard.driver.inference")
@@ -109,7 +109,7 @@ class _Recorder(TorchDispatchMode):
                 layer = self._layer(modules)
                 if self._around and layer not in self._around and self._may_begin_anew():
                     raise BypassedError
-                reason = _AROUND_BLOCKS if layer in self._around else REASON
+                reason = AROUND_BLOCKS if layer in self._around else REASON
                 for row in rows_of_call(layer, func, work, args, reason, with_gradients=recorded):
                     self._add(row)
         return result

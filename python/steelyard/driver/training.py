@@ -4,6 +4,7 @@ AOTAutograd asks a partitioner for two graphs. It gets two thin graphs that only
 backward: the program runs instead of them.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -158,6 +159,14 @@ def _kept_primals(joint: JointGraph, program: Program) -> list[int]:
     return [i for i in program.primals if i < len(joint.primals)]
 
 
+def _is_view(value: Any) -> bool:
+    return type(value) is torch.Tensor and value._is_view()
+
+
+def _memory(value: Any) -> int:
+    return value.untyped_storage().data_ptr() if type(value) in (torch.Tensor, torch.nn.Parameter) else 0
+
+
 class JointPrograms:
     """Runs the program of a joint graph as AOTAutograd calls its two graphs."""
 
@@ -180,6 +189,8 @@ class JointPrograms:
         self._sizes = [number for number, is_tensor in pairs if not is_tensor]
         self._missing_outputs = [i for i, node in enumerate(_forward_outputs(joint)) if node is None]
         self._has_gradient = [node is not None for node in joint.gradients]
+        self._views: list[int] | None = None
+        """Outputs that are views of memory which nothing else is in; known after the first call."""
 
     def forward(self, values: Sequence[Any]) -> tuple:
         """Returns outputs, saved values, saved arguments and sizes."""
@@ -190,10 +201,28 @@ class JointPrograms:
         if self._runs_by_torch(program, values):
             results = self._run_by_torch(program, values)
         else:
-            results = list(program(*values, *self._constants))
+            results = self._without_views(program(*values, *self._constants), values)
         for position in self._missing_outputs:
             results.insert(position, None)
         return (*results, number, *(values[i] for i in self._tensors), *(values[i] for i in self._sizes))
+
+    def _without_views(self, results: Sequence[Any], values: Sequence[Any]) -> list:
+        """The results; autograd lets nobody write an output that is a view, such as a product in its final shape.
+
+        Where something else is in the same memory, such as a saved value, a view it stays: only the counter of writes
+        that they share tells whether that was overwritten.
+        """
+        results = list(results)
+        if self._views is None:
+            outputs = self._joint.forward_outputs - len(self._missing_outputs)
+            owners = Counter(map(_memory, {id(value): value for value in (*results, *values)}.values()))
+            views = [i for i, result in enumerate(results[:outputs]) if _is_view(result)]
+            self._views = [i for i in views if owners[_memory(results[i])] == 1]
+        for i in self._views:
+            view = results[i]
+            alone = torch.empty(0, dtype=view.dtype, device=view.device)
+            results[i] = alone.set_(view.untyped_storage(), view.storage_offset(), view.size(), view.stride())
+        return results
 
     def _run_by_torch(self, program: Program, values: Sequence[Any]) -> list:
         """The outputs computed by torch, and placeholders for saved values: this backward is never called."""
