@@ -110,6 +110,32 @@ def test_checkpoints_that_blocks_make_themselves(recipe):
     assert is_cut(train_both(Wrapped, recipe))
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_checkpoint_around_the_net(recipe):
+    net = train_both(Stack, recipe, call=lambda net, x: checkpoint(net, x, use_reentrant=False))
+    assert is_cut(net)
+
+
+class Bare(Stack):
+    """The backward of its blocks takes no parameter as it is: only the codes of weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(40, 40, bias=False), nn.Tanh()) for _ in range(LAYERS))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("make", [Stack, Bare])
+def test_saved_tensors_that_are_copies(make, recipe):
+    """Neither their addresses nor their objects tell of which block they are."""
+
+    def call(net, x):
+        with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
+            return net(x)
+
+    assert is_cut(train_both(make, recipe, call))
+
+
 def test_a_model_whose_checkpoints_are_switched_on_later():
     results = []
     for blocks in (False, "auto"):
