@@ -8,6 +8,7 @@ import weakref
 
 import pytest
 import torch
+from block_stacks import WIDTH, Stack
 from oracle import assert_follows, make_oracle
 from small_models import make_mlp
 from torch import nn
@@ -263,3 +264,32 @@ def test_the_process_lets_go_of_plain_parameters():
     assert plain >= 0.95 * weights
     # Besides the weights, compiling itself holds some memory.
     assert stored <= 0.15 * weights + 40e6
+
+
+class TiedStack(Stack):
+    """Blocks between an embedding and a head that share a weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(64, WIDTH)
+        self.head = nn.Linear(WIDTH, 64, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens):
+        return self.head(super().forward(self.embedding(tokens)))
+
+
+def test_a_weight_stays_that_a_module_beside_blocks_reads():
+    tokens, results = torch.arange(6), []
+    for blocks in (False, "auto"):
+        torch.manual_seed(0)
+        model = TiedStack()
+        net = steelyard.compile(model, "mxfp8", weights="quantized", blocks=blocks)
+        with torch.no_grad():
+            results.append([net(tokens) for _ in range(2)])
+        assert not isinstance(model.head.weight, QuantizedTensor)
+        assert model.head.weight is model.embedding.weight
+        assert isinstance(model.blocks[0].up.weight, QuantizedTensor)
+    assert all(map(torch.equal, *results))
+    stays = {row.weight: row.stays for row in net.explain().rows}
+    assert stays["head.weight"] == "embedding reads its values too"

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from steelyard.dialect import make_context
 from steelyard.driver import progress
-from steelyard.driver.blocks import Blocks, find_blocks
+from steelyard.driver.blocks import Blocks, find_blocks, modules_outside
 from steelyard.driver.captured import CapturedGraph
 from steelyard.driver.compilation import Compilation
 from steelyard.driver.explanation import Row
@@ -189,7 +189,10 @@ class Backend:
             return
         with self.lock:
             programs = {id(c): c.program for c in self.compilations if c.program is not None}
-            replaced, self.kept_weights = store_weights(self.root, programs.values(), self.state, self.storable)
+            outside = {} if self.blocks is None else modules_outside(self.root, self.blocks)
+            replaced, self.kept_weights = store_weights(
+                self.root, programs.values(), self.state, self.storable, outside
+            )
             self._outdated += [
                 compilation
                 for compilation in self.compilations

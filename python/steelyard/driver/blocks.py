@@ -139,6 +139,18 @@ def has_products(module: torch.nn.Module) -> bool:
     return may_multiply(module) or any(names_in(child) & _PRODUCTS for child in module.modules())
 
 
+def modules_outside(model: torch.nn.Module, blocks: Blocks) -> dict[int, str]:
+    """The names, by id, of the modules whose forwards run as Python: those around blocks, and others beside them."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    outside = {id(modules[name]): name for name in blocks.around}
+    for name in blocks.around:
+        children = {f"{name}.{key}".removeprefix("."): child for key, child in modules[name].named_children()}
+        for full_name, child in children.items():
+            if full_name not in blocks.around and full_name not in blocks.groups and not has_products(child):
+                outside |= {id(module): full_name for module in child.modules()}
+    return outside
+
+
 def _must_be_captured(module: torch.nn.Module) -> bool:
     """Whether the forward of a module that holds blocks does itself what only a captured graph shows."""
     # Ranks matter where scores are at hand: a function that forward calls, such as a loss that balances experts, ranks

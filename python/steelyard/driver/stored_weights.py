@@ -1,6 +1,6 @@
 """`weights="quantized"`: replace parameters that only quantized GEMMs read by quantized tensors."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -23,7 +23,7 @@ class _Uses:
 
     weights: list[WeightArgument] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
-    """Ops that read its values."""
+    """Ops, and modules outside of programs, that read its values."""
 
 
 def storable_parameters(root: torch.nn.Module) -> frozenset[str]:
@@ -38,10 +38,15 @@ def storable_parameters(root: torch.nn.Module) -> frozenset[str]:
 
 
 def store_weights(
-    root: torch.nn.Module, programs: Iterable[Program], state: State, storable: frozenset[str]
+    root: torch.nn.Module,
+    programs: Iterable[Program],
+    state: State,
+    storable: frozenset[str],
+    outside: Mapping[int, str],
 ) -> tuple[set[str], dict[str, str]]:
     """Replace plain parameters by quantized ones, if they are frozen or in `storable`.
 
+    `outside` has the names, by id, of modules that read their parameters without a program.
     Returns the names of the replaced ones, and why each other weight of a quantized GEMM stays in high precision.
     """
     uses: dict[str, _Uses] = {}
@@ -55,7 +60,8 @@ def store_weights(
     for name, use in uses.items():
         if not use.weights or name not in owners:
             continue
-        parameter = owners[name][0]
+        parameter, *holders = owners[name]
+        use.others += [outside[id(module)] for module, _ in holders if id(module) in outside]
         is_trained = parameter.requires_grad and name not in storable
         reason = "it is trained" if is_trained else _reason_to_keep(parameter, use)
         if reason:
