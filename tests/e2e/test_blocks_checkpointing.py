@@ -43,8 +43,12 @@ class Switched(Stack):
         return block(x)
 
 
-class Renamed(Checkpointed):
+class Renamed(Stack):
     """Makes checkpoints by another name."""
+
+    def __init__(self, use_reentrant: bool = False):
+        super().__init__()
+        self.use_reentrant = use_reentrant
 
     def call(self, block, x):
         return compute_again(block, x, use_reentrant=self.use_reentrant)
