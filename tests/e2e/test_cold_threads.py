@@ -44,7 +44,26 @@ def make_sequence() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
 
 
-CASES = [(make_sequence, THREADS, False), (make_sequence, THREADS, True), (Pair, FEW, True), (Pairs, FEW, False)]
+class Repeated(nn.Module):
+    """Enough blocks that are alike for the net to be cut."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(make_sequence() for _ in range(4))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+CASES = [
+    (make_sequence, THREADS, False),
+    (make_sequence, THREADS, True),
+    (Pair, FEW, True),
+    (Pairs, FEW, False),
+    (Repeated, FEW, True),
+]
 
 
 @pytest.mark.parametrize(("make", "threads", "training"), CASES)
@@ -61,7 +80,7 @@ def test_each_thread_its_own_net(make, threads, training):
     assert counts == {alone._steelyard.backend.graphs}
 
 
-@pytest.mark.parametrize("make", [make_sequence, Pairs])
+@pytest.mark.parametrize("make", [make_sequence, Pairs, Repeated])
 def test_one_net_for_all_threads_compiles_once_for_each_kind_of_arguments(make):
     model = make()
     shared, alone = (steelyard.compile(model, "mxfp8") for _ in range(2))

@@ -113,6 +113,44 @@ def test_a_net_with_quantized_parameters():
     check_freed(use_and_drop(Two, infer, weights="quantized"))
 
 
+class Repeated(nn.Module):
+    """Enough blocks that are alike for the net to be cut."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64)) for _ in range(4))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+def reset_torch(net) -> None:
+    train(net)
+    torch._dynamo.reset()
+    train(net)
+
+
+def replace_a_block(net) -> None:
+    infer(net)
+    net.model.blocks[1] = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64))
+    infer(net)
+
+
+@pytest.mark.parametrize("use", [infer, train, inspect, copy_it, reset_torch, replace_a_block])
+def test_a_net_that_is_cut_into_blocks(use):
+    net = steelyard.compile(Repeated(), "fp8-delayed")
+    use(net)
+    assert net._steelyard.backend.blocks is not None
+    backend = net._steelyard.backend
+    captures = [weakref.ref(captured.frames) for captured in backend.block_captures.values()]
+    assert captures or use is copy_it
+    references = parts_of(net) + captures + [weakref.ref(net.blocks[0]), weakref.ref(net.model.blocks[0])]
+    del net, backend
+    check_freed(references)
+
+
 @pytest.mark.parametrize("make", [Pairs, lambda: nn.Linear(64, 64), lambda: nn.LSTM(64, 64)])
 def test_what_torch_keeps_in_functions_that_nets_share(make):
     check_freed(use_and_drop(make, infer))
@@ -142,7 +180,8 @@ def test_a_net_stays_compiled_when_another_of_its_class_is_freed():
 
 
 @pytest.mark.parametrize(
-    ("make", "recipe"), [(Two, "mxfp8"), (Two, "fp8-delayed"), (Two, "nvfp4"), (Pairs, "fp8-delayed")]
+    ("make", "recipe"),
+    [(Two, "mxfp8"), (Two, "fp8-delayed"), (Two, "nvfp4"), (Pairs, "fp8-delayed"), (Repeated, "fp8-delayed")],
 )
 def test_a_backward_outlives_its_net(make, recipe):
     def gradients(*, drop: bool) -> list:
