@@ -57,6 +57,8 @@ THREADED := $(KERNEL_TESTS) -k 'not same_threads'
 test-slow: $(STAMP)-docs ## Run the slow tests: architectures, fuzzing, packaging, documentation site, sanitizers.
 	@echo "[test-slow] pytest"
 	@$(BIN)/pytest -n $(JOBS) -m slow
+	@echo "[test-slow] pytest, with every net cut into blocks that has any"
+	@$(BIN)/pytest -n $(JOBS) -m 'not slow' tests/e2e tests/integrations --fewest-blocks 1
 	@echo "[test-slow] kernels and XLA handlers under AddressSanitizer and UBSan"
 	@tests/runtime/sanitize.sh address $(SANITIZED) -n $(JOBS)
 	@echo "[test-slow] kernels under ThreadSanitizer"

@@ -12,6 +12,7 @@ from torch.nn import functional
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
 import steelyard
+from steelyard.driver import blocks
 from steelyard.errors import NonFiniteError, RecipeError, UnsupportedModelError
 from steelyard.recipes import NAMES
 
@@ -549,7 +550,8 @@ def test_modules_that_are_reached_past_the_net_are_captured(make_model):
     assert sum(row.is_quantized for row in nets[0].explain().rows if row.kind == "fprop") == 4 * DEPTH + 1
 
 
-def test_few_blocks_are_captured_as_a_whole():
+def test_few_blocks_are_captured_as_a_whole(monkeypatch):
+    monkeypatch.setattr(blocks, "FEWEST", 4)
     net = steelyard.compile(Gpt(3), "mxfp8")
     net(tokens())
     assert distinct(net) == 1
