@@ -97,7 +97,7 @@ def train_both(make, recipe: str, call=torch.nn.Module.__call__):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("use_reentrant", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_model_that_makes_checkpoints_around_blocks_is_captured_as_a_whole(use_reentrant, recipe):
     net = train_both(lambda: Checkpointed(use_reentrant), recipe)
     assert len(compilations(net)) == 1
@@ -129,7 +129,7 @@ class Bare(Stack):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("make", [Stack, Bare])
+@pytest.mark.parametrize("make", [pytest.param(Stack, marks=pytest.mark.slow), Bare])
 def test_saved_tensors_that_are_copies(make, recipe):
     """Neither their addresses nor their objects tell of which block they are."""
 
@@ -176,7 +176,9 @@ def test_a_checkpoint_that_was_not_foreseen(make, blocks, name):
         assert torch.equal(got, steelyard.compile(model, "mxfp8", blocks=False)(make_input(0)))
 
 
-@pytest.mark.parametrize(("recipe", "use_reentrant"), [("fp8-delayed", False), ("nvfp4", True)])
+@pytest.mark.parametrize(
+    ("recipe", "use_reentrant"), [("fp8-delayed", False), pytest.param("nvfp4", True, marks=pytest.mark.slow)]
+)
 def test_gradient_checkpointing_of_transformers(recipe, use_reentrant):
     config = LlamaConfig(
         vocab_size=64,

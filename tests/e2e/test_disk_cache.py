@@ -113,13 +113,14 @@ def told(net) -> list:
     return [texts, kept, emitted, net.explain(), net.explain().to_json(), net.explain().notes, str(net.memory())]
 
 
-USES: list[tuple[Callable, Any, dict]] = [
-    (infer, "mxfp8", {}),
+_slow = pytest.mark.slow
+USES: list = [
+    pytest.param(infer, "mxfp8", {}, marks=_slow),
     (infer, "fp8-block", {"overrides": {"head": None, "up": "nvfp4"}, "attention": True}),
-    (infer, "nvfp4", {"weights": "quantized"}),
-    (train, "mxfp8", {"save": "compact"}),
+    pytest.param(infer, "nvfp4", {"weights": "quantized"}, marks=_slow),
+    pytest.param(train, "mxfp8", {"save": "compact"}, marks=_slow),
     (train, "fp8-delayed", {"check_finite": True}),
-    (train, "nvfp4", {}),
+    pytest.param(train, "nvfp4", {}, marks=_slow),
 ]
 
 
@@ -479,6 +480,7 @@ def test_a_cache_that_is_off_writes_nothing(folder, monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_cached_programs_leave_no_contexts_behind(folder):
     def live() -> int:
         forget()
