@@ -73,7 +73,8 @@ class Careless:
 @pytest.mark.parametrize("careless", [False, True])
 def test_memory_must_live_until_the_launch(library, careless):
     with Heap() as heap:
-        MockDriver(library, heap, (9, 0))
+        # The library calls it until the test ends.
+        driver = MockDriver(library, heap, (9, 0))
         launcher = CudaLauncher(0, lambda: heap.streams.current.cuda_stream)
         x = torch.randn(8, 32)
         copy, _ = Kernels(Careless(launcher) if careless else launcher).quantize(x, MX, None)
@@ -82,6 +83,7 @@ def test_memory_must_live_until_the_launch(library, careless):
                 heap.streams.synchronize()
         else:
             assert_same_copy(copy, reference.quantize(x, MX, None)[0])
+        assert driver.launches
 
 
 # Python overwrites what it frees by 0xDD in the mode that this process is started in.
