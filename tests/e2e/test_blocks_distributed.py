@@ -1,22 +1,18 @@
 """Two processes train a net that is cut into blocks as they train it as a whole."""
 
-import os
-import socket
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from block_stacks import Stack, assert_same, gradients_of, is_cut, make_input, state_of
+from ranks import save_results, start_ranks
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import steelyard
 
-WORLD_SIZE = 2
 # One worker runs the ranks once, for all tests.
 pytestmark = pytest.mark.xdist_group("blocks-distributed")
 CASES = [
@@ -69,32 +65,17 @@ def train_rank(mode: str, recipe: str, blocks: str | bool) -> dict:
     }
 
 
-def run_rank(folder: str) -> None:
-    dist.init_process_group("gloo")
-    torch.set_num_threads(1)
-    results = {
+def train_all() -> dict[str, dict]:
+    return {
         f"{mode} {recipe} {blocks}": train_rank(mode, recipe, blocks)
         for mode, recipe in CASES
         for blocks in (False, "auto")
     }
-    torch.save(results, Path(folder, f"{dist.get_rank()}.pt"))
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory) -> list[dict]:
-    folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    processes = []
-    for rank in range(WORLD_SIZE):
-        environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(WORLD_SIZE), "MASTER_PORT": port}
-        environment["MASTER_ADDR"] = "127.0.0.1"
-        processes.append(subprocess.Popen([sys.executable, __file__, str(folder)], env=environment))
-    assert [process.wait(timeout=600) for process in processes] == [0] * WORLD_SIZE
-    return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD_SIZE)]
+    return start_ranks(__file__, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize(("mode", "recipe"), CASES)
@@ -109,4 +90,4 @@ def test_gradients_parameters_and_state_are_those_of_the_whole(ranks, mode, reci
 
 
 if __name__ == "__main__":
-    run_rank(sys.argv[1])
+    save_results(train_all, sys.argv[1])

@@ -1,14 +1,11 @@
 """Two processes train a compiled model as one process does that runs each rank's batch separately and averages."""
 
-import os
-import socket
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import WORLD_SIZE, save_results, start_ranks
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -17,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 import steelyard
 from steelyard.recipes import DelayedScaling, get
 
-WORLD_SIZE = 2
 STEPS = 3
 # One worker runs the ranks once, for all tests.
 pytestmark = pytest.mark.xdist_group("distributed")
@@ -125,29 +121,13 @@ def reduced_state() -> dict:
     return {name: tensor.clone() for name, tensor in state.items() if name.startswith("_steelyard.")}
 
 
-def run_rank(folder: str) -> None:
-    dist.init_process_group("gloo")
-    torch.set_num_threads(1)
-    results = {f"{mode} {name}": train_rank(mode, RECIPES[name]) for mode, name in CASES}
-    results["reduced"] = reduced_state()
-    torch.save(results, Path(folder, f"{dist.get_rank()}.pt"))
-    dist.barrier()
-    dist.destroy_process_group()
+def train_all() -> dict[str, dict]:
+    return {f"{mode} {name}": train_rank(mode, RECIPES[name]) for mode, name in CASES} | {"reduced": reduced_state()}
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory) -> list[dict]:
-    folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    processes = []
-    for rank in range(WORLD_SIZE):
-        environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(WORLD_SIZE), "MASTER_PORT": port}
-        environment["MASTER_ADDR"] = "127.0.0.1"
-        processes.append(subprocess.Popen([sys.executable, __file__, str(folder)], env=environment))
-    assert [process.wait(timeout=600) for process in processes] == [0] * WORLD_SIZE
-    return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD_SIZE)]
+    return start_ranks(__file__, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize(("mode", "name"), CASES, ids=lambda word: word)
@@ -175,4 +155,4 @@ def test_delayed_history_holds_the_largest_amax_of_all_ranks(ranks):
 
 
 if __name__ == "__main__":
-    run_rank(sys.argv[1])
+    save_results(train_all, sys.argv[1])
