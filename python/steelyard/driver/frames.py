@@ -226,7 +226,8 @@ def _traced_module(thread: int) -> str | None:
 def _finalizers_of(guard_manager: Any) -> list[weakref.finalize]:
     """What keeps guards alive for as long as the functions and classes live that they compare with: often for ever."""
     found = []
-    for finalizer, info in list(weakref.finalize._registry.items()):  # pyright: ignore[reportAttributeAccessIssue]
+    # A copy: unlike a list of items, making one starts no garbage collection, which would remove some meanwhile.
+    for finalizer, info in weakref.finalize._registry.copy().items():  # pyright: ignore[reportAttributeAccessIssue]
         owner = getattr(getattr(info.func, "func", None), "__self__", None)
         if isinstance(owner, CheckFunctionManager) and owner.guard_manager is guard_manager:
             found.append(finalizer)
