@@ -215,7 +215,8 @@ class JointPrograms:
         results = list(results)
         if self._views is None:
             outputs = self._joint.forward_outputs - len(self._missing_outputs)
-            owners = Counter(map(_memory, {id(value): value for value in (*results, *values)}.values()))
+            known = {id(value): value for value in (*results, *values, *self._constants)}
+            owners = Counter(map(_memory, known.values()))
             views = [i for i, result in enumerate(results[:outputs]) if _is_view(result)]
             self._views = [i for i in views if owners[_memory(results[i])] == 1]
         for i in self._views:
