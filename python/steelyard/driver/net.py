@@ -188,7 +188,8 @@ class CompiledModule(torch.nn.Module):
             with capture, state.backend.capture(is_settled=is_settled):
                 result = self._run_inside(arguments, keywords)
         except BypassedError:
-            # No program has run yet: the call begins anew, with the same random numbers.
+            # No program has run yet: the call begins anew, with the same number and the same random numbers.
+            state.backend.state.calls -= 1
             torch.set_rng_state(random)
             state.backend.capture_as_a_whole()
             return self._run_alone(arguments, keywords)
