@@ -2,7 +2,7 @@
 
 Each call of a block is a capture of its own, shared by the blocks that torch finds alike. The modules around them run
 as Python: what they call is compiled, their own ops are torch's. So a model is cut into its blocks only if the code
-around them computes no product, ranks nothing, and makes no checkpoints.
+around them computes no product, ranks nothing, makes no checkpoints, and reaches modules by their names.
 """
 
 import functools
@@ -70,17 +70,13 @@ def find_blocks(model: torch.nn.Module, chosen: Chosen, overrides: Overrides) ->
         found = [name for container in chosen for name in _children_of(container, modules)]
     else:
         found = list(_repeated(model, ""))
-    around = frozenset(_join(name.split(".")[:count]) for name in found for count in range(name.count(".") + 1))
+    around = frozenset(".".join(name.split(".")[:count]) for name in found for count in range(name.count(".") + 1))
     holders = [modules[name] for name in around]
     if not found or (chosen == AUTO and any(map(_must_be_captured, holders))):
         return None
     groups = {name: _group(name, modules[name], overrides) for name in found}
     checkpointing = [holder for holder in holders if chosen == AUTO and makes_checkpoints(holder)]
     return Blocks(groups, around, [switch for holder in checkpointing for switch in switches(holder)])
-
-
-def _join(parts: Sequence[str]) -> str:
-    return ".".join(parts)
 
 
 def _children_of(container: str, modules: Mapping[str, torch.nn.Module]) -> list[str]:

@@ -38,6 +38,7 @@ class ModuleState:
         self._compiled: tuple[Callable | None, Captured] | None = None
         """A forward that the model's instance has of its own, None for that of its class; and what it compiled to."""
         self._shared: tuple[Captured, ShortWay] | None = None
+        """Of a block: what is captured for all that are like it, and its own way there."""
         self._slices: dict[tuple, tuple[list[torch.nn.Module], torch.nn.Module]] = {}
         """Of a sequence: the modules of each slice, and what stands for it."""
 
