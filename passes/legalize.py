@@ -12,7 +12,7 @@ from steelyard.ir.gemm_plans import GemmPlan, plan_gemm, size_source
 from steelyard.ir.torch_ops import int_constant, size_of, walk_ops
 from steelyard.passes.pipeline.registry import fail, register_pass
 from steelyard.passes.support.operand_forms import Forms, Plans, convert, convert_weights
-from steelyard.targets import TARGETS, cuda_target
+from steelyard.passes.support.targets import read_target
 from steelyard.targets.gemm_paths import CUSTOM, NATIVE
 
 
@@ -29,9 +29,7 @@ def legalize(module: ir.Operation, *, target: str) -> None:
     cannot do to its product follows as `scaled.epilogue`. Weights are converted by the functions that make them, which
     then return every form that a GEMM reads.
     """
-    if target not in TARGETS:
-        fail(module, f"target must be one of {', '.join(TARGETS)}, got '{target}'")
-    chosen = cuda_target(target)
+    chosen = read_target(module, target)
     if chosen is None:
         return
     gemms = [op.opview for op in walk_ops(module) if isinstance(op.opview, GemmOp)]

@@ -18,7 +18,7 @@ from steelyard.ir.kernel_calls import (
 from steelyard.ir.torch_ops import none_constant, reshaped_as, transpose_last, walk_ops
 from steelyard.passes.pipeline.registry import fail, register_pass
 from steelyard.passes.support.declared import read_declared
-from steelyard.targets import CPU, TARGETS
+from steelyard.passes.support.targets import read_target
 from steelyard.targets.gemm_paths import NATIVE
 
 _DESTINATIONS: dict[Device, tuple[type[KernelCall], ...]] = {
@@ -37,12 +37,11 @@ def select_kernels(module: ir.Operation, *, target: str) -> None:
     `scaled.destinations` where the kernel writes its results into memory that it is given. A matmul, which stayed in
     high precision, becomes torch's own product.
     """
-    if target not in TARGETS:
-        fail(module, f"target must be one of {', '.join(TARGETS)}, got '{target}'")
+    chosen = read_target(module, target)
     for op in walk_ops(module):
         if isinstance(op.opview, MatmulOp):
             _use_torch(op.opview)
-    device: Device = "cpu" if target == CPU else "cuda"
+    device: Device = "cpu" if chosen is None else "cuda"
     for declaration in declarations_of(module).values():
         _select(declaration, read_declared(declaration), device)
 

@@ -113,10 +113,10 @@ def test_cuda_without_a_gpu(monkeypatch):
             call(torch.randn(8, 48))
 
 
-@pytest.mark.parametrize("target", ["gpu", "cuda:sm_75", "cuda:0"])
+@pytest.mark.parametrize("target", ["gpu", "cuda:sm_75", "cuda:0", "cuda:sm_90a+cublaslt", "cuda:sm_75+cublaslt12.6"])
 def test_unknown_targets_are_refused(target):
-    known = "cpu, cuda, cuda:sm_89, cuda:sm_90a, cuda:sm_100a, cuda:sm_120a"
-    with pytest.raises(TargetError, match=f"target must be one of {known}, got '{target}'"):
+    known = "cpu, cuda, cuda:sm_89, cuda:sm_90a, cuda:sm_100a, cuda:sm_103a, cuda:sm_120a, cuda:sm_121a"
+    with pytest.raises(TargetError, match=f"target must be one of {known}, got '{re.escape(target)}'"):
         steelyard.compile(make_mlp(), "mxfp8", target=target)
 
 

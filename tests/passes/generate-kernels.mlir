@@ -2,7 +2,7 @@
 // RUN: steelyard-opt %s -p 'scaled-generate-kernels{target=cuda:sm_90a},gpu.module(convert-scf-to-cf,convert-gpu-to-nvvm,reconcile-unrealized-casts)' --split-input-file | FileCheck %s --check-prefix=NVVM
 // RUN: not steelyard-opt %s -p 'scaled-generate-kernels{target=cuda:sm_75}' --split-input-file 2>&1 | FileCheck %s --check-prefix=TARGET
 
-// TARGET: a CUDA target must be one of sm_89, sm_90a, sm_100a, sm_120a, got 'sm_75'
+// TARGET: a CUDA target must be one of sm_89, sm_90a, sm_100a, sm_103a, sm_120a, sm_121a, got 'sm_75'
 
 module @quantize_0_launches attributes {scaled.plan = @quantize_0} {
   scaled.launch @amax_bf16("source", 64, 32, 64, "out.row.amax") blocks(1)

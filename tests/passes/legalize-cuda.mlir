@@ -1,7 +1,9 @@
 // RUN: steelyard-opt %s -p 'scaled-legalize{target=cuda:sm_89}' | FileCheck %s --check-prefixes=CHECK,OLD,SM89
 // RUN: steelyard-opt %s -p 'scaled-legalize{target=cuda:sm_90a}' | FileCheck %s --check-prefixes=CHECK,OLD,SM90
 // RUN: steelyard-opt %s -p 'scaled-legalize{target=cuda:sm_100a}' | FileCheck %s --check-prefixes=CHECK,NEW
+// RUN: steelyard-opt %s -p 'scaled-legalize{target=cuda:sm_103a}' | FileCheck %s --check-prefixes=CHECK,NEW
 // RUN: steelyard-opt %s -p 'scaled-legalize{target=cuda:sm_120a}' | FileCheck %s --check-prefixes=CHECK,NEW
+// RUN: steelyard-opt %s -p 'scaled-legalize{target=cuda:sm_121a}' | FileCheck %s --check-prefixes=CHECK,NEW
 
 #own = #scaled.scheme<i8, "tensor", f32, {custom = "Mine"}>
 
@@ -134,6 +136,21 @@ func.func @padded_bias(%x: !scaled.tensor<8x64xbf16, #fp8_tensor>, %w: !scaled.t
 func.func @block(%x: !scaled.tensor<100x256xbf16, #fp8_1x128>, %w: !scaled.tensor<100x256xbf16, #fp8_128x128>) -> (!torch.vtensor<[100,100],bf16>) {
   %0 = scaled.gemm fprop %x, %w at "up" : !scaled.tensor<100x256xbf16, #fp8_1x128>, !scaled.tensor<100x256xbf16, #fp8_128x128> -> !torch.vtensor<[100,100],bf16>
   return %0 : !torch.vtensor<[100,100],bf16>
+}
+
+// Gradients in E5M2: torch takes them with one scale per tensor only.
+// CHECK-LABEL: func.func @mx_hybrid
+// NEW-NEXT: scaled.gemm {{\w+}} %arg0, %arg1 {{.*}}scaled.path = "emulated"{{.*}}scaled.reason = "torch multiplies E4M3 only with MX scales"
+func.func @mx_hybrid(%dy: !scaled.tensor<8x64xbf16, #mxfp8_e5m2_1x32>, %w: !scaled.tensor<64x32xbf16, none, #mxfp8_32x1>) -> (!torch.vtensor<[8,32],bf16>) {
+  %0 = scaled.gemm dgrad %dy, %w at "up" : !scaled.tensor<8x64xbf16, #mxfp8_e5m2_1x32>, !scaled.tensor<64x32xbf16, none, #mxfp8_32x1> -> !torch.vtensor<[8,32],bf16>
+  return %0 : !torch.vtensor<[8,32],bf16>
+}
+
+// CHECK-LABEL: func.func @block_hybrid
+// SM90-NEXT: scaled.gemm {{\w+}} %arg0, %arg1 {{.*}}scaled.path = "emulated"{{.*}}scaled.reason = "torch multiplies E4M3 only with 1x128 and 128x128 scales"
+func.func @block_hybrid(%dy: !scaled.tensor<128x128xbf16, none, #fp8_e5m2_1x128>, %x: !scaled.tensor<128x128xbf16, none, #fp8_1x128>) -> (!torch.vtensor<[128,128],bf16>) {
+  %0 = scaled.gemm wgrad %dy, %x at "up" : !scaled.tensor<128x128xbf16, none, #fp8_e5m2_1x128>, !scaled.tensor<128x128xbf16, none, #fp8_1x128> -> !torch.vtensor<[128,128],bf16>
+  return %0 : !torch.vtensor<[128,128],bf16>
 }
 
 // Columns of FP4 are stored along the reduction already.

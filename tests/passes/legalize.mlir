@@ -1,7 +1,7 @@
 // RUN: steelyard-opt %s -p 'scaled-legalize{target=cpu}' | FileCheck %s
 // RUN: not steelyard-opt %s -p 'scaled-legalize{target=abacus}' 2>&1 | FileCheck %s --check-prefix=TARGET
 
-// TARGET: target must be one of cpu, cuda:sm_89, cuda:sm_90a, cuda:sm_100a, cuda:sm_120a, got 'abacus'
+// TARGET: target must be one of cpu, cuda:sm_89, cuda:sm_90a, cuda:sm_100a, cuda:sm_103a, cuda:sm_120a, cuda:sm_121a, got 'abacus'
 
 // Kernels of the CPU take any shape: 7 and 33 need no padding.
 // CHECK-LABEL: func.func @odd_sizes

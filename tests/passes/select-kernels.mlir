@@ -2,7 +2,7 @@
 // RUN: steelyard-opt %s -p 'scaled-select-kernels{target=cuda:sm_100a}' | FileCheck %s --check-prefix=CUDA
 // RUN: not steelyard-opt %s -p 'scaled-select-kernels{target=abacus}' 2>&1 | FileCheck %s --check-prefix=TARGET
 
-// TARGET: target must be one of cpu, cuda:sm_89, cuda:sm_90a, cuda:sm_100a, cuda:sm_120a, got 'abacus'
+// TARGET: target must be one of cpu, cuda:sm_89, cuda:sm_90a, cuda:sm_100a, cuda:sm_103a, cuda:sm_120a, cuda:sm_121a, got 'abacus'
 
 #own = #scaled.scheme<i8, "tensor", f32, {custom = "Mine"}>
 

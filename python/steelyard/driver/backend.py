@@ -37,7 +37,7 @@ from steelyard.runtime.cuda.devices import device_among, target_among
 from steelyard.runtime.program import Program
 from steelyard.runtime.state import State
 from steelyard.runtime.weights import Weights
-from steelyard.targets import CPU, CUDA, check_target
+from steelyard.targets import CPU, CUDA, check_target, spelled
 from steelyard.tensor.quantized_tensor import QuantizedTensor
 
 
@@ -177,7 +177,7 @@ class Backend:
         device_among(inputs)
         if self.settings.target != CUDA:
             return self.settings
-        return replace(self.settings, target=f"{CUDA}:{target_among(inputs).name}")
+        return replace(self.settings, target=spelled(target_among(inputs)))
 
     def runs_by_torch(self, program: Program, values: Sequence) -> bool:
         """Whether a call that only compiles must leave the results to torch."""

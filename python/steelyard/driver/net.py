@@ -62,8 +62,8 @@ def compile(
     Args:
         model: The model. `net.model` gives it back.
         recipe: The name of a recipe, or a recipe object.
-        target: `cpu`. Or `cuda`, the GPU that the model is on when it is first called. Or an architecture,
-            `cuda:sm_89`, `cuda:sm_90a`, `cuda:sm_100a` or `cuda:sm_120a`, which needs no GPU to compile for: `lower`
+        target: `cpu`. Or `cuda`, the GPU that the model is on when it is first called. Or an architecture
+            as `steelyard targets` lists them, such as `cuda:sm_90a`, which needs no GPU to compile for: `lower`
             takes a model and arguments on the CPU, and `ir("ptx")` shows the code of the kernels.
         overrides: Patterns of layer names, and for each another recipe, or None for high precision. The first pattern
             that matches a layer decides.

@@ -2,23 +2,35 @@
 
 from steelyard.errors import TargetError, shown
 from steelyard.targets.architectures import TARGETS as _ARCHITECTURES
-from steelyard.targets.architectures import Target
+from steelyard.targets.architectures import Target, target_of
 
 CPU = "cpu"
 _CUDA = "cuda:"
 TARGETS = (CPU, *(_CUDA + name for name in _ARCHITECTURES))
-"""Every target that passes accept."""
+"""Every target that passes accept; those of CUDA may name the version of their library: `cuda:sm_90a+cublaslt12.6`."""
 CUDA = "cuda"
 """The architecture of the GPU that a net first runs on."""
 
 
 def check_target(target: str) -> None:
     """Refuse an unknown target."""
-    known = (CPU, CUDA, *TARGETS[1:])
-    if not isinstance(target, str) or target not in known:
-        raise TargetError(f"target must be one of {', '.join(known)}, got {shown(target)}")
+    if not isinstance(target, str) or (target != CUDA and not is_target(target)):
+        raise TargetError(f"target must be one of {', '.join((CPU, CUDA, *TARGETS[1:]))}, got {shown(target)}")
+
+
+def is_target(target: str) -> bool:
+    """Whether programs can be compiled for a target."""
+    try:
+        return target == CPU or cuda_target(target) is not None
+    except TargetError:
+        return False
 
 
 def cuda_target(target: str) -> Target | None:
     """The CUDA architecture that a target names; None for the CPU."""
-    return _ARCHITECTURES[target.removeprefix(_CUDA)] if target.startswith(_CUDA) else None
+    return target_of(target.removeprefix(_CUDA)) if target.startswith(_CUDA) else None
+
+
+def spelled(target: Target) -> str:
+    """A CUDA architecture as passes and users spell it."""
+    return _CUDA + target.spelling

@@ -4,15 +4,17 @@
 which takes rows of A and columns of B that are contiguous along the reduction.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from steelyard.formats.gemms import OPERAND_ROLES, reads_columnwise
 from steelyard.formats.schemes import Scheme
-from steelyard.targets.architectures import Target
+from steelyard.targets.architectures import Target, Version
 
 NATIVE, EMULATED, HIGH_PRECISION, CUSTOM = "native", "emulated", "high precision", "custom"
 # torch requires this multiple of the rows of B and of FP8 reductions, but not of the rows of A.
 _MULTIPLE = 16
+# The cuBLASLt that torch asks for: it was built for no older one, and runs with none.
+_FIRST_WITH_BLOCK_FORMATS, _FIRST_WITH_128_SCALES = (12, 8), (12, 9)
 
 
 @dataclass(frozen=True)
@@ -56,14 +58,22 @@ def _per_block(_kind: str, lhs: Scheme, rhs: Scheme, target: Target) -> GemmPath
         return GemmPath(EMULATED, "cuBLASLt has no product of two operands in 128x128 tiles")
     if target.name != "sm_90a":
         return GemmPath(EMULATED, "torch has 1x128 and 128x128 scales on sm_90 only")
+    if "f8E5M2" in (lhs.element, rhs.element):
+        return GemmPath(EMULATED, "torch multiplies E4M3 only with 1x128 and 128x128 scales")
+    if target.lacks(_FIRST_WITH_128_SCALES):
+        return GemmPath(EMULATED, _too_old("1x128 and 128x128 scales need", _FIRST_WITH_128_SCALES, target))
     # torch wants the scales of A's rows without padding between columns; cuBLASLt reads them as whole vectors.
     rows = [128 if scheme.block == "128x128" else _MULTIPLE for scheme in (lhs, rhs)]
     return GemmPath(NATIVE, "FP8 with 1x128 and 128x128 scales", ("pad", "swizzle"), (rows[0], rows[1], 128))
 
 
-def _mx(kind: str, _lhs: Scheme, _rhs: Scheme, target: Target) -> GemmPath:
+def _mx(kind: str, lhs: Scheme, rhs: Scheme, target: Target) -> GemmPath:
     if not target.has_block_formats:
         return GemmPath(EMULATED, "tensor cores read MX scales from sm_100 on")
+    if "f8E5M2" in (lhs.element, rhs.element):
+        return GemmPath(EMULATED, "torch multiplies E4M3 only with MX scales")
+    if target.lacks(_FIRST_WITH_BLOCK_FORMATS):
+        return GemmPath(EMULATED, _too_old("MX scales need", _FIRST_WITH_BLOCK_FORMATS, target))
     # A columnwise MX copy is stored untransposed, across the reduction.
     turned = ("turn",) if any(reads_columnwise(kind)) else ()
     return GemmPath(NATIVE, "MXFP8", ("pad", *turned, "swizzle"), (1, _MULTIPLE, 32))
@@ -74,7 +84,20 @@ def _nvfp4(_kind: str, lhs: Scheme, rhs: Scheme, target: Target) -> GemmPath:
         return GemmPath(EMULATED, "tensor cores read FP4 from sm_100 on")
     if "row" in (lhs.second_level, rhs.second_level):
         return GemmPath(EMULATED, "cuBLASLt takes one second-level scale per tensor, not one per row")
+    if target.lacks(_FIRST_WITH_BLOCK_FORMATS):
+        return GemmPath(EMULATED, _too_old("FP4 needs", _FIRST_WITH_BLOCK_FORMATS, target))
     return GemmPath(NATIVE, "NVFP4", ("pad", "swizzle"), (1, _MULTIPLE, 32))
+
+
+def _too_old(what: str, needed: Version, target: Target) -> str:
+    assert target.cublaslt is not None
+    return "{} cuBLASLt {}.{} or newer, and torch has {}.{}".format(what, *needed, *target.cublaslt)
+
+
+def with_library(target: Target, cublaslt: Version | None) -> Target:
+    """A target whose GPU torch uses with this cuBLASLt. One that lacks no product is the target itself."""
+    is_complete = cublaslt is None or cublaslt >= max(_FIRST_WITH_BLOCK_FORMATS, _FIRST_WITH_128_SCALES)
+    return replace(target, cublaslt=None if is_complete else cublaslt)
 
 
 def takes_bias(path: str, result: str, bias: str) -> bool:

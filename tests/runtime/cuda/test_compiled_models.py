@@ -12,6 +12,7 @@ from torch import nn
 
 import steelyard
 from steelyard.errors import NonFiniteError, TargetError
+from steelyard.targets.architectures import TARGETS
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler to build the mock with")
@@ -53,7 +54,7 @@ def make_block(dtype=torch.float32):
 
 MODELS = {"mlp": make_mlp, "block": make_block}
 RECIPES = ("fp8-delayed", "fp8-current", "fp8-block", "mxfp8", "nvfp4")
-ALL = tuple(itertools.product(MODELS, RECIPES, ("sm_89", "sm_90a", "sm_100a", "sm_120a")))
+ALL = tuple(itertools.product(MODELS, RECIPES, TARGETS))
 
 FAST = (
     ("mlp", "fp8-delayed", "sm_90a"),

@@ -1,34 +1,123 @@
-"""The calls of `scaled_mm` on the meta device: it checks shapes, strides, dtypes and sizes of scales as a GPU does."""
+"""The table of paths against torch's rules, and the calls of `scaled_mm` that native GEMMs make."""
+
+import itertools
+from dataclasses import fields, replace
 
 import pytest
 import torch
+import torch_rules
 from simulation import simulated
+from torch_rules import E4M3, E5M2, FP4, Side
 
 from steelyard import recipes, reference
+from steelyard.errors import RecipeError
 from steelyard.formats.gemms import KINDS
-from steelyard.formats.parts import round_up
+from steelyard.formats.parts import part_shapes, round_up
 from steelyard.formats.schemes import Scheme
+from steelyard.recipes import Recipe
 from steelyard.reference.gemm import operand
 from steelyard.runtime.cuda import gemm
-from steelyard.targets.architectures import TARGETS
-from steelyard.targets.gemm_paths import EMULATED, HIGH_PRECISION, NATIVE, gemm_path, schemes_of
+from steelyard.runtime.dtypes import DTYPES
+from steelyard.targets.architectures import TARGETS, target_of
+from steelyard.targets.gemm_paths import EMULATED, HIGH_PRECISION, NATIVE, gemm_path, schemes_of, takes_bias
 
 RECIPES = ("fp8-delayed", "fp8-current", "fp8-block", "mxfp8", "nvfp4")
 COLUMNWISE = {"fprop": (False, False), "dgrad": (False, True), "wgrad": (True, True)}
 TOKENS, INPUTS, OUTPUTS = 100, 200, 300  # not multiples of any block: padding is part of the contract
-
-
-def paths():
-    for recipe in RECIPES:
-        for kind in KINDS:
-            for target in TARGETS:
-                schemes = schemes_of(recipes.get(recipe), kind)
-                yield recipe, kind, target, schemes, gemm_path(kind, *schemes, TARGETS[target])
-
-
-NATIVE_CALLS = {
-    (recipe, kind): (kind, schemes, path) for recipe, kind, _, schemes, path in paths() if path.path == NATIVE
+LIBRARIES = ("", "+cublaslt12.6", "+cublaslt12.8")
+ELEMENTS = {"f8E4M3FN": E4M3, "f8E5M2": E5M2, "f4E2M1FN": FP4}
+SCALINGS = {
+    "tensor": torch_rules.TENSOR,
+    "1x128": torch_rules.ROW_128,
+    "128x128": torch_rules.TILE_128,
+    **dict.fromkeys(("1x32", "32x1", "32x32"), torch_rules.MX),
+    **dict.fromkeys(("1x16", "16x16"), torch_rules.VECTOR_16),
 }
+SCALES = {"f32": torch_rules.F32, "f8E8M0FNU": torch_rules.E8M0, "f8E4M3FN": E4M3}
+OPTIONS = {
+    "fp8_format": ("E4M3", "HYBRID"),
+    "scale_rule": ("rceil", "floor"),
+    "four_over_six": ("none", "weights", "activations", "all"),
+    **dict.fromkeys(("weight_tiles", "power_of_two", "rht", "stochastic_rounding", "row_scaled"), (True, False)),
+}
+
+
+def every_recipe() -> list[Recipe]:
+    """Each recipe with every choice of its options that changes a scheme."""
+    found = []
+    for name in RECIPES:
+        plain = recipes.get(name)
+        varied = [field.name for field in fields(plain) if field.name in OPTIONS]
+        for values in itertools.product(*(OPTIONS[option] for option in varied)):
+            try:
+                found.append(replace(plain, **dict(zip(varied, values, strict=True))))
+            except RecipeError:
+                continue  # options that exclude each other
+    return found
+
+
+def every_pair() -> set[tuple[str, Scheme, Scheme]]:
+    """Every kind of GEMM with the schemes that recipes give it, and with those of two unlike recipes."""
+    made = {(kind, schemes_of(recipe, kind)) for recipe in every_recipe() for kind in KINDS}
+    alike = {(kind, lhs, rhs) for kind, (lhs, rhs) in made}
+    sides = {kind: [schemes_of(recipes.get(name), kind) for name in RECIPES] for kind in KINDS}
+    unlike = {(kind, a[0], b[1]) for kind in KINDS for a, b in itertools.permutations(sides[kind], 2)}
+    return alike | unlike
+
+
+def side_of(scheme: Scheme) -> Side | None:
+    """An operand as torch sees it; None if it has no word for its scales."""
+    if scheme.second_level == "row":
+        return None
+    levels = scheme.second_level != "none"
+    return Side(
+        ELEMENTS[scheme.element],
+        (SCALINGS[scheme.block], *[torch_rules.TENSOR] * levels),
+        (SCALES[scheme.scale], *[torch_rules.F32] * levels),
+    )
+
+
+PAIRS = sorted(every_pair(), key=str)
+
+
+def test_the_sweep_has_the_cases_that_matter():
+    found = {(kind, lhs.family, lhs.element, rhs.element) for kind, lhs, rhs in PAIRS if lhs.family == rhs.family}
+    for family in ("tensor", "block", "mx"):
+        assert {("dgrad", family, "f8E5M2", "f8E4M3FN"), ("wgrad", family, "f8E5M2", "f8E4M3FN")} <= found
+    assert any(lhs.family != rhs.family for _, lhs, rhs in PAIRS)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_is_native_is_what_torch_has(target, library):
+    chosen = target_of(target + library)
+    for kind, lhs, rhs in PAIRS:
+        sides = side_of(lhs), side_of(rhs)
+        product = None if None in sides else torch_rules.product_of(*sides)
+        version = chosen.cublaslt or (13, 0)
+        has = product is not None and chosen.capability[0] in product.capabilities and version >= product.cublaslt
+        found = gemm_path(kind, lhs, rhs, chosen)
+        assert (found.path == NATIVE) == has, f"{kind} of {lhs} and {rhs}: {found}"
+        assert found.reason
+
+
+@pytest.mark.parametrize("result", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("bias", ["f32", "bf16", "f16"])
+def test_which_biases_are_native(result, bias):
+    try:
+        torch_rules.check_bias(DTYPES[bias], DTYPES[result])
+        accepted = True
+    except AssertionError:
+        accepted = False
+    assert takes_bias(NATIVE, result, bias) == accepted
+
+
+NATIVE_CALLS = [
+    (kind, schemes, path)
+    for kind, *schemes in PAIRS
+    for path in {gemm_path(kind, *schemes, target) for target in TARGETS.values()}
+    if path.path == NATIVE
+]
 
 
 def sizes(kind):
@@ -40,6 +129,48 @@ def sizes(kind):
     }[kind]
 
 
+def operand_on_meta(scheme: Scheme, columnwise: bool, rows: int, reduction: int) -> gemm.GemmOperand:
+    """The operand of a GEMM, in the layout that it reads."""
+    laid_out = scheme if scheme.family == "tensor" else replace(scheme, layout="gemm")
+    shape = (reduction, rows) if columnwise else (rows, reduction)
+    parts = part_shapes(laid_out, shape, columnwise)
+    dtypes = {"i8": torch.uint8, "f32": torch.float32}
+    made = {name: torch.empty(size, dtype=dtypes[dtype], device="meta") for name, (size, dtype) in parts.items()}
+    return gemm.GemmOperand(made["codes"], made["scales"], made.get("amax"), scheme)
+
+
+@pytest.mark.parametrize(
+    ("out_dtype", "bias"), [("bf16", False), ("bf16", True), ("f16", False), ("f16", True), ("f32", False)]
+)
+def test_native_calls_are_accepted(out_dtype, bias, monkeypatch):
+    """By torch's meta device, and by the rules of its CUDA build."""
+    calls = []
+    meta = gemm.scaled_mm
+
+    def check(*arguments, **options):
+        calls.append(torch_rules.check_call(*arguments, **options))
+        return meta(*arguments, **options)
+
+    monkeypatch.setattr(gemm, "scaled_mm", check)
+    dtype = DTYPES[out_dtype]
+    for kind, schemes, path in NATIVE_CALLS:
+        padded = [round_up(size, by) for size, by in zip(sizes(kind), path.multiples, strict=True)]
+        pairs = zip(schemes, COLUMNWISE[kind], padded[:2], strict=True)
+        operands = [operand_on_meta(scheme, columnwise, rows, padded[2]) for scheme, columnwise, rows in pairs]
+        vector = torch.empty(padded[1], dtype=dtype, device="meta") if bias else None
+        result = gemm.multiply(*operands, bias=vector, out_dtype=dtype)
+        assert tuple(result.shape) == tuple(padded[:2])
+        assert result.dtype == dtype
+    assert {product.name for product in calls} == {product.name for product in torch_rules.PRODUCTS}
+
+
+def test_the_contract_refuses_what_is_not_padded():
+    scheme = Scheme("f8E4M3FN", "1x32", "f8E8M0FNU")
+    operands = [operand_on_meta(scheme, False, 16, 40) for _ in range(2)]
+    with pytest.raises(RuntimeError, match="divisible by 16"):
+        gemm.multiply(*operands)
+
+
 def copy_of(scheme: Scheme, columnwise: bool, rows: int, reduction: int):
     """The copy whose rows run along the reduction when a GEMM reads it."""
     shape = (reduction, rows) if columnwise else (rows, reduction)
@@ -47,37 +178,6 @@ def copy_of(scheme: Scheme, columnwise: bool, rows: int, reduction: int):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).bfloat16()
     scale = torch.tensor(2.0) if scheme.source == "delayed" else None
     return reference.quantize(x, *schemes, scale=scale, rng=(1, 2))[columnwise]
-
-
-def on_meta(operand: gemm.GemmOperand) -> gemm.GemmOperand:
-    parts = (None if part is None else part.to("meta") for part in (operand.codes, operand.scales, operand.amax))
-    return gemm.GemmOperand(*parts, operand.scheme)
-
-
-@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32], ids=["bf16", "f32"])
-@pytest.mark.parametrize(
-    ("kind", "schemes", "path"),
-    NATIVE_CALLS.values(),
-    ids=str,
-)
-def test_native_calls_are_accepted(kind, schemes, path, out_dtype):
-    rows_a, rows_b, reduction = sizes(kind)
-    padded = [round_up(size, by) for size, by in zip((rows_a, rows_b, reduction), path.multiples, strict=True)]
-    operands = []
-    for scheme, columnwise, rows in zip(schemes, COLUMNWISE[kind], padded[:2], strict=True):
-        copy = copy_of(scheme, columnwise, rows, padded[2])
-        operands.append(on_meta(gemm.gemm_operand(simulated("sm_100a"), copy)))
-    result = gemm.multiply(*operands, out_dtype=out_dtype)
-    assert tuple(result.shape) == tuple(padded[:2])
-    assert result.dtype == out_dtype
-
-
-def test_the_contract_refuses_what_is_not_padded():
-    scheme = Scheme("f8E4M3FN", "1x32", "f8E8M0FNU")
-    a, b = (copy_of(scheme, False, rows, 40) for rows in (16, 16))
-    operands = [on_meta(gemm.gemm_operand(simulated("sm_100a"), copy)) for copy in (a, b)]
-    with pytest.raises(RuntimeError, match="divisible by 16"):
-        gemm.multiply(*operands)
 
 
 def test_turned_operands_hold_the_same_values():
@@ -100,18 +200,6 @@ def test_emulated_products_are_within_the_bound(recipe, kind):
     found = gemm.multiply_decoded(decoded[0], decoded[1].t(), torch.empty(rows_a, rows_b))
     bound = (reduction + 8) * 2.0**-24 * (left.abs() @ right.abs().t())
     assert bool(((found.double() - left @ right.t()).abs() <= bound).all())
-
-
-def test_table():
-    """The facts that the table states."""
-    found = {(recipe, kind, target): path.path for recipe, kind, target, _, path in paths()}
-    for kind in KINDS:
-        for target in TARGETS:
-            blackwell = target in ("sm_100a", "sm_120a")
-            assert found["fp8-current", kind, target] == NATIVE
-            assert found["mxfp8", kind, target] == (NATIVE if blackwell else EMULATED)
-            assert found["nvfp4", kind, target] == (NATIVE if blackwell else EMULATED)
-            assert found["fp8-block", kind, target] == (NATIVE if target == "sm_90a" else EMULATED)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def runs_natively(recipe: str, target: str) -> bool:
     """Whether NVIDIA's GPUs have this product."""
     if recipe.startswith("fp8-") and recipe != "fp8-block":
         return True
-    return target == "cuda:sm_90a" if recipe == "fp8-block" else target in ("cuda:sm_100a", "cuda:sm_120a")
+    return target == "cuda:sm_90a" if recipe == "fp8-block" else target.startswith(("cuda:sm_10", "cuda:sm_12"))
 
 
 def on_meta(value: ir.Value) -> torch.Tensor:

@@ -26,7 +26,7 @@ TO_LOWERED = (
     "steelyard-raised,steelyard-quantized{recipe=%s},steelyard-fused,steelyard-partitioned,steelyard-lowered{target=%s}"
 )
 RECIPES = ("mxfp8", "nvfp4", "fp8-current", "fp8-delayed", "fp8-block")
-TARGETS = ("cpu", "cuda:sm_89", "cuda:sm_90a", "cuda:sm_100a", "cuda:sm_120a")
+TARGETS = ("cpu", "cuda:sm_89", "cuda:sm_90a", "cuda:sm_90a+cublaslt12.6", "cuda:sm_100a", "cuda:sm_121a")
 OF_MLIR = ("cse", "canonicalize", "symbol-dce", "inline", "func.func(cse)", "inline{default-pipeline=cse}")
 WRONG_ELEMENTS = ("scaled-frobnicate", "func.func(scaled-canonicalize)", "cse{", "", "inline{default-pipeline=no-such}")
 LARGE = (b"2147483647", b"2147483648", b"4294967295", b"1099511627776", b"9223372036854775807", b"18446744073709551615")
