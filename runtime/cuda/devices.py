@@ -1,14 +1,17 @@
 """Which kernels run where: a type of device has a function that makes the kernels of one of its devices."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 
+from steelyard.codegen.kernel import Kernel
 from steelyard.errors import TargetError
 from steelyard.runtime.cuda.driver import CudaLauncher
 from steelyard.runtime.cuda.kernels import Kernels
+from steelyard.runtime.cuda.libraries import cublaslt_version
+from steelyard.targets import spelled
 from steelyard.targets.architectures import Target
 
 Maker = Callable[[torch.device], Kernels]
@@ -16,7 +19,7 @@ Maker = Callable[[torch.device], Kernels]
 
 def _make_cuda_kernels(device: torch.device) -> Kernels:
     index = torch.cuda.current_device() if device.index is None else device.index
-    return Kernels(CudaLauncher(index, lambda: torch.cuda.current_stream(index).cuda_stream))
+    return Kernels(CudaLauncher(index, lambda: torch.cuda.current_stream(index).cuda_stream, cublaslt_version()))
 
 
 MAKERS: dict[str, Maker] = {"cuda": _make_cuda_kernels}
@@ -56,10 +59,10 @@ def target_among(values: Iterable[Any]) -> Target:
 
 
 class Devices:
-    """The devices that programs of a target run on."""
+    """The devices that a program runs on: GPUs of its target, with its kernels loaded."""
 
-    def __init__(self, target: Target):
-        self._target = target
+    def __init__(self, target: Target, kernels: Sequence[Kernel]):
+        self._target, self._kernels = target, kernels
         self._fitting: set[tuple[Maker, torch.device]] = set()
 
     def find(self, values: Iterable[Any]) -> torch.device:
@@ -74,20 +77,20 @@ class Devices:
                 continue  # torch lets a number be on the CPU
             if (maker, found) not in self._fitting:
                 self._check(found)
+                kernels_on(found).launch.load(self._kernels)
                 self._fitting.add((maker, found))
             return found
         if found is None:
             return torch.device("cpu")  # no tensor at all, so that no kernel is called
-        name = self._target.name
         raise TargetError(
-            f"a net compiled for cuda:{name} must be given CUDA tensors, got {found}; move the model and its "
-            'arguments by .to("cuda"), or look at the code by net.lower(...) and net.ir("ptx")'
+            f"a net compiled for {spelled(self._target)} must be given CUDA tensors, got {found}; move the model and "
+            'its arguments by .to("cuda"), or look at the code by net.lower(...) and net.ir("ptx")'
         )
 
     def _check(self, device: torch.device) -> None:
         target = kernels_on(device).launch.target
         if target != self._target:
             raise TargetError(
-                f"a net compiled for cuda:{self._target.name} must run on such a GPU, got {target.name} ({device}); "
-                'compile for target="cuda", which asks the GPU'
+                f"a net compiled for {spelled(self._target)} must run on such a GPU, got {target.spelling} ({device}); "
+                'compile for target="cuda", which asks the GPU and its libraries'
             )

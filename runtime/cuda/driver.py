@@ -2,7 +2,8 @@
 
 import ctypes
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -11,22 +12,25 @@ from steelyard.codegen.compilation import CompiledKernel, compile_kernel
 from steelyard.codegen.kernel import Kernel
 from steelyard.errors import TargetError
 from steelyard.runtime.cuda.launches import Launch
-from steelyard.targets.architectures import TARGETS, Target
+from steelyard.targets.architectures import TARGETS, Target, Version
+from steelyard.targets.gemm_paths import with_library
 
-_CAPABILITIES = {(8, 9): "sm_89", (9, 0): "sm_90a", (10, 0): "sm_100a", (12, 0): "sm_120a"}
+_CAPABILITIES = {target.capability: target for target in TARGETS.values()}
 _STATIC_LIMIT = 48 << 10  # bytes of shared memory that a block has without asking
 _MOST_BLOCKS = 2**31 - 1
+_LOG_BYTES = 8 << 10
 
 
 class CudaLauncher:
     """Launches kernels on one device. Each is loaded once; a launch neither waits nor allocates."""
 
-    def __init__(self, device: int, stream: Callable[[], int]):
+    def __init__(self, device: int, stream: Callable[[], int], cublaslt: Version | None = None):
+        """`stream` gives the handle of the stream that launches go to, `cublaslt` is torch's version of it."""
         self._driver = _load_driver()
         self._stream = stream
         self._call("cuInit", 0)
         handle = self._call("cuDeviceGet", device)
-        self.target = self._target_of(handle)
+        self.target = with_library(self._architecture_of(handle), cublaslt)
         self._context = self._call("cuDevicePrimaryCtxRetain", handle)
         self._functions: dict[Any, tuple[CompiledKernel, Any]] = {}
 
@@ -35,10 +39,22 @@ class CudaLauncher:
         if not 0 < launch.blocks <= _MOST_BLOCKS:
             most = f"from 1 to {_MOST_BLOCKS} blocks"
             raise TargetError(f"{kernel.name} takes {most}, got {launch.blocks}; split the tensor")
-        # This device's context for this launch only: torch's current device is the user's choice.
+        with self._in_context(kernel):
+            self._launch(launch)
+
+    def load(self, kernels: Iterable[Kernel]) -> None:
+        """Load kernels before their first launch, which may be part of a CUDA graph."""
+        for kernel in kernels:
+            if kernel not in self._functions:
+                with self._in_context(kernel):
+                    self._functions[kernel] = self._load(kernel)
+
+    @contextmanager
+    def _in_context(self, kernel: Kernel) -> Iterator[None]:
+        """This device's context for a moment only: torch's current device is the user's choice."""
         self._call("cuCtxPushCurrent", self._context, kernel=kernel)
         try:
-            self._launch(launch)
+            yield
         finally:
             self._call("cuCtxPopCurrent", kernel=kernel)
 
@@ -57,15 +73,41 @@ class CudaLauncher:
         del kept  # the driver has copied the arguments
 
     def _load(self, kernel: Kernel) -> tuple[CompiledKernel, Any]:
+        self._refuse_capture(kernel)
         compiled = compile_kernel(kernel, self.target)
-        module = self._call("cuModuleLoadData", compiled.ptx.encode() + b"\0", kernel=kernel)
+        module = self._load_module(compiled)
         function = self._call("cuModuleGetFunction", module, kernel.name.encode(), kernel=kernel)
         if compiled.shared_bytes > _STATIC_LIMIT:
             attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self._call("cuFuncSetAttribute", function, attribute, compiled.shared_bytes, kernel=kernel)
         return compiled, function
 
-    def _target_of(self, device: Any) -> Target:
+    def _refuse_capture(self, kernel: Kernel) -> None:
+        """Loading allocates, which the driver forbids while a stream's work becomes a graph."""
+        status = self._call("cuStreamIsCapturing", self._driver.CUstream(self._stream()))
+        if status != self._driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE:
+            raise TargetError(
+                f"{kernel.name} must be loaded before a CUDA graph is captured, got its first launch inside of one; "
+                "call the net with arguments of these shapes once, then capture"
+            )
+
+    def _load_module(self, compiled: CompiledKernel) -> Any:
+        """The module of a kernel; what the driver's compiler says is part of its error."""
+        options = self._driver.CUjit_option
+        log = bytearray(_LOG_BYTES)
+        names = [options.CU_JIT_ERROR_LOG_BUFFER, options.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
+        text = compiled.ptx.encode() + b"\0"
+        code, module = self._driver.cuModuleLoadDataEx(text, len(names), names, [log, _LOG_BYTES])
+        if code != self._driver.CUresult.CUDA_SUCCESS:
+            said = log.partition(b"\0")[0].decode(errors="replace").strip() or "nothing"
+            place = f"{compiled.kernel.name} for {compiled.target.name}"
+            raise TargetError(
+                f"the CUDA driver must load {place}, got {code.name}; its compiler said: {said}; if it does not "
+                "know this version of PTX, update the driver"
+            )
+        return module
+
+    def _architecture_of(self, device: Any) -> Target:
         names = self._driver.CUdevice_attribute
         attributes = (
             names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
@@ -75,7 +117,7 @@ class CudaLauncher:
         if (major, minor) not in _CAPABILITIES:
             known = ", ".join(f"{a}.{b}" for a, b in _CAPABILITIES)
             raise TargetError(f"kernels are generated for compute capabilities {known}, got {major}.{minor}")
-        return TARGETS[_CAPABILITIES[major, minor]]
+        return _CAPABILITIES[major, minor]
 
     def _call(self, function: str, *arguments: Any, kernel: Kernel | None = None) -> Any:
         """What a driver function gives beside its error code, which is raised."""

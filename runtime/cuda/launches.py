@@ -1,5 +1,6 @@
 """What is launched: a kernel, the tensors and numbers it is given, and how many blocks."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -48,3 +49,7 @@ class Launcher(Protocol):
     target: Target
 
     def __call__(self, launch: Launch, /) -> None: ...
+
+    def load(self, kernels: Iterable[Kernel], /) -> None:
+        """Have kernels ready, so that launching them loads nothing."""
+        ...

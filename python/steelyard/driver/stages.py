@@ -18,7 +18,7 @@ from steelyard.runtime.program import Program, read_program
 from steelyard.runtime.quantizers import Quantizers
 from steelyard.runtime.state import State
 from steelyard.runtime.weights import Weights
-from steelyard.targets import cuda_target
+from steelyard.targets import cuda_target, spelled
 from steelyard.targets.architectures import Target
 
 
@@ -59,14 +59,16 @@ def make_program(
     target = cuda_target(settings.target)
     # A program that quantizes nothing runs on any device.
     runs_kernels = any(call.device == "cuda" for call in calls_of(module.operation).values())
-    devices = Devices(target) if target is not None and runs_kernels else None
+    devices = None
+    if target is not None and runs_kernels:
+        devices = Devices(target, tuple(generated_kernels(module.operation).values()))
     return read_program(module, state, quantizers, weights, settings.check_finite, devices)
 
 
 def make_kernels(module: ir.Module, target: Target, stage: str) -> None:
     """A lowered program for CUDA -> the same with the kernels that its calls launch: as GPU code, or in NVVM."""
     with module.context:
-        generate_kernels(module.operation, target=f"cuda:{target.name}")
+        generate_kernels(module.operation, target=spelled(target))
     if stage == "nvvm":
         lower_to_nvvm(module)
 

@@ -4,13 +4,16 @@
 #include <stdint.h>
 #include <string.h>
 
-typedef int (*LoadCallback)(const char *text);
+typedef int (*LoadCallback)(const char *text, char *log, unsigned log_size);
 typedef int (*LaunchCallback)(int module, const char *name, unsigned blocks,
                               unsigned threads, unsigned shared,
                               uint64_t stream, void **arguments);
 
+typedef int (*CapturingCallback)(uint64_t stream);
+
 static LoadCallback load_callback;
 static LaunchCallback launch_callback;
+static CapturingCallback capturing_callback;
 static int major = 9, minor = 0, context, current;
 /* A context stack of one: what was current before is there again after. */
 static int pushed;
@@ -21,10 +24,10 @@ static struct {
 } functions[4096];
 static int function_count;
 
-void mock_set(LoadCallback load, LaunchCallback launch, int new_major,
-              int new_minor) {
-  load_callback = load, launch_callback = launch, major = new_major,
-  minor = new_minor;
+void mock_set(LoadCallback load, LaunchCallback launch,
+              CapturingCallback capturing, int new_major, int new_minor) {
+  load_callback = load, launch_callback = launch,
+  capturing_callback = capturing, major = new_major, minor = new_minor;
 }
 
 enum {
@@ -33,7 +36,8 @@ enum {
   INVALID_CONTEXT = 201,
   INVALID_PTX = 218,
   NOT_FOUND = 500,
-  LAUNCH_FAILED = 719
+  LAUNCH_FAILED = 719,
+  CAPTURE_UNSUPPORTED = 900
 };
 
 int cuGetProcAddress_v2(const char *symbol, void **function, int version,
@@ -85,10 +89,27 @@ int cuCtxPopCurrent_v2(void **given) {
 int cuCtxPushCurrent(void *given) { return cuCtxPushCurrent_v2(given); }
 int cuCtxPopCurrent(void **given) { return cuCtxPopCurrent_v2(given); }
 int mock_is_pushed(void) { return pushed; }
-int cuModuleLoadData(void **module, const void *text) {
+int cuStreamIsCapturing(void *stream, int *status) {
+  *status = capturing_callback((uint64_t)stream);
+  return SUCCESS;
+}
+int cuModuleLoadDataEx(void **module, const void *text, unsigned count,
+                       const int *options, void **values) {
+  enum { ERROR_LOG_BUFFER = 5, ERROR_LOG_BUFFER_SIZE_BYTES = 6 };
+  char *log = 0;
+  unsigned log_size = 0;
+  for (unsigned i = 0; i < count; i++)
+    if (options[i] == ERROR_LOG_BUFFER)
+      log = values[i];
+    else if (options[i] == ERROR_LOG_BUFFER_SIZE_BYTES)
+      log_size = (unsigned)(uintptr_t)values[i];
+    else
+      return INVALID_VALUE;
   if (!current)
     return INVALID_CONTEXT;
-  int id = load_callback(text);
+  if (capturing_callback(0))
+    return CAPTURE_UNSUPPORTED;
+  int id = load_callback(text, log, log_size);
   *module = (void *)(intptr_t)id;
   return id > 0 ? SUCCESS : INVALID_PTX;
 }

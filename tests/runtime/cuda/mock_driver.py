@@ -8,7 +8,8 @@ import ptx_interpreter
 from mock_heap import Heap
 from ptx_text import PtxError, parse
 
-_LOAD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p)
+_LOAD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint)
+_CAPTURING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
 _LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_int,
     ctypes.c_int,
@@ -43,10 +44,19 @@ class MockDriver:
         self.texts: list[str] = []
         self.launches: list[tuple[str, int, int]] = []
         self.failure: Exception | None = None
-        self._callbacks = _LOAD(self._load), _LAUNCH(self._launch)
+        self.refusal = ""
+        """What its compiler says of any PTX, if it refuses it."""
+        self._callbacks = _LOAD(self._load), _LAUNCH(self._launch), _CAPTURING(self._is_capturing)
         library.mock_set(*self._callbacks, *capability)
 
-    def _load(self, text: bytes) -> int:
+    def _is_capturing(self, _handle: int) -> int:
+        return int(self._heap.streams.is_capturing)
+
+    def _load(self, text: bytes, log: int, log_size: int) -> int:
+        if self.refusal:
+            said = self.refusal.encode()[: log_size - 1] + b"\0"
+            ctypes.memmove(log, said, len(said))
+            return 0
         self.texts.append(text.decode())
         return len(self.texts)
 

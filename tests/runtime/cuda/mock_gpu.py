@@ -6,7 +6,7 @@ NaN and largest integers. GEMMs are one reference on both targets: a GPU's are t
 """
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -17,6 +17,7 @@ from mock_heap import Heap
 from simulation import memory_of
 
 from steelyard import reference
+from steelyard.codegen.kernel import Kernel
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.ir.kernel_calls import GemmCall
 from steelyard.runtime import cpu
@@ -25,20 +26,22 @@ from steelyard.runtime.cuda import devices, gemm, streams
 from steelyard.runtime.cuda.driver import CudaLauncher
 from steelyard.runtime.cuda.kernels import Kernels
 from steelyard.runtime.cuda.launches import Launch
-
-CAPABILITIES = {"sm_89": (8, 9), "sm_90a": (9, 0), "sm_100a": (10, 0), "sm_120a": (12, 0)}
+from steelyard.targets.architectures import TARGETS
 
 
 class CheckedLauncher:
     """Launches through the driver, which gives each launch only the memory of its own tensors."""
 
-    def __init__(self, library: ctypes.CDLL, target: str, heap: Heap):
+    def __init__(self, library: ctypes.CDLL, target: str, heap: Heap, cublaslt: tuple[int, int] | None = None):
         self.heap = heap
-        self.driver = MockDriver(library, heap, CAPABILITIES[target])
-        self._launch = CudaLauncher(0, lambda: heap.streams.current.cuda_stream)
+        self.driver = MockDriver(library, heap, TARGETS[target].capability)
+        self._launch = CudaLauncher(0, lambda: heap.streams.current.cuda_stream, cublaslt)
         self.target = self._launch.target
         self.launches: list[Launch] = []
         """Without their arguments, which would live on."""
+
+    def load(self, kernels: Iterable[Kernel]) -> None:
+        self._launch.load(kernels)
 
     def __call__(self, launch: Launch) -> None:
         tensors = [argument for argument in launch.arguments if isinstance(argument, torch.Tensor)]
@@ -49,10 +52,17 @@ class CheckedLauncher:
 
 
 @contextmanager
-def mock_gpu(monkeypatch, library: ctypes.CDLL, target: str, *, frees_first: bool = False) -> Iterator[CheckedLauncher]:
+def mock_gpu(
+    monkeypatch,
+    library: ctypes.CDLL,
+    target: str,
+    *,
+    frees_first: bool = False,
+    cublaslt: tuple[int, int] | None = None,
+) -> Iterator[CheckedLauncher]:
     """Within this context, CPU tensors count as tensors on a GPU of this target."""
     with Heap(frees_first) as heap, monkeypatch.context() as patch:
-        launcher = CheckedLauncher(library, target, heap)
+        launcher = CheckedLauncher(library, target, heap, cublaslt)
         patch.setitem(devices.MAKERS, "cpu", lambda device: Kernels(launcher))
         patch.setattr(streams, "DEVICES", ("cuda", "cpu"))
         patch.setattr(torch.cuda, "current_stream", lambda device: heap.streams.current)

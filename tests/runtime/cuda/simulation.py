@@ -1,6 +1,7 @@
 """The CUDA kernels on the CPU: launches go to the PTX interpreter, with host tensors as device memory."""
 
 import ctypes
+from collections.abc import Iterable
 
 import numpy as np
 import ptx_interpreter
@@ -8,6 +9,7 @@ import torch
 from device_memory import DeviceMemory
 
 from steelyard.codegen.compilation import compile_kernel
+from steelyard.codegen.kernel import Kernel
 from steelyard.runtime.cuda.kernels import Kernels
 from steelyard.runtime.cuda.launches import Launch
 from steelyard.targets.architectures import TARGETS
@@ -19,6 +21,10 @@ class Simulator:
     def __init__(self, target: str, measured: bool = False):
         self.target, self.measured = TARGETS[target], measured
         self.launches: list[tuple[Launch, ptx_interpreter.Traffic]] = []
+
+    def load(self, kernels: Iterable[Kernel]) -> None:
+        for kernel in kernels:
+            compile_kernel(kernel, self.target)
 
     def __call__(self, launch: Launch) -> None:
         compiled = compile_kernel(launch.kernel, self.target)

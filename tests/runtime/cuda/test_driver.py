@@ -1,5 +1,6 @@
 """The host code, through cuda-bindings and a mock driver that executes the PTX and checks every access."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,9 @@ from mock_heap import Heap
 from ptx_text import PtxError
 
 from steelyard import reference
+from steelyard.codegen.copies import Copy
+from steelyard.codegen.quantize import QuantizeKernel
+from steelyard.codegen.sources import Source
 from steelyard.errors import TargetError
 from steelyard.formats.schemes import Scheme
 from steelyard.runtime import cpu
@@ -42,7 +46,17 @@ def start(library, heap):
     return make
 
 
-@pytest.mark.parametrize("capability", [(8, 9), (9, 0), (10, 0), (12, 0)], ids=str)
+CAPABILITIES = {
+    (8, 9): "sm_89",
+    (9, 0): "sm_90a",
+    (10, 0): "sm_100a",
+    (10, 3): "sm_103a",
+    (12, 0): "sm_120a",
+    (12, 1): "sm_121a",
+}
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES, ids=str)
 def test_kernels_run_through_the_driver(start, heap, capability):
     kernels, driver = start(capability)
     x = torch.randn(70, 90)
@@ -50,8 +64,7 @@ def test_kernels_run_through_the_driver(start, heap, capability):
     with heap.streams.use(side):
         for copies in zip(kernels.quantize(x, *MX), reference.quantize(x, *MX), strict=True):
             assert_same_copy(*copies)
-    target = {8: "sm_89", 9: "sm_90a", 10: "sm_100a", 12: "sm_120a"}[capability[0]]
-    assert [f".target {target}\n" in text for text in driver.texts] == [True]
+    assert [f".target {CAPABILITIES[capability]}\n" in text for text in driver.texts] == [True]
     assert {stream for _, _, stream in driver.launches} == {side.cuda_stream}
 
 
@@ -73,6 +86,57 @@ def test_a_kernel_is_loaded_once(start):
         kernels.quantize(x, MX[0], None)
     assert len(driver.texts) == 1
     assert len(driver.launches) == 3
+
+
+def test_a_kernel_that_is_loaded_before_launches_at_once(start, heap):
+    kernels, driver = start()
+    x = torch.randn(8, 32)
+    kernels.quantize(x, MX[0], None)
+    kernel = QuantizeKernel(Source("f32"), (Copy(MX[0], columnwise=False, aligned=True),))
+    for _ in range(2):
+        kernels.launch.load([kernel])
+    assert len(driver.texts) == 1
+    kernels, driver = start()
+    kernels.launch.load([kernel])
+    heap.streams.is_capturing = True
+    found, _ = kernels.quantize(x, MX[0], None)
+    heap.streams.is_capturing = False
+    assert_same_copy(found, reference.quantize(x, MX[0], None)[0])
+    assert len(driver.texts) == 1
+
+
+def test_a_kernel_that_a_graph_launches_first_is_refused(start, heap):
+    kernels, driver = start()
+    x = torch.randn(8, 32)
+    heap.streams.is_capturing = True
+    with pytest.raises(TargetError, match=r"quantize_f32_\w+ must be loaded before .* call the net .* then capture"):
+        kernels.quantize(x, MX[0], None)
+    assert not driver.texts
+    heap.streams.is_capturing = False
+    assert_same_copy(kernels.quantize(x, MX[0], None)[0], reference.quantize(x, MX[0], None)[0])
+
+
+def test_the_mock_refuses_to_load_during_a_capture(start, heap, monkeypatch):
+    kernels, _ = start()
+    monkeypatch.setattr(type(kernels.launch), "_refuse_capture", lambda *_: None)
+    heap.streams.is_capturing = True
+    with pytest.raises(TargetError, match="CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"):
+        kernels.quantize(torch.randn(8, 32), MX[0], None)
+
+
+@pytest.mark.parametrize(
+    "said", ["ptxas application ptx input, line 9; fatal   : Unsupported .version 8.1", "x" * 9000]
+)
+def test_what_the_compiler_of_the_driver_says_is_in_the_error(start, said):
+    kernels, driver = start()
+    driver.refusal = said
+    message = r"must load quantize_f32_\w+ for sm_90a, got CUDA_ERROR_INVALID_PTX; its compiler said: (.*); if it"
+    with pytest.raises(TargetError, match=message) as error:
+        kernels.quantize(torch.randn(8, 32), MX[0], None)
+    found = re.search(message, str(error.value))
+    assert found is not None
+    assert said.startswith(found[1])
+    assert len(found[1]) == min(len(said), 8191)
 
 
 def test_a_norm_and_its_quantize(start):
@@ -100,7 +164,7 @@ def test_an_error_of_the_driver_names_the_kernel(start, heap):
 
 
 def test_a_device_without_kernels_is_refused(start):
-    with pytest.raises(TargetError, match=r"compute capabilities 8\.9, 9\.0, 10\.0, 12\.0, got 7\.5"):
+    with pytest.raises(TargetError, match=r"compute capabilities 8\.9, 9\.0, 10\.0, 10\.3, 12\.0, 12\.1, got 7\.5"):
         start((7, 5))
 
 
