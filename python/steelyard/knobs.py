@@ -31,6 +31,15 @@ def user_cache() -> str:
     return folder if Path(folder).is_absolute() else "~/.cache"
 
 
+def fp4_scales() -> str:
+    """`STEELYARD_FP4_SCALES`: `own` multiplies a GPU's FP4 products by their second-level scales in kernels of its own.
+
+    The default, `torch`, leaves that to torch's GEMM, which reads the scales from one place for all streams of a
+    process. Calls take turns; replays of CUDA graphs cannot, and need `own` if they run beside other FP4 products.
+    """
+    return os.environ.get("STEELYARD_FP4_SCALES") or "torch"
+
+
 def progress() -> bool:
     """`STEELYARD_PROGRESS`: `0` never shows what is being compiled; by default, a terminal does after 2 s.
 

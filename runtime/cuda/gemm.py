@@ -1,13 +1,15 @@
 """Scaled GEMMs on CUDA: the calls of `torch.nn.functional.scaled_mm`, and the emulating path."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.nn.functional import ScalingType, SwizzleType, scaled_mm
 
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.schemes import Scheme
+from steelyard.runtime.cuda.exact_products import exact_products
+from steelyard.runtime.cuda.scale_buffer import ScaleBuffer
 
 if TYPE_CHECKING:
     from steelyard.runtime.cuda.kernels import Kernels
@@ -27,10 +29,7 @@ _SCALINGS = {
     "1x16": ScalingType.BlockWise1x16,
     "16x16": ScalingType.BlockWise1x16,
 }
-
-
-_EXACT = "highest"
-"""torch's name for float32 products without TF32."""
+_scale_buffer = ScaleBuffer()
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,28 @@ def multiply(
     a: GemmOperand, b: GemmOperand, *, bias: torch.Tensor | None = None, out_dtype: torch.dtype = torch.bfloat16
 ) -> torch.Tensor:
     """`a b^T (+ bias)`, natively."""
-    scales_a, scaling_a, swizzle_a = _scaling(a)
-    scales_b, scaling_b, swizzle_b = _scaling(b)
+    blocks_a, blocks_b = _scaling(a), _scaling(b)
+    if a.scheme.family != "nvfp4":
+        return _multiply(a, b, blocks_a, blocks_b, bias, out_dtype)
+    second_a, second_b = _second_level(a), _second_level(b)
+    with _scale_buffer.turn(a.codes.device) as is_free:
+        if is_free:
+            levels = _with_second(blocks_a, second_a), _with_second(blocks_b, second_b)
+            return _multiply(a, b, *levels, bias, out_dtype)
+    # What the GEMM would do after its sum: in float32, rounded once.
+    product = _multiply(a, b, blocks_a, blocks_b, None, torch.float32).mul_(second_a * second_b)
+    return (product if bias is None else product.add_(bias)).to(out_dtype)
+
+
+def _multiply(
+    a: GemmOperand,
+    b: GemmOperand,
+    scaling_of_a: "Scaling",
+    scaling_of_b: "Scaling",
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype,
+) -> torch.Tensor:
+    (scales_a, scaling_a, swizzle_a), (scales_b, scaling_b, swizzle_b) = scaling_of_a, scaling_of_b
     element_a, element_b = (operand.codes.view(_ELEMENTS[operand.scheme.element]) for operand in (a, b))
     return scaled_mm(
         element_a,
@@ -87,36 +106,40 @@ def multiply_decoded(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor)
 
     Decoded values have more bits than TF32 keeps, so that it is off in here, whatever the user chose elsewhere.
     """
-    chosen = torch.get_float32_matmul_precision()
-    if chosen == _EXACT:
-        return _multiply_into(left, right, out)
-    torch.set_float32_matmul_precision(_EXACT)
-    try:
-        return _multiply_into(left, right, out)
-    finally:
-        torch.set_float32_matmul_precision(chosen)
+    with exact_products():
+        if out.dtype == torch.float32:
+            return torch.matmul(left, right, out=out)
+        return out.copy_(torch.matmul(left, right))
 
 
-def _multiply_into(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    if out.dtype == torch.float32:
-        return torch.matmul(left, right, out=out)
-    return out.copy_(torch.matmul(left, right))
-
-
-def _scaling(operand: GemmOperand) -> tuple[list, list, list | None]:
+class Scaling(NamedTuple):
     """Scales as torch wants to see them, what they are, and how they lie."""
+
+    scales: list[torch.Tensor]
+    types: list[ScalingType]
+    swizzles: list[SwizzleType] | None
+
+
+def _scaling(operand: GemmOperand) -> Scaling:
+    """The scales of an operand without those above its blocks."""
     scheme, scales = operand.scheme, operand.scales
     scaling = _SCALINGS[scheme.block]
     if scheme.family == "tensor":
-        return [scales], [scaling], None
+        return Scaling([scales], [scaling], None)
     if scheme.family == "block":
         # Both layouts are columns of A's rows, or of L4 scales, one behind the other.
-        return [scales.t()], [scaling], None
-    swizzled = [SwizzleType.SWIZZLE_32_4_4]
-    if scheme.family == "mx":
-        return [scales.view(torch.float8_e8m0fnu)], [scaling], swizzled
+        return Scaling([scales.t()], [scaling], None)
+    dtype = torch.float8_e8m0fnu if scheme.family == "mx" else torch.float8_e4m3fn
+    return Scaling([scales.view(dtype)], [scaling], [SwizzleType.SWIZZLE_32_4_4])
+
+
+def _second_level(operand: GemmOperand) -> torch.Tensor:
+    """The scale above the block scales of FP4."""
     assert operand.amax is not None
-    largest = 6.0 * (448.0 if scheme.four_over_six == "none" else 256.0)
-    second = operand.amax / largest
-    levels = [scaling, ScalingType.TensorWise]
-    return [scales.view(torch.float8_e4m3fn), second], levels, [*swizzled, SwizzleType.NO_SWIZZLE]
+    return operand.amax / (6.0 * (448.0 if operand.scheme.four_over_six == "none" else 256.0))
+
+
+def _with_second(scaling: Scaling, second: torch.Tensor) -> Scaling:
+    """Both levels of the scales of FP4."""
+    swizzles = [*(scaling.swizzles or ()), SwizzleType.NO_SWIZZLE]
+    return Scaling([*scaling.scales, second], [*scaling.types, ScalingType.TensorWise], swizzles)

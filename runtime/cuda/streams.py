@@ -8,14 +8,19 @@ DEVICES = ("cuda",)
 """Types of devices that have streams."""
 
 
+def has_streams(device: torch.device) -> bool:
+    """Whether work on a device is done in streams."""
+    return device.type in DEVICES
+
+
 def moment_on(device: torch.device) -> "Moment | None":
     """Now, on a device that has streams."""
-    return Moment(device) if device.type in DEVICES else None
+    return Moment(device) if has_streams(device) else None
 
 
 def is_capturing(device: torch.device) -> bool:
     """Whether the current stream's work becomes part of a CUDA graph, which runs it when it is replayed."""
-    return device.type in DEVICES and torch.cuda.is_current_stream_capturing()
+    return has_streams(device) and torch.cuda.is_current_stream_capturing()
 
 
 class Moment:

@@ -16,7 +16,7 @@ from steelyard.formats.parts import part_shapes, round_up
 from steelyard.formats.schemes import Scheme
 from steelyard.recipes import Recipe
 from steelyard.reference.gemm import operand
-from steelyard.runtime.cuda import gemm
+from steelyard.runtime.cuda import gemm, streams
 from steelyard.runtime.dtypes import DTYPES
 from steelyard.targets.architectures import TARGETS, target_of
 from steelyard.targets.gemm_paths import EMULATED, HIGH_PRECISION, NATIVE, gemm_path, schemes_of, takes_bias
@@ -139,10 +139,11 @@ def operand_on_meta(scheme: Scheme, columnwise: bool, rows: int, reduction: int)
     return gemm.GemmOperand(made["codes"], made["scales"], made.get("amax"), scheme)
 
 
+@pytest.mark.parametrize("fp4", ["nvfp4", "nvfp4_single_scale"])
 @pytest.mark.parametrize(
     ("out_dtype", "bias"), [("bf16", False), ("bf16", True), ("f16", False), ("f16", True), ("f32", False)]
 )
-def test_native_calls_are_accepted(out_dtype, bias, monkeypatch):
+def test_native_calls_are_accepted(out_dtype, bias, fp4, monkeypatch):
     """By torch's meta device, and by the rules of its CUDA build."""
     calls = []
     meta = gemm.scaled_mm
@@ -152,6 +153,9 @@ def test_native_calls_are_accepted(out_dtype, bias, monkeypatch):
         return meta(*arguments, **options)
 
     monkeypatch.setattr(gemm, "scaled_mm", check)
+    if fp4 == "nvfp4_single_scale":
+        monkeypatch.setattr(streams, "DEVICES", ("meta",))
+        monkeypatch.setenv("STEELYARD_FP4_SCALES", "own")
     dtype = DTYPES[out_dtype]
     for kind, schemes, path in NATIVE_CALLS:
         padded = [round_up(size, by) for size, by in zip(sizes(kind), path.multiples, strict=True)]
@@ -161,7 +165,7 @@ def test_native_calls_are_accepted(out_dtype, bias, monkeypatch):
         result = gemm.multiply(*operands, bias=vector, out_dtype=dtype)
         assert tuple(result.shape) == tuple(padded[:2])
         assert result.dtype == dtype
-    assert {product.name for product in calls} == {product.name for product in torch_rules.PRODUCTS}
+    assert {product.name for product in calls} == {"tensorwise", "deepseek", "mxfp8", fp4}
 
 
 def test_the_contract_refuses_what_is_not_padded():

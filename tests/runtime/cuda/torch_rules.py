@@ -48,6 +48,7 @@ PRODUCTS = (
     Product("deepseek", (TILE_128,), (F32,), (9,), (12, 9), (ROW_128,)),
     Product("mxfp8", (MX,), (E8M0,), (10, 12), (12, 8)),
     Product("nvfp4", (VECTOR_16, TENSOR), (E4M3, F32), (10, 12), (12, 8)),
+    Product("nvfp4_single_scale", (VECTOR_16,), (E4M3,), (10, 12), (12, 8)),
 )
 
 
@@ -82,7 +83,7 @@ def _accepts(product: Product, a: Side, b: Side) -> bool:
 
 def _symbol(name: str) -> str:
     """The name of a function in the library, as C++ compilers spell it."""
-    function = f"check_{name}_recipe"
+    function = "check_nvfp4_recipe_single_scale" if name == "nvfp4_single_scale" else f"check_{name}_recipe"
     operands = "N3c1010ScalarTypeERSt6vectorINS_4blas11ScalingTypeESaIS6_EERNS2_8ArrayRefINS_6TensorEEES3_S9_SD_"
     if name == "deepseek":
         operands = (
