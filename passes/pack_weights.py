@@ -51,7 +51,7 @@ def _pack(function: ir.Operation, arguments: list[ir.BlockArgument]) -> None:
 
     replace_results(function, packed)
     form = declared_form(function)
-    describe_weight(function, form and replace(form, is_packed=True))
+    describe_weight(function, form and replace(form, layout="packed"))
     returned = [value.type for value in terminator_of(function).operands]
     (packed_type,) = (type_ for type_ in returned if isinstance(type_, TensorType))
     for argument in arguments:

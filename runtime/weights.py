@@ -81,8 +81,18 @@ class _Held(NamedTuple):
 
     parameter: weakref.ref
     fields: list[tuple[str, torch.Tensor]]
-    """Its tensors: while it has these, the parts are in their memory."""
+    """Its tensors: while it has these, the parts are in their memory, or were made from them."""
     parts: tuple
+    versions: list[object] | None = None
+    """If parts were made, of which versions of its tensors."""
+    made: Moment | None = None
+    """On a GPU: when its stream has made them."""
+
+    def is_of(self, parameter: torch.Tensor) -> bool:
+        """Whether a parameter holds this now."""
+        own = vars(parameter)
+        is_same = self.parameter() is parameter and all(own[name] is tensor for name, tensor in self.fields)
+        return is_same and (self.versions is None or self.versions == _versions(self.fields))
 
 
 class Weights:
@@ -156,18 +166,31 @@ class Weights:
         """The parts of a parameter that is quantized already."""
         parameter = sources[0]
         held = self._held.get(key)
-        if held is not None and held.parameter() is parameter:
-            own = vars(parameter)
-            if all(own[name] is tensor for name, tensor in held.fields):
-                return held.parts
-        parts = _parts_of(weight, sources)
+        if held is None or not held.is_of(parameter):
+            parts = _parts_of(weight, sources)
+            held = self._hold(key, weight, parameter, parts)
+            if held is None:
+                return parts
+        if held.made is not None and is_capturing(parameter.device):
+            self._captured.append(held.parts)
+        elif held.made is not None:
+            held.made.wait(_tensors_of(held.parts))
+        return held.parts
+
+    def _hold(self, key: tuple[str, int], weight: WeightArgument, parameter: Any, parts: tuple) -> _Held | None:
+        """Remember the parts of a quantized parameter, if they are in its memory or in the layout of a GPU's GEMMs."""
         names = getattr(parameter, "PARTS", ())
         fields = [(name, part) for name in names if (part := vars(parameter)[name]) is not None]
         addresses = {part.data_ptr() for _, part in fields}
+        reference = weakref.ref(parameter, lambda _: self._held.pop(key, None))
         if all(part.data_ptr() in addresses for part in parts):
-            reference = weakref.ref(parameter, lambda _: self._held.pop(key, None))
-            self._held[key] = _Held(reference, fields, parts)
-        return parts
+            held = _Held(reference, fields, parts)
+        elif weight.form is None or weight.form.layout != "gemm" or is_capturing(parameter.device):
+            return None
+        else:
+            held = _Held(reference, fields, parts, _versions(fields), moment_on(parameter.device))
+        self._held[key] = held
+        return held
 
     def _drop(self, key: tuple[str, int], gone: weakref.ref) -> None:
         """Let go of a parameter's weight when it dies, unless another has its id by now."""
@@ -181,9 +204,21 @@ class Weights:
             self._kept.clear()
 
     def nbytes(self) -> int:
-        """Bytes that the kept weights take."""
+        """Bytes that the kept weights take, beside those of quantized parameters."""
         tensors = [tensor for kept in list(self._kept.values()) for tensor in _tensors_of(kept.parts)]
+        for held in list(self._held.values()):
+            own = {tensor.data_ptr() for _, tensor in held.fields}
+            tensors += [part for part in held.parts if part.data_ptr() not in own]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _version(tensor: torch.Tensor) -> object:
+    """What differs once a tensor was written; that of an inference tensor, whose writes nobody counts, always does."""
+    return object() if tensor.is_inference() else tensor._version
+
+
+def _versions(fields: list[tuple[str, torch.Tensor]]) -> list[object]:
+    return [_version(tensor) for _, tensor in fields]
 
 
 def _tensors_of(parts: tuple) -> list[torch.Tensor]:
@@ -199,7 +234,8 @@ def _parts_of(weight: WeightArgument, sources: Sequence[Any]) -> tuple:
         return weight.make(*sources)
     parts = None
     if form is not None:
-        parts = read(form.scheme, is_transposed=form.is_transposed, is_packed=form.is_packed)
+        layout = {"layout": form.layout, "multiples": form.multiples}
+        parts = read(form.scheme, is_transposed=form.is_transposed, **layout)
     return weight.make(parameter.dequantize(), *sources[1:]) if parts is None else parts
 
 
@@ -209,9 +245,7 @@ def _stamp(tensor: torch.Tensor) -> tuple:
     Nothing counts writes through `.data`: a few sampled words show most of them, but not all. Reading words of a GPU's
     memory would wait for all that it has to do, so that such writes go unnoticed there: `net.requantize()` is for them.
     """
-    # Writes to an inference tensor are not counted: its stamp equals no other, so that it is quantized at every call.
-    version = object() if tensor.is_inference() else tensor._version
     storage = tensor.untyped_storage()
     address = storage.data_ptr()
     words = _cpu.fingerprint(address, storage.nbytes()) if address and tensor.is_cpu else 0
-    return version, storage._cdata, tensor.data_ptr(), tensor.dtype, words
+    return _version(tensor), storage._cdata, tensor.data_ptr(), tensor.dtype, words

@@ -3,6 +3,8 @@
 Weights are converted in the functions that make them, once per update.
 """
 
+from dataclasses import replace
+
 from torch_mlir import ir
 
 from steelyard.dialect.layout import flatten, pad, padded_shape, swizzle, turn
@@ -18,7 +20,7 @@ from steelyard.ir.functions import (
     weight_arguments,
 )
 from steelyard.ir.gemm_plans import Form, GemmPlan
-from steelyard.ir.weights import describe_weight
+from steelyard.ir.weights import WeightForm, describe_weight
 from steelyard.passes.support.declared import declared_form
 from steelyard.targets.gemm_paths import NATIVE
 
@@ -75,6 +77,7 @@ def _form_read(use: ir.OpOperand, plans: Plans) -> Form | None:
 def _return_forms(function: ir.Operation, forms: list[Form | None]) -> list[ir.Type]:
     """Return a weight in these forms; the types of what is returned."""
     types: list[ir.Type] = []
+    described = declared_form(function)
 
     def converted(value: ir.Value) -> list[tuple[str, ir.Value]] | None:
         if not isinstance(value.type, TensorType):
@@ -82,14 +85,19 @@ def _return_forms(function: ir.Operation, forms: list[Form | None]) -> list[ir.T
         with ir.InsertionPoint(terminator_of(function)), value.location:
             made = [value if form is None else convert(value, form) for form in forms]
         types.extend(one.type for one in made)
-        is_as_it_was.append(made == [value])
         return [("", one) for one in made]
 
-    is_as_it_was: list[bool] = []
     replace_results(function, converted)
-    # A parameter that is quantized already is in no other form.
-    describe_weight(function, declared_form(function) if all(is_as_it_was) else None)
+    describe_weight(function, _described_in(described, forms))
     return types
+
+
+def _described_in(weight: WeightForm | None, forms: list[Form | None]) -> WeightForm | None:
+    """What a weight is in these forms; None if it is in several, which no parameter holds."""
+    if weight is None or len(forms) > 1:
+        return None
+    (form,) = forms
+    return weight if form is None else replace(weight, layout="gemm", multiples=form.multiples)
 
 
 def _take_forms(function: ir.Operation, wanted: dict[ir.Value, dict[Form | None, ir.Type]], plans: Plans) -> Forms:

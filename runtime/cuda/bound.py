@@ -5,7 +5,7 @@ back, and allocates by torch only: so it can be part of a CUDA graph. No argumen
 them all.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import singledispatch
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 
 from steelyard.codegen.launches.plan import LaunchPlan
 from steelyard.errors import UnsupportedModelError
-from steelyard.formats.parts import is_stored_transposed, part_shapes, round_up
+from steelyard.formats.parts import is_stored_transposed, part_shapes
 from steelyard.ir.kernel_calls import (
     AdvanceRngCall,
     CopySlots,
@@ -26,6 +26,7 @@ from steelyard.ir.kernel_calls import (
 from steelyard.runtime import dtypes
 from steelyard.runtime.cuda import gemm
 from steelyard.runtime.cuda.devices import kernels_on
+from steelyard.runtime.cuda.padding import padded, rounded
 from steelyard.runtime.cuda.planned import PlannedCall
 from steelyard.runtime.quantizers import Quantizers, own_algorithm
 from steelyard.targets.gemm_paths import NATIVE
@@ -75,28 +76,19 @@ def _bind_pad(call: PadCall) -> Callable[..., tuple]:
     """Parts of a quantized tensor with zeros behind them, or a plain tensor."""
     multiples, copy, parts = call.multiples, call.copy, call.parts
     if copy is None:
-        return lambda source, *_: (_padded(source, _rounded(source.shape, multiples)),)
+        return lambda source, *_: (padded(source, rounded(source.shape, multiples)),)
     scheme, columnwise = copy.scheme, copy.columnwise
     is_turned = is_stored_transposed(scheme, columnwise)
 
     def pad(codes: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, ...]:
         # Sizes known only at run time are those of the codes: what fills their last byte is padding too.
         rows, columns = codes.shape[0], codes.shape[1] * (2 if scheme.element == "f4E2M1FN" else 1)
-        logical = _rounded((columns, rows) if is_turned else (rows, columns), multiples)
+        logical = rounded((columns, rows) if is_turned else (rows, columns), multiples)
         wanted = part_shapes(scheme, (logical[0], logical[1]), columnwise)
         pairs = zip((codes, *others), parts, strict=True)
-        return tuple(_padded(part, wanted[name][0]) for part, name in pairs)
+        return tuple(padded(part, wanted[name][0]) for part, name in pairs)
 
     return pad
-
-
-def _rounded(shape: Iterable[int], multiples: tuple) -> list[int]:
-    return [round_up(size, multiple) for size, multiple in zip(shape, multiples, strict=True)]
-
-
-def _padded(part: torch.Tensor, shape: Iterable[Any]) -> torch.Tensor:
-    missing = [wanted - size for size, wanted in zip(part.shape, shape, strict=True)]
-    return torch.nn.functional.pad(part, [side for size in reversed(missing) for side in (0, size)])
 
 
 @bind.register

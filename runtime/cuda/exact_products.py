@@ -7,6 +7,7 @@ round. It is turned by those that the user used.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
@@ -24,7 +25,7 @@ class _Switch:
     def __init__(self) -> None:
         self._lock = make_lock()
         self._inside = 0
-        self._turn_back: Callable[[], None] = lambda: None
+        self._turn_back: Callable[[], object] = lambda: None
 
     def enter(self) -> None:
         with self._lock:
@@ -52,7 +53,7 @@ def exact_products() -> Iterator[None]:
         _switch.leave()
 
 
-def _turn_off() -> Callable[[], None]:
+def _turn_off() -> Callable[[], object]:
     """Turn TF32 off; returns what turns it back to what it was."""
     if _get(*_MATMUL) != _TF32:
         return lambda: None
@@ -62,7 +63,7 @@ def _turn_off() -> Callable[[], None]:
         # What says the same as the switch above it counts as following it: it still will, if that one is changed.
         before = _INHERITED if _get(*_ABOVE) == _TF32 else _TF32
         _set(*_MATMUL, _EXACT)
-        return lambda: _set(*_MATMUL, before)
+        return partial(_set, *_MATMUL, before)
     on_the_cpu = _get(*_MKLDNN)
     torch.set_float32_matmul_precision("highest")
 

@@ -126,11 +126,6 @@ def test_stages_of_cuda_are_no_stages_of_the_cpu():
         net.ir("ptx")
 
 
-def test_quantized_weights_stay_on_the_cpu():
-    with pytest.raises(TargetError, match='weights="quantized" needs target cpu'):
-        steelyard.compile(make_mlp(), "mxfp8", target="cuda:sm_90a", weights="quantized")
-
-
 def test_as_a_backend_of_torch_compile():
     compiled = torch.compile(make_mlp(), backend="steelyard", options={"recipe": "mxfp8", "target": "cuda:sm_75"})
     with pytest.raises(Exception, match="target must be one of"):

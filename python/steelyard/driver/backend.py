@@ -187,6 +187,8 @@ class Backend:
         """With `weights="quantized"`, replace the parameters that programs quantize by quantized ones."""
         if self.settings.weights != "quantized" or self.root is None or self._settled == len(self.compilations):
             return
+        if self.settings.target != CPU and device_among(self.root.parameters()) is None:
+            return  # a model on the CPU that is only looked at
         with self.lock:
             programs = {id(c): c.program for c in self.compilations if c.program is not None}
             outside = {} if self.blocks is None else modules_outside(self.root, self.blocks)

@@ -87,8 +87,6 @@ def compile(
         raise UnsupportedModelError("the model is compiled already; compile `net.model` by another recipe instead")
     check_target(target)
     _check_tensors(model, target)
-    if target != CPU and weights == "quantized":
-        raise TargetError(f'weights="quantized" needs target cpu, got target {target}; compile with weights="cached"')
     settings = make_settings(
         recipe,
         overrides,

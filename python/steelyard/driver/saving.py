@@ -107,7 +107,7 @@ def plain_state_dict(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 def _split(tensor: QuantizedTensor) -> dict[str, torch.Tensor] | None:
     """The parts of a tensor with one copy, by suffix; None for any other, which stays as it is."""
     usages = tensor.get_usages()
-    if tensor.dim() != 2 or usages["rowwise"] == usages["columnwise"] or tensor._with_gemm_swizzled_scales:
+    if tensor.dim() != 2 or usages["rowwise"] == usages["columnwise"]:
         return None
     is_transposed = usages["columnwise"]
     copy = tensor._copy(is_transposed)

@@ -12,7 +12,9 @@ from steelyard.ir.weights import WeightForm
 from steelyard.runtime.program import Program
 from steelyard.runtime.state import State
 from steelyard.runtime.weights import WeightArgument
+from steelyard.tensor import kernels
 from steelyard.tensor.from_scheme import make_quantizer
+from steelyard.tensor.gemm_layout import needs_padding
 from steelyard.tensor.packed import PackedNVFP4Tensor
 from steelyard.tensor.quantized_tensor import QuantizedTensor
 
@@ -105,11 +107,24 @@ def _is_stored(parameter: torch.Tensor, weight: WeightArgument) -> bool:
     """Whether a parameter already has the layout that GEMMs read."""
     form = weight.form
     assert form is not None
-    if not isinstance(parameter, QuantizedTensor) or isinstance(parameter, PackedNVFP4Tensor) != form.is_packed:
+    if not isinstance(parameter, QuantizedTensor):
         return False
-    parts = parameter.weight_parts(form.scheme, is_transposed=form.is_transposed, is_packed=form.is_packed)
+    if isinstance(parameter, PackedNVFP4Tensor) != (form.layout == "packed"):
+        return False
+    if parameter._with_gemm_swizzled_scales != _can_swizzle(parameter, form):
+        return False
+    parts = parameter.weight_parts(form.scheme, is_transposed=form.is_transposed)
     memory = {part.data_ptr() for part in parameter._parts()}
-    return parts is not None and parts[0].data_ptr() in memory
+    return parts is not None and (form.layout == "packed" or parts[0].data_ptr() in memory)
+
+
+def _can_swizzle(parameter: torch.Tensor, form: WeightForm) -> bool:
+    """Whether a parameter's scales can be kept in the order that GPU GEMMs read.
+
+    What must be padded or transposed before is kept compact, and arranged beside it when a program first reads it.
+    """
+    is_swizzled = form.layout == "gemm" and form.scheme.family != "tensor" and not form.is_transposed
+    return is_swizzled and not needs_padding(parameter.shape, form.multiples)
 
 
 # Not inference tensors: a parameter outlives the call that makes it, which may run in inference mode.
@@ -119,22 +134,39 @@ def _quantized(parameter: torch.Tensor, weight: WeightArgument, state: State) ->
     form = weight.form
     assert form is not None
     scales = [state.tensors[name] for name in weight.states]
-    parts = None
-    if isinstance(parameter, QuantizedTensor):
-        parts = parameter.weight_parts(form.scheme, is_transposed=form.is_transposed, is_packed=form.is_packed)
-        parameter_values = parameter.dequantize() if parts is None else None
-    else:
-        parameter_values = parameter.detach()
-    if parts is None:
-        parts = weight.make(parameter_values, *scales)
     scale = scales[0] if scales else None
-    if form.is_packed:
+    parts = None
+    values = parameter.detach()
+    if isinstance(parameter, QuantizedTensor):
+        layout = "packed" if form.layout == "packed" else "compact"
+        parts = parameter.weight_parts(form.scheme, is_transposed=form.is_transposed, layout=layout)
+        values = parameter.dequantize() if parts is None else values
+    if parts is None:
+        parts = _compact_parts(values, form, scale) if form.layout == "gemm" else weight.make(values, *scales)
+    if form.layout == "packed":
         tensor = _packed(parts[0], form, parameter)
     else:
         copies = [part.clone() for part in parts]
-        shape = tuple(parameter.shape)
-        tensor = assemble(copies, form.scheme, shape, parameter.dtype, scale, is_transposed=form.is_transposed)
+        shape, is_swizzled = tuple(parameter.shape), _can_swizzle(parameter, form)
+        tensor = assemble(
+            copies,
+            form.scheme,
+            shape,
+            parameter.dtype,
+            scale,
+            is_transposed=form.is_transposed,
+            is_swizzled=is_swizzled,
+        )
     return torch.nn.Parameter(tensor, requires_grad=False)
+
+
+def _compact_parts(values: torch.Tensor, form: WeightForm, scale: torch.Tensor | None) -> list[torch.Tensor]:
+    """What the function of a weight makes before it arranges it for GEMMs."""
+    matrix = values.t().contiguous() if form.is_transposed else values
+    given = None if scale is None else scale.to(values.device)
+    copy, _ = kernels.quantize(matrix, form.scheme, None, scale=given)
+    assert copy is not None
+    return [part for part in (copy.codes, copy.scales, copy.amax) if part is not None]
 
 
 def _packed(data: torch.Tensor, form: WeightForm, parameter: torch.Tensor) -> torch.Tensor:
@@ -153,10 +185,15 @@ def assemble(
     scale: torch.Tensor | None,
     *,
     is_transposed: bool,
+    is_swizzled: bool = False,
 ) -> QuantizedTensor:
-    """The tensor whose parts are those of a rowwise copy of a matrix, or of its transpose."""
+    """The tensor whose parts are those of a rowwise copy of a matrix, or of its transpose.
+
+    `is_swizzled`: keep the scales in the order that GPU GEMMs read.
+    """
     quantizer = make_quantizer(scheme, scale)
     assert quantizer is not None
+    quantizer.optimize_for_gemm = is_swizzled
     rows, columns = shape[::-1] if is_transposed else shape
     codes, scale_inv, *amax = parts
     codes = codes.reshape(codes_shape(scheme, stored_shape(scheme, (rows, columns), columnwise=False)))

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Literal
 
 from torch_mlir import ir
 
@@ -13,7 +14,9 @@ from steelyard.formats.schemes import Scheme
 from steelyard.ir.attributes import PARAMETER, STATE, WEIGHT_FORM, WEIGHT_KEY
 from steelyard.ir.functions import argument_attributes
 
-_SCHEME, _TRANSPOSED, _PACKED = "scheme", "transposed", "packed"
+_SCHEME, _TRANSPOSED, _PACKED, _GEMM = "scheme", "transposed", "packed", "gemm"
+Layout = Literal["compact", "packed", "gemm"]
+"""How the parts of a weight lie: as quantizing leaves them, or in the order that GEMMs of the CPU, or of CUDA, read."""
 _ABOUT_ITSELF = ("sym_name", "sym_visibility", "arg_attrs", WEIGHT_KEY, WEIGHT_FORM)
 """Attributes of a function that say nothing about what it makes, or are looked at by themselves."""
 
@@ -23,32 +26,52 @@ class WeightForm:
     """What a weight is: the rowwise copy of a parameter, or of its transpose.
 
     Constraints:
-    - weight_form_c1: `scaled.weight_form` is a dictionary of `scheme`, a #scaled.scheme in the compact layout, and the
-      flags `transposed` and `packed`
+    - weight_form_c1: `scaled.weight_form` is a dictionary of `scheme`, a #scaled.scheme in the compact layout, the flag
+      `transposed`, and at most one of the flag `packed` and of `gemm`, two positive multiples
     """
 
     scheme: Scheme
     """In the compact layout."""
     is_transposed: bool = False
     """The weight is the transpose of the parameter."""
-    is_packed: bool = False
+    layout: Layout = "compact"
+    multiples: tuple[int, int] = (1, 1)
+    """What rows and columns are padded to, in the layout of GEMMs on CUDA."""
 
     def to_attribute(self) -> ir.DictAttr:
         """The form as an attribute, in the current context."""
-        flags = ((_TRANSPOSED, self.is_transposed), (_PACKED, self.is_packed))
-        given: dict[str, ir.Attribute] = {name: ir.UnitAttr.get() for name, is_set in flags if is_set}
-        return ir.DictAttr.get({_SCHEME: SchemeAttr.from_scheme(self.scheme), **given})
+        given: dict[str, ir.Attribute] = {_SCHEME: SchemeAttr.from_scheme(self.scheme)}
+        if self.is_transposed:
+            given[_TRANSPOSED] = ir.UnitAttr.get()
+        if self.layout == _PACKED:
+            given[_PACKED] = ir.UnitAttr.get()
+        elif self.layout == _GEMM:
+            given[_GEMM] = ir.DenseI64ArrayAttr.get(self.multiples)
+        return ir.DictAttr.get(given)
 
     @classmethod
     def from_attribute(cls, attribute: ir.Attribute) -> "WeightForm":
         """The form that an attribute spells; raises `ConstraintError`."""
         entries = {entry.name: entry.attr for entry in attribute} if isinstance(attribute, ir.DictAttr) else {}
         scheme = entries.get(_SCHEME)
-        known = entries.keys() <= {_SCHEME, _TRANSPOSED, _PACKED}
-        if not known or not isinstance(scheme, SchemeAttr) or scheme.scheme.layout != "compact":
-            wanted = "a dictionary of scheme, a compact #scaled.scheme, and the flags transposed and packed"
-            raise ConstraintError("weight_form_c1", f"{WEIGHT_FORM} must be {wanted}, got {attribute}")
-        return cls(scheme.scheme, _TRANSPOSED in entries, _PACKED in entries)
+        multiples = _multiples(entries.get(_GEMM))
+        known = entries.keys() <= {_SCHEME, _TRANSPOSED, _PACKED, _GEMM} and not {_PACKED, _GEMM} <= entries.keys()
+        is_compact = isinstance(scheme, SchemeAttr) and scheme.scheme.layout == "compact"
+        if not known or multiples is None or not isinstance(scheme, SchemeAttr) or not is_compact:
+            wanted = "scheme, a compact #scaled.scheme, the flag transposed, and the flag packed or the multiples gemm"
+            raise ConstraintError("weight_form_c1", f"{WEIGHT_FORM} must be a dictionary of {wanted}, got {attribute}")
+        layout: Layout = "packed" if _PACKED in entries else "gemm" if _GEMM in entries else "compact"
+        return cls(scheme.scheme, _TRANSPOSED in entries, layout, multiples)
+
+
+def _multiples(attribute: ir.Attribute | None) -> tuple[int, int] | None:
+    """The multiples that an attribute spells, (1, 1) if there is none; None if it spells something else."""
+    if attribute is None:
+        return 1, 1
+    if not isinstance(attribute, ir.DenseI64ArrayAttr) or len(attribute) != 2 or min(attribute) < 1:
+        return None
+    rows, columns = attribute
+    return rows, columns
 
 
 def describe_weight(function: ir.Operation, form: WeightForm | None) -> None:

@@ -58,11 +58,13 @@ class PackedNVFP4Storage(NVFP4TensorStorage):
     def view(self, *shape: Any) -> Any:
         return self.unpacked().view(*shape)
 
-    def weight_parts(self, scheme, *, is_transposed: bool, is_packed: bool) -> tuple[torch.Tensor, ...] | None:
-        if is_packed and self._has(is_transposed) and self._scheme(is_transposed) == scheme:
+    def weight_parts(
+        self, scheme, *, is_transposed: bool, layout: str = "compact", multiples: tuple[int, int] = (1, 1)
+    ) -> tuple[torch.Tensor, ...] | None:
+        if layout == "packed" and self._has(is_transposed) and self._scheme(is_transposed) == scheme:
             check_packed(cpu.PackedWeight(self._packed_data, scheme, self._matrix, is_transposed), type(self).__name__)
             return (self._packed_data,)
-        return super().weight_parts(scheme, is_transposed=is_transposed, is_packed=is_packed)
+        return super().weight_parts(scheme, is_transposed=is_transposed, layout=layout, multiples=multiples)
 
     def _packed_scheme(self):
         return self._scheme(self._quantizer.columnwise)

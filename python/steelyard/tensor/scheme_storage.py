@@ -20,6 +20,7 @@ from steelyard.tensor.arguments import (
     view_shape,
 )
 from steelyard.tensor.elements import HIGH_PRECISION, matrix_shape
+from steelyard.tensor.gemm_layout import for_gemm, needs_padding
 from steelyard.tensor.quantizer import Quantizer, is_noop
 from steelyard.tensor.storage import QuantizedTensorStorage, size_of
 from steelyard.tensor.views import swap_usage
@@ -203,22 +204,28 @@ class SchemeStorage(QuantizedTensorStorage):
         tensors = {argument: getattr(self, name) for argument, name in self.ARGUMENTS.items()}
         return {"shape": self._shape, "dtype": self._dtype, "quantizer": self._quantizer, **tensors, **self._traits()}
 
-    def weight_parts(self, scheme: Scheme, *, is_transposed: bool, is_packed: bool) -> tuple[torch.Tensor, ...] | None:
+    def weight_parts(
+        self, scheme: Scheme, *, is_transposed: bool, layout: str = "compact", multiples: tuple[int, int] = (1, 1)
+    ) -> tuple[torch.Tensor, ...] | None:
         """The parts of a rowwise copy of the matrix, or of its transpose, as compiled programs take them.
 
-        None if this tensor has no such copy.
+        `layout` and `multiples` are those of a `WeightForm`. None if this tensor has no such copy.
         """
-        found = self._raw_copy(is_transposed)
+        is_as_read = layout == "gemm" and self._with_gemm_swizzled_scales and not is_transposed
+        if is_as_read and not needs_padding(self._matrix, multiples):
+            copy = self._raw_copy(columnwise=False)
+            return _parts(copy) if copy is not None and copy.scheme == scheme else None
+        # As it lies: making it contiguous before its usages are swapped would copy it twice.
+        found = (self._copy if self._with_gemm_swizzled_scales else self._raw_copy)(is_transposed)
         copy = found if found is None or not is_transposed else swap_usage(found)
-        if copy is None or copy.scheme != scheme or self._with_gemm_swizzled_scales or copy.shape[0] == 0:
+        if copy is None or copy.scheme != scheme or copy.shape[0] == 0:
             return None
         copy.codes, copy.scales = copy.codes.contiguous(), copy.scales.contiguous()
         # Programs trust the parts of weights.
         kernels.check(copy, type(self).__name__)
-        if is_packed:
+        if layout == "packed":
             return (traced.pack(copy),)
-        parts = copy.codes, copy.scales, copy.amax
-        return tuple(part for part in parts if part is not None)
+        return _parts(copy if layout == "compact" else for_gemm(copy, multiples))
 
     def _traits(self) -> dict[str, Any]:
         """Constructor keywords beyond the tensors, shape, dtype and quantizer."""
@@ -323,6 +330,10 @@ class SchemeStorage(QuantizedTensorStorage):
         check_dtype(dtype)
         kernel_dtype = dtype if dtype in HIGH_PRECISION else torch.float32
         return kernels.dequantize(copy, kernel_dtype).reshape(self._shape).to(dtype)
+
+
+def _parts(copy: QuantizedCopy) -> tuple[torch.Tensor, ...]:
+    return tuple(part for part in (copy.codes, copy.scales, copy.amax) if part is not None)
 
 
 def _formats(quantizer: Any) -> list[Scheme]:

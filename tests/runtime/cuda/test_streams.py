@@ -121,6 +121,7 @@ def test_what_a_graph_makes_is_for_its_replays_only(gpu):
     """It holds values once the graph is replayed, not when the next call comes."""
     made: list = []
     weights, weight, parameter = Weights(), weight_on(gpu, made), nn.Parameter(torch.ones(SHAPE))
+    Kernels(gpu).quantize(torch.ones(SHAPE), MX, None)  # which loads the kernel
     gpu.heap.streams.is_capturing = True
     captured = weights.get(weight, [parameter])
     gpu.heap.streams.is_capturing = False

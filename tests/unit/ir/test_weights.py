@@ -1,5 +1,7 @@
 """The key and the form of a weight: weights made alike have equal keys in all programs, and others never do."""
 
+from dataclasses import replace
+
 import pytest
 from torch_mlir import ir
 
@@ -156,7 +158,9 @@ def test_passes_that_change_a_weight_say_so():
     ((key, form),) = made(GEMM)
     ((packed_key, packed_form),) = made(GEMM, "scaled-hoist-weights,scaled-pack-weights{target=cpu}")
     ((native_key, native_form),) = made(GEMM, "scaled-hoist-weights,scaled-legalize{target=cuda:sm_100a}")
-    assert (form, packed_form, native_form) == (WeightForm(FP4), WeightForm(FP4, is_packed=True), None)
+    assert form == WeightForm(FP4)
+    assert packed_form == replace(form, layout="packed")
+    assert native_form == replace(form, layout="gemm", multiples=(16, 32))
     assert len({key, packed_key, native_key}) == 3
 
 
@@ -173,7 +177,19 @@ def test_a_form_that_is_none_is_refused(text):
         WeightForm.from_attribute(ir.Attribute.parse(text))
 
 
-@pytest.mark.parametrize("form", [WeightForm(MX), WeightForm(FP4, is_transposed=True, is_packed=True)])
+@pytest.mark.parametrize("gemm", ["unit", "array<i64: 16>", "array<i64: 16, 0>", "array<i32: 16, 32>", "array<i64>"])
+def test_multiples_of_a_form_are_two(gemm):
+    with make_context():
+        scheme = WeightForm(MX).to_attribute()["scheme"]
+        attribute = ir.DictAttr.get({"scheme": scheme, "gemm": ir.Attribute.parse(gemm)})
+        with pytest.raises(ConstraintError, match="weight_form_c1"):
+            WeightForm.from_attribute(attribute)
+
+
+FORMS = [WeightForm(MX), WeightForm(FP4, True, "packed"), WeightForm(MX, False, "gemm", (16, 32))]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
 def test_a_form_is_what_its_attribute_says(form):
     with make_context():
         assert WeightForm.from_attribute(form.to_attribute()) == form

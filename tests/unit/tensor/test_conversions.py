@@ -187,7 +187,7 @@ def test_stochastic_codes_are_kept(convert):
 def test_packed_weights_convert(convert):
     quantizer = NVFP4Quantizer(columnwise=False)
     compact = quantizer(torch.randn(48, 48))
-    (packed,) = compact.weight_parts(quantizer.row_scheme, is_transposed=False, is_packed=True)
+    (packed,) = compact.weight_parts(quantizer.row_scheme, is_transposed=False, layout="packed")
     module = build(PackedNVFP4Tensor(packed_data=packed, shape=(48, 48), quantizer=quantizer))
     plain = convert(build(compact.dequantize()))
     weight = convert(module)[0].weight

@@ -92,7 +92,7 @@ def test_storages_have_views(make_quantizer, shape):
 def test_storages_of_packed_codes_have_views_and_data_tensors():
     quantizer = NVFP4Quantizer(columnwise=False)
     compact = quantizer(torch.randn(32, 48))
-    (data,) = compact.weight_parts(quantizer.row_scheme, is_transposed=False, is_packed=True)
+    (data,) = compact.weight_parts(quantizer.row_scheme, is_transposed=False, layout="packed")
     packed = PackedNVFP4Tensor(packed_data=data, shape=(32, 48), quantizer=quantizer)
     assert torch.equal(packed.get_data_tensors()[0], compact._rowwise_data)
     assert torch.equal(packed._as_storage().view(4, 8, 48).dequantize(), compact.dequantize().view(4, 8, 48))
