@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import torch
 
 from steelyard import knobs
+from steelyard.errors import TargetError, shown
 from steelyard.forks import make_lock
 from steelyard.runtime.cuda.streams import has_streams, is_capturing
 
@@ -34,7 +35,7 @@ class ScaleBuffer:
             yield self._take(device)
 
     def _take(self, device: torch.device) -> bool:
-        if knobs.fp4_scales() == "own" or self._device not in (None, device):
+        if _are_own() or self._device not in (None, device):
             return False
         if is_capturing(device):
             # Making the place is forbidden in a capture. Waiting would be, too: what replays run beside is up to users.
@@ -45,3 +46,11 @@ class ScaleBuffer:
             current.wait_stream(self._last)
         self._last = current
         return True
+
+
+def _are_own() -> bool:
+    """Whether the user asked to do without the place."""
+    chosen = knobs.fp4_scales()
+    if chosen not in ("torch", "own"):
+        raise TargetError(f"STEELYARD_FP4_SCALES must be torch or own, got {shown(chosen)}")
+    return chosen == "own"

@@ -15,6 +15,7 @@ NATIVE, EMULATED, HIGH_PRECISION, CUSTOM = "native", "emulated", "high precision
 _MULTIPLE = 16
 # The cuBLASLt that torch asks for: it was built for no older one, and runs with none.
 _FIRST_WITH_BLOCK_FORMATS, _FIRST_WITH_128_SCALES = (12, 8), (12, 9)
+_WITH_128_SCALES = "sm_90a"
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def _per_tensor(_kind: str, _lhs: Scheme, _rhs: Scheme, _target: Target) -> Gemm
 def _per_block(_kind: str, lhs: Scheme, rhs: Scheme, target: Target) -> GemmPath:
     if lhs.block == rhs.block == "128x128":
         return GemmPath(EMULATED, "cuBLASLt has no product of two operands in 128x128 tiles")
-    if target.name != "sm_90a":
+    if target.name != _WITH_128_SCALES:
         return GemmPath(EMULATED, "torch has 1x128 and 128x128 scales on sm_90 only")
     if "f8E5M2" in (lhs.element, rhs.element):
         return GemmPath(EMULATED, "torch multiplies E4M3 only with 1x128 and 128x128 scales")
@@ -95,9 +96,9 @@ def _too_old(what: str, needed: Version, target: Target) -> str:
 
 
 def with_library(target: Target, cublaslt: Version | None) -> Target:
-    """A target whose GPU torch uses with this cuBLASLt. One that lacks no product is the target itself."""
-    is_complete = cublaslt is None or cublaslt >= max(_FIRST_WITH_BLOCK_FORMATS, _FIRST_WITH_128_SCALES)
-    return replace(target, cublaslt=None if is_complete else cublaslt)
+    """A target whose GPU torch uses with this cuBLASLt. One that lacks no product of the GPU is the target itself."""
+    needed = _FIRST_WITH_128_SCALES if target.name == _WITH_128_SCALES else _FIRST_WITH_BLOCK_FORMATS
+    return replace(target, cublaslt=None if cublaslt is None or cublaslt >= needed else cublaslt)
 
 
 def takes_bias(path: str, result: str, bias: str) -> bool:

@@ -71,6 +71,9 @@ def test_torch_without_cuda_has_none(monkeypatch):
 def test_a_library_that_lacks_nothing_makes_no_other_target():
     hopper = TARGETS["sm_90a"]
     assert {with_library(hopper, version) for version in (None, (12, 9), (13, 1))} == {hopper}
+    blackwell = TARGETS["sm_100a"]
+    assert with_library(blackwell, (12, 8)) == blackwell  # only Hopper has what 12.8 lacks
+    assert with_library(blackwell, (12, 6)).spelling == "sm_100a+cublaslt12.6"
     older = with_library(hopper, (12, 8))
     assert older.spelling == "sm_90a+cublaslt12.8"
     assert target_of(older.spelling) == older

@@ -11,6 +11,7 @@ from mock_streams import Event
 from torch_rules import check_call
 
 from steelyard import reference
+from steelyard.errors import TargetError
 from steelyard.runtime.cuda import gemm, scale_buffer, streams
 from steelyard.runtime.cuda.scale_buffer import ScaleBuffer
 
@@ -118,6 +119,12 @@ def test_own_scales_use_no_place(gpu, torch_on_gpu, monkeypatch, bias):
     assert torch_on_gpu.levels == [1]
     assert found.dtype == torch.bfloat16
     assert is_close(found, expected_of(a, b, vector))
+
+
+def test_other_words_are_refused(gpu, torch_on_gpu, monkeypatch):
+    monkeypatch.setenv("STEELYARD_FP4_SCALES", "mine")
+    with pytest.raises(TargetError, match="STEELYARD_FP4_SCALES must be torch or own, got 'mine'"):
+        MULTIPLY(operand(1, 1.0), operand(2, 1.0))
 
 
 def test_one_stream_waits_for_nothing(gpu, torch_on_gpu, monkeypatch):
