@@ -4,6 +4,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from steelyard.errors import RecipeError
+from steelyard.runtime.cuda.streams import has_streams
 from steelyard.tensor.elements import HIGH_PRECISION
 from steelyard.tensor.scheme_storage import SchemeStorage
 from steelyard.tensor.views import read_box, view_copy
@@ -199,6 +200,8 @@ def _to_copy(func, tensor, *, dtype=None, device=None, non_blocking=False, **kwa
         return tensor._decode(dtype).to(device=device, non_blocking=non_blocking)
     if dtype not in (None, tensor.dtype, *HIGH_PRECISION):
         return NotImplemented
+    if device is not None and has_streams(torch.device(device)):
+        tensor = tensor._compact()  # GPUs read no layout of the CPU
 
     def move(part):
         return part.to(device=device, non_blocking=non_blocking, copy=True)

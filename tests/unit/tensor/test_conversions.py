@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from steelyard.errors import RecipeError
+from steelyard.runtime.cuda import streams
 from steelyard.tensor import Float8CurrentScalingQuantizer, MXFP8Quantizer, NVFP4Quantizer, QuantizedTensor
 from steelyard.tensor.packed import PackedNVFP4Tensor
 
@@ -182,6 +183,18 @@ def test_stochastic_codes_are_kept(convert):
     module = build(NVFP4Quantizer(stochastic_rounding=True)(torch.randn(48, 48)))
     codes = part_bytes(module[0].weight)
     assert part_bytes(convert(module)[0].weight) == codes
+
+
+def test_packed_weights_are_compact_on_a_gpu(monkeypatch):
+    quantizer = NVFP4Quantizer(columnwise=False)
+    compact = quantizer(torch.randn(48, 48))
+    (data,) = compact.weight_parts(quantizer.row_scheme, is_transposed=False, layout="packed")
+    packed = PackedNVFP4Tensor(packed_data=data, shape=(48, 48), quantizer=quantizer)
+    assert type(packed.to("meta")) is PackedNVFP4Tensor
+    monkeypatch.setattr(streams, "DEVICES", ("meta",))
+    moved = build(packed).to("meta")[0].weight
+    assert type(moved) is type(compact)
+    assert [part.shape for part in moved._parts()] == [part.shape for part in compact._parts()]
 
 
 def test_packed_weights_convert(convert):
