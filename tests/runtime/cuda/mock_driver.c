@@ -1,44 +1,72 @@
 /* A CUDA driver for tests: what Steelyard calls of it, with launches handed to
- * a callback. */
+ * a callback. Each device has one context; modules, functions and streams
+ * belong to a context, and are refused under another. */
 #include <dlfcn.h>
 #include <stdint.h>
 #include <string.h>
 
-typedef int (*LoadCallback)(const char *text, char *log, unsigned log_size);
-typedef int (*LaunchCallback)(int module, const char *name, unsigned blocks,
-                              unsigned threads, unsigned shared,
-                              uint64_t stream, void **arguments);
-
-typedef int (*CapturingCallback)(uint64_t stream);
-
-static LoadCallback load_callback;
-static LaunchCallback launch_callback;
-static CapturingCallback capturing_callback;
-static int major = 9, minor = 0, context, current;
-/* A context stack of one: what was current before is there again after. */
-static int pushed;
-static struct {
-  int module;
-  char name[256];
-  unsigned shared_limit;
-} functions[4096];
-static int function_count;
-
-void mock_set(LoadCallback load, LaunchCallback launch,
-              CapturingCallback capturing, int new_major, int new_minor) {
-  load_callback = load, launch_callback = launch,
-  capturing_callback = capturing, major = new_major, minor = new_minor;
-}
+enum { MOST_DEVICES = 8, MOST_FUNCTIONS = 4096, MOST_PUSHED = 8 };
 
 enum {
   SUCCESS = 0,
   INVALID_VALUE = 1,
+  INVALID_DEVICE = 101,
   INVALID_CONTEXT = 201,
   INVALID_PTX = 218,
+  INVALID_HANDLE = 400,
   NOT_FOUND = 500,
-  LAUNCH_FAILED = 719,
-  CAPTURE_UNSUPPORTED = 900
+  CAPTURE_UNSUPPORTED = 900,
 };
+
+/* Module numbers count from 1. */
+typedef int (*LoadCallback)(int device, const char *text, char *log,
+                            unsigned log_size);
+/* Gives the driver's error code. */
+typedef int (*LaunchCallback)(int device, int module, const char *name,
+                              unsigned blocks, unsigned threads,
+                              unsigned shared, uint64_t stream,
+                              void **arguments);
+typedef int (*CapturingCallback)(uint64_t stream);
+
+typedef struct {
+  int major, minor;
+} Context;
+
+typedef struct {
+  Context *context;
+  int number;
+} Module;
+
+typedef struct {
+  Module *module;
+  char name[256];
+  unsigned shared_limit;
+} Function;
+
+static LoadCallback load_callback;
+static LaunchCallback launch_callback;
+static CapturingCallback capturing_callback;
+static Context contexts[MOST_DEVICES];
+static int device_count;
+static Module modules[MOST_FUNCTIONS];
+static Function functions[MOST_FUNCTIONS];
+static int module_count, function_count;
+static __thread Context *stack[MOST_PUSHED];
+static __thread int pushed;
+
+void mock_set(LoadCallback load, LaunchCallback launch,
+              CapturingCallback capturing) {
+  load_callback = load, launch_callback = launch,
+  capturing_callback = capturing;
+  device_count = module_count = function_count = 0;
+}
+void mock_add_device(int major, int minor) {
+  contexts[device_count++] = (Context){major, minor};
+}
+int mock_is_pushed(void) { return pushed; }
+
+static Context *current(void) { return pushed ? stack[pushed - 1] : 0; }
+static int number_of(const Context *context) { return context - contexts; }
 
 int cuGetProcAddress_v2(const char *symbol, void **function, int version,
                         uint64_t flags, int *status) {
@@ -60,35 +88,34 @@ int cuDriverGetVersion(int *version) {
 }
 int cuDeviceGet(int *device, int index) {
   *device = index;
-  return index == 0 ? SUCCESS : 101;
+  return 0 <= index && index < device_count ? SUCCESS : INVALID_DEVICE;
 }
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
   if (attribute != 75 && attribute != 76)
     return INVALID_VALUE;
-  *value = attribute == 75 ? major : minor;
+  *value = attribute == 75 ? contexts[device].major : contexts[device].minor;
   return SUCCESS;
 }
 int cuDevicePrimaryCtxRetain(void **result, int device) {
-  *result = &context;
+  *result = &contexts[device];
   return SUCCESS;
 }
 int cuCtxPushCurrent_v2(void *given) {
-  if (pushed)
+  if (pushed == MOST_PUSHED)
     return INVALID_CONTEXT;
-  pushed = 1, current = given == &context;
+  stack[pushed++] = given;
   return SUCCESS;
 }
 int cuCtxPopCurrent_v2(void **given) {
   if (!pushed)
     return INVALID_CONTEXT;
   if (given)
-    *given = &context;
-  pushed = current = 0;
+    *given = current();
+  pushed--;
   return SUCCESS;
 }
 int cuCtxPushCurrent(void *given) { return cuCtxPushCurrent_v2(given); }
 int cuCtxPopCurrent(void **given) { return cuCtxPopCurrent_v2(given); }
-int mock_is_pushed(void) { return pushed; }
 int cuStreamIsCapturing(void *stream, int *status) {
   *status = capturing_callback((uint64_t)stream);
   return SUCCESS;
@@ -105,40 +132,48 @@ int cuModuleLoadDataEx(void **module, const void *text, unsigned count,
       log_size = (unsigned)(uintptr_t)values[i];
     else
       return INVALID_VALUE;
-  if (!current)
+  if (!current())
     return INVALID_CONTEXT;
+  if (module_count == MOST_FUNCTIONS)
+    return INVALID_VALUE;
   if (capturing_callback(0))
     return CAPTURE_UNSUPPORTED;
-  int id = load_callback(text, log, log_size);
-  *module = (void *)(intptr_t)id;
-  return id > 0 ? SUCCESS : INVALID_PTX;
+  Module *made = &modules[module_count++];
+  made->context = current();
+  made->number = load_callback(number_of(current()), text, log, log_size);
+  *module = made;
+  return made->number > 0 ? SUCCESS : INVALID_PTX;
 }
 int cuModuleGetFunction(void **function, void *module, const char *name) {
-  if (function_count == 4096)
+  if (function_count == MOST_FUNCTIONS)
     return INVALID_VALUE;
-  functions[function_count].module = (int)(intptr_t)module;
-  functions[function_count].shared_limit = 48 << 10;
-  strncpy(functions[function_count].name, name, 255);
-  *function = &functions[function_count++];
+  if (((Module *)module)->context != current())
+    return INVALID_HANDLE;
+  Function *made = &functions[function_count++];
+  made->module = module;
+  made->shared_limit = 48 << 10;
+  strncpy(made->name, name, 255);
+  *function = made;
   return SUCCESS;
 }
 int cuFuncSetAttribute(void *function, int attribute, int value) {
   if (attribute != 8 || value > 99 << 10)
     return INVALID_VALUE; /* what the smallest target gives a block */
-  ((__typeof__(functions[0]) *)function)->shared_limit = value;
+  ((Function *)function)->shared_limit = value;
   return SUCCESS;
 }
 int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz,
                    unsigned bx, unsigned by, unsigned bz, unsigned shared,
                    void *stream, void **arguments, void **extra) {
-  __typeof__(functions[0]) *known = function;
-  if (!current)
+  const Function *known = function;
+  if (!current())
     return INVALID_CONTEXT;
+  if (known->module->context != current())
+    return INVALID_HANDLE;
   if (gy != 1 || gz != 1 || by != 1 || bz != 1 || extra ||
       shared > known->shared_limit)
     return INVALID_VALUE;
-  return launch_callback(known->module, known->name, gx, bx, shared,
-                         (uint64_t)stream, arguments)
-             ? LAUNCH_FAILED
-             : SUCCESS;
+  return launch_callback(number_of(current()), known->module->number,
+                         known->name, gx, bx, shared, (uint64_t)stream,
+                         arguments);
 }

@@ -5,12 +5,14 @@ import subprocess
 from pathlib import Path
 
 import ptx_interpreter
+from device_memory import DeviceMemory
 from mock_heap import Heap
 from ptx_text import PtxError, parse
 
-_LOAD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint)
+_LOAD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint)
 _CAPTURING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
 _LAUNCH = ctypes.CFUNCTYPE(
+    ctypes.c_int,
     ctypes.c_int,
     ctypes.c_int,
     ctypes.c_char_p,
@@ -20,6 +22,7 @@ _LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_uint64,
     ctypes.POINTER(ctypes.c_void_p),
 )
+INVALID_HANDLE, LAUNCH_FAILED = 400, 719
 
 
 def build(directory: Path) -> ctypes.CDLL:
@@ -37,39 +40,47 @@ class MockDriver:
     A launch copies its arguments; its kernel runs when something waits for its stream.
     """
 
-    def __init__(self, library: ctypes.CDLL, heap: Heap, capability: tuple[int, int]):
+    def __init__(self, library: ctypes.CDLL, heap: Heap, *capabilities: tuple[int, int]):
         self._heap = heap
-        self.memory = heap.memory
-        """What launches from here on may access."""
+        self.memory: DeviceMemory | None = None
+        """What launches from here on may access; None for all memory of their device."""
         self.texts: list[str] = []
+        self.places: list[int] = []
+        """The device that each text was loaded on."""
         self.launches: list[tuple[str, int, int]] = []
         self.failure: Exception | None = None
         self.refusal = ""
         """What its compiler says of any PTX, if it refuses it."""
         self._callbacks = _LOAD(self._load), _LAUNCH(self._launch), _CAPTURING(self._is_capturing)
-        library.mock_set(*self._callbacks, *capability)
+        library.mock_set(*self._callbacks)
+        for capability in capabilities:
+            library.mock_add_device(*capability)
 
     def _is_capturing(self, _handle: int) -> int:
         return int(self._heap.streams.is_capturing)
 
-    def _load(self, text: bytes, log: int, log_size: int) -> int:
+    def _load(self, device: int, text: bytes, log: int, log_size: int) -> int:
         if self.refusal:
             said = self.refusal.encode()[: log_size - 1] + b"\0"
             ctypes.memmove(log, said, len(said))
             return 0
         self.texts.append(text.decode())
+        self.places.append(device)
         return len(self.texts)
 
-    def _launch(self, module, name, blocks, threads, shared, handle, arguments) -> int:
+    def _launch(self, device, module, name, blocks, threads, shared, handle, arguments) -> int:
+        stream = self._heap.streams.find(handle)
+        if stream.device != device:
+            return INVALID_HANDLE
         _, entries = parse(self.texts[module - 1])
         entry = entries[name.decode()]
         if self.failure is not None or threads != entry.threads:
-            return 1
+            return LAUNCH_FAILED
         values = [
             int.from_bytes(ctypes.string_at(arguments[index], size), "little")
             for index, (_, size) in enumerate(entry.parameters)
         ]
-        memory = self.memory
+        memory = self._heap.memories[device] if self.memory is None else self.memory
 
         def run() -> None:
             try:
@@ -79,6 +90,6 @@ class MockDriver:
                 raise
 
         self._heap.collect()
-        self._heap.streams.find(handle).add(run)
+        stream.add(run)
         self.launches.append((entry.name, blocks, handle))
         return 0

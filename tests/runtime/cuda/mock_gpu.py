@@ -6,7 +6,8 @@ NaN and largest integers. GEMMs are one reference on both targets: a GPU's are t
 """
 
 import ctypes
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -14,10 +15,12 @@ import torch
 from gemm_calls import read_call
 from mock_driver import MockDriver
 from mock_heap import Heap
+from mock_schedules import FreesFirst, Schedule
 from simulation import memory_of
 
 from steelyard import reference
 from steelyard.codegen.kernel import Kernel
+from steelyard.errors import TargetError
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.ir.kernel_calls import GemmCall
 from steelyard.runtime import cpu
@@ -26,16 +29,15 @@ from steelyard.runtime.cuda import devices, gemm, streams
 from steelyard.runtime.cuda.driver import CudaLauncher
 from steelyard.runtime.cuda.kernels import Kernels
 from steelyard.runtime.cuda.launches import Launch
-from steelyard.targets.architectures import TARGETS
+from steelyard.targets.architectures import TARGETS, Version
 
 
 class CheckedLauncher:
-    """Launches through the driver, which gives each launch only the memory of its own tensors."""
+    """Launches through the driver, which gives each launch only the memory of its own tensors on its own device."""
 
-    def __init__(self, library: ctypes.CDLL, target: str, heap: Heap, cublaslt: tuple[int, int] | None = None):
-        self.heap = heap
-        self.driver = MockDriver(library, heap, TARGETS[target].capability)
-        self._launch = CudaLauncher(0, lambda: heap.streams.current.cuda_stream, cublaslt)
+    def __init__(self, heap: Heap, driver: MockDriver, device: int, cublaslt: Version | None = None):
+        self.heap, self.driver, self._device = heap, driver, device
+        self._launch = CudaLauncher(device, lambda: torch.cuda.current_stream(device).cuda_stream, cublaslt)
         self.target = self._launch.target
         self.launches: list[Launch] = []
         """Without their arguments, which would live on."""
@@ -45,10 +47,27 @@ class CheckedLauncher:
 
     def __call__(self, launch: Launch) -> None:
         tensors = [argument for argument in launch.arguments if isinstance(argument, torch.Tensor)]
-        self.heap.add(tensors)
-        self.driver.memory = memory_of(tensors)
-        self.launches.append(replace(launch, arguments=()))
-        self._launch(launch)
+        with self.heap.lock:
+            if not self.heap.has_host:
+                self.heap.add(tensors)
+            self.driver.memory = memory_of([t for t in tensors if self.heap.device_of(t) == self._device])
+            self.launches.append(replace(launch, arguments=()))
+            self._launch(launch)
+
+
+class MockGpus:
+    """Some GPUs, the streams and the memory that they have, and the driver that they share."""
+
+    def __init__(self, library: ctypes.CDLL, heap: Heap, targets: Sequence[str], cublaslt: Version | None = None):
+        self.heap, self.streams = heap, heap.streams
+        self.driver = MockDriver(library, heap, *(TARGETS[target].capability for target in targets))
+        self.launchers = [CheckedLauncher(heap, self.driver, device, cublaslt) for device in range(len(targets))]
+
+    def make_kernels(self, device: torch.device) -> Kernels:
+        """The kernels of a device; a CPU tensor of no device's is on the only one, or on none of several."""
+        if device.index is None and self.heap.has_host:
+            raise TargetError(f"CUDA kernels need a CUDA device, got the host ({device})")
+        return Kernels(self.launchers[device.index or 0])
 
 
 @contextmanager
@@ -58,19 +77,39 @@ def mock_gpu(
     target: str,
     *,
     frees_first: bool = False,
-    cublaslt: tuple[int, int] | None = None,
+    schedule: Schedule | None = None,
+    cublaslt: Version | None = None,
 ) -> Iterator[CheckedLauncher]:
     """Within this context, CPU tensors count as tensors on a GPU of this target."""
-    with Heap(frees_first) as heap, monkeypatch.context() as patch:
-        launcher = CheckedLauncher(library, target, heap, cublaslt)
-        patch.setitem(devices.MAKERS, "cpu", lambda device: Kernels(launcher))
+    with mock_gpus(monkeypatch, library, [target], FreesFirst() if frees_first else schedule, cublaslt) as gpus:
+        yield gpus.launchers[0]
+
+
+@contextmanager
+def mock_gpus(
+    monkeypatch,
+    library: ctypes.CDLL,
+    targets: Sequence[str],
+    schedule: Schedule | None = None,
+    cublaslt: Version | None = None,
+) -> Iterator[MockGpus]:
+    """Within this context, there are GPUs of these targets: the devices `cpu:0`, `cpu:1` and so on, if several."""
+    with Heap(devices=len(targets), schedule=schedule) as heap, monkeypatch.context() as patch:
+        gpus = MockGpus(library, heap, targets, cublaslt)
+        current = heap.streams
+        patch.setitem(devices.MAKERS, "cpu", gpus.make_kernels)
         patch.setattr(streams, "DEVICES", ("cuda", "cpu"))
-        patch.setattr(torch.cuda, "current_stream", lambda device: heap.streams.current)
-        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: heap.streams.is_capturing)
-        patch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: heap.record_stream(tensor, stream))
-        patch.setattr(gemm, "multiply", multiply)
-        patch.setattr(gemm, "multiply_decoded", multiply_decoded)
-        yield launcher
+        patch.setattr(torch.cuda, "current_device", lambda: current.device)
+        patch.setattr(torch.cuda, "device", lambda device: current.use_device(_index(device)))
+        patch.setattr(torch.cuda, "current_stream", lambda device: current.current_on(_index(device)))
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: current.is_capturing)
+        patch.setattr(gemm, "multiply", functools.partial(multiply_on, heap))
+        patch.setattr(gemm, "multiply_decoded", functools.partial(multiply_decoded_on, heap))
+        yield gpus
+
+
+def _index(device: torch.device | int) -> int:
+    return device if isinstance(device, int) else device.index or 0
 
 
 @contextmanager
@@ -93,20 +132,44 @@ def product_of(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return (left.double() @ right.double()).float()
 
 
-def multiply_decoded(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    return out.copy_(product_of(left, right))
-
-
 def multiply(a: gemm.GemmOperand, b: gemm.GemmOperand, *, bias=None, out_dtype: torch.dtype) -> torch.Tensor:
     """A native product from the arguments of scaled_mm, once the meta device has accepted the call."""
+    _check_on_meta(a, b, bias, out_dtype)
+    product = product_of(decode(a), decode(b).T)
+    return (product if bias is None else product + bias.float()).to(out_dtype)
+
+
+def multiply_on(
+    heap: Heap, a: gemm.GemmOperand, b: gemm.GemmOperand, *, bias=None, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """The same on the current stream."""
+    out = torch.empty(_check_on_meta(a, b, bias, out_dtype), dtype=out_dtype, device=a.codes.device)
+    schemes = a.scheme, b.scheme  # what a stream is to do keeps no operand
+
+    def run(into: torch.Tensor, own_bias: torch.Tensor | None, *parts: torch.Tensor) -> None:
+        left, right = gemm.GemmOperand(*parts[:3], schemes[0]), gemm.GemmOperand(*parts[3:], schemes[1])
+        into.copy_(multiply(left, right, bias=own_bias, out_dtype=out_dtype))
+
+    parts = a.codes, a.scales, a.amax, b.codes, b.scales, b.amax
+    heap.enqueue(run, (out, bias, *parts), heap.stream_of(out))
+    return out
+
+
+def multiply_decoded_on(heap: Heap, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    def run(a: torch.Tensor, b: torch.Tensor, into: torch.Tensor) -> None:
+        into.copy_(product_of(a, b))
+
+    heap.enqueue(run, (left, right, out), heap.stream_of(out))
+    return out
+
+
+def _check_on_meta(a: gemm.GemmOperand, b: gemm.GemmOperand, bias, out_dtype: torch.dtype) -> torch.Size:
+    """The shape of a native product, if torch accepts the call."""
     on_meta = [
         gemm.GemmOperand(*(None if t is None else t.to("meta") for t in (x.codes, x.scales, x.amax)), x.scheme)  # pyright: ignore
         for x in (a, b)
     ]
-    shape = _native(*on_meta, bias=None if bias is None else bias.to("meta"), out_dtype=out_dtype).shape
-    product = product_of(decode(a), decode(b).T)
-    assert product.shape == shape
-    return (product if bias is None else product + bias.float()).to(out_dtype)
+    return _native(*on_meta, bias=None if bias is None else bias.to("meta"), out_dtype=out_dtype).shape
 
 
 _native = gemm.multiply

@@ -1,9 +1,12 @@
-"""Streams of a mock GPU: what they are given runs as late as their order allows, when something waits for it."""
+"""Streams of mock GPUs: what they are given runs when a schedule says so, or when something waits for it."""
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+from mock_schedules import Schedule
 
 
 @dataclass(frozen=True)
@@ -18,12 +21,17 @@ class Event:
 
 
 class Stream:
-    """Work in order. It has the methods of torch's streams that host code calls."""
+    """Work of one device, in order. It has the methods of torch's streams that host code calls."""
 
-    def __init__(self, handle: int):
-        self.cuda_stream = handle
+    def __init__(self, handle: int, device: int = 0):
+        self.cuda_stream, self.device = handle, device
         self._work: deque[Callable[[], None]] = deque()
         self._done = 0
+
+    @property
+    def pending(self) -> int:
+        """How much of its work is not done."""
+        return len(self._work)
 
     def add(self, work: Callable[[], None]) -> None:
         self._work.append(work)
@@ -42,33 +50,83 @@ class Stream:
 
     def run_until(self, position: int) -> None:
         while self._done < position:
-            self._done += 1
-            self._work.popleft()()
+            self.step()
+
+    def step(self) -> None:
+        """Do what comes next."""
+        self._done += 1
+        self._work.popleft()()
 
 
 class Streams:
-    """The streams of a GPU, by handle, and which of them is current."""
+    """The streams of all devices, by handle; which device and which stream of each is current, for each thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, devices: int = 1, schedule: Schedule | None = None) -> None:
         self._streams: list[Stream] = []
-        self.current = self.make()
-        self.is_capturing = False
+        self._schedule = Schedule() if schedule is None else schedule
+        self._defaults = [self.make(device) for device in range(devices)]
+        self._own = threading.local()
+        self._capturing: set[Stream] = set()
 
-    def make(self) -> Stream:
-        self._streams.append(Stream(0x5EED + len(self._streams)))
+    def make(self, device: int | None = None) -> Stream:
+        """A new stream, of the current device if none is named."""
+        device = self.device if device is None else device
+        self._streams.append(Stream(0x5EED + len(self._streams), device))
         return self._streams[-1]
 
     def find(self, handle: int) -> Stream:
         return next(stream for stream in self._streams if stream.cuda_stream == handle)
 
+    @property
+    def device(self) -> int:
+        """The current device."""
+        return getattr(self._own, "device", 0)
+
+    @property
+    def current(self) -> Stream:
+        """The current stream of the current device."""
+        return self.current_on(self.device)
+
+    def current_on(self, device: int) -> Stream:
+        """The current stream of a device."""
+        return getattr(self._own, "chosen", {}).get(device, self._defaults[device])
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether the current stream's work becomes part of a CUDA graph."""
+        return self.current in self._capturing
+
+    @is_capturing.setter
+    def is_capturing(self, value: bool) -> None:
+        (self._capturing.add if value else self._capturing.discard)(self.current)
+
     @contextmanager
     def use(self, stream: Stream) -> Iterator[None]:
-        """Within this context, the stream is current."""
-        before, self.current = self.current, stream
+        """Within this context, the stream and its device are current."""
+        before = getattr(self._own, "chosen", {})
+        self._own.chosen = before | {stream.device: stream}
+        try:
+            with self.use_device(stream.device):
+                yield
+        finally:
+            self._own.chosen = before
+
+    @contextmanager
+    def use_device(self, device: int) -> Iterator[None]:
+        """Within this context, the device is current."""
+        before, self._own.device = self.device, device
         try:
             yield
         finally:
-            self.current = before
+            self._own.device = before
+
+    def progress(self) -> None:
+        """Do as much as the schedule wants done by now."""
+        self._schedule.progress(self._streams)
+
+    def free(self, stream: Stream) -> None:
+        """Tell the schedule that the last work of a stream overwrites memory that was freed."""
+        self._schedule.free(stream)
 
     def synchronize(self) -> None:
         for stream in self._streams:
