@@ -170,7 +170,7 @@ class _Body:
         if name == "torch.constant.none":
             return "None"
         if name == "torch.constant.device":
-            return self._bind("device", torch.device(ir.StringAttr(op.attributes["value"]).value))
+            return self._bind("place", torch.device(ir.StringAttr(op.attributes["value"]).value))
         if name in ("torch.prim.ListConstruct", "torch.prim.TupleConstruct"):
             return f"[{', '.join(self._operands(op))}]"
         if name == "torch.tensor_static_info_cast":
