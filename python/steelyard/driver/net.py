@@ -195,6 +195,7 @@ class CompiledModule(torch.nn.Module):
             if not isinstance(error, SteelyardError):
                 refuse_nested((*arguments, *keywords.values()))
             if isinstance(error, CAPTURE_ERRORS):
+                self._refuse_several_devices(arguments, keywords)
                 raise translate(error, state.model) from None
             raise
         if state.backend.state.runs == runs:
@@ -242,6 +243,11 @@ class CompiledModule(torch.nn.Module):
             f"a net compiled for {target} needs CUDA tensors, got parameters on {first.device}; move "
             'the model and its arguments by .to("cuda"), or inspect the code by net.lower(...) and net.ir("ptx")'
         )
+
+    def _refuse_several_devices(self, arguments: tuple, keywords: dict[str, Any]) -> None:
+        """Say so where torch captured nothing because the tensors of a call are on several GPUs."""
+        if self._steelyard.backend.settings.target != CPU:
+            device_among((*self.parameters(), *arguments, *keywords.values()))
 
     def __reduce_ex__(self, protocol):
         # A copy, or a net loaded from a file, compiles again.

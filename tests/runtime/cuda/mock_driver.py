@@ -45,8 +45,8 @@ class MockDriver:
         self.memory: DeviceMemory | None = None
         """What launches from here on may access; None for all memory of their device."""
         self.texts: list[str] = []
-        self.places: list[int] = []
-        """The device that each text was loaded on."""
+        self.loaded: list[tuple[int, str]] = []
+        """Which device was given which text."""
         self.launches: list[tuple[str, int, int]] = []
         self.failure: Exception | None = None
         self.refusal = ""
@@ -65,7 +65,7 @@ class MockDriver:
             ctypes.memmove(log, said, len(said))
             return 0
         self.texts.append(text.decode())
-        self.places.append(device)
+        self.loaded.append((device, self.texts[-1]))
         return len(self.texts)
 
     def _launch(self, device, module, name, blocks, threads, shared, handle, arguments) -> int:
