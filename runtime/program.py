@@ -193,6 +193,8 @@ class Function:
     def _call_on(self, device: torch.device, arguments: tuple) -> tuple:
         """The call on another device than the CPU."""
         states = [self.state.get_on(device, name, shape) for name, shape in self.state_names]
+        if states:
+            self.state.begin_use(device, states)
         if self._random is not None:
             states[self._random] = self._draw()
         arguments += tuple(states)
@@ -207,6 +209,8 @@ class Function:
         ]
         if self.moved:
             self.state.write({name: results[i] for i, name in self.moved.items()})
+        if self.state_names:
+            self.state.end_use(device)
         return tuple(kept)
 
     def _draw(self) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The state of a net: delayed scales, histories of amaxes and random bits, as plain tensors by name."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch_mlir import ir
@@ -10,6 +10,7 @@ from steelyard.errors import StateError, shown
 from steelyard.formats.gemms import ROLES
 from steelyard.ir.attributes import RNG
 from steelyard.runtime.cpu.arguments import has_memory
+from steelyard.runtime.cuda.streams import Moment, is_capturing, moment_on
 from steelyard.runtime.draws import Draws
 from steelyard.runtime.dtypes import shape_of
 
@@ -22,6 +23,8 @@ class State:
     def __init__(self):
         self.tensors: dict[str, torch.Tensor] = {}
         self._draws = Draws()
+        self._used: dict[torch.device, Moment | None] = {}
+        """On each GPU: when the last call that read or wrote state there is done."""
         self._shapes: dict[str, tuple[int, ...]] = {}
         """The shapes that programs take."""
         self.calls = 0
@@ -58,8 +61,21 @@ class State:
         with torch.inference_mode(False):
             found = self.get(name, shape)
         if found.device != device:
+            self.begin_use(found.device, [found])
             found = self.tensors[name] = found.to(device)
         return found
+
+    def begin_use(self, device: torch.device, tensors: Iterable[torch.Tensor]) -> None:
+        """The current stream is about to use states that calls on other streams may still read or write."""
+        used = self._used.get(device)
+        # A graph that is captured may not wait for what is outside of it.
+        if used is not None and not is_capturing(device):
+            used.wait(tensors)
+
+    def end_use(self, device: torch.device) -> None:
+        """The call has been given to its stream; a captured one runs when its graph is replayed."""
+        if not is_capturing(device):
+            self._used[device] = moment_on(device)
 
     def draw(self, reader: object, phase: str) -> torch.Tensor:
         """The random state that a function reads in the forward or in the backward.
@@ -88,11 +104,11 @@ class State:
             self._draws.leave(self.tensors[RNG])
 
     def __getstate__(self) -> dict:
-        # What a thread has drawn is no part of a copy.
-        return {name: value for name, value in vars(self).items() if name != "_draws"}
+        # What a thread has drawn, and what streams have done, is no part of a copy.
+        return {name: value for name, value in vars(self).items() if name not in ("_draws", "_used")}
 
     def __setstate__(self, copied: dict) -> None:
-        vars(self).update(copied, _draws=Draws())
+        vars(self).update(copied, _draws=Draws(), _used={})
 
 
 def _initial(name: str, shape: tuple[int, ...]) -> torch.Tensor:

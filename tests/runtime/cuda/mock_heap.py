@@ -27,6 +27,8 @@ class _Block:
     """The one that it was allocated for, whose next allocation may have its memory."""
     readers: set[Stream] = field(default_factory=set)
     """Other streams that record_stream named: its memory waits for them."""
+    is_of_backward: bool = False
+    """Whether a node of autograd made it, so that it may be a gradient."""
 
     def is_free(self) -> bool:
         return torch._C._storage_Use_Count(self.storage._cdata) == 1
@@ -54,6 +56,7 @@ class Heap:
         self._blocks: dict[int, _Block] = {}
         self._dead: list[torch.UntypedStorage] = []
         self._contexts = ExitStack()
+        self.streams.hand_over = self._hand_over
 
     @property
     def memory(self) -> DeviceMemory:
@@ -97,7 +100,8 @@ class Heap:
             if storage._cdata in self._blocks:
                 continue
             address, size = storage.data_ptr(), storage.nbytes()
-            self._blocks[storage._cdata] = _Block(storage, address, self.streams.current_on(device))
+            made = self._blocks[storage._cdata] = _Block(storage, address, self.streams.current_on(device))
+            made.is_of_backward = torch._C._current_autograd_node() is not None
             if size and fresh:
                 ctypes.memset(address, FRESH, size)
             if size:
@@ -126,6 +130,11 @@ class Heap:
     def readers_of(self, tensor: torch.Tensor) -> set[Stream]:
         """The streams that a tensor's memory waits for."""
         return self._blocks[tensor.untyped_storage()._cdata].readers
+
+    def _hand_over(self, source: Stream, target: Stream) -> None:
+        for block in self._blocks.values():
+            if block.is_of_backward and block.stream is source:
+                block.readers.add(target)
 
     def collect(self) -> None:
         """Free the memory of tensors that are gone, and let streams go on."""

@@ -15,6 +15,8 @@ class _Stream(Protocol):
 class Schedule:
     """As late as possible: streams do nothing until something waits for them."""
 
+    name = "late"
+
     def progress(self, streams: Sequence[_Stream]) -> None:
         """The host has come to a point where streams may go on."""
 
@@ -24,6 +26,8 @@ class Schedule:
 
 class FreesFirst(Schedule):
     """A stream hurries to overwrite memory that was freed; else all take their time."""
+
+    name = "frees-first"
 
     def free(self, stream: _Stream) -> None:
         stream.synchronize()
@@ -35,8 +39,11 @@ class Seeded(Schedule):
     _PACES = (0.0, 0.02, 0.3, 1.0)
 
     def __init__(self, seed: int):
+        self.name = f"seed {seed}"
         self._random = random.Random(seed)
         self._paces: dict[_Stream, float] = {}
+        self._hurries = self._random.choice((0.0, 0.1, 0.6))
+        """How often memory that was freed is overwritten at once."""
 
     def progress(self, streams: Sequence[_Stream]) -> None:
         waiting = [stream for stream in streams if stream.pending]
@@ -48,7 +55,7 @@ class Seeded(Schedule):
                         stream.step()
 
     def free(self, stream: _Stream) -> None:
-        if self._random.random() < 0.5:
+        if self._random.random() < self._hurries:
             stream.synchronize()
 
     def _pace(self, stream: _Stream) -> float:

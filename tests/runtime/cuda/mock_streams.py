@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from mock_autograd import Backwards
 from mock_schedules import Schedule
 
 
@@ -66,6 +67,9 @@ class Streams:
         self._schedule = Schedule() if schedule is None else schedule
         self._defaults = [self.make(device) for device in range(devices)]
         self._own = threading.local()
+        self.hand_over: Callable[[Stream, Stream], None] = lambda source, target: None
+        """Told which stream's gradients autograd passes to which other."""
+        self._backwards = Backwards(lambda source, target: self.hand_over(source, target))
         self._capturing: set[Stream] = set()
 
     def make(self, device: int | None = None) -> Stream:
@@ -88,8 +92,9 @@ class Streams:
         return self.current_on(self.device)
 
     def current_on(self, device: int) -> Stream:
-        """The current stream of a device."""
-        return getattr(self._own, "chosen", {}).get(device, self._defaults[device])
+        """The current stream of a device; in a backward, that of the forward."""
+        default = self._defaults[device]
+        return self._backwards.stream_of(device, getattr(self._own, "chosen", {}).get(device, default), default)
 
     @property
     def is_capturing(self) -> bool:
@@ -104,12 +109,16 @@ class Streams:
     def use(self, stream: Stream) -> Iterator[None]:
         """Within this context, the stream and its device are current."""
         before = getattr(self._own, "chosen", {})
-        self._own.chosen = before | {stream.device: stream}
+        self._choose(before | {stream.device: stream})
         try:
             with self.use_device(stream.device):
                 yield
         finally:
-            self._own.chosen = before
+            self._choose(before)
+
+    def _choose(self, chosen: dict[int, Stream]) -> None:
+        self._own.chosen = chosen
+        self._backwards.note(chosen)
 
     @contextmanager
     def use_device(self, device: int) -> Iterator[None]:
