@@ -2,6 +2,7 @@
 
 import ctypes
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import ptx_interpreter
@@ -42,8 +43,8 @@ class MockDriver:
 
     def __init__(self, library: ctypes.CDLL, heap: Heap, *capabilities: tuple[int, int]):
         self._heap = heap
-        self.memory: DeviceMemory | None = None
-        """What launches from here on may access; None for all memory of their device."""
+        self.memory_on: Callable[[int], DeviceMemory] = heap.memories.__getitem__
+        """What launches on a device may access from here on."""
         self.texts: list[str] = []
         self.loaded: list[tuple[int, str]] = []
         """Which device was given which text."""
@@ -80,7 +81,7 @@ class MockDriver:
             int.from_bytes(ctypes.string_at(arguments[index], size), "little")
             for index, (_, size) in enumerate(entry.parameters)
         ]
-        memory = self._heap.memories[device] if self.memory is None else self.memory
+        memory = self.memory_on(device)
 
         def run() -> None:
             try:

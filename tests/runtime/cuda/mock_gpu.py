@@ -36,7 +36,7 @@ class CheckedLauncher:
     """Launches through the driver, which gives each launch only the memory of its own tensors on its own device."""
 
     def __init__(self, heap: Heap, driver: MockDriver, device: int, cublaslt: Version | None = None):
-        self.heap, self.driver, self._device = heap, driver, device
+        self.heap, self.driver, self._count = heap, driver, len(heap.memories)
         self._launch = CudaLauncher(device, lambda: torch.cuda.current_stream(device).cuda_stream, cublaslt)
         self.target = self._launch.target
         self.launches: list[Launch] = []
@@ -50,7 +50,8 @@ class CheckedLauncher:
         with self.heap.lock:
             if not self.heap.has_host:
                 self.heap.add(tensors)
-            self.driver.memory = memory_of([t for t in tensors if self.heap.device_of(t) == self._device])
+            places = {device: [t for t in tensors if self.heap.device_of(t) == device] for device in range(self._count)}
+            self.driver.memory_on = {device: memory_of(own) for device, own in places.items()}.__getitem__
             self.launches.append(replace(launch, arguments=()))
             self._launch(launch)
 

@@ -27,6 +27,8 @@ class _Block:
     """The one that it was allocated for, whose next allocation may have its memory."""
     readers: set[Stream] = field(default_factory=set)
     """Other streams that record_stream named: its memory waits for them."""
+    is_of_graph: bool = False
+    """Whether it was made while a CUDA graph was captured, which keeps its memory."""
     is_of_backward: bool = False
     """Whether a node of autograd made it, so that it may be a gradient."""
 
@@ -101,6 +103,7 @@ class Heap:
                 continue
             address, size = storage.data_ptr(), storage.nbytes()
             made = self._blocks[storage._cdata] = _Block(storage, address, self.streams.current_on(device))
+            made.is_of_graph = made.stream.graph is not None
             made.is_of_backward = torch._C._current_autograd_node() is not None
             if size and fresh:
                 ctypes.memset(address, FRESH, size)
@@ -146,8 +149,13 @@ class Heap:
         size = block.storage.nbytes()
         if not size:
             return
-        reads = [stream.record_event() for stream in block.readers]
         self._dead.append(block.storage)
+        if block.is_of_graph:
+            # The graph may use it again for what comes later; nobody else has it.
+            if block.stream.graph is not None:
+                block.stream.add(lambda: ctypes.memset(block.address, POISON, size))
+            return
+        reads = [stream.record_event() for stream in block.readers if stream is not block.stream]
 
         def overwrite() -> None:
             for read in reads:
@@ -155,7 +163,7 @@ class Heap:
             ctypes.memset(block.address, POISON, size)
             self.memories[block.stream.device].release(block.address)
 
-        block.stream.add(overwrite)
+        block.stream.add_outside(overwrite)
         self.streams.free(block.stream)
 
 

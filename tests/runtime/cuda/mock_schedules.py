@@ -9,7 +9,6 @@ class _Stream(Protocol):
     @property
     def pending(self) -> int: ...
     def step(self) -> None: ...
-    def synchronize(self) -> None: ...
 
 
 class Schedule:
@@ -30,7 +29,7 @@ class FreesFirst(Schedule):
     name = "frees-first"
 
     def free(self, stream: _Stream) -> None:
-        stream.synchronize()
+        _finish(stream)
 
 
 class Seeded(Schedule):
@@ -56,7 +55,12 @@ class Seeded(Schedule):
 
     def free(self, stream: _Stream) -> None:
         if self._random.random() < self._hurries:
-            stream.synchronize()
+            _finish(stream)
 
     def _pace(self, stream: _Stream) -> float:
         return self._paces.setdefault(stream, self._random.choice(self._PACES))
+
+
+def _finish(stream: _Stream) -> None:
+    while stream.pending:
+        stream.step()

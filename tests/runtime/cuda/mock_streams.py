@@ -21,11 +21,24 @@ class Event:
         self.stream.run_until(self.position)
 
 
+class Graph:
+    """A CUDA graph: work that a stream was given while it was captured, which replays give it again."""
+
+    def __init__(self) -> None:
+        self.work: list[Callable[[], None]] = []
+
+    def replay(self, stream: "Stream") -> None:
+        for work in self.work:
+            stream.add(work)
+
+
 class Stream:
     """Work of one device, in order. It has the methods of torch's streams that host code calls."""
 
     def __init__(self, handle: int, device: int = 0):
         self.cuda_stream, self.device = handle, device
+        self.graph: Graph | None = None
+        """What its work becomes part of, while it is captured."""
         self._work: deque[Callable[[], None]] = deque()
         self._done = 0
 
@@ -35,13 +48,24 @@ class Stream:
         return len(self._work)
 
     def add(self, work: Callable[[], None]) -> None:
+        (self._work if self.graph is None else self.graph.work).append(work)
+
+    def add_outside(self, work: Callable[[], None]) -> None:
+        """Give it work that is part of no graph."""
         self._work.append(work)
 
     def record_event(self) -> Event:
+        self._refuse_capture()
         return Event(self, self._done + len(self._work))
 
     def wait_event(self, event: Event) -> None:
+        self._refuse_capture()
         self.add(event.synchronize)
+
+    def _refuse_capture(self) -> None:
+        # A driver allows events of the same capture, of which host code has none.
+        if self.graph is not None:
+            raise RuntimeError("a stream that is captured can neither be waited for, nor wait for others")
 
     def wait_stream(self, other: "Stream") -> None:
         self.wait_event(other.record_event())
@@ -98,8 +122,8 @@ class Streams:
 
     @property
     def is_capturing(self) -> bool:
-        """Whether the current stream's work becomes part of a CUDA graph."""
-        return self.current in self._capturing
+        """Whether the current stream's work becomes part of a CUDA graph, or is said to."""
+        return self.current.graph is not None or self.current in self._capturing
 
     @is_capturing.setter
     def is_capturing(self, value: bool) -> None:
@@ -128,6 +152,17 @@ class Streams:
             yield
         finally:
             self._own.device = before
+
+    @contextmanager
+    def capture(self) -> Iterator[Graph]:
+        """Within this context, what the current stream is given becomes a graph, and does not run."""
+        self.synchronize()
+        stream, graph = self.current, Graph()
+        stream.graph = graph
+        try:
+            yield graph
+        finally:
+            stream.graph = None
 
     def progress(self) -> None:
         """Do as much as the schedule wants done by now."""

@@ -1,12 +1,9 @@
 """The mock GPU finds errors of the host: memory that is used after it was freed, and streams that do not wait."""
 
 import ctypes
-import os
 import shutil
-import subprocess
-import sys
+import weakref
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +15,7 @@ from ptx_text import PtxError
 
 from steelyard import reference
 from steelyard.formats.schemes import Scheme
+from steelyard.runtime.cuda import driver as cuda_driver
 from steelyard.runtime.cuda.driver import CudaLauncher
 from steelyard.runtime.cuda.kernels import Kernels
 from steelyard.runtime.cuda.launches import Launch
@@ -86,47 +84,26 @@ def test_memory_must_live_until_the_launch(library, careless):
         assert driver.launches
 
 
-# Python overwrites what it frees by 0xDD in the mode that this process is started in.
-_ARGUMENTS = """
-import sys, tempfile
-from pathlib import Path
-import torch
-sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1]).parent), str(Path(sys.argv[1]).parents[1] / "e2e")]
-import mock_driver
-from mock_heap import Heap
-from steelyard import reference
-from steelyard.formats.schemes import Scheme
-from steelyard.runtime.cuda import driver
-from steelyard.runtime.cuda.kernels import Kernels
+@pytest.mark.parametrize("keeps", [True, False])
+def test_arguments_must_live_until_the_launch(monkeypatch, library, keeps):
+    """The driver reads them through pointers."""
+    packed, arguments, alive = cuda_driver._packed, [], []
 
-MX = Scheme("f8E4M3FN", "1x32", "f8E8M0FNU")
-library = mock_driver.build(Path(tempfile.mkdtemp()))
-packed = driver._packed
+    def pack(launch: Launch):
+        pointers, kept = packed(launch)
+        arguments.extend(map(weakref.ref, kept))
+        return pointers, kept if keeps else None
 
-def quantize():
-    with Heap() as heap:
-        mock = mock_driver.MockDriver(library, heap, (9, 0))
-        launcher = driver.CudaLauncher(0, lambda: heap.streams.current.cuda_stream)
-        x = torch.randn(8, 32)
-        found, _ = Kernels(launcher).quantize(x, MX, None)
-        return torch.equal(found.codes, reference.quantize(x, MX, None)[0].codes)
+    def look(launch: MockDriver, *given) -> int:
+        alive.extend(argument() is not None for argument in arguments)
+        return 0
 
-print(quantize(), flush=True)
-driver._packed = lambda launch: (packed(launch)[0], None)  # the arguments die before the launch
-try:
-    print(quantize(), flush=True)
-except Exception as error:
-    print(type(error).__name__)
-"""
-
-
-def test_arguments_must_live_until_the_launch():
-    environment = os.environ | {"PYTHONMALLOC": "debug"}
-    command = [sys.executable, "-c", _ARGUMENTS, str(Path(__file__).parent)]
-    found = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    kept, dropped = found.stdout.split() or [found.stderr, ""]
-    assert kept == "True"
-    assert dropped in ("PtxError", "False")
+    monkeypatch.setattr(cuda_driver, "_packed", pack)
+    monkeypatch.setattr(MockDriver, "_launch", look)
+    with mock_gpu(monkeypatch, library, "sm_90a") as gpu:
+        Kernels(gpu).quantize(torch.randn(8, 32), MX, None)
+    assert alive
+    assert all(alive) == any(alive) == keeps
 
 
 @pytest.mark.parametrize("waits", [True, False])

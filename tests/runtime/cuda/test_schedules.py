@@ -4,8 +4,9 @@ A program waits where one of eager torch would have to. Its results are those of
 """
 
 import copy
+import itertools
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 import pytest
@@ -16,12 +17,15 @@ from mock_streams import Stream, Streams
 from torch import nn
 
 import steelyard
+from steelyard.runtime.arena import Arena, Arenas
+from steelyard.runtime.cuda.streams import Moment
+from steelyard.runtime.state import State
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler to build the mock with")
 
 Results = dict[str, torch.Tensor]
-STEPS = 3
+STEPS = 2
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +107,24 @@ def two_forwards_then_backwards(net: nn.Module, x: torch.Tensor, lanes: Lanes) -
     return gradients | {"first": first.detach(), "second": second.detach(), "third": third.detach()}
 
 
-PROGRAMS = [evaluate_beside_training, forward_on_the_side, two_forwards_then_backwards]
+def quantize_again_beside_evaluation(net: nn.Module, x: torch.Tensor, lanes: Lanes) -> Results:
+    """The main stream replaces weights that the side stream still reads."""
+    with torch.no_grad():
+        found = {"before": net(x)}
+        with lanes.on_side():
+            found["beside"] = net(2 * x)
+        net.requantize()  # pyright: ignore[reportCallIssue]
+        found["after"] = net(3 * x)
+        lanes.main_waits(found["beside"])
+    return found
+
+
+PROGRAMS = [
+    evaluate_beside_training,
+    forward_on_the_side,
+    two_forwards_then_backwards,
+    quantize_again_beside_evaluation,
+]
 TARGETS = {
     "mxfp8": "sm_90a",
     "fp8-delayed": "sm_90a",
@@ -118,8 +139,8 @@ class Subject:
 
     def __init__(self, monkeypatch, program: Callable, recipe: str):
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(48, 40), nn.GELU(), nn.Linear(40, 16))
-        self.x = torch.randn(5, 48)
+        model = nn.Sequential(nn.Linear(32, 24), nn.GELU(), nn.Linear(24, 16))
+        self.x = torch.randn(3, 32)
         self._program, self.target = program, TARGETS[recipe]
         self.net = steelyard.compile(copy.deepcopy(model), recipe, target=f"cuda:{self.target}")
         with reference_gemms(monkeypatch):
@@ -146,9 +167,63 @@ def schedules(seeds: int) -> list[Schedule]:
     return [Schedule(), FreesFirst(), *(Seeded(seed) for seed in range(seeds))]
 
 
-@pytest.mark.parametrize("recipe", TARGETS)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_no_schedule_changes_a_result(monkeypatch, library, program, recipe):
-    subject = Subject(monkeypatch, program, recipe)
-    wrong = {schedule.name: subject.wrong(monkeypatch, library, schedule) for schedule in schedules(3)}
+ALL = list(itertools.product(PROGRAMS, TARGETS))
+
+
+def names(value: object) -> str:
+    return getattr(value, "__name__", str(value))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "recipe"), ALL, ids=names)
+def test_many_schedules(monkeypatch, library, program, recipe):
+    check(Subject(monkeypatch, program, recipe), monkeypatch, library, 12)
+
+
+def test_a_backward_on_another_stream_than_its_caller(monkeypatch, library):
+    check(Subject(monkeypatch, forward_on_the_side, "mxfp8"), monkeypatch, library, 0)
+
+
+def check(subject: "Subject", monkeypatch, library, seeds: int) -> None:
+    """No schedule changes a result."""
+    wrong = {schedule.name: subject.wrong(monkeypatch, library, schedule) for schedule in schedules(seeds)}
     assert not any(wrong.values()), wrong
+
+
+def wait_for_nothing(moment: Moment, tensors: Iterable[torch.Tensor]) -> None:
+    for tensor in tensors:
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+
+def record_nothing(moment: Moment, tensors: Iterable[torch.Tensor]) -> None:
+    torch.cuda.current_stream(moment._device).wait_event(moment._event)
+
+
+def keep_one_block(arenas: Arenas, device: torch.device) -> Arena:
+    if not arenas._free:
+        arenas._free.append(Arena(arenas._size, arenas._places, device))
+    return arenas._free[0]
+
+
+PLANTS = {
+    (evaluate_beside_training, "fp8-delayed"): {
+        "streams do not wait": (Moment, "wait", wait_for_nothing),
+        "streams do not wait for state": (State, "begin_use", lambda *_: None),
+        "nobody knows who used state": (State, "end_use", lambda *_: None),
+    },
+    (quantize_again_beside_evaluation, "mxfp8"): {
+        "streams do not wait": (Moment, "wait", wait_for_nothing),
+        "memory does not wait": (Moment, "wait", record_nothing),
+        "calls share their memory": (Arenas, "make", keep_one_block),
+    },
+}
+
+
+@pytest.mark.parametrize(("program", "recipe"), PLANTS, ids=names)
+def test_planted_errors_are_noticed(monkeypatch, library, program, recipe):
+    subject = Subject(monkeypatch, program, recipe)
+    check(subject, monkeypatch, library, 1)
+    for plant, change in PLANTS[program, recipe].items():
+        with monkeypatch.context() as patch:
+            patch.setattr(*change)
+            assert any(subject.wrong(monkeypatch, library, schedule) for schedule in schedules(8)), plant

@@ -1,14 +1,12 @@
 """Weights that one stream makes and others, or CUDA graphs, read, on the streams of the mock GPU."""
 
-import copy
 import shutil
 
 import pytest
 import torch
-from mock_gpu import CheckedLauncher, mock_gpu, reference_gemms
+from mock_gpu import CheckedLauncher, mock_gpu
 from torch import nn
 
-import steelyard
 from steelyard import reference
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.schemes import Scheme
@@ -85,22 +83,6 @@ def test_it_is_noticed_if_memory_does_not_wait(monkeypatch, library):
         monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
         found, expected = read_on_another_stream(gpu)
         assert not torch.equal(found, expected)
-
-
-def test_a_net_on_two_streams(monkeypatch, library):
-    torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Linear(48, 40), nn.ReLU(), nn.Linear(40, 16)), torch.randn(5, 48)
-    with reference_gemms(monkeypatch), torch.no_grad():
-        expected = steelyard.compile(copy.deepcopy(model), "mxfp8")(x)
-    torch._dynamo.reset()
-    net = steelyard.compile(model, "mxfp8", target="cuda:sm_100a")
-    with mock_gpu(monkeypatch, library, "sm_100a", frees_first=True) as gpu, torch.no_grad():
-        first = net(x)
-        with gpu.heap.streams.use(gpu.heap.streams.make()):
-            second = net(x)
-            assert torch.equal(second, expected)
-        assert torch.equal(first, expected)
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("is_trained", [True, False])
