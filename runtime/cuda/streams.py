@@ -19,8 +19,13 @@ def moment_on(device: torch.device) -> "Moment | None":
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether the current stream's work becomes part of a CUDA graph, which runs it when it is replayed."""
-    return has_streams(device) and torch.cuda.is_current_stream_capturing()
+    """Whether work on a device's current stream becomes part of a CUDA graph, which runs it when it is replayed."""
+    if not has_streams(device):
+        return False
+    if device.index in (None, torch.cuda.current_device()):
+        return torch.cuda.is_current_stream_capturing()
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
 
 
 class Moment:

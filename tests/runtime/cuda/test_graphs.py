@@ -12,6 +12,7 @@ from torch import nn
 
 import steelyard
 from steelyard.runtime import weights
+from steelyard.runtime.cuda.streams import is_capturing
 from steelyard.runtime.weights import _Kept
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
@@ -160,6 +161,16 @@ def test_what_a_graph_makes_is_for_its_replays(monkeypatch, library, plant):
         called, replayed = forward.call(), forward.replay()
     assert torch.equal(replayed, expected)
     assert torch.equal(called, expected) == (plant is None)
+
+
+def test_a_capture_is_of_one_device(monkeypatch, library):
+    """Whichever device is current."""
+    with mock_gpus(monkeypatch, library, TARGETS) as gpus:
+        devices = [torch.device("cpu", index) for index in range(2)]
+        for current in (0, 1):
+            with gpus.streams.capture(), gpus.streams.use_device(current):
+                assert [is_capturing(device) for device in devices] == [True, False]
+                assert gpus.streams.device == current
 
 
 @pytest.mark.slow

@@ -141,18 +141,17 @@ def test_a_graph_neither_waits_nor_makes_the_place(gpu, torch_on_gpu):
     gpu.heap.streams.is_capturing = False
     MULTIPLY(a, b)
     side = gpu.heap.streams.make()
-    gpu.heap.streams.is_capturing = True
     with gpu.heap.streams.use(side):
+        gpu.heap.streams.is_capturing = True
         side.wait_stream = lambda _: pytest.fail("it waits")
         MULTIPLY(a, b)
-    gpu.heap.streams.is_capturing = False
     assert torch_on_gpu.levels == [1, 2, 2]
 
 
 def test_another_device_cannot_read_the_place(monkeypatch):
     monkeypatch.setattr(streams, "DEVICES", ("cuda", "meta"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: device)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(scale_buffer, "is_capturing", lambda device: False)
     buffer, free = ScaleBuffer(), []
     for index in (0, 1, 0):
         with buffer.turn(torch.device("cuda", index)) as is_free:
@@ -163,7 +162,7 @@ def test_another_device_cannot_read_the_place(monkeypatch):
 def test_threads_take_turns(monkeypatch):
     """One may not put its scale there before the product of the other is on its way."""
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "stream")
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(scale_buffer, "is_capturing", lambda device: False)
     buffer, inside, order = ScaleBuffer(), threading.Event(), []
 
     def other():
