@@ -13,7 +13,7 @@ from mock_ops import alias_of, dispatch
 from mock_schedules import FreesFirst, Schedule
 from mock_streams import Stream, Streams
 from mock_tensors import PLAIN, tensors_on
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
 POISON = 0xDD
@@ -179,6 +179,8 @@ class _Mode(TorchDispatchMode):
         return True  # torch captures no graphs below other modes
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(map(is_traceable_wrapper_subclass_type, types)):
+            return NotImplemented  # what a quantized tensor makes of an op is shown next
         if any(map(is_traced, tree_leaves((args, kwargs)))):
             return func(*args, **(kwargs or {}))
         with self._heap.lock:

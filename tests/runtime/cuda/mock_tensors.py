@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 _device, _is_cpu = torch._C.TensorBase.device.__get__, torch._C.TensorBase.is_cpu.__get__
-_numpy, _tolist, _deepcopy = torch._C.TensorBase.numpy, torch._C.TensorBase.tolist, torch.Tensor.__deepcopy__
+_numpy, _tolist = torch._C.TensorBase.numpy, torch._C.TensorBase.tolist
+_deepcopy, _reduce = torch.Tensor.__deepcopy__, torch.Tensor.__reduce_ex__
 
 
 @contextmanager
@@ -47,6 +48,10 @@ def _members(heap: "Heap") -> dict[str, Any]:
         wait(tensor)
         return _tolist(tensor)
 
+    def reduce(tensor: torch.Tensor, protocol: int):
+        wait(tensor)  # torch.save reads memory, not values
+        return _reduce(tensor, protocol)
+
     def deepcopy(tensor: torch.Tensor, memo: dict) -> torch.Tensor:
         # torch copies the memory of a CPU tensor without an op.
         if not is_on_gpu(tensor) or not tensor.is_leaf:
@@ -59,5 +64,6 @@ def _members(heap: "Heap") -> dict[str, Any]:
         "numpy": numpy,
         "tolist": tolist,
         "record_stream": lambda tensor, stream: heap.record_stream(tensor, stream),
+        "__reduce_ex__": reduce,
         "__deepcopy__": deepcopy,
     }
