@@ -1,5 +1,6 @@
 """Dequantize, transpose, swizzle and the state of delayed scaling: executed PTX against the reference."""
 
+import itertools
 import math
 
 import pytest
@@ -8,7 +9,8 @@ from kernel_cases import DTYPES, assert_same_copy, operands, pair_name, same_byt
 from simulation import simulated
 
 from steelyard import reference
-from steelyard.formats.schemes import Scheme
+from steelyard.formats.schemes import FP8_ELEMENTS, Scheme
+from steelyard.targets.architectures import TARGETS
 
 E4M3 = "f8E4M3FN"
 PAIRS = scheme_pairs()
@@ -27,12 +29,22 @@ def copy_of(scheme, columnwise, shape, dtype=torch.float32):
 
 @pytest.mark.parametrize("index", range(len(DECODED)), ids=[f"{pair_name((s,))}-{c}" for s, c in DECODED.values()])
 def test_dequantize(index):
-    scheme, columnwise = list(DECODED.values())[index]
-    kernels = simulated(("sm_90a", "sm_100a")[index % 2])
-    dtype = DTYPES[index % 3]
+    # Targets with and without conversions for block formats alternate; the slow sweep runs all on all.
+    check_dequantize(("sm_90a", "sm_100a")[index % 2], *list(DECODED.values())[index], DTYPES[index % 3])
+
+
+def check_dequantize(target, scheme, columnwise, dtype):
+    kernels = simulated(target)
     for shape in ((39, 77), (48, 80), (20, 60)):
         copy = copy_of(scheme, columnwise, shape)
         assert same_values(kernels.dequantize(copy, dtype), reference.dequantize(copy, dtype))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+def test_dequantize_on_every_target(target):
+    for index, (scheme, columnwise) in enumerate(DECODED.values()):
+        check_dequantize(target, scheme, columnwise, DTYPES[index % 3])
 
 
 @pytest.mark.parametrize(
@@ -51,9 +63,31 @@ TILED = {(s.family, s.block, c): (s, c) for s, c in COPIES if s.is_transposable 
 @pytest.mark.parametrize("key", TILED, ids=str)
 @pytest.mark.parametrize("shape", [(39, 77), (144, 80)], ids=str)
 def test_transpose(key, shape):
-    scheme, columnwise = TILED[key]
-    copy = copy_of(scheme, columnwise, shape)
-    assert_same_copy(simulated("sm_90a").transpose(copy), reference.transpose(copy))
+    check_transpose("sm_90a", key, shape)
+
+
+def check_transpose(target, key, shape):
+    copy = copy_of(*TILED[key], shape)
+    assert_same_copy(simulated(target).transpose(copy), reference.transpose(copy))
+
+
+@pytest.mark.parametrize("shape", [(39, 77), (144, 80)], ids=str)
+def test_transpose_of_bytes(shape):
+    check_transpose_of_bytes("sm_90a", shape)
+
+
+def check_transpose_of_bytes(target, shape):
+    codes = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    assert same_bytes(simulated(target).transpose_codes(codes), codes.t().contiguous())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+def test_transposes_on_every_target(target):
+    for shape in ((39, 77), (144, 80)):
+        check_transpose_of_bytes(target, shape)
+        for key in TILED:
+            check_transpose(target, key, shape)
 
 
 SWIZZLED = {(s.block, c): (s, c) for s, c in COPIES if s.family != "tensor" and not s.rht}
@@ -61,7 +95,18 @@ SWIZZLED = {(s.block, c): (s, c) for s, c in COPIES if s.family != "tensor" and 
 
 @pytest.mark.parametrize("key", SWIZZLED, ids=str)
 def test_swizzle(key):
-    kernels = simulated("sm_90a")
+    check_swizzle("sm_90a", key)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+def test_swizzle_on_every_target(target):
+    for key in SWIZZLED:
+        check_swizzle(target, key)
+
+
+def check_swizzle(target, key):
+    kernels = simulated(target)
     for shape in ((150, 300), (5, 9)):
         copy = copy_of(*SWIZZLED[key], shape)
         assert same_bytes(kernels.swizzle(copy), reference.swizzle(copy))
@@ -79,15 +124,24 @@ HISTORIES = (
 )
 
 
-@pytest.mark.parametrize("algorithm", ["max", "most_recent"])
-@pytest.mark.parametrize(
-    ("options", "margin"),
-    [({}, 0), ({"power_of_two": True}, 3), ({"epsilon": 1e-3}, -2)],
-    ids=["plain", "power", "eps"],
-)
-def test_update_scale(algorithm, options, margin):
-    scheme = Scheme(E4M3, "tensor", "f32", source="delayed", **options)
-    kernels = simulated("sm_90a")
+ALGORITHMS = "max", "most_recent"
+UPDATES: dict[str, tuple[dict, int]] = {
+    "plain": ({}, 0),
+    "power": ({"power_of_two": True}, 3),
+    "eps": ({"epsilon": 1e-3}, -2),
+}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("update", UPDATES)
+def test_update_scale(algorithm, update):
+    check_update_scale("sm_90a", E4M3, algorithm, update)
+
+
+def check_update_scale(target, element, algorithm, update):
+    options, margin = UPDATES[update]
+    scheme = Scheme(element, "tensor", "f32", source="delayed", **options)
+    kernels = simulated(target)
     for slots in HISTORIES:
         scale, history = torch.tensor(0.7), torch.tensor(slots)
         newest, before = history[0].clone(), history.clone()
@@ -97,9 +151,26 @@ def test_update_scale(algorithm, options, margin):
         assert all(map(same_bytes, found, expected)), slots
 
 
-@pytest.mark.parametrize("amax", [7.0, 0.0, 1e-44, math.inf, math.nan])
+AMAXES = 7.0, 0.0, 1e-44, math.inf, math.nan
+
+
+@pytest.mark.parametrize("amax", AMAXES)
 def test_compute_scale(amax):
-    scheme = Scheme(E4M3, "tensor", "f32", power_of_two=True)
-    found = simulated("sm_90a").compute_scale(torch.tensor(amax), scheme)
+    check_compute_scale("sm_90a", E4M3, amax)
+
+
+def check_compute_scale(target, element, amax):
+    scheme = Scheme(element, "tensor", "f32", power_of_two=True)
+    found = simulated(target).compute_scale(torch.tensor(amax), scheme)
     expected, _ = reference.quantize(torch.zeros(1, 1), scheme, None, amax=torch.tensor(amax))
     assert same_bytes(1 / found, expected.scales)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+def test_state_on_every_target(target):
+    for element in FP8_ELEMENTS:
+        for algorithm, update in itertools.product(ALGORITHMS, UPDATES):
+            check_update_scale(target, element, algorithm, update)
+        for amax in AMAXES:
+            check_compute_scale(target, element, amax)

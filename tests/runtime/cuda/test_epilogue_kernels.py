@@ -1,5 +1,7 @@
 """Epilogues as separate kernels: executed PTX against the fused store of the CPU's GEMM."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from steelyard.runtime.cuda.kernels import Kernels
 from steelyard.targets.architectures import TARGETS
 
 E4M3 = Scheme("f8E4M3FN", "tensor", "f32")
+SHAPES = (5, 72), (67, 35)
 EPILOGUES = ("none", "relu", "gelu", "gelu_tanh", "silu")
 
 
@@ -57,13 +60,25 @@ def random_like(shape, dtype, seed):
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(5, 72), (67, 35)], ids=["aligned", "ragged"])
+@pytest.mark.parametrize("shape", SHAPES, ids=["aligned", "ragged"])
 def test_epilogue_with_every_addend(epilogue, dtype, shape):
+    check_epilogue("sm_90a", epilogue, dtype, shape)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+def test_epilogues_on_every_target(target, epilogue):
+    for dtype, shape in itertools.product(DTYPES, SHAPES):
+        check_epilogue(target, epilogue, dtype, shape)
+
+
+def check_epilogue(target, epilogue, dtype, shape):
     source = source_of(*shape)
     bias, residual = random_like(shape[1:], dtype, 1), random_like(shape, dtype, 2)
     out, kept = (torch.empty(shape, dtype=dtype) for _ in range(2))
     asked = {} if epilogue == "none" else {"preactivation": kept}
-    simulated("sm_90a").epilogue(source, out, activation=epilogue, bias=bias, residual=residual, **asked)
+    simulated(target).epilogue(source, out, activation=epilogue, bias=bias, residual=residual, **asked)
     expected, expected_kept = fused_store(source, epilogue, dtype, bias, residual)
     assert same_values(out, expected)
     assert expected_kept is None or same_values(kept, expected_kept)

@@ -8,6 +8,7 @@ from simulation import simulated
 from steelyard import reference
 from steelyard.formats.schemes import Scheme
 from steelyard.runtime import cpu
+from steelyard.targets.architectures import TARGETS
 
 PRODUCERS = ("relu", "gelu", "gelu_tanh", "silu", "silu_and_multiply", "add", "layer_norm", "rms_norm")
 MX = Scheme("f8E4M3FN", "1x32", "f8E8M0FNU"), Scheme("f8E4M3FN", "32x1", "f8E8M0FNU")
@@ -29,13 +30,18 @@ def matrix(rows, columns, dtype=torch.float32):
     return x.to(dtype)
 
 
+CASES = ((9, 77), torch.float32), ((16, 96), torch.bfloat16), ((5, 48), torch.float16)
+
+
 @pytest.mark.parametrize("producer", PRODUCERS)
-@pytest.mark.parametrize(
-    ("shape", "dtype"), [((9, 77), torch.float32), ((16, 96), torch.bfloat16), ((5, 48), torch.float16)], ids=str
-)
+@pytest.mark.parametrize(("shape", "dtype"), CASES, ids=str)
 def test_produce(producer, shape, dtype):
+    check_produce("sm_90a", producer, shape, dtype)
+
+
+def check_produce(target, producer, shape, dtype):
     inputs = inputs_of(producer, matrix(*shape, dtype))
-    assert same_values(simulated("sm_90a").produce(producer, inputs), cpu.produce(producer, inputs, dtype))
+    assert same_values(simulated(target).produce(producer, inputs), cpu.produce(producer, inputs, dtype))
 
 
 @pytest.mark.parametrize("producer", ["layer_norm", "rms_norm"])
@@ -60,11 +66,28 @@ def test_norms_without_weight_and_bias():
     assert same_values(kernels.produce("rms_norm", (x, None, 1e-5)), cpu.produce("rms_norm", (x, None, 1e-5), x.dtype))
 
 
+FUSED = MX, (nvfp4(), nvfp4(rht=True)), scheme_pairs()[0]
+
+
 @pytest.mark.parametrize("producer", PRODUCERS)
-@pytest.mark.parametrize("pair", [MX, (nvfp4(), nvfp4(rht=True)), scheme_pairs()[0]], ids=pair_name)
+@pytest.mark.parametrize("pair", FUSED, ids=pair_name)
 def test_fused_bytes_are_those_of_the_unfused_producer(producer, pair):
+    check_fused("sm_100a", producer, pair)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("producer", PRODUCERS)
+def test_producers_on_every_target(target, producer):
+    for shape, dtype in CASES:
+        check_produce(target, producer, shape, dtype)
+    for pair in FUSED:
+        check_fused(target, producer, pair)
+
+
+def check_fused(target, producer, pair):
     inputs = inputs_of(producer, matrix(20, 48, torch.bfloat16))
-    found = simulated("sm_100a").quantize_produced(producer, inputs, *pair)
+    found = simulated(target).quantize_produced(producer, inputs, *pair)
     expected = reference.quantize(cpu.produce(producer, inputs, torch.bfloat16), *pair)
     for copies in zip(found, expected, strict=True):
         assert_same_copy(*copies)

@@ -1,8 +1,11 @@
 """The PTX of every quantizer, executed by the interpreter, against the reference: byte for byte."""
 
+import itertools
+
 import pytest
 import torch
 from kernel_cases import (
+    DTYPES,
     SPECIAL_VALUES,
     assert_same_copy,
     nvfp4,
@@ -136,11 +139,26 @@ def test_refuses(schemes, given, constraint):
     assert caught.value.constraint == constraint
 
 
-@pytest.mark.parametrize("options", [{}, {"rht": True}, {"per_row": True}], ids=["tensor", "rht", "per_row"])
-@pytest.mark.parametrize("shape", [(70, 150), (64, 128)], ids=str)
-def test_amax(options, shape):
-    x = wide_values(*shape).bfloat16()
-    kernels = simulated("sm_90a")
+AMAXES = {"tensor": {}, "rht": {"rht": True}, "per_row": {"per_row": True}}
+AMAX_SHAPES = (70, 150), (64, 128)
+
+
+@pytest.mark.parametrize("kind", AMAXES)
+@pytest.mark.parametrize("shape", AMAX_SHAPES, ids=str)
+def test_amax(kind, shape):
+    check_amax("sm_90a", kind, shape, torch.bfloat16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+def test_amaxes_on_every_target(target):
+    for kind, shape, dtype in itertools.product(AMAXES, AMAX_SHAPES, DTYPES):
+        check_amax(target, kind, shape, dtype)
+
+
+def check_amax(target, kind, shape, dtype):
+    x, options = wide_values(*shape).to(dtype), AMAXES[kind]
+    kernels = simulated(target)
     assert same_bytes(kernels.amax(x, **options), reference.amax(x, **options))
     x[shape[0] - 1, shape[1] - 1] = float("nan")
     assert same_bytes(kernels.amax(x, **options), reference.amax(x, **options))
