@@ -8,58 +8,71 @@ import torch
 from steelyard import recipes
 from steelyard.runtime.cuda import gemm
 from steelyard.targets.gemm_paths import NATIVE, gemm_path, schemes_of
-from steelyard.tools.verify_gpu import Device, Result, guarded, recipe_schemes
+from steelyard.tools.gpu_checks import Device, Result, guarded
+from steelyard.tools.gpu_kernels import recipe_schemes
 
 
-def measure(place: Device, size: int = 8192) -> Iterator[Result]:
+def measure(place: Device, size: int, repeats: int) -> Iterator[Result]:
     """Bandwidth of the quantize kernels, compared with a copy."""
     x = torch.randn(size, size, device=place.name, dtype=torch.bfloat16)
-    copied = _milliseconds(lambda: x.clone())
-    yield Result("copy", True, f"{2 * x.nbytes / copied / 1e6:.0f} GB/s")
+    copied = _milliseconds(lambda: x.clone(), repeats)
+    yield _bandwidth("copy", 2 * x.nbytes, copied)
     for recipe, role, (row, col) in recipe_schemes():
         if role != "input" or row.source == "delayed":
             continue
         given = {"amax": (torch.tensor(4.0, device=place.name),) * 2}
-        taken = _milliseconds(lambda r=row, c=col, g=given: place.kernels.quantize(x, r, c, **g))
+        taken = _milliseconds(lambda r=row, c=col, g=given: place.kernels.quantize(x, r, c, **g), repeats)
         copies = place.kernels.quantize(x, row, col, **given)
         moved = x.nbytes + sum(copy.codes.nbytes + copy.scales.nbytes for copy in copies)
         share = moved / taken / (2 * x.nbytes / copied)
-        yield Result(f"quantize {recipe}", True, f"{moved / taken / 1e6:.0f} GB/s, {share:.0%} of a copy's")
+        yield _bandwidth(f"quantize {recipe}", moved, taken, f", {share:.0%} of a copy's")
 
 
-def measure_gemms(place: Device, target: Any, size: int = 8192) -> Iterator[Result]:
+def measure_gemms(place: Device, target: Any, size: int, repeats: int) -> Iterator[Result]:
     """The speed of the native GEMMs of every recipe, compared with bf16."""
     x = torch.randn(size, size, device=place.name, dtype=torch.bfloat16)
-    plain = _milliseconds(lambda: x @ x.t())
-    yield Result("gemm bf16", True, f"{2 * size**3 / plain / 1e9:.0f} TFLOP/s")
+    plain = _milliseconds(lambda: x @ x.t(), repeats)
+    yield _rate("gemm bf16", size, plain)
     for recipe in recipes.NAMES:
         schemes = schemes_of(recipes.get(recipe), "fprop")
         path = gemm_path("fprop", *schemes, target)
         if path.path != NATIVE:
-            yield Result(f"gemm {recipe}", True, f"{path.path}: {path.reason}")
+            yield Result(f"gemm {recipe}", None, f"{path.path}: {path.reason}")
             continue
-        taken = guarded("", lambda s=schemes: f"error {_time_gemm(place, x, s)}")
+        taken = guarded("", lambda s=schemes: str(_time_gemm(place, x, s, repeats)))
         if not taken.passed:
             yield Result(f"gemm {recipe}", False, taken.detail)
             continue
-        own = float(taken.detail.removeprefix("error "))
-        yield Result(f"gemm {recipe}", True, f"{2 * size**3 / own / 1e9:.0f} TFLOP/s, {plain / own:.2f} x bf16")
+        own = float(taken.detail)
+        yield _rate(f"gemm {recipe}", size, own, f", {plain / own:.2f} x bf16")
 
 
-def _time_gemm(place: Device, x: Any, schemes: tuple) -> float:
+def _bandwidth(what: str, moved: int, milliseconds: float, comparison: str = "") -> Result:
+    rate = moved / milliseconds / 1e6
+    values = {"milliseconds": milliseconds, "gigabytes_per_second": rate}
+    return Result(what, True, f"{rate:.0f} GB/s{comparison}", values)
+
+
+def _rate(what: str, size: int, milliseconds: float, comparison: str = "") -> Result:
+    rate = 2 * size**3 / milliseconds / 1e9
+    values = {"milliseconds": milliseconds, "teraflops_per_second": rate}
+    return Result(what, True, f"{rate:.0f} TFLOP/s{comparison}", values)
+
+
+def _time_gemm(place: Device, x: Any, schemes: tuple, repeats: int) -> float:
     operands = []
     for scheme in schemes:
         scale = torch.tensor(2.0, device=place.name) if scheme.source == "delayed" else None
         copy, _ = place.kernels.quantize(x, scheme, None, scale=scale, rng=(1, 2))
         operands.append(gemm.gemm_operand(place.kernels, copy))
-    return _milliseconds(lambda: gemm.multiply(*operands, out_dtype=torch.bfloat16))
+    return _milliseconds(lambda: gemm.multiply(*operands, out_dtype=torch.bfloat16), repeats)
 
 
-def _milliseconds(call: Callable[[], object]) -> float:
-    """The median of twenty calls on the GPU."""
+def _milliseconds(call: Callable[[], object], repeats: int) -> float:
+    """The median of some calls on the GPU."""
     call()
     times = []
-    for _ in range(20):
+    for _ in range(repeats):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         call()

@@ -2,21 +2,27 @@
 
 import argparse
 import itertools
-import json
+import shutil
 from dataclasses import replace
 
 import mock_gpu
 import pytest
 import torch
+from corrupted_launches import corrupting
+from mock_cuda import patch_torch
 from simulation import Simulator, simulated
 
 from steelyard import recipes
+from steelyard.errors import TargetError
 from steelyard.formats.gemms import KINDS
 from steelyard.runtime.cuda import devices, gemm
 from steelyard.runtime.cuda.kernels import Kernels
 from steelyard.runtime.cuda.launches import Launch
 from steelyard.targets.architectures import TARGETS
 from steelyard.tools import cli, gpu_models, gpu_speed, targets, verify_gpu
+from steelyard.tools.gpu_checks import CheckFailed, Device, Result, guarded
+from steelyard.tools.gpu_gemms import gemm_checks
+from steelyard.tools.gpu_kernels import kernel_checks, recipe_variants
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):
@@ -41,8 +47,10 @@ def test_without_a_gpu_it_says_so(monkeypatch, capsys):
     [
         (["--device", "cpu"], "the device must be cuda or cuda:NUMBER, got 'cpu'"),
         (["--device", "cuda:first"], "the device must be cuda or cuda:NUMBER, got 'cuda:first'"),
+        (["--only", "kernels,gem"], f"a group must be one of {', '.join(verify_gpu.GROUPS)}, got 'gem'"),
+        (["--limit", "0"], "the limit must be a positive number of whole seconds, got '0'"),
     ],
-    ids=" ".join,
+    ids=str,
 )
 def test_wrong_options_are_refused_before_anything_runs(options, words, monkeypatch, capsys):
     monkeypatch.setattr(verify_gpu, "run", lambda _: pytest.fail("the checks have begun"))
@@ -78,11 +86,51 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch, capsys):
     assert capsys.readouterr().err == expected
 
 
-def test_checks_of_right_kernels_pass():
-    place = verify_gpu.Device(simulated("sm_100a"), "cpu")
-    results = list(verify_gpu.check_kernels(place, ((17, 40),)))
-    assert [result for result in results if not result.passed] == []
-    assert len(results) == 5 * 3 + 8
+ALL_DIFFER = "rowwise codes, rowwise scales, columnwise codes, columnwise scales differ"
+
+
+@pytest.fixture
+def mxfp8_only(monkeypatch):
+    monkeypatch.setattr(recipes, "NAMES", ("mxfp8",))
+
+
+def failures(checks) -> dict[str, str]:
+    """The details of the checks that failed."""
+    results = [guarded(check.name, check.run) for check in checks]
+    return {result.what: result.detail for result in results if result.passed is False}
+
+
+@pytest.mark.xdist_group("rehearsal")
+def test_every_check_of_kernels_notices_one_wrong_byte(mxfp8_only):
+    """Those of right kernels pass in the rehearsal."""
+    place = Device(Kernels(corrupting(Simulator("sm_100a"))), "cpu")
+    checks = list(kernel_checks(place, ((17, 40),), (torch.bfloat16,), every_option=False))
+    assert len(checks) == 37
+    failed = failures(checks)
+    assert [check.name for check in checks if check.name not in failed] == []
+    assert failed["quantize mxfp8 input 17x40 bf16"] == ALL_DIFFER
+
+
+def test_every_option_of_a_recipe_has_its_checks():
+    """All schemes that the tests of kernels know of recipes, each once."""
+    variants = recipe_variants(every_option=True)
+    assert len(variants) == len({(name, role) for name, role, _ in variants})
+    schemes = {scheme for _, _, pair in variants for scheme in pair}
+    assert {scheme.rule for scheme in schemes if scheme.family == "mx"} == {"rceil", "floor", "ceil", "even"}
+    assert {scheme.block for scheme in schemes} == {
+        "tensor",
+        "1x128",
+        "128x128",
+        "1x32",
+        "32x1",
+        "32x32",
+        "1x16",
+        "16x16",
+    }
+    assert {scheme.four_over_six for scheme in schemes} == {"none", "mae", "mse"}
+    hybrid = [name for name, role, _ in recipe_variants(every_option=False) if role == "grad_output" and " " in name]
+    # E4M3 gradients of per-tensor recipes have the schemes of their inputs.
+    assert hybrid == ["fp8-block HYBRID", "mxfp8 HYBRID"]
 
 
 class Broken(Simulator):
@@ -96,80 +144,148 @@ class Broken(Simulator):
         super().__call__(replace(launch, arguments=tuple(arguments)))
 
 
-def test_checks_of_wrong_kernels_fail(monkeypatch):
-    monkeypatch.setattr(recipes, "NAMES", ("mxfp8",))
-    place = verify_gpu.Device(Kernels(Broken("sm_90a")), "cpu")
-    results = list(itertools.islice(verify_gpu.check_kernels(place, ((17, 40),)), 3))
-    assert [result.what.split()[:2] for result in results] == [["mxfp8", role] for role in recipes.ROLES]
-    assert [result.passed for result in results] == [False] * 3
-    assert "codes" in results[0].detail
-
-
-def small_model():
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(40, 48), torch.nn.GELU(), torch.nn.Linear(48, 24)), torch.randn(20, 40)
-
-
-@pytest.mark.parametrize("launcher", [Simulator, Broken])
-def test_models_are_compared_with_the_cpu(monkeypatch, launcher):
-    kernels = Kernels(launcher("sm_90a"))
+def test_wrong_models_are_found(monkeypatch):
+    kernels = Kernels(Broken("sm_90a"))
     monkeypatch.setitem(devices.MAKERS, "cpu", lambda device: kernels)
-    found = gpu_models.compare_model(verify_gpu.Device(kernels, "cpu"), "mxfp8", *small_model())
+    with pytest.raises(CheckFailed, match="is off by"):
+        gpu_models.compare_model(Device(kernels, "cpu"), "mxfp8", *gpu_models.make_mlp(32))
     torch._dynamo.reset()
-    assert ("is off by" in found) == (launcher is Broken)
+
+
+@pytest.mark.parametrize("found", [2.0, float("nan")])
+def test_errors_of_models_are_compared_with_those_of_quantization(found):
+    exact, expected = {"y": torch.tensor([0.0]), "dx": torch.tensor([0.0])}, {"y": torch.ones(1), "dx": torch.ones(1)}
+    assert gpu_models._largest_share({"y": torch.tensor([1.2]), "dx": torch.ones(1)}, expected, exact).startswith(
+        "error 2.0e-01"
+    )
+    with pytest.raises(CheckFailed, match=r"dx is off by (1.0e\+00|nan)"):
+        gpu_models._largest_share({"y": torch.tensor([1.2]), "dx": torch.tensor([found])}, expected, exact)
+
+
+class Net(torch.nn.Module):
+    """Adds something to its argument: other things at later calls."""
+
+    def __init__(self, *added: float):
+        super().__init__()
+        self.added, self.calls = added, 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x + self.added[min(self.calls, len(self.added)) - 1]
+
+    def requantize(self):
+        pass
+
+
+def test_quantized_weights_that_change_results_are_found(monkeypatch, mxfp8_only):
+    nets = {"quantized": Net(0.0, 1.0), None: Net(0.0)}
+    monkeypatch.setattr(gpu_models, "_compiled", lambda *_, weights=None: nets[weights])
+    (check,) = [c for c in gpu_models.model_checks(Device(None, "cpu"), 32, is_quick=True) if "weights" in c.name]
+    assert failures([check]) == {check.name: "the second call differs from that of a net with cached weights"}
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler to build the mock with")
+class TestStreamsAndGraphs:
+    """Their checks on a mock GPU; those of right nets pass in the rehearsal."""
+
+    @pytest.fixture
+    def place(self, monkeypatch, library, mxfp8_only):
+        pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
+        with mock_gpu.mock_gpu(monkeypatch, library, "sm_90a") as gpu:
+            patch_torch(monkeypatch, gpu)
+            yield Device(Kernels(gpu), "cpu")
+
+    def test_streams_that_compute_unlike_are_found(self, place, monkeypatch):
+        monkeypatch.setattr(gpu_models, "_compiled", lambda *_: Net(0.0, 0.0, 1.0))
+        failed = failures(gpu_models.stream_checks(place, 32))
+        assert failed == {"two streams mxfp8": "the second stream's result differs"}
+
+    def test_a_replay_that_reads_other_memory_is_found(self, place, monkeypatch):
+        monkeypatch.setattr(gpu_models, "_compiled", lambda *_: Net(0.0, 0.0, 1.0, 0.0))
+        graph, _ = gpu_models.graph_checks(place, 32)
+        assert failures([graph]) == {"cuda graph mxfp8": "a replay differs from the call"}
+
+    def test_a_capture_may_be_refused_in_our_own_words_only(self, place):
+        target = place.kernels.launch.target
+
+        def run(error: Exception) -> Result:
+            class Refusing:
+                def __call__(self, _: Launch) -> None:
+                    raise error
+
+            launcher = Refusing()
+            launcher.target = target
+            _, cold = gpu_models.graph_checks(Device(Kernels(launcher), "cpu"), 32)
+            return guarded(cold.name, cold.run)
+
+        refused = run(TargetError("call the net once before it is captured"))
+        assert (refused.passed, refused.detail) == (True, "refused: call the net once before it is captured")
+        assert run(RuntimeError("operation not permitted")).passed is False
+
+
+def test_other_devices_are_checked():
+    def place_on(name: str) -> Device:
+        if name == "cuda:2":
+            raise TargetError("kernels are generated for compute capabilities 8.9, ..., got 7.5")
+        return Device(Kernels(corrupting(Simulator("sm_90a"))), "cpu")
+
+    first, _, skipped, _ = gpu_models.device_checks(["cuda:1", "cuda:2"], place_on, 32)
+    assert guarded(first.name, first.run) == Result("kernels on cuda:1", False, ALL_DIFFER)
+    assert guarded(skipped.name, skipped.run).passed is None
+    right = Device(simulated("sm_90a"), "cpu")
+    kernels, _ = gpu_models.device_checks(["cuda:1"], lambda _: right, 32)
+    assert guarded(kernels.name, kernels.run).passed
 
 
 @pytest.fixture
 def place(monkeypatch):
     """A simulated GPU with the reference GEMM instead of `scaled_mm`, on which each call takes a millisecond."""
     monkeypatch.setattr(gemm, "multiply", mock_gpu.multiply)
-    monkeypatch.setattr(gpu_speed, "_milliseconds", lambda call: call() is None or 1.0)
-    return verify_gpu.Device(simulated("sm_100a"), "cpu")
+    monkeypatch.setattr(gpu_speed, "_milliseconds", lambda call, _: call() is None or 1.0)
+    return Device(simulated("sm_100a"), "cpu")
 
 
-def test_every_native_gemm_is_checked(place):
-    results = list(verify_gpu.check_gemms(place, TARGETS["sm_100a"], 128))
-    assert [result for result in results if not result.passed] == []
-    native = ("fp8-delayed", "fp8-current", "mxfp8", "nvfp4")
-    assert [result.what for result in results] == [f"gemm {recipe} {kind}" for recipe in native for kind in KINDS]
+def test_every_native_and_emulated_gemm_is_checked(place):
+    names = [check.name for check in gemm_checks(place, TARGETS["sm_100a"], 128)]
+    expected = [
+        f"{recipe} {kind} {'emulated' if recipe == 'fp8-block' else 'native'}"
+        for recipe in recipes.NAMES
+        for kind in KINDS
+    ]
+    assert names[: len(expected)] == expected
+    assert names[len(expected) :] == [
+        f"{recipe} {kind} {path}"
+        for recipe, path in (
+            ("fp8-delayed E4M3", "native"),
+            ("fp8-current E4M3", "native"),
+            ("fp8-block HYBRID", "emulated"),
+            ("mxfp8 HYBRID", "native"),
+        )
+        for kind in ("dgrad", "wgrad")
+    ]
 
 
-def test_wrong_products_are_found(place, monkeypatch):
-    monkeypatch.setattr(gemm, "multiply", lambda *operands, **options: 1.01 * mock_gpu.multiply(*operands, **options))
-    results = verify_gpu.check_gemms(place, TARGETS["sm_100a"], 128)
-    assert not any(result.passed for result in itertools.islice(results, 3))
+@pytest.mark.parametrize(("target", "factor"), [("sm_100a", 1.01), ("sm_90a", 1.0001)])
+def test_wrong_products_are_found(place, monkeypatch, mxfp8_only, target, factor):
+    """Native ones on one target, emulated ones on the other."""
+    multiply_decoded = gemm.multiply_decoded
+    monkeypatch.setattr(gemm, "multiply", lambda *operands, **options: factor * mock_gpu.multiply(*operands, **options))
+    monkeypatch.setattr(gemm, "multiply_decoded", lambda *operands: factor * multiply_decoded(*operands))
+    checks = list(itertools.islice(gemm_checks(place, TARGETS[target], 64), 2))
+    assert [detail.partition(" is off by ")[1] for detail in failures(checks).values()] == [" is off by "] * 2
 
 
 def test_every_recipe_is_measured(place):
-    bandwidths = list(gpu_speed.measure(place, 128))
+    bandwidths = list(gpu_speed.measure(place, 128, 1))
     assert [result.what for result in bandwidths] == ["copy", *(f"quantize {name}" for name in recipes.NAMES[1:])]
     # In a millisecond: 128x128 bf16 values, read once, both copies as bytes, and two scales.
     assert bandwidths[1].detail == "0 GB/s, 100% of a copy's"
-    speeds = list(gpu_speed.measure_gemms(place, TARGETS["sm_100a"], 128))
-    assert all(result.passed for result in speeds)
+    assert bandwidths[1].values == pytest.approx({"milliseconds": 1.0, "gigabytes_per_second": (4 * 128**2 + 8) / 1e6})
+    speeds = list(gpu_speed.measure_gemms(place, TARGETS["sm_100a"], 128, 1))
     assert [result.what for result in speeds] == ["gemm bf16", *(f"gemm {name}" for name in recipes.NAMES)]
+    assert [result.passed for result in speeds] == [True, True, True, None, True, True]
     assert speeds[3].detail == "emulated: torch has 1x128 and 128x128 scales on sm_90 only"
     assert speeds[4].detail.endswith("1.00 x bf16")
-
-
-def test_a_group_that_breaks_off_leaves_the_others_their_turn():
-    def broken():
-        yield verify_gpu.Result("first", True)
-        raise ValueError("out of luck")
-
-    found = list(verify_gpu.collect({"a": broken(), "b": iter([verify_gpu.Result("last", True)])}))
-    assert [(result.what, result.passed) for result in found] == [("first", True), ("a", False), ("last", True)]
-    assert found[1].detail == "ValueError: out of luck"
-
-
-@pytest.mark.parametrize(("passed", "code"), [(True, 0), (False, 1)])
-def test_report(passed, code, tmp_path, capsys):
-    results = [verify_gpu.Result("mxfp8 input", passed, "error 1e-3"), verify_gpu.Result("copy", True)]
-    assert verify_gpu.report("a GPU", results, tmp_path / "found.json") == code
-    assert f"{1 - passed} failed" in capsys.readouterr().out
-    written = json.loads((tmp_path / "found.json").read_text())
-    assert written["device"] == "a GPU"
-    assert [result["passed"] for result in written["results"]] == [passed, True]
 
 
 def test_targets_lists_paths_and_reasons(capsys):
