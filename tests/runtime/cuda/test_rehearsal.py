@@ -156,6 +156,20 @@ def test_the_document_names_every_field(rehearsal):
     assert [name for name in sorted(fields) if f"`{name}`" not in page] == []
 
 
+def test_the_cells_of_the_notebook_run(rehearsal, monkeypatch, tmp_path, capsys):
+    """Its commands are taken by the parser; what Python cells print is in the report."""
+    (tmp_path / "report.json").write_text(json.dumps(rehearsal.written))
+    monkeypatch.chdir(tmp_path)
+    notebook = json.loads((ROOT / "examples/verify_gpu.ipynb").read_text())
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    for cell in cells:
+        if not cell.startswith(("!", "%")):
+            exec(compile(cell, "<cell>", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "Mock GPU" in printed
+    assert all(name in printed for name in rehearsal.statuses())
+
+
 def test_a_wrong_kernel_is_reported(gpu, monkeypatch, tmp_path):
     broken = corrupting(gpu, lambda kernel: kernel.name.startswith("epilogue_gelu"))
     monkeypatch.setattr(verify_gpu, "place_on", lambda _: verify_gpu.Device(Kernels(broken), "cpu"))
