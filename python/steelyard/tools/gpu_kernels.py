@@ -84,7 +84,7 @@ def _checks_of_copies(place: Device, variants: list[Variant], shape: Shape) -> I
             yield _check(place, f"swizzle {recipe} {size}", _compare_swizzle, copies, shape)
 
 
-def recipe_schemes() -> Iterator[Variant]:
+def recipe_schemes() -> Iterator[tuple[str, str, tuple]]:
     """Each recipe and role with their schemes."""
     for recipe in recipes.NAMES:
         for role in recipes.ROLES:

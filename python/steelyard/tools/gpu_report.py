@@ -4,6 +4,7 @@ The file names the GPU, versions and results. It has no host names, user names o
 """
 
 import hashlib
+import importlib
 import json
 import platform
 import re
@@ -160,7 +161,7 @@ def _driver_version() -> str | None:
 def _cuda_of_driver() -> str | None:
     """The newest CUDA that the driver runs."""
     try:
-        from cuda.bindings import driver
+        driver = importlib.import_module("cuda.bindings.driver")
     except ImportError:
         return None
     _, number = driver.cuDriverGetVersion()
