@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from steelyard.targets.architectures import TARGETS
 from steelyard.tools import cli, verify_gpu
 
 ROOT = Path(__file__).parents[2]
@@ -108,4 +109,5 @@ def test_the_notebook_installs_and_runs_what_exists():
     assert_accepted(shlex.split(verify.removeprefix("!")))
     compile(table, "<cell>", "exec")
     assert "steelyard.zip" in cells("markdown")[0]
+    assert all("{}.{}".format(*target.capability) in cells("markdown")[0] for target in TARGETS.values())
     assert "report.json" in cells("markdown")[-1]

@@ -112,13 +112,14 @@ def find_facts(place: Device, device: Any) -> dict[str, Any]:
             "system": f"{_system_name()}, {platform.machine()}",
             "torch": str(torch.__version__),
             "torch_cuda": torch.version.cuda,
+            "cublaslt": _cublaslt(),
             "cuda_bindings": _version_of("cuda-bindings"),
             "driver": _driver_version(),
             "driver_cuda": _cuda_of_driver(),
         },
         "gpu": {
             "name": found.name,
-            "target": place.kernels.launch.target.name,
+            "target": place.kernels.launch.target.spelling,
             "compute_capability": f"{found.major}.{found.minor}",
             "multiprocessors": found.multi_processor_count,
             "memory_bytes": found.total_memory,
@@ -148,6 +149,13 @@ def _version_of(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _cublaslt() -> str | None:
+    from steelyard.runtime.cuda.libraries import cublaslt_version
+
+    found = cublaslt_version()
+    return None if found is None else "{}.{}".format(*found)
 
 
 def _driver_version() -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from steelyard.errors import TargetError
 from steelyard.files import check_writable
+from steelyard.targets.architectures import TARGETS
 from steelyard.tools.console import show
 from steelyard.tools.gpu_checks import INTERRUPTED, Check, Checking, Device
 from steelyard.tools.gpu_report import Report, find_facts
@@ -17,7 +18,7 @@ from steelyard.tools.gpu_report import Report, find_facts
 NO_GPU = 3
 GROUPS = ("kernels", "gemms", "models", "streams", "devices", "graphs", "bandwidth", "speed")
 _CHECKED_WITHOUT = (
-    "every kernel's PTX is made by LLVM for sm_89, sm_90a, sm_100a and sm_120a",
+    f"every kernel's PTX is made by LLVM for {', '.join(TARGETS)}",
     "the PTX is executed on a CPU by an interpreter, and its bytes are those of the reference",
     "each instruction of that interpreter is compared with exact arithmetic, and one that has no test is refused",
     "NVIDIA's own conversions, compiled for the host, agree with the casts, where the CUDA toolkit is installed",

@@ -13,7 +13,7 @@ def corrupting(launcher: Any, concerns: Callable[[Kernel], bool] = lambda _: Tru
     """A launcher after whose launches a byte that they wrote is another one."""
 
     class Corrupting:
-        target = launcher.target
+        target, load = launcher.target, launcher.load
 
         def __call__(self, launch: Launch) -> None:
             tensors = [_bytes_of(a) for a in launch.arguments if isinstance(a, torch.Tensor) and a.numel()]

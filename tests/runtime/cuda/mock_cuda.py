@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from steelyard.runtime.cuda import gemm
 from steelyard.runtime.cuda.launches import Launch
 
-PROPERTIES = SimpleNamespace(name="Mock GPU", major=10, minor=0, multi_processor_count=7, total_memory=1 << 30)
+NAME = "Mock GPU"
 
 
 class _Event:
@@ -89,6 +89,9 @@ def _write_again(found: object, results: object) -> None:
 def patch_torch(patch, gpu: CheckedLauncher) -> None:
     """Let `torch.cuda` be the mock GPU's; GPUs that lost their context say so whenever somebody waits for them."""
     streams = gpu.heap.streams
+    major, minor = gpu.target.capability
+    sizes = {"multi_processor_count": 7, "total_memory": 1 << 30}
+    properties = SimpleNamespace(name=NAME, major=major, minor=minor, **sizes)
 
     def synchronize(_device=None) -> None:
         if gpu.driver.failure is not None:
@@ -110,7 +113,7 @@ def patch_torch(patch, gpu: CheckedLauncher) -> None:
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "device": lambda _device: nullcontext(),
-        "get_device_properties": lambda _device: PROPERTIES,
+        "get_device_properties": lambda _device: properties,
         "synchronize": synchronize,
         "_sleep": lambda _cycles: None,
         "Event": _Event,
