@@ -61,12 +61,13 @@ class Device:
     name: str
 
 
-def guarded(what: str, check: Callable[[], str]) -> Result:
-    """The result of one check, whatever it raises."""
+def guarded(what: str, check: Callable[[], str | Result]) -> Result:
+    """The result of one check or measurement, whatever it raises."""
     try:
-        return Result(what, True, check())
+        found = check()
     except Exception as error:
         return _unpassed(what, error)
+    return Result(what, True, found) if isinstance(found, str) else found
 
 
 def _unpassed(what: str, error: Exception) -> Result:

@@ -32,6 +32,8 @@ class Report:
         self._facts, self._options, self._path = facts, options, path
         names = zip(*((check.group, check.name) for check in checks), strict=True)
         self._widths = [max(map(len, column)) for column in names]
+        self._is_rewritable = path is None or path.is_file() or not path.exists()
+        """A pipe or a device is written once, when all is known."""
         self.results: list[Result] = []
 
     def begin(self) -> None:
@@ -68,7 +70,7 @@ class Report:
         return Counter(result.status for result in self.results)
 
     def _write(self, ended: str) -> None:
-        if self._path is not None:
+        if self._path is not None and (self._is_rewritable or ended != UNFINISHED):
             write_file(self._path, json.dumps(self._contents(ended), indent=1).encode())
 
     def _contents(self, ended: str) -> dict[str, Any]:

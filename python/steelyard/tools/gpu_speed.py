@@ -17,15 +17,19 @@ def measure(place: Device, size: int, repeats: int) -> Iterator[Result]:
     x = torch.randn(size, size, device=place.name, dtype=torch.bfloat16)
     copied = _milliseconds(lambda: x.clone(), repeats)
     yield _bandwidth("copy", 2 * x.nbytes, copied)
-    for recipe, role, (row, col) in recipe_schemes():
-        if role != "input" or row.source == "delayed":
-            continue
-        given = {"amax": (torch.tensor(4.0, device=place.name),) * 2}
-        taken = _milliseconds(lambda r=row, c=col, g=given: place.kernels.quantize(x, r, c, **g), repeats)
-        copies = place.kernels.quantize(x, row, col, **given)
-        moved = x.nbytes + sum(copy.codes.nbytes + copy.scales.nbytes for copy in copies)
-        share = moved / taken / (2 * x.nbytes / copied)
-        yield _bandwidth(f"quantize {recipe}", moved, taken, f", {share:.0%} of a copy's")
+    for recipe, role, schemes in recipe_schemes():
+        if role == "input" and schemes[0].source != "delayed":
+            what = f"quantize {recipe}"
+            yield guarded(what, lambda w=what, s=schemes: _measure_quantize(w, place, x, s, repeats, copied))
+
+
+def _measure_quantize(what: str, place: Device, x: Any, schemes: tuple, repeats: int, copied: float) -> Result:
+    given = {"amax": (torch.tensor(4.0, device=place.name),) * 2}
+    taken = _milliseconds(lambda: place.kernels.quantize(x, *schemes, **given), repeats)
+    copies = place.kernels.quantize(x, *schemes, **given)
+    moved = x.nbytes + sum(copy.codes.nbytes + copy.scales.nbytes for copy in copies)
+    share = moved / taken / (2 * x.nbytes / copied)
+    return _bandwidth(what, moved, taken, f", {share:.0%} of a copy's")
 
 
 def measure_gemms(place: Device, target: Any, size: int, repeats: int) -> Iterator[Result]:
@@ -36,15 +40,16 @@ def measure_gemms(place: Device, target: Any, size: int, repeats: int) -> Iterat
     for recipe in recipes.NAMES:
         schemes = schemes_of(recipes.get(recipe), "fprop")
         path = gemm_path("fprop", *schemes, target)
+        what = f"gemm {recipe}"
         if path.path != NATIVE:
-            yield Result(f"gemm {recipe}", None, f"{path.path}: {path.reason}")
-            continue
-        taken = guarded("", lambda s=schemes: str(_time_gemm(place, x, s, repeats)))
-        if not taken.passed:
-            yield Result(f"gemm {recipe}", False, taken.detail)
-            continue
-        own = float(taken.detail)
-        yield _rate(f"gemm {recipe}", size, own, f", {plain / own:.2f} x bf16")
+            yield Result(what, None, f"{path.path}: {path.reason}")
+        else:
+            yield guarded(what, lambda w=what, s=schemes: _measure_gemm(w, place, x, s, repeats, plain))
+
+
+def _measure_gemm(what: str, place: Device, x: Any, schemes: tuple, repeats: int, plain: float) -> Result:
+    taken = _time_gemm(place, x, schemes, repeats)
+    return _rate(what, len(x), taken, f", {plain / taken:.2f} x bf16")
 
 
 def _bandwidth(what: str, moved: int, milliseconds: float, comparison: str = "") -> Result:

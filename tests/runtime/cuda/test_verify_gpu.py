@@ -278,6 +278,17 @@ def test_every_recipe_is_measured(place):
     assert speeds[4].detail.endswith("1.00 x bf16")
 
 
+def test_a_measurement_that_fails_leaves_the_others_their_turn(place, monkeypatch):
+    def refuse(*_, **__):
+        raise RuntimeError("no such product")
+
+    monkeypatch.setattr(gemm, "multiply", refuse)
+    bf16, *others = gpu_speed.measure_gemms(place, TARGETS["sm_100a"], 128, 1)
+    assert bf16.passed
+    assert [result.passed for result in others] == [False, False, None, False, False]
+    assert others[0].detail == "RuntimeError: no such product"
+
+
 def test_targets_lists_paths_and_reasons(capsys):
     assert targets.run(argparse.Namespace(recipe="mxfp8", target=None)) == 0
     lines = capsys.readouterr().out.splitlines()
