@@ -46,7 +46,7 @@ def quantized_operands(place: Device, kind: str, schemes: Schemes, size: int) ->
         generator = torch.Generator().manual_seed(len(copies))
         shape = (size, rows) if is_columnwise else (rows, size)
         x = torch.randn(shape, generator=generator).bfloat16().to(place.name)
-        scale = torch.tensor(2.0, device=place.name) if scheme.source == "delayed" else None
+        scale = torch.tensor(2.0).to(place.name) if scheme.source == "delayed" else None
         pair = (None, scheme) if is_columnwise else (scheme, None)
         copies.append(place.kernels.quantize(x, *pair, scale=scale, rng=(1, 2))[is_columnwise])
     return copies

@@ -267,7 +267,7 @@ def _compare_swizzle(place: Device, copies: list[tuple[Scheme, bool]], shape: Sh
 def _compare_compute_scale(place: Device) -> None:
     scheme = Scheme("f8E4M3FN", "tensor", "f32", power_of_two=True)
     for amax in (7.0, 0.0, 1e-44, float("inf"), float("nan")):
-        found = place.kernels.compute_scale(torch.tensor(amax, device=place.name), scheme)
+        found = place.kernels.compute_scale(torch.tensor(amax).to(place.name), scheme)
         expected, _ = reference.quantize(torch.zeros(1, 1), scheme, None, amax=torch.tensor(amax))
         require(same(1 / found.cpu(), expected.scales), f"the scale of an amax of {amax} differs")  # pyright: ignore[reportOptionalMemberAccess]
 

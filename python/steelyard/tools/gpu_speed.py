@@ -24,7 +24,7 @@ def measure(place: Device, size: int, repeats: int) -> Iterator[Result]:
 
 
 def _measure_quantize(what: str, place: Device, x: Any, schemes: tuple, repeats: int, copied: float) -> Result:
-    given = {"amax": (torch.tensor(4.0, device=place.name),) * 2}
+    given = {"amax": (torch.tensor(4.0).to(place.name),) * 2}
     taken = _milliseconds(lambda: place.kernels.quantize(x, *schemes, **given), repeats)
     copies = place.kernels.quantize(x, *schemes, **given)
     moved = x.nbytes + sum(copy.codes.nbytes + copy.scales.nbytes for copy in copies)
@@ -67,7 +67,7 @@ def _rate(what: str, size: int, milliseconds: float, comparison: str = "") -> Re
 def _time_gemm(place: Device, x: Any, schemes: tuple, repeats: int) -> float:
     operands = []
     for scheme in schemes:
-        scale = torch.tensor(2.0, device=place.name) if scheme.source == "delayed" else None
+        scale = torch.tensor(2.0).to(place.name) if scheme.source == "delayed" else None
         copy, _ = place.kernels.quantize(x, scheme, None, scale=scale, rng=(1, 2))
         operands.append(gemm.gemm_operand(place.kernels, copy))
     return _milliseconds(lambda: gemm.multiply(*operands, out_dtype=torch.bfloat16), repeats)
