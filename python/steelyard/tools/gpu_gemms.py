@@ -48,7 +48,8 @@ def quantized_operands(place: Device, kind: str, schemes: Schemes, size: int) ->
         x = torch.randn(shape, generator=generator).bfloat16().to(place.name)
         scale = torch.tensor(2.0).to(place.name) if scheme.source == "delayed" else None
         pair = (None, scheme) if is_columnwise else (scheme, None)
-        copies.append(place.kernels.quantize(x, *pair, scale=scale, rng=(1, 2))[is_columnwise])
+        rng = torch.tensor((1, 2)).to(place.name)
+        copies.append(place.kernels.quantize(x, *pair, scale=scale, rng=rng)[is_columnwise])
     return copies
 
 

@@ -289,8 +289,9 @@ def copy_on(copy: QuantizedCopy, device: str) -> QuantizedCopy:
 
 
 def moved(place: Device, given: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments, the tensors among them on the device."""
-    return dict(zip(given, _moved_all(place, tuple(given.values())), strict=True))
+    """Keyword arguments, the tensors among them, and what seeds the rounding, on the device."""
+    tensors = [torch.tensor(value) if isinstance(value, tuple) else value for value in given.values()]
+    return dict(zip(given, _moved_all(place, tuple(tensors)), strict=True))
 
 
 def _moved_all(place: Device, values: tuple) -> tuple:

@@ -68,7 +68,7 @@ def _time_gemm(place: Device, x: Any, schemes: tuple, repeats: int) -> float:
     operands = []
     for scheme in schemes:
         scale = torch.tensor(2.0).to(place.name) if scheme.source == "delayed" else None
-        copy, _ = place.kernels.quantize(x, scheme, None, scale=scale, rng=(1, 2))
+        copy, _ = place.kernels.quantize(x, scheme, None, scale=scale, rng=torch.tensor((1, 2)).to(place.name))
         operands.append(gemm.gemm_operand(place.kernels, copy))
     return _milliseconds(lambda: gemm.multiply(*operands, out_dtype=torch.bfloat16), repeats)
 
