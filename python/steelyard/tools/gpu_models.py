@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import steelyard
-from steelyard import recipes
+from steelyard import recipes, reference
 from steelyard.errors import SteelyardError, TargetError
 from steelyard.formats.schemes import Scheme
 from steelyard.tools.gpu_checks import Check, CheckFailed, CheckSkipped, Device
@@ -39,44 +39,56 @@ def make_block(width: int) -> Made:
 
 def model_checks(place: Device, width: int, *, is_quick: bool) -> Iterator[Check]:
     """Outputs and gradients of compiled models, compared with those of the CPU target, and weights kept quantized."""
-    makers: dict[str, Callable[[], Made]] = {"mlp": lambda: make_mlp(width)}
+
+    def mlp() -> Made:
+        return make_mlp(width)
+
+    def block() -> Made:
+        return make_block(width // 4 * 4)
+
+    makers: dict[str, Callable[[], Made]] = {"mlp": mlp}
     if not is_quick:
-        makers |= {"bf16 mlp": lambda: make_mlp(width, torch.bfloat16), "block": lambda: make_block(width // 4 * 4)}
+        makers |= {"bf16 mlp": lambda: make_mlp(width, torch.bfloat16), "block": block}
     for recipe in recipes.NAMES:
         for name, make in makers.items():
-            yield Check("models", f"{name} {recipe}", lambda r=recipe, m=make: compare_model(place, r, *m()))
-    if not is_quick:
-        for recipe in recipes.NAMES:
-            run = lambda r=recipe: _compare_attention(place, r, *make_block(width // 4 * 4))  # noqa: E731
-            yield Check("models", f"attention {recipe}", run)
+            yield _check("models", name, compare_model, place, recipe, make)
+    for recipe in () if is_quick else recipes.NAMES:
+        yield _check("models", "attention", _compare_attention, place, recipe, block)
     for recipe in recipes.NAMES:
-        run = lambda r=recipe: _compare_quantized_weights(place, r, *make_mlp(width))  # noqa: E731
-        yield Check("models", f"quantized weights {recipe}", run)
+        yield _check("models", "quantized weights", _compare_quantized_weights, place, recipe, mlp)
 
 
 def stream_checks(place: Device, width: int) -> Iterator[Check]:
     """A net that is called on two streams."""
     for recipe in recipes.NAMES:
-        run = lambda r=recipe: _compare_streams(place, r, *make_mlp(width))  # noqa: E731
-        yield Check("streams", f"two streams {recipe}", run)
+        yield _check("streams", "two streams", _compare_streams, place, recipe, lambda: make_mlp(width))
 
 
 def graph_checks(place: Device, width: int) -> Iterator[Check]:
     """Compiled forwards in CUDA graphs, and a kernel that is first met in one."""
     for recipe in recipes.NAMES:
-        yield Check("graphs", f"cuda graph {recipe}", lambda r=recipe: _compare_graph(place, r, *make_mlp(width)))
+        yield _check("graphs", "cuda graph", _compare_graph, place, recipe, lambda: make_mlp(width))
     # Last: a capture that fails may leave torch's allocator in a state that others would suffer from.
     yield Check("graphs", "a kernel first launched in a capture", lambda: _compare_cold_capture(place))
 
 
+def _check(
+    group: str, name: str, compare: Callable[..., str], place: Device, recipe: str, make: Callable[[], Made]
+) -> Check:
+    return Check(group, f"{name} {recipe}", lambda: compare(place, recipe, *make()))
+
+
 def device_checks(others: list[str], place_on: Callable[[str], Device], width: int) -> Iterator[Check]:
     """Kernels and models on the GPUs that are not verified otherwise, while torch's current device is another."""
+
+    def compare_small_model(name: str) -> str:
+        return compare_model(_placed(place_on, name), recipes.NAMES[0], *make_mlp(width))
+
     if not others:
         yield Check("devices", "other GPUs", _skip_devices)
     for name in others:
         yield Check("devices", f"kernels on {name}", lambda n=name: _compare_kernels(_placed(place_on, n)))
-        run = lambda n=name: compare_model(_placed(place_on, n), recipes.NAMES[0], *make_mlp(width))  # noqa: E731
-        yield Check("devices", f"model on {name}", run)
+        yield Check("devices", f"model on {name}", lambda n=name: compare_small_model(n))
 
 
 def _skip_devices() -> str:
@@ -92,23 +104,21 @@ def _placed(place_on: Callable[[str], Device], name: str) -> Device:
 
 
 def _compare_kernels(place: Device) -> str:
-    from steelyard import reference
-
     row, col = recipes.get("mxfp8").schemes("input")
     x = finite_values((70, 90), torch.bfloat16)
     compare_copies(place.kernels.quantize(x.to(place.name), row, col), reference.quantize(x, row, col))
     return ""
 
 
-def compare_model(place: Device, recipe: str, model: nn.Module, x: torch.Tensor, **options: Any) -> str:
+def compare_model(place: Device, recipe: str, model: nn.Module, x: torch.Tensor) -> str:
     """The error of outputs and gradients against the CPU target, as a share of the error of quantization.
 
     GEMMs sum in another order, and a different last bit may flip a code: the error may be up to a quarter of the error
     of quantization itself. Detail is the largest share.
     """
     exact = _step(copy.deepcopy(model), x)
-    expected = _step(_compiled(model, recipe, "cpu", **options), x)
-    found = _step(_compiled(model, recipe, "cuda", place.name, **options), x.to(place.name))
+    expected = _step(_compiled(model, recipe, "cpu"), x)
+    found = _step(_compiled(model, recipe, "cuda", place.name), x.to(place.name))
     return _largest_share(found, expected, exact)
 
 
