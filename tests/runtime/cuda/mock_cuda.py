@@ -1,20 +1,17 @@
-"""What commands call of `torch.cuda`, on the mock GPU: its properties, streams, events and graphs.
+"""What commands call of `torch.cuda`, on mock GPUs: their properties, streams, events and graphs."""
 
-A graph is what was done while it was captured: launches, and torch's own ops, whose results are written again to where
-they were. Unlike on a GPU, all of it is also done during the capture.
-"""
-
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import torch
-from mock_gpu import CheckedLauncher
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from mock_gpu import MockGpus
+from mock_streams import Graph
+from torch.utils._python_dispatch import _disable_current_modes
 
-from steelyard.runtime.cuda import gemm
-from steelyard.runtime.cuda.launches import Launch
+from steelyard.runtime.cuda.kernels import Kernels
+from steelyard.tools.gpu_checks import Device
 
 NAME = "Mock GPU"
 
@@ -33,96 +30,68 @@ class _Event:
         return 1.0
 
 
-class _Graph:
-    def __init__(self) -> None:
-        self.steps: list[Callable[[], object]] = []
-
-    def replay(self) -> None:
-        for step in self.steps:
-            step()
+def place_on(gpus: MockGpus, device: str = "cuda") -> Device:
+    """What `steelyard verify-gpu` takes for a GPU: the mock's tensors are on CPUs with numbers."""
+    index = torch.device(device).index or 0
+    return Device(Kernels(gpus.launchers[index]), f"cpu:{index}")
 
 
-class _Capture(TorchDispatchMode):
-    """Records launches, GEMMs and torch's other ops, with their tensors: a graph keeps its memory."""
+def patch_torch(patch, gpus: MockGpus) -> None:
+    """Let `torch.cuda` be that of the mock; GPUs that lost their context say so whenever somebody waits for them."""
+    streams = gpus.streams
+    to = torch.Tensor.to
 
-    def __init__(self, gpu: CheckedLauncher, graph: _Graph, patch):
-        super().__init__()
-        self._steps, self._is_in_gemm = graph.steps, False
-        patch.setattr(gpu, "_launch", self._recording_launches(gpu, gpu._launch))
-        # The reference multiplies by NumPy, whose ops nobody sees.
-        patch.setattr(gemm, "multiply", self._recording_gemms(gemm.multiply))
-
-    @classmethod
-    def is_infra_mode(cls) -> bool:
-        return True
-
-    def _recording_launches(self, gpu: CheckedLauncher, begin: Callable) -> Callable:
-        def launch_and_record(launch: Launch) -> None:
-            self._steps.append(lambda: gpu(launch))
-            begin(launch)
-
-        return launch_and_record
-
-    def _recording_gemms(self, multiply: Callable) -> Callable:
-        def multiply_and_record(*operands, **options) -> torch.Tensor:
-            self._is_in_gemm = True
-            product = multiply(*operands, **options)
-            self._is_in_gemm = False
-            self._steps.append(lambda: product.copy_(multiply(*operands, **options)))
-            return product
-
-        return multiply_and_record
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        results = func(*args, **(kwargs or {}))
-        if not self._is_in_gemm:
-            self._steps.append(lambda: _write_again(func(*args, **(kwargs or {})), results))
-        return results
-
-
-def _write_again(found: object, results: object) -> None:
-    for again, result in zip(tree_leaves(found), tree_leaves(results), strict=True):
-        if isinstance(result, torch.Tensor) and again.data_ptr() != result.data_ptr():
-            result.copy_(again)
-
-
-def patch_torch(patch, gpu: CheckedLauncher) -> None:
-    """Let `torch.cuda` be the mock GPU's; GPUs that lost their context say so whenever somebody waits for them."""
-    streams = gpu.heap.streams
-    major, minor = gpu.target.capability
-    sizes = {"multi_processor_count": 7, "total_memory": 1 << 30}
-    properties = SimpleNamespace(name=NAME, major=major, minor=minor, **sizes)
-
-    def synchronize(_device=None) -> None:
-        if gpu.driver.failure is not None:
+    def synchronize(_device: Any = None) -> None:
+        if gpus.driver.failure is not None:
             raise RuntimeError("CUDA error: unspecified launch failure")
-        streams.synchronize()
+        # Side streams first: only events may make them wait for the others.
+        for stream in reversed(streams._streams):
+            stream.synchronize()
+
+    def properties(device: torch.device) -> SimpleNamespace:
+        major, minor = gpus.launchers[device.index or 0].target.capability
+        return SimpleNamespace(name=NAME, major=major, minor=minor, multi_processor_count=7, total_memory=1 << 30)
+
+    class CUDAGraph:
+        def __init__(self) -> None:
+            self.captured: Graph | None = None
+
+        def replay(self) -> None:
+            assert self.captured is not None
+            self.captured.replay(streams.current)
 
     @contextmanager
-    def capture(graph: _Graph) -> Iterator[None]:
-        stream = streams.make()
-        stream.wait_stream(streams.current)
-        with patch.context() as during:
-            during.setattr(streams, "is_capturing", True)
-            with streams.use(stream), _Capture(gpu, graph, during):
-                yield
-            stream.synchronize()
+    def capture(graph: CUDAGraph) -> Iterator[None]:
+        with streams.capture() as captured:
+            yield
+        graph.captured = captured
+
+    def to_host(tensor: torch.Tensor) -> torch.Tensor:
+        if gpus.heap.device_of(tensor) is None:
+            return tensor
+        gpus.heap.stream_of(tensor).synchronize()
+        with _disable_current_modes():
+            return tensor.detach().clone()
+
+    def move(tensor: torch.Tensor, *given: Any, **options: Any) -> torch.Tensor:
+        return to_host(tensor) if given == ("cpu",) else to(tensor, *given, **options)
 
     for name, value in {
         "is_available": lambda: True,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
-        "device": lambda _device: nullcontext(),
-        "get_device_properties": lambda _device: properties,
+        "device_count": lambda: len(gpus.launchers),
+        "get_device_properties": properties,
         "synchronize": synchronize,
         "_sleep": lambda _cycles: None,
         "Event": _Event,
-        "Stream": lambda _device: streams.make(),
+        "Stream": lambda device: streams.make(torch.device(device).index),
         "stream": streams.use,
         # torch's capture keeps the state of generators.
         "get_rng_state": lambda: torch.zeros(16, dtype=torch.uint8),
         "set_rng_state": lambda _state: None,
-        "CUDAGraph": _Graph,
+        "CUDAGraph": CUDAGraph,
         "graph": capture,
     }.items():
         patch.setattr(torch.cuda, name, value)
+    # To torch, what is on a mock GPU is on the CPU already.
+    patch.setattr(torch.Tensor, "cpu", to_host)
+    patch.setattr(torch.Tensor, "to", move)

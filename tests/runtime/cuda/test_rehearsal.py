@@ -1,4 +1,4 @@
-"""`steelyard verify-gpu --quick` from its options to its report, on the mock GPU."""
+"""`steelyard verify-gpu --quick` from its options to its report, on two mock GPUs."""
 
 import contextlib
 import io
@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 from corrupted_launches import corrupting
-from mock_cuda import NAME, patch_torch
-from mock_gpu import CheckedLauncher, mock_gpu
+from mock_cuda import NAME, patch_torch, place_on
+from mock_gpu import CheckedLauncher, mock_gpu, mock_gpus
 
 from steelyard import recipes
 from steelyard.runtime.cuda.kernels import Kernels
 from steelyard.targets.architectures import TARGETS
 from steelyard.tools import cli, gpu_models, verify_gpu
+from steelyard.tools.gpu_checks import CheckSkipped
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
 # One worker runs them: they share what the command found.
@@ -40,16 +41,25 @@ class Rehearsal:
         return {result["name"]: result["status"] for result in self.written["results"]}
 
 
+def skip(*_) -> str:
+    raise CheckSkipped("there are two mock GPUs")
+
+
+compare_quantized_weights = gpu_models._compare_quantized_weights
+
+
 @contextlib.contextmanager
 def mock_machine(patch, library, target: str, names: tuple[str, ...]):
-    """A machine whose one GPU is the mock, for which there are only these recipes."""
-    with mock_gpu(patch, library, target) as gpu:
-        patch_torch(patch, gpu)
+    """A machine with two mock GPUs, for which there are only these recipes."""
+    with mock_gpus(patch, library, [target, target]) as gpus:
+        patch_torch(patch, gpus)
         patch.setattr(recipes, "NAMES", names)
-        patch.setattr(verify_gpu, "place_on", lambda _: verify_gpu.Device(Kernels(gpu), "cpu"))
+        patch.setattr(verify_gpu, "place_on", lambda device: place_on(gpus, device))
         patch.setattr(verify_gpu, "QUICK", TINY)
+        # To torch's capture, a tensor of parts is on the CPU with a number, and others are on the one without.
+        patch.setattr(gpu_models, "_compare_quantized_weights", skip)
         try:
-            yield gpu
+            yield gpus
         finally:
             torch._dynamo.reset()
 
@@ -71,18 +81,26 @@ def rehearsal(library, tmp_path_factory):
 
 
 @pytest.fixture
-def gpu(monkeypatch, library):
-    with mock_machine(monkeypatch, library, "sm_100a", ("mxfp8",)) as gpu:
-        yield gpu
+def gpus(monkeypatch, library):
+    with mock_machine(monkeypatch, library, "sm_100a", ("mxfp8",)) as gpus:
+        yield gpus
 
 
 def test_every_check_passes(rehearsal):
     assert rehearsal.code == 0
     not_passed = {name: status for name, status in rehearsal.statuses().items() if status != "passed"}
-    assert not_passed == {"other GPUs": "not run"}
+    assert not_passed == {"quantized weights mxfp8": "not run"}
     assert rehearsal.written["ended"] == "complete"
     (cold,) = [r["detail"] for r in rehearsal.written["results"] if r["name"] == "a kernel first launched in a capture"]
     assert cold.startswith("refused: ")
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", pytest.param("nvfp4", marks=pytest.mark.slow)])
+def test_quantized_weights_on_one_gpu(monkeypatch, library, recipe):
+    with mock_gpu(monkeypatch, library, "sm_100a") as gpu:
+        place = verify_gpu.Device(Kernels(gpu), "cpu")
+        assert compare_quantized_weights(place, recipe, *gpu_models.make_mlp(32)) == ""
+    torch._dynamo.reset()
 
 
 def test_every_group_and_family_of_kernels_is_there(rehearsal):
@@ -106,6 +124,8 @@ def test_every_group_and_family_of_kernels_is_there(rehearsal):
         "mlp mxfp8",
         "quantized weights mxfp8",
         "two streams mxfp8",
+        "kernels on cuda:1",
+        "model on cuda:1",
         "cuda graph mxfp8",
         "a kernel first launched in a capture",
         "gemm bf16",
@@ -133,7 +153,7 @@ def test_the_file_says_what_ran_where(rehearsal):
         "compute_capability": "10.0",
         "multiprocessors": 7,
         "memory_bytes": 1 << 30,
-        "count": 1,
+        "count": 2,
     }
     assert written["options"] == {"quick": True, "only": None, "device": "cuda", "limit": 300}
     assert written["software"]["torch"] == torch.__version__
@@ -171,9 +191,9 @@ def test_the_cells_of_the_notebook_run(rehearsal, monkeypatch, tmp_path, capsys)
     assert all(name in printed for name in rehearsal.statuses())
 
 
-def test_a_wrong_kernel_is_reported(gpu, monkeypatch, tmp_path):
-    broken = corrupting(gpu, lambda kernel: kernel.name.startswith("epilogue_gelu"))
-    monkeypatch.setattr(verify_gpu, "place_on", lambda _: verify_gpu.Device(Kernels(broken), "cpu"))
+def test_a_wrong_kernel_is_reported(gpus, monkeypatch, tmp_path):
+    broken = corrupting(gpus.launchers[0], lambda kernel: kernel.name.startswith("epilogue_gelu"))
+    monkeypatch.setattr(verify_gpu, "place_on", lambda _: verify_gpu.Device(Kernels(broken), "cpu:0"))
     found = rehearse(tmp_path / "report.json", "--only", "kernels")
     assert found.code == 1
     failed = [result for result in found.written["results"] if result["status"] == "failed"]
@@ -182,7 +202,7 @@ def test_a_wrong_kernel_is_reported(gpu, monkeypatch, tmp_path):
     assert found.written["ended"] == "complete"
 
 
-def test_a_lost_context_is_reported_once(gpu, monkeypatch, tmp_path):
+def test_a_lost_context_is_reported_once(gpus, monkeypatch, tmp_path):
     """A kernel that touches memory that is not its own: every later call of a real driver would fail."""
     launch = CheckedLauncher.__call__
 
@@ -204,18 +224,19 @@ def test_a_lost_context_is_reported_once(gpu, monkeypatch, tmp_path):
     assert found.printed[-2].endswith("not run (context lost)")
 
 
-def test_an_interrupted_command_writes_what_it_found(gpu, monkeypatch, tmp_path, capsys):
+def test_an_interrupted_command_writes_what_it_found(gpus, monkeypatch, tmp_path, capsys):
     def interrupt(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(gpu_models, "_compare_streams", interrupt)
     found = rehearse(tmp_path / "report.json", "--only", "streams,devices")
     assert (found.code, found.written["ended"]) == (130, "interrupted")
-    assert found.statuses() == {"two streams mxfp8": "not run", "other GPUs": "not run"}
+    assert set(found.statuses().values()) == {"not run"}
+    assert list(found.statuses()) == ["two streams mxfp8", "kernels on cuda:1", "model on cuda:1"]
     assert capsys.readouterr().err == "steelyard verify-gpu: interrupted\n"
 
 
-def test_a_command_that_hangs_writes_what_it_found_and_ends(gpu, monkeypatch, tmp_path):
+def test_a_command_that_hangs_writes_what_it_found_and_ends(gpus, monkeypatch, tmp_path):
     ended, codes = threading.Event(), []
 
     def end(code: int) -> None:
@@ -226,11 +247,11 @@ def test_a_command_that_hangs_writes_what_it_found_and_ends(gpu, monkeypatch, tm
     monkeypatch.setattr(gpu_models, "_compare_streams", lambda *_: str(ended.wait(60)))
     found = rehearse(tmp_path / "report.json", "--only", "streams,devices", "--limit", "1")
     assert (codes, found.written["ended"]) == ([1], "hung")
-    assert found.statuses() == {"two streams mxfp8": "failed", "other GPUs": "not run"}
+    assert list(found.statuses().values()) == ["failed", "not run", "not run"]
 
 
-def test_without_a_file_the_last_line_suggests_one(gpu, capsys):
-    assert cli.main(["verify-gpu", "--quick", "--only", "devices"]) == 0
+def test_without_a_file_the_last_line_suggests_one(gpus, capsys):
+    assert cli.main(["verify-gpu", "--quick", "--only", "streams"]) == 0
     assert "--json report.json" in capsys.readouterr().out.splitlines()[-1]
 
 

@@ -9,7 +9,7 @@ import mock_gpu
 import pytest
 import torch
 from corrupted_launches import corrupting
-from mock_cuda import patch_torch
+from mock_cuda import patch_torch, place_on
 from simulation import Simulator, simulated
 
 from steelyard import recipes
@@ -18,6 +18,7 @@ from steelyard.formats.gemms import KINDS
 from steelyard.runtime.cuda import devices, gemm
 from steelyard.runtime.cuda.kernels import Kernels
 from steelyard.runtime.cuda.launches import Launch
+from steelyard.runtime.cuda.streams import Moment
 from steelyard.targets.architectures import TARGETS
 from steelyard.tools import cli, gpu_models, gpu_speed, targets, verify_gpu
 from steelyard.tools.gpu_checks import CheckFailed, Device, Result, guarded
@@ -191,13 +192,14 @@ class TestStreamsAndGraphs:
     @pytest.fixture
     def place(self, monkeypatch, library, mxfp8_only):
         pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
-        with mock_gpu.mock_gpu(monkeypatch, library, "sm_90a") as gpu:
-            patch_torch(monkeypatch, gpu)
-            yield Device(Kernels(gpu), "cpu")
+        with mock_gpu.mock_gpus(monkeypatch, library, ["sm_90a", "sm_90a"]) as gpus:
+            patch_torch(monkeypatch, gpus)
+            yield place_on(gpus)
 
-    def test_streams_that_compute_unlike_are_found(self, place, monkeypatch):
-        monkeypatch.setattr(gpu_models, "_compiled", lambda *_: Net(0.0, 0.0, 1.0))
+    def test_a_stream_that_does_not_wait_is_found(self, place, monkeypatch):
+        monkeypatch.setattr(Moment, "wait", lambda *_: None)
         failed = failures(gpu_models.stream_checks(place, 32))
+        torch._dynamo.reset()
         assert failed == {"two streams mxfp8": "the second stream's result differs"}
 
     def test_a_replay_that_reads_other_memory_is_found(self, place, monkeypatch):
@@ -215,7 +217,7 @@ class TestStreamsAndGraphs:
 
             launcher = Refusing()
             launcher.target = target
-            _, cold = gpu_models.graph_checks(Device(Kernels(launcher), "cpu"), 32)
+            _, cold = gpu_models.graph_checks(Device(Kernels(launcher), "cpu:0"), 32)
             return guarded(cold.name, cold.run)
 
         refused = run(TargetError("call the net once before it is captured"))
