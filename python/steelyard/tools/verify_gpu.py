@@ -24,7 +24,7 @@ _CHECKED_WITHOUT = (
     "NVIDIA's own conversions, compiled for the host, agree with the casts, where the CUDA toolkit is installed",
     "constants of the PTX, changed one by one, are noticed by these comparisons in most places",
     "ptxas assembles it without spills, where the CUDA toolkit is installed",
-    "the calls of scaled_mm are checked on torch's meta device",
+    "the calls of scaled_mm are checked on torch's meta device, and by the rules of its CUDA build",
     "the host code runs against a mock of the driver that checks every access to memory",
     "compiled models run forward and backward on that mock, and leave the bytes of the CPU target",
     "this command runs on that mock, from its options to its report",
