@@ -72,6 +72,7 @@ def quantized_shapes(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _fresh_capture():
-    """torch keeps compiled code per code object, and models of several tests share one."""
+    """torch keeps compiled code, and which sizes change, per code object, and models of several tests share one."""
+    torch._dynamo.reset()
     yield
     torch._dynamo.reset()

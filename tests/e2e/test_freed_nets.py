@@ -28,6 +28,15 @@ class Two(nn.Module):
         return self.second(torch.relu(self.first(x)))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _younger_objects_only():
+    """Let collections look at what these tests make, and not at all that other tests and libraries left."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def collect() -> None:
     # What torch keeps in C++ goes one layer at a time.
     for _ in range(4):
