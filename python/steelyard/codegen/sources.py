@@ -11,7 +11,8 @@ from steelyard.codegen.values import Value, convert, i32, loop, select, signed_t
 
 _VECTOR_BYTES = 16
 _LINE_VECTORS = 8  # 128 bytes: what a warp should read of a row at once
-_LOADS = 4  # independent ones in flight
+LOADS_IN_FLIGHT = 4
+"""Independent loads that a thread makes before it waits for the first."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Source:
 
     def _each(self, scope: Scope, count: int, threads: int, load: Callable[[Value], Callable[[], None]]) -> None:
         """Several loads, then their stores, so that the loads wait together; of two inputs half as many of each."""
-        unrolled = _LOADS // self.inputs
+        unrolled = LOADS_IN_FLIGHT // self.inputs
 
         def body(first: Value) -> None:
             stores = [load(first + index * threads) for index in range(unrolled)]

@@ -19,12 +19,16 @@ from shared_memory import SharedMemory
 
 @dataclass
 class Traffic:
-    """How accesses of warps coalesced: 32-byte sectors of global memory, and bank conflicts in shared memory."""
+    """What warps issued, and how their accesses coalesced: 32-byte sectors of global memory, conflicts in shared."""
 
     requested: Counter = field(default_factory=Counter)
     sectors: Counter = field(default_factory=Counter)
     conflicts: dict[str, int] = field(default_factory=dict)
     """Opcode of shared accesses -> the most words that one bank had to serve at once."""
+    wavefronts: Counter = field(default_factory=Counter)
+    """Opcode of shared accesses -> how often all banks together were busy with them."""
+    issued: Counter = field(default_factory=Counter)
+    """Opcode -> warps that executed it, whichever of their lanes did."""
 
 
 def run(
@@ -94,12 +98,14 @@ class Launch:
         lanes, steps = Lanes(self, mask), self.entry.steps
         while True:
             if counter not in steps and self._turn(counter, lanes):
+                self._count(self.entry.code[counter], lanes)
                 return None
             instruction = self.entry.code[counter]
             if instruction.opcode in EXCHANGES:
                 lanes = Lanes(self, self._gather_warps(counter, lanes.mask))
                 if not lanes.numbers.size:
                     return None
+            self._count(instruction, lanes)
             try:
                 steps[counter](self, lanes)
             except PtxError as error:
@@ -107,6 +113,10 @@ class Launch:
             counter += 1
             if counter in self.ready:
                 return self._add(self.ready, counter, lanes.mask)
+
+    def _count(self, instruction: Instruction, lanes: Lanes) -> None:
+        if self.measured:
+            self.traffic.issued[instruction.opcode] += int(lanes.mask.reshape(-1, WARP).any(axis=1).sum())
 
     def _turn(self, counter: int, lanes: Lanes) -> bool:
         """Whether these threads branch, wait or end here; otherwise the instruction here is decoded."""
@@ -232,5 +242,7 @@ class Launch:
         lanes_at_once = WARP if size <= 4 else 128 // size
         word = (addresses.astype(np.int64) - shared_memory.BASE) // 4
         words = np.unique(np.stack((lanes.numbers // lanes_at_once, word % 32, word)), axis=1)
-        _, per_bank = np.unique(words[:2], axis=1, return_counts=True)
+        banks, per_bank = np.unique(words[:2], axis=1, return_counts=True)
         self.traffic.conflicts[access] = max(self.traffic.conflicts.get(access, 1), int(per_bank.max()))
+        _, firsts = np.unique(banks[0], return_index=True)
+        self.traffic.wavefronts[access] += int(np.maximum.reduceat(per_bank, firsts).sum())
