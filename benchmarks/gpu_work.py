@@ -17,7 +17,7 @@ from instruction_costs import costs_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runtime" / "cuda"))
 
-from ptx_interpreter import Traffic
+from ptx_interpreter import Traffic, counted_name
 from ptx_text import parse
 from simulation import Simulator
 
@@ -95,4 +95,4 @@ def _machine_instructions(cubin: bytes) -> int:
 def counted_instructions(kernel: Kernel, target: str) -> int:
     """The instructions of a kernel's PTX, each with its costs: comparable with those of the machine."""
     (entry,) = parse(compile_kernel(kernel, TARGETS[target]).ptx)[1].values()
-    return int(costs_of(Counter(instruction.opcode for instruction in entry.code)).total())
+    return int(costs_of(Counter(map(counted_name, entry.code))).total())

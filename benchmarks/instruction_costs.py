@@ -16,7 +16,8 @@ UNITS = (FP32, FP64, INTEGER, MULTIPLY, NARROW, CONVERT, SPECIAL, EXCHANGE, OTHE
 
 # The first pattern that matches an opcode says what it costs.
 _COSTS: tuple[tuple[str, dict[str, int]], ...] = (
-    # Parameters are operands from constant memory, and moves a renaming of registers.
+    (r"mov\.b32 \{", {INTEGER: 1}),  # halves are put together, or taken apart
+    # Parameters are operands from constant memory, moves and the words of 64 bits a renaming of registers.
     (r"ld\.param|mov\.|ret|cvt\.u64\.u(8|16|32)|cvt\.u\d+\.u64|cvt\.u8\.", {}),
     (r"(ld|st)\.(global|shared)|(atom|red)\.|bra|bar\.", {OTHER: 1}),
     (r"shfl\.", {EXCHANGE: 1}),
@@ -36,7 +37,7 @@ _COSTS: tuple[tuple[str, dict[str, int]], ...] = (
     (r"(add|sub|mul|fma|neg|abs)\.(rn\.)?f64", {FP64: 1}),
     (r"(add|sub|mul|fma|neg|abs)\.(rn\.)?b?f(16|32)", {FP32: 1}),
     (r"\w+\.(\w+\.)?[bus]64", {INTEGER: 2}),
-    (r"(add|sub|neg|and|or|xor|not|shl|shr|setp|selp|min|max|cvt|bfe|prmt)\.", {INTEGER: 1}),
+    (r"(add|sub|neg|and|or|xor|not|shl|shr|setp|selp|min|max|cvt|bfe|prmt|copysign)\.", {INTEGER: 1}),
 )
 
 

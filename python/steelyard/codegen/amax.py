@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 from steelyard.codegen import hadamard
-from steelyard.codegen.copies import CHUNK, amax_bits
 from steelyard.codegen.kernel import Kernel, Parameter, Scope
 from steelyard.codegen.memory import barrier, first_lane, warp_maximum
 from steelyard.codegen.sizes import Size
 from steelyard.codegen.sources import Place, Source, place_of, tiles_of
+from steelyard.codegen.strips import CHUNK, Strip, column_strip, row_strip, strip_count
 from steelyard.codegen.tile import Tile
-from steelyard.codegen.values import Value, constant, loop, maximum_unsigned, signed_to, when
+from steelyard.codegen.values import Value, constant, maximum_unsigned, signed_to, when
 
 _SIDE = 64
 
@@ -41,25 +41,33 @@ class AmaxKernel(Kernel):
         place = place_of(scope, _SIDE)
         self.source.fill(scope, tile, place, self.threads)
         barrier()
+        for line, largest in enumerate(self._amaxes(scope, tile)):
+            self._store(scope, place, line, largest)
 
-        def grow(index: Value, largest: Value) -> list[Value]:
-            values = self._read(tile, index % _SIDE, index // _SIDE * CHUNK)
-            return [maximum_unsigned(largest, amax_bits(values))]
+    def _strip(self, scope: Scope, step: int) -> Strip:
+        """The number of threads is a multiple of the side: a thread stays on its lines."""
+        index = scope.thread + step * self.threads
+        return column_strip(index, _SIDE) if self.columnwise else row_strip(index, _SIDE, CHUNK)
 
-        # The number of threads is a multiple of the side: a thread stays on its line.
-        (largest,) = loop(scope.thread, _SIDE * _SIDE // CHUNK, self.threads, grow, [constant(0, "i32")])
-        self._store(scope, place, largest)
+    def _amaxes(self, scope: Scope, tile: Tile) -> list[Value]:
+        """The amax of each line that a thread takes, of what it takes of it."""
+        lines = 2 if self.columnwise else 1
+        found = [constant(0, "i32")] * lines
+        for step in range(strip_count(_SIDE, lines, 1) // self.threads):
+            chunk = self._strip(scope, step).read(tile, 0)
+            if self.rht:
+                own = [hadamard.transform_line(line, chunk.dtype).amaxes()[0] for line in chunk.values()]
+            else:
+                own = chunk.amaxes()
+            found = [maximum_unsigned(a, b) for a, b in zip(found, own, strict=True)]
+        return found
 
-    def _read(self, tile: Tile, across: Value, along: Value) -> list[Value]:
-        values = tile.read(across, along, CHUNK, columnwise=self.columnwise)
-        return hadamard.transform(values) if self.rht else values
-
-    def _store(self, scope: Scope, place: Place, largest: Value) -> None:
+    def _store(self, scope: Scope, place: Place, index: int, largest: Value) -> None:
         amax = scope.pointer("amax")
         if not self.per_line:
             of_warp = warp_maximum(largest)
             first_lane(scope.thread, lambda: amax.raise_to(of_warp))
             return
         start, lines = (place.column, place.columns) if self.columnwise else (place.row, place.rows)
-        line = start + scope.thread % _SIDE
+        line = start + self._strip(scope, 0).across + index
         when(line < lines, lambda: amax.at(signed_to(line, "i64") * 4).raise_to(largest))

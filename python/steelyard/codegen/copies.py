@@ -1,16 +1,15 @@
-"""One quantized copy of a tile: each thread takes runs of elements along the reduction, a block's width each.
+"""One quantized copy of a tile: each thread takes strips of it along the reduction.
 
-A run is read in chunks of 16 values. The amax of a run is joined with those of the other rows of its block, gives the
-scale, and the chunks are cast; codes go through shared memory so that they leave it as whole lines.
+The amaxes of a strip are joined with those of other lanes where a block spans several, and give the scales by which its
+values are cast; codes go through shared memory so that they leave it as whole lines.
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from steelyard.codegen import four_over_six, hadamard
-from steelyard.codegen.formats import CANONICAL_NAN, encode_words
+from steelyard.codegen.formats import encode_pair, encode_words
 from steelyard.codegen.kernel import Parameter, Scope
 from steelyard.codegen.memory import (
     Pointer,
@@ -29,17 +28,30 @@ from steelyard.codegen.scale_rules import (
     scale_from_amax,
 )
 from steelyard.codegen.sources import Place
+from steelyard.codegen.strips import (
+    CHUNK,
+    HALF_WARP,
+    Chunk,
+    Strip,
+    column_strip,
+    join_peaks,
+    line_amaxes,
+    no_peaks,
+    row_strip,
+    strip_count,
+)
 from steelyard.codegen.tile import Tile
 from steelyard.codegen.values import (
     Value,
     bitcast,
-    compare_unsigned,
     constant,
     convert,
+    either,
     i32,
     loop,
     maximum_unsigned,
     minimum_signed,
+    repeat,
     select,
     signed_to,
     when,
@@ -47,16 +59,9 @@ from steelyard.codegen.values import (
 from steelyard.formats.parts import is_stored_transposed
 from steelyard.formats.schemes import Scheme
 
-CHUNK = 16
 _DTYPE_MAX = {"f32": float(np.finfo(np.float32).max), "bf16": 3.3895313892515355e38, "f16": 65504.0}
-
-
-@dataclass(frozen=True)
-class Run:
-    """Where a run lies: `across` is a row of the stored array (of MX columns: a column), `along` its first element."""
-
-    across: Value
-    along: Value
+_HELD_CHUNKS = 2
+"""Chunks that a thread keeps in registers from its amax to its cast; longer strips are read twice."""
 
 
 @dataclass(frozen=True)
@@ -112,35 +117,66 @@ class Copy:
     def codes_bytes(self, count: int) -> int:
         return count // 2 if self.is_fp4 else count
 
-    def staging_pitch(self, side: int) -> int:
-        """Bytes from one staged line to the next: one chunk more than a line, for the banks' sake."""
-        return self.codes_bytes(side) + self.codes_bytes(CHUNK)
+
+@dataclass(frozen=True)
+class Staging:
+    """Codes on their way out, line by line. Like those of a tile, lines are apart so that their banks differ."""
+
+    memory: Pointer
+    line_bytes: int
+    chunk_bytes: int
+
+    @classmethod
+    def allocate(cls, scope: Scope, copies: tuple[Copy, ...], side: int) -> "Staging":
+        """Memory for one copy after the other."""
+        line, chunk = (max(copy.codes_bytes(count) for copy in copies) for count in (side, CHUNK))
+        return cls(scope.shared.allocate(side * (line + chunk) + side // CHUNK * 2 * CHUNK), line, chunk)
+
+    def of(self, copy: Copy, side: int) -> "Staging":
+        """The same memory, laid out for a copy."""
+        return Staging(self.memory, copy.codes_bytes(side), copy.codes_bytes(CHUNK))
+
+    def at(self, line: Value, offset: Value) -> Pointer:
+        return self.memory.at(line * (self.line_bytes + self.chunk_bytes) + (line >> 4) * (2 * CHUNK) + offset)
+
+    def lines_further(self, lines: int) -> int:
+        """Bytes from one line to another, of the same 16 or whole sixteens further."""
+        return lines * (self.line_bytes + self.chunk_bytes) + lines // CHUNK * 2 * CHUNK
 
 
 @dataclass(frozen=True)
 class CopyPass:
-    """The making of a copy of one tile."""
+    """The making of a copy of one tile. `is_whole`: the tile lies in the matrix with all of its elements."""
 
     copy: Copy
     scope: Scope
     tile: Tile
     place: Place
-    staging: Pointer
+    is_whole: Value
+    staging: Staging
     random: RandomTile | None
     block_amax: Pointer | None
     threads: int
 
     def make(self) -> None:
         """Stage the codes, store the scales, then store the codes; all threads take part."""
-        random = self._fill_random()
+        self._fill_random()
         scales = self._tensor_scales()
-        runs = self.tile.side // self.copy.width * self.tile.side
-        if self.copy.scheme.family == "tensor" or runs > self.threads:
-            loop(self.scope.thread, runs, self.threads, lambda index: self._make_run(index, scales, random))
-        else:
-            self._make_run(self.scope.thread, scales, random)
+        strips = strip_count(self.tile.side, self._lines, self._chunks)
+        repeat(strips // self.threads, lambda step: self._make_strip(step * self.threads + self.scope.thread, scales))
         barrier()
         self._store_codes()
+
+    @property
+    def _lines(self) -> int:
+        """Lines of a strip: two columns share the words of their rows."""
+        return 2 if self.copy.columnwise else 1
+
+    @property
+    def _chunks(self) -> int:
+        """Chunks of a strip: lanes half a warp apart share a block of columns."""
+        chunks = self.copy.width // CHUNK
+        return max(1, chunks // 2) if self.copy.columnwise else chunks
 
     @property
     def _limits(self) -> tuple[Value, Value]:
@@ -156,25 +192,15 @@ class CopyPass:
     def _pointer(self, name: str) -> Pointer:
         return self.scope.pointer(f"{self.copy.usage}_{name}")
 
-    def _fill_random(self) -> RandomTile | None:
+    def _fill_random(self) -> None:
         if self.random is None:
-            return None
+            return
         state = RandomState.load(self._pointer("rng"), int(self.copy.columnwise))
-        parts = self.tile.side // CHUNK + 1
         columns = self.place.columns
         if self.copy.scheme.rht and not self.copy.columnwise:
             columns = _rounded_up(columns, CHUNK)
-        random = self.random
-
-        def fill(index: Value) -> None:
-            row, part = index // parts, index % parts
-            wide_row = signed_to(self.place.row + row, "i64")
-            first = wide_row * signed_to(columns, "i64") + signed_to(self.place.column, "i64")
-            random.fill_row_part(state, row, part, first)
-
-        loop(self.scope.thread, self.tile.side * parts, self.threads, fill)
+        self.random.fill(state, self.place.row, self.place.column, columns, self.scope.thread, self.threads)
         barrier()
-        return random
 
     def _tensor_scales(self) -> tuple[Value, Value] | None:
         """What one tensor's values share: encode and decode scale."""
@@ -200,118 +226,136 @@ class CopyPass:
         encode_scale = scale_from_amax(amax, nvfp4_range(self.copy.scheme))
         return encode_scale, 1.0 / encode_scale
 
-    def _run_of(self, index: Value) -> Run:
-        """Neighbouring threads take neighbouring rows: the rows of a block are then lanes of one warp."""
+    def _make_strip(self, index: Value, scales: tuple[Value, Value] | None) -> None:
         side = self.tile.side
-        return Run(index % side, index // side * self.copy.width)
-
-    def _make_run(self, index: Value, scales: tuple[Value, Value] | None, random: RandomTile | None) -> None:
-        run = self._run_of(index)
+        if self.copy.columnwise:
+            strip = column_strip(index, side, self._chunks)
+        else:
+            strip = row_strip(index, side, self.copy.width)
         makers = {
             "tensor": self._cast_tensor,
             "block": self._cast_block,
             "mx": self._cast_mx,
             "nvfp4": self._cast_nvfp4,
         }
-        makers[self.copy.scheme.family](run, scales, random)
+        makers[self.copy.scheme.family](strip, scales)
 
-    def _read(self, run: Run, offset: Value | int = 0) -> list[Value]:
-        """A chunk of a run, transformed where the scheme transforms."""
-        values = self.tile.read(run.across, run.along + offset, CHUNK, columnwise=self.copy.columnwise)
-        return hadamard.transform(values) if self.copy.scheme.rht else values
-
-    def _is_inside(self, run: Run) -> Value:
-        across, along = self._limits
-        return (run.across < across) & (run.along < along)
-
-    def _cast_tensor(self, run: Run, scales, _random) -> None:
-        values = self._read(run)
-        self._stage(run, 0, [value * scales[0] for value in values])
+    def _cast_tensor(self, strip: Strip, scales) -> None:
+        chunk = strip.read(self.tile, 0)
+        self._stage(strip, 0, [[value * scales[0] for value in line] for line in chunk.values()])
         if self.copy.given_scale:
-            largest = warp_maximum(amax_bits(values))
+            largest = warp_maximum(_largest_of(chunk.amaxes()))
             first_lane(self.scope.thread, lambda: self._pointer("amax").raise_to(largest))
 
-    def _cast_block(self, run: Run, _scales, _random) -> None:
-        amax = bitcast(self._join_rows(self._run_amax(run)), "f32")
+    def _cast_block(self, strip: Strip, _scales) -> None:
         scheme = self.copy.scheme
-        scale = scale_from_amax(
-            amax,
-            scheme.element_max,
-            epsilon=scheme.epsilon,
-            power_of_two=scheme.power_of_two,
-            limit=_DTYPE_MAX[self.tile.dtype],
-        )
-        self._store_scale(run, 1.0 / scale)
-        self._stage_chunks(run, scale)
-
-    def _cast_mx(self, run: Run, _scales, _random) -> None:
-        amax = bitcast(self._join_rows(self._run_amax(run)), "f32")
-        byte = e8m0_from_amax(amax, self.copy.scheme, self.scope.target)
-        self._store_scale(run, convert(byte, "i8"))
-        self._stage_chunks(run, e8m0_encode_factor(byte))
-
-    def _cast_nvfp4(self, run: Run, scales, random: RandomTile | None) -> None:
-        scheme = self.copy.scheme
-        values = self._read(run)
-        block_amax = bitcast(self._join_rows(amax_bits(values)), "f32")
-        amax = self._amax_of(run) if scales is None else self._pointer("amax").load("f32")
-        encode_scale, decode_scale = self._second_level(amax) if scales is None else scales
-        if scheme.four_over_six != "none":
-            words, byte = four_over_six.choose(
-                values,
-                block_amax,
+        amaxes, chunks = self._amaxes(strip)
+        factors = [
+            scale_from_amax(
                 amax,
-                (encode_scale, decode_scale),
-                scheme.four_over_six,
-                self._add_rows,
-                self.scope.target,
+                scheme.element_max,
+                epsilon=scheme.epsilon,
+                power_of_two=scheme.power_of_two,
+                limit=_DTYPE_MAX[self.tile.dtype],
             )
-            self._stage_words(run, 0, words)
-        else:
-            byte = nvfp4_block_byte(block_amax, encode_scale)
-            factor = nvfp4_encode_factor(byte, decode_scale)
-            self._stage(run, 0, self._dithered(run, [value * factor for value in values], random))
-        self._store_scale(run, byte)
+            for amax in amaxes
+        ]
+        self._store_scales(strip, [1.0 / factor for factor in factors])
+        self._stage_chunks(strip, chunks, factors)
 
-    def _amax_of(self, run: Run) -> Value:
-        """The amax of the run's row; outside of the matrix that of its last row."""
+    def _cast_mx(self, strip: Strip, _scales) -> None:
+        amaxes, chunks = self._amaxes(strip)
+        scales = [e8m0_from_amax(amax, self.copy.scheme, self.scope.target) for amax in amaxes]
+        self._store_scales(strip, [convert(byte, "i8") for byte in scales])
+        self._stage_chunks(strip, chunks, [e8m0_encode_factor(byte) for byte in scales])
+
+    def _cast_nvfp4(self, strip: Strip, scales) -> None:
+        values, found = self._transformed(strip.read(self.tile, 0))
+        block_amaxes = [bitcast(bits, "f32") for bits in self._join_lanes(found)]
+        amaxes = [self._amax_of(strip, line) for line in range(strip.lines)]
+        levels = [self._second_level(amax) if scales is None else scales for amax in amaxes]
+        if self.copy.scheme.four_over_six != "none":
+            lines = [four_over_six.Line(*parts) for parts in zip(values, block_amaxes, amaxes, levels, strict=True)]
+            words, scale_bytes = four_over_six.choose(
+                lines, self.copy.scheme.four_over_six, self._add_lines, self.scope.target
+            )
+            self._stage_words(strip, 0, words)
+        else:
+            scale_bytes = [nvfp4_block_byte(amax, level[0]) for amax, level in zip(block_amaxes, levels, strict=True)]
+            factors = [nvfp4_encode_factor(byte, level[1]) for byte, level in zip(scale_bytes, levels, strict=True)]
+            scaled = [[value * factor for value in line] for line, factor in zip(values, factors, strict=True)]
+            self._stage(strip, 0, self._dithered(strip, scaled))
+        self._store_scales(strip, scale_bytes)
+
+    def _transformed(self, chunk: Chunk) -> tuple[list[list[Value]], list[Value]]:
+        """The values and the amax of each line, transformed where the scheme transforms."""
+        if not self.copy.scheme.rht:
+            return chunk.values(), chunk.amaxes()
+        parts = [hadamard.transform_line(line, chunk.dtype) for line in chunk.values()]
+        return [part.values()[0] for part in parts], [part.amaxes()[0] for part in parts]
+
+    def _amax_of(self, strip: Strip, line: int) -> Value:
+        """The tensor's amax, or that of a line's row; outside of the matrix that of its last row."""
+        if self.copy.scheme.second_level == "tensor":
+            return self._pointer("amax").load("f32")
         start, limit = self._starts[0], self._limits[0]
-        row = signed_to(start + minimum_signed(run.across, limit - 1), "i64")
+        row = signed_to(start + minimum_signed(strip.across + line, limit - 1), "i64")
         return self._pointer("amax").at(row * 4).load("f32")
 
-    def _dithered(self, run: Run, values: list[Value], random: RandomTile | None) -> list[Value]:
-        if random is None:
-            return values
-        drawn = []
-        for index in range(CHUNK):
-            along = run.along + index
-            pointer = random.byte(along, run.across) if self.copy.columnwise else random.byte(run.across, along)
-            drawn.append(pointer.load("i8"))
-        return [dither(value, byte) for value, byte in zip(values, drawn, strict=True)]
+    def _dithered(self, strip: Strip, lines: list[list[Value]]) -> list[list[Value]]:
+        if self.random is None:
+            return lines
+        if self.copy.columnwise:
+            drawn = self.random.read_column_pair(strip.along, strip.across)
+        else:
+            drawn = [self.random.read_row(strip.across, strip.along)]
+        return [
+            [dither(value, byte) for value, byte in zip(line, own, strict=True)]
+            for line, own in zip(lines, drawn, strict=True)
+        ]
 
-    def _run_amax(self, run: Run) -> Value:
-        def grow(offset: Value, largest: Value) -> list[Value]:
-            return [maximum_unsigned(largest, amax_bits(self._read(run, offset)))]
+    def _amaxes(self, strip: Strip) -> tuple[list[Value], list[Chunk]]:
+        """The amax of each line's block, and the chunks that were read for it, if they are few enough to keep."""
+        dtype = self.tile.dtype
 
-        (largest,) = loop(i32(0), self.copy.width, CHUNK, grow, [constant(0, "i32")])
-        return largest
+        def grow(index: Value, *peaks: Value) -> list[Value]:
+            return join_peaks(list(peaks), strip.read(self.tile, index).peaks(), dtype)
 
-    def _stage_chunks(self, run: Run, factor: Value) -> None:
-        def stage(offset: Value) -> None:
-            self._stage(run, offset, [value * factor for value in self._read(run, offset)])
+        chunks = []
+        if strip.chunks <= _HELD_CHUNKS:
+            chunks = [strip.read(self.tile, index) for index in range(strip.chunks)]
+            peaks = chunks[0].peaks()
+            for chunk in chunks[1:]:
+                peaks = join_peaks(peaks, chunk.peaks(), dtype)
+        else:
+            peaks = loop(i32(0), strip.chunks, 1, grow, no_peaks(dtype, strip.lines))
+        joined = self._join_lanes(line_amaxes(peaks, dtype, strip.lines))
+        return [bitcast(amax, "f32") for amax in joined], chunks
 
-        loop(i32(0), self.copy.width, CHUNK, stage)
+    def _stage_chunks(self, strip: Strip, chunks: list[Chunk], factors: list[Value]) -> None:
+        def stage(index: Value | int, chunk: Chunk) -> None:
+            lines = zip(chunk.values(), factors, strict=True)
+            self._stage(strip, index, [[value * factor for value in line] for line, factor in lines])
 
-    def _join_rows(self, largest: Value) -> Value:
-        """The amax of a block from those of its rows, which are lanes of a warp or, for 128x128, all threads."""
-        block = self.copy.scheme.block
-        if block == "32x32":
-            return warp_maximum(largest)
-        if block == "16x16":
-            for distance in (8, 4, 2, 1):
-                largest = maximum_unsigned(largest, shuffle_xor(largest, distance))
-            return largest
-        return self._join_threads(largest) if block == "128x128" else largest
+        for index, chunk in enumerate(chunks):
+            stage(index, chunk)
+        if not chunks:
+            loop(i32(0), strip.chunks, 1, lambda index: stage(index, strip.read(self.tile, index)))
+
+    def _join_lanes(self, amaxes: list[Value]) -> list[Value]:
+        """The amax of each line's block from those of the lanes that share it; for 128x128 they are all threads."""
+        block, columnwise = self.copy.scheme.block, self.copy.columnwise
+        if block in ("32x32", "16x16", "128x128"):
+            amax = _largest_of(amaxes)
+            if block == "16x16":
+                for distance in (4, 2, 1) if columnwise else (8, 4, 2, 1):
+                    amax = maximum_unsigned(amax, shuffle_xor(amax, distance))
+            else:
+                amax = self._join_threads(amax) if block == "128x128" else warp_maximum(amax)
+            return [amax] * len(amaxes)
+        if columnwise and self.copy.width > CHUNK:
+            return [maximum_unsigned(amax, shuffle_xor(amax, HALF_WARP)) for amax in amaxes]
+        return amaxes
 
     def _join_threads(self, largest: Value) -> Value:
         assert self.block_amax is not None
@@ -319,32 +363,38 @@ class CopyPass:
         of_warp = warp_maximum(largest)
         first_lane(self.scope.thread, lambda: slots.at(self.scope.thread >> 3).store(of_warp))
         barrier()
-        total = constant(0, "i32")
-        for slot in slots.load_words(4):
-            total = maximum_unsigned(total, slot)
-        return total
+        return _largest_of(slots.load_words(4))
 
-    def _add_rows(self, error: Value) -> Value:
-        """Errors of a 16x16 tile, its rows added as a tree; those of other blocks as they are."""
+    def _add_lines(self, errors: list[Value]) -> list[Value]:
+        """Errors of a 16x16 tile, its lines added as a tree, the farthest first; those of other blocks as they are."""
         if self.copy.scheme.block != "16x16":
-            return error
-        for distance in (8, 4, 2, 1):
-            error = error + shuffle_xor(error, distance)
-        return error
+            return errors
+        for distance in (4, 2, 1) if self.copy.columnwise else (8, 4, 2, 1):
+            errors = [error + shuffle_xor(error, distance) for error in errors]
+        return [errors[0] + errors[1]] * 2 if self.copy.columnwise else errors
 
-    def _store_scale(self, run: Run, scale: Value) -> None:
-        """One scale a run, at its place in the compact layout; of 128x128 tiles one in all."""
-        size = 4 if scale.is_float else 1
-        start_across, start_along = (signed_to(start, "i64") for start in self._starts)
-        across = start_across + signed_to(run.across, "i64")
-        along = (start_along + signed_to(run.along, "i64")) // self.copy.width
-        condition = self._is_inside(run)
-        pitch = self._scale_pitch()
+    def _store_scales(self, strip: Strip, scales: list[Value]) -> None:
+        """One scale per line, at its place in the compact layout; of 128x128 tiles one in all."""
+        width = self.copy.width
+        (start_across, start_along), pitch = (signed_to(start, "i64") for start in self._starts), self._scale_pitch()
+        size = 4 if scales[0].is_float else 1
         if self.copy.scheme.block == "128x128":
-            condition = self.scope.thread.equals(0)
-            across = start_across // 128
-        index = along * pitch + across if self._scales_lie_along_rows else across * pitch + along
-        when(condition, lambda: self._pointer("scales").at(index * size).store(scale))
+            index = start_across // width * pitch + start_along // width
+            when(self.scope.thread.equals(0), lambda: self._pointer("scales").at(index * size).store(scales[0]))
+            return
+        across, along = convert(strip.across, "i64"), convert(strip.along // width, "i64")
+        if self._scales_lie_along_rows:
+            index, further = (start_along // width) * pitch + start_across + (along * pitch + across), 1
+        else:
+            index, further = start_across * pitch + start_along // width + (across * pitch + along), pitch
+        begin = self._pointer("scales").at(index * size)
+        limit_across, limit_along = self._limits
+        stores = strip.along < limit_along
+        if self.copy.columnwise and width > CHUNK:
+            stores = stores & (strip.along % (2 * CHUNK)).equals(0)
+        for line, scale in enumerate(scales):
+            place = begin if line == 0 else begin.at(further * size)
+            when(stores & (strip.across + line < limit_across), lambda p=place, s=scale: p.store(s))
 
     @property
     def _scales_lie_along_rows(self) -> bool:
@@ -353,36 +403,54 @@ class CopyPass:
     def _scale_pitch(self) -> Value:
         """Scales from one line of the compact layout to the next."""
         if self._scales_lie_along_rows:
-            return signed_to(self.place.columns, "i64")
+            return convert(self.place.columns, "i64")
         length = self.place.rows if self.copy.columnwise else self.place.columns
-        return signed_to((length + (self.copy.width - 1)) // self.copy.width, "i64")
+        return convert((length + (self.copy.width - 1)) // self.copy.width, "i64")
 
-    def _stage(self, run: Run, offset: Value | int, values: list[Value]) -> None:
-        self._stage_words(run, offset, encode_words(values, self.copy.scheme.element, self.scope.target))
-
-    def _stage_words(self, run: Run, offset: Value | int, words: list[Value]) -> None:
-        pitch = self.copy.staging_pitch(self.tile.side)
-        along = run.along + offset
+    def _stage(self, strip: Strip, chunk: Value | int, lines: list[list[Value]]) -> None:
+        element, target = self.copy.scheme.element, self.scope.target
         if self.copy.columnwise and not self.copy.is_transposed:
-            for index in range(CHUNK):
-                byte = convert(words[index // 4] >> (8 * (index % 4)), "i8")
-                self.staging.at((along + index) * pitch + run.across).store(byte)
+            along = strip.along + chunk * strip.step
+            begin = self.staging.at(along, strip.across)
+            for row, (left, right) in enumerate(zip(*lines, strict=True)):
+                begin.at(self.staging.lines_further(row)).store(encode_pair(left, right, element))
             return
-        byte_along = along >> 1 if self.copy.is_fp4 else along
-        self.staging.at(run.across * pitch + byte_along).store_words(words)
+        self._stage_words(strip, chunk, [encode_words(line, element, target) for line in lines])
+
+    def _stage_words(self, strip: Strip, chunk: Value | int, lines: list[list[Value]]) -> None:
+        along = strip.along + chunk * strip.step
+        begin = self.staging.at(strip.across, along >> 1 if self.copy.is_fp4 else along)
+        for line, words in enumerate(lines):
+            begin.at(self.staging.lines_further(line)).store_words(words)
 
     def _store_codes(self) -> None:
         """Staged lines to global memory, by vectors where lines are made of whole ones."""
+        if self.copy.aligned:
+            either(self.is_whole, self._store_whole_lines, self._store_lines)
+        else:
+            self._store_lines()
+
+    def _store_whole_lines(self) -> None:
+        vector = self.copy.codes_bytes(CHUNK)
+        per_line = self.staging.line_bytes // vector
+        line, offset = self.scope.thread // per_line, self.scope.thread % per_line * vector
+        staged, address, pitch = self.staging.at(line, offset), self._address(line, offset), self._line_pitch()
+        at_once = self.threads // per_line
+        steps = self.tile.side // at_once
+        words = [staged.at(self.staging.lines_further(at_once * step)).load_words(vector // 4) for step in range(steps)]
+        for step, moved in enumerate(words):
+            address.at(pitch * (at_once * step)).store_words(moved)
+
+    def _store_lines(self) -> None:
         lines, line_bytes = self._line_limits()
-        side_bytes = self.copy.codes_bytes(self.tile.side)
         vector = self.copy.codes_bytes(CHUNK) if self.copy.aligned else 1
-        per_line = side_bytes // vector
+        per_line = self.staging.line_bytes // vector
         move = self._move_vector if self.copy.aligned else self._move_byte
 
         def store(index: Value) -> None:
             line, offset = index // per_line, index % per_line * vector
             inside = (line < lines) & (offset < line_bytes)
-            when(inside, partial(move, line, offset))
+            when(inside, lambda: move(line, offset))
 
         loop(self.scope.thread, self.tile.side * per_line, self.threads, store)
 
@@ -394,27 +462,28 @@ class CopyPass:
         along = _rounded_up(along, CHUNK) if self.copy.scheme.rht else along
         return across, (along + 1) >> 1 if self.copy.is_fp4 else along
 
+    def _line_pitch(self) -> Value:
+        """Bytes from one line of the stored array to the next."""
+        is_as_matrix = not (self.copy.columnwise and self.copy.is_transposed)
+        length = self.place.columns if is_as_matrix else self.place.rows
+        length = _rounded_up(length, CHUNK) if self.copy.scheme.rht else length
+        return convert((length + 1) >> 1 if self.copy.is_fp4 else length, "i64")
+
     def _address(self, line: Value, offset: Value) -> Pointer:
-        starts = self._starts
-        lengths = (
-            (self.place.columns, self.place.rows) if self.copy.columnwise else (self.place.rows, self.place.columns)
-        )
+        across, along = self._starts
         if self.copy.columnwise and not self.copy.is_transposed:
-            starts, lengths = starts[::-1], lengths[::-1]
-        length = _rounded_up(lengths[1], CHUNK) if self.copy.scheme.rht else lengths[1]
-        pitch, start = length, starts[1]
-        if self.copy.is_fp4:
-            pitch, start = (length + 1) >> 1, starts[1] >> 1
-        row = signed_to(starts[0] + line, "i64")
-        return self._pointer("codes").at(row * signed_to(pitch, "i64") + signed_to(start + offset, "i64"))
+            across, along = along, across
+        along = along >> 1 if self.copy.is_fp4 else along
+        pitch = self._line_pitch()
+        begin = signed_to(across, "i64") * pitch + signed_to(along, "i64")
+        return self._pointer("codes").at(begin + (convert(line, "i64") * pitch + convert(offset, "i64")))
 
     def _move_vector(self, line: Value, offset: Value) -> None:
-        staged = self.staging.at(line * self.copy.staging_pitch(self.tile.side) + offset)
         words = self.copy.codes_bytes(CHUNK) // 4
-        self._address(line, offset).store_words(staged.load_words(words))
+        self._address(line, offset).store_words(self.staging.at(line, offset).load_words(words))
 
     def _move_byte(self, line: Value, offset: Value) -> None:
-        byte = self.staging.at(line * self.copy.staging_pitch(self.tile.side) + offset).load("i8")
+        byte = self.staging.at(line, offset).load("i8")
         if self.copy.is_fp4 and not self.copy.scheme.rht:
             # A missing last code is zero, whatever the scale made of it.
             missing = (offset << 1) + 1 >= self._limits[1]
@@ -422,12 +491,11 @@ class CopyPass:
         self._address(line, offset).store(byte)
 
 
-def amax_bits(values: list[Value]) -> Value:
-    """The largest magnitude as the bits of a float32: integers order NaN above all numbers, and it is made one NaN."""
+def _largest_of(values: list[Value]) -> Value:
     largest = constant(0, "i32")
     for value in values:
-        largest = maximum_unsigned(largest, bitcast(value, "i32") & 0x7FFFFFFF)
-    return select(compare_unsigned(largest, ">", 0x7F800000), constant(CANONICAL_NAN, "i32"), largest)
+        largest = maximum_unsigned(largest, value)
+    return largest
 
 
 def _rounded_up(size: Value, multiple: int) -> Value:

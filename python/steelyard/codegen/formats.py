@@ -12,31 +12,45 @@ from steelyard.codegen.values import (
     convert,
     integer,
     is_nan,
-    minimum,
+    join_bytes,
+    join_halves,
+    maximum_unsigned,
+    minimum_number,
     operation,
     select,
 )
 from steelyard.targets.architectures import Target
 
 CANONICAL_NAN = 0x7FC00000
-# Where each E2M1 code begins, and whether that value itself already rounds to it: ties go to even codes.
-_E2M1_STEPS = ((0.25, ">"), (0.75, ">="), (1.25, ">"), (1.75, ">="), (2.5, ">"), (3.5, ">="), (5.0, ">"))
 _E2M1_DOUBLED = 0xC8643210  # twice the value of each code, a nibble each
 
 
 def encode_words(values: list[Value], element: str, target: Target) -> list[Value]:
     """The codes of neighbouring values, packed into 32-bit words, the first in the lowest bits."""
     if element != "f4E2M1FN":
-        halves = [convert(_encode_fp8_pair(a, b, element), "i32") for a, b in _pairs(values)]
-        return [low | (high << 16) for low, high in _pairs(halves)]
-    if not target.has_block_formats:
-        return [_join([_encode_e2m1(value) for value in eight], 4) for eight in _groups(values, 8)]
-    return [_join([_encode_e2m1_pair(a, b) for a, b in _pairs(eight)], 8) for eight in _groups(values, 8)]
+        return [join_halves(low, high) for low, high in _pairs([encode_pair(a, b, element) for a, b in _pairs(values)])]
+    return encode_e2m1(values, target)[0]
+
+
+def encode_e2m1(values: list[Value], target: Target) -> tuple[list[Value], list[Value]]:
+    """The codes of neighbouring values as words of eight, and as those that `decode_e2m1` takes."""
+    if target.has_block_formats:
+        pairs = [_encode_e2m1_pair(a, b) for a, b in _pairs(values)]
+        return [join_bytes(four) for four in _groups(pairs, 4)], pairs
+    codes = [_encode_e2m1(value) for value in values]
+    return [_join_nibbles(eight) for eight in _groups(codes, 8)], codes
+
+
+def decode_e2m1(codes: list[Value], target: Target) -> list[Value]:
+    """The values of single codes, or of pairs of them where the target converts pairs."""
+    if target.has_block_formats:
+        return [value for pair in codes for value in _decode_e2m1_pair(pair)]
+    return [_decode_e2m1(code) for code in codes]
 
 
 def encode_e4m3(value: Value) -> Value:
     """The E4M3 code of one value, as i8."""
-    return convert(_encode_fp8_pair(value, value, "f8E4M3FN"), "i8")
+    return convert(encode_pair(value, value, "f8E4M3FN"), "i8")
 
 
 def decode_words(words: list[Value], element: str, target: Target) -> list[Value]:
@@ -83,7 +97,8 @@ def canonical(value: Value) -> Value:
     return select(is_nan(value), bitcast(constant(CANONICAL_NAN, "i32"), "f32"), value)
 
 
-def _encode_fp8_pair(low: Value, high: Value, element: str) -> Value:
+def encode_pair(low: Value, high: Value, element: str) -> Value:
+    """The FP8 codes of two values, as i16, the first in its lower half."""
     return _convert_pair("f32x2.to.f8x2", high, low, element, "rn", 16)
 
 
@@ -103,13 +118,17 @@ def _convert_pair(name: str, high: Value, low: Value, element: str, rounding: st
 
 
 def _encode_e2m1(value: Value) -> Value:
-    """By comparison with the values halfway between codes, all of them true for NaN."""
-    magnitude = minimum(absolute(value), 6.0)
-    code = constant(0, "i32")
-    for threshold, relation in _E2M1_STEPS:
-        code = code + convert(compare(magnitude, relation, threshold, unordered=True), "i32")
-    sign = (bitcast(value, "i32") >> 28) & 8
-    return code | select(is_nan(value), constant(0, "i32"), sign)
+    """The code of what arithmetic made, whose NaN is positive, as i32.
+
+    A number with as many steps of E2M1 as float32 has integers is added, so that the sum is rounded to them: its bits
+    then count the steps. From 1 on, steps double with the exponent, and two codes lie below each.
+    """
+    magnitude = minimum_number(absolute(value), 6.0)
+    power = maximum_unsigned(bitcast(magnitude, "i32") & 0x7F800000, 0x3F800000)
+    offset = power + (22 << 23)
+    steps = bitcast(magnitude + bitcast(offset, "f32"), "i32") - offset
+    code = steps + ((power >> 22) - 254)
+    return code | ((bitcast(value, "i32") >> 28) & 8)
 
 
 def _decode_fp8_pair(half: Value, element: str) -> list[Value]:
@@ -139,10 +158,10 @@ def _type_attribute(element: str) -> ir.Attribute:
     return ir.TypeAttr.get(ir.Type.parse(element))
 
 
-def _join(codes: list[Value], bits: int) -> Value:
-    word = convert(codes[0], "i32")
+def _join_nibbles(codes: list[Value]) -> Value:
+    word = codes[0]
     for index, code in enumerate(codes[1:], 1):
-        word = word | (convert(code, "i32") << (bits * index))
+        word = word | (code << (4 * index))
     return word
 
 

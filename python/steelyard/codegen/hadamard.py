@@ -1,15 +1,18 @@
 """The random Hadamard transform of 16 values in registers, as `steelyard.reference.hadamard` has it."""
 
 from steelyard.codegen.formats import round_to_bf16
+from steelyard.codegen.strips import Chunk
+from steelyard.codegen.tile import narrow_words
 from steelyard.codegen.values import Value, operation
 
 GROUP = 16
 _NEGATIVE = (3, 5, 6, 7, 8, 9, 10, 12, 14, 15)
 
 
-def transform(values: list[Value]) -> list[Value]:
-    """From values rounded to bf16 to values rounded to bf16."""
-    return [round_to_bf16(value) for value in _butterflies(_signed([round_to_bf16(value) for value in values]))]
+def transform_line(values: list[Value], dtype: str) -> Chunk:
+    """From values rounded to bf16, as those of that dtype are, to a chunk of bf16."""
+    rounded = values if dtype == "bf16" else [round_to_bf16(value) for value in values]
+    return Chunk(narrow_words(_butterflies(_signed(rounded)), "bf16"), "bf16")
 
 
 def inverse(values: list[Value]) -> list[Value]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch_mlir import ir
 
-from steelyard.codegen.values import Value, constant, i32, integer, operation, type_of, when
+from steelyard.codegen.values import Value, constant, i32, integer, operation, type_of, vector_of, when
 
 GLOBAL, SHARED = 1, 3
 SHARED_SYMBOL = "shared_memory"
@@ -49,11 +49,7 @@ class Pointer:
     def store_words(self, words: list[Value]) -> None:
         if len(words) == 1:
             return self.store(words[0])
-        vector_type = ir.VectorType.get([len(words)], integer(32))
-        vector = operation("llvm.mlir.poison", [], vector_type)
-        for index, word in enumerate(words):
-            vector = operation("llvm.insertelement", [vector, word, i32(index)], vector_type)
-        return self._store(vector, 4 * len(words))
+        return self._store(vector_of(words), 4 * len(words))
 
     def raise_to(self, value: Value) -> None:
         """Atomically the larger of an unsigned word and `value`."""

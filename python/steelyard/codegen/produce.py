@@ -47,7 +47,7 @@ class ProduceKernel(Kernel):
             offset = (wide_row * signed_to(place.columns, "i64") + wide_column) * item
             out, staged = scope.pointer("out").at(offset), tile.element(row, column)
             if self.source.aligned:
-                out.store_words([staged.at(4 * index).load("i32") for index in range(4)])
+                out.store_words(staged.load_words(4))
             else:
                 out.store(staged.load("i32" if item == 4 else "i16"))
 

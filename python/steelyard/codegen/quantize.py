@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from steelyard.codegen.copies import Copy, CopyPass
+from steelyard.codegen.copies import Copy, CopyPass, Staging
 from steelyard.codegen.kernel import Kernel, Parameter, Scope
 from steelyard.codegen.memory import barrier
 from steelyard.codegen.rounding import RandomTile
@@ -35,15 +35,16 @@ class QuantizeKernel(Kernel):
 
     def body(self, scope: Scope) -> None:
         tile = Tile(scope.shared.allocate(Tile.bytes_of(self.side, self.source.dtype)), self.side, self.source.dtype)
-        staging = scope.shared.allocate(self.side * max(copy.staging_pitch(self.side) for copy in self.copies))
+        staging = Staging.allocate(scope, self.copies, self.side)
         place = place_of(scope, self.side)
+        is_whole = place.holds_whole(self.side)
         random = self._random_tile(scope)
         slots = scope.shared.allocate(16) if any(copy.scheme.block == "128x128" for copy in self.copies) else None
         self.source.fill(scope, tile, place, self.threads)
         for copy in self.copies:
             barrier()
-            own_random = random if copy.is_stochastic else None
-            CopyPass(copy, scope, tile, place, staging, own_random, slots, self.threads).make()
+            own_staging, own_random = staging.of(copy, self.side), random if copy.is_stochastic else None
+            CopyPass(copy, scope, tile, place, is_whole, own_staging, own_random, slots, self.threads).make()
 
     def _random_tile(self, scope: Scope) -> RandomTile | None:
         if not any(copy.is_stochastic for copy in self.copies):

@@ -8,15 +8,18 @@ from steelyard.codegen.values import (
     absolute,
     bitcast,
     compare_unsigned,
+    constant,
     convert,
-    f32,
-    floor,
+    either,
     fused_multiply_add,
     i32,
-    is_nan,
-    minimum,
+    loop,
+    maximum_unsigned,
+    minimum_number,
+    repeat,
     select,
     signed_to,
+    split_words,
     when,
 )
 
@@ -52,51 +55,86 @@ def philox(group: Value, state: RandomState) -> list[Value]:
 
 
 def _multiply(word: Value, factor: int) -> tuple[Value, Value]:
-    product = convert(word, "i64") * factor
-    return convert(product >> 32, "i32"), convert(product, "i32")
+    low, high = split_words(convert(word, "i64") * factor)
+    return high, low
 
 
 @dataclass(frozen=True)
 class RandomTile:
-    """A byte for each element of a tile, at `memory`; rows are `side` + 4 bytes apart."""
+    """A byte for each element of a tile, at `memory`; rows are `side` + 16 bytes apart."""
 
     memory: Pointer
     side: int
 
     @staticmethod
     def bytes_of(side: int) -> int:
-        return side * (side + 4)
+        return side * (side + _GROUP)
 
-    def byte(self, row: Value | int, column: Value | int) -> Pointer:
-        return self.memory.at(row * (self.side + 4) + column)
+    def _at(self, row: Value, column: Value) -> Pointer:
+        return self.memory.at(row * (self.side + _GROUP) + column)
 
-    def fill_row_part(self, state: RandomState, row: Value, part: Value, first_index: Value) -> None:
+    def read_row(self, row: Value, column: Value) -> list[Value]:
+        """The bytes of 16 elements of a row, as i32; the column is a multiple of 16."""
+        return [(word >> (8 * place)) & 0xFF for word in self._at(row, column).load_words(4) for place in range(4)]
+
+    def read_column_pair(self, row: Value, column: Value) -> list[list[Value]]:
+        """The bytes of 16 rows of two columns, as i32."""
+        begin = self._at(row, column)
+        pairs = [convert(begin.at(index * (self.side + _GROUP)).load("i16"), "i32") for index in range(_GROUP)]
+        return [[pair & 0xFF for pair in pairs], [pair >> 8 for pair in pairs]]
+
+    def fill(
+        self, state: RandomState, first_row: Value, first_column: Value, columns: Value, thread: Value, threads: int
+    ) -> None:
+        """Draw the bytes of a tile of a matrix with so many columns. All threads take part, each with whole groups."""
+        start = signed_to(first_row, "i64") * signed_to(columns, "i64") + signed_to(first_column, "i64")
+        per_row = self.side // _GROUP
+
+        def fill_groups(step: Value) -> None:
+            index = step * threads + thread
+            row, part = index // per_row, index % per_row
+            group = self._group(start, row, columns) + convert(part, "i64")
+            self._at(row, part * _GROUP).store_words(philox(convert(group, "i32"), state))
+
+        def fill_parts(index: Value) -> None:
+            row, part = index // (per_row + 1), index % (per_row + 1)
+            self._fill_part(state, row, part, start + convert(row, "i64") * convert(columns, "i64"))
+
+        either(
+            (columns % _GROUP).equals(0),
+            lambda: repeat(self.side * per_row // threads, fill_groups),
+            lambda: loop(thread, self.side * (per_row + 1), threads, fill_parts),
+        )
+
+    @staticmethod
+    def _group(start: Value, row: Value, columns: Value) -> Value:
+        return (start >> 4) + convert(row, "i64") * convert(columns // _GROUP, "i64")
+
+    def _fill_part(self, state: RandomState, row: Value, part: Value, first_index: Value) -> None:
         """Draw the bytes of a row that fall into one group: the `part`-th that the row touches.
 
         `first_index` is the linear index of the row's first element, as i64; groups begin at multiples of 16.
         """
-        group = (first_index >> 4) + signed_to(part, "i64")
+        group = (first_index >> 4) + convert(part, "i64")
         words = philox(convert(group, "i32"), state)
         begin = part * _GROUP - convert(first_index & 15, "i32")
         for index in range(_GROUP):
             byte = convert(words[index // 4] >> (8 * (index % 4)), "i8")
             column = begin + index
-            when(compare_unsigned(column, "<", self.side), lambda c=column, b=byte: self.byte(row, c).store(b))
+            when(compare_unsigned(column, "<", self.side), lambda c=column, b=byte: self._at(row, c).store(b))
 
 
 def dither(value: Value, random_byte: Value) -> Value:
-    """A value that the cast to E2M1 leaves as it is: rounded up with the probability of the distance."""
-    magnitude = absolute(value)
-    share = convert(convert(random_byte, "i32"), "f32") * (1 / 256)
-    raised = fused_multiply_add(share, _by_size(magnitude, 0.5, 1.0, 2.0), magnitude)
-    # Steps are powers of two: the product with the inverse is the quotient, without the code that divides.
-    steps = floor(raised * _by_size(raised, 2.0, 1.0, 0.5))
-    rounded = minimum(steps * _by_size(raised, 0.5, 1.0, 2.0), 6.0)
+    """A value that the cast to E2M1 leaves as it is: rounded up with the probability of the distance.
+
+    The byte is an i32. The value is what arithmetic made, so that its NaN is positive; like all from 6 on, it becomes 6.
+    """
+    magnitude = minimum_number(absolute(value), 6.0)
+    # Steps are half of the power of two below, and at least 0.5.
+    power = bitcast(maximum_unsigned(bitcast(magnitude, "i32") & 0x7F800000, 0x3F800000), "f32")
+    share = convert(random_byte, "f32") * (1 / 512)
+    raised = fused_multiply_add(share, power, magnitude)
+    # One bit of the mantissa is left of numbers from 1 on, none of smaller ones: what is below 0.5 is cast to 0.
+    kept = select(raised < 1.0, constant(0x7F800000, "i32"), constant(0x7FC00000, "i32"))
     sign = bitcast(value, "i32") & 0x80000000
-    signed = bitcast(bitcast(rounded, "i32") | sign, "f32")
-    return select(is_nan(value), value, signed)
-
-
-def _by_size(magnitude: Value, below_two: float, below_four: float, above: float) -> Value:
-    """What goes with the distance between the values of E2M1 around a magnitude."""
-    return select(magnitude < 2.0, f32(below_two), select(magnitude < 4.0, f32(below_four), f32(above)))
+    return bitcast((bitcast(raised, "i32") & kept) | sign, "f32")

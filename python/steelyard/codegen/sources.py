@@ -4,15 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from steelyard.codegen.kernel import Parameter, Scope
+from steelyard.codegen.memory import Pointer
 from steelyard.codegen.producers import Producer
 from steelyard.codegen.sizes import Size, ceil_div
 from steelyard.codegen.tile import ITEM_BYTES, Tile, narrow, narrow_words, widen_word, zero_word
-from steelyard.codegen.values import Value, convert, i32, loop, select, signed_to
+from steelyard.codegen.values import Value, convert, either, i32, loop, select, signed_to
 
 _VECTOR_BYTES = 16
 _LINE_VECTORS = 8  # 128 bytes: what a warp should read of a row at once
 LOADS_IN_FLIGHT = 4
 """Independent loads that a thread makes before it waits for the first."""
+Taker = Callable[[Value, Value, int, list[Value]], None]
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,10 @@ class Place:
 
     def holds(self, row: Value, column: Value) -> Value:
         return (self.row + row < self.rows) & (self.column + column < self.columns)
+
+    def holds_whole(self, side: int) -> Value:
+        """Whether all of a tile lies in the matrix; the same for all threads of a block."""
+        return self.holds(i32(side - 1), i32(side - 1))
 
 
 @dataclass(frozen=True)
@@ -56,11 +62,77 @@ class Source:
 
     def fill(self, scope: Scope, tile: Tile, place: Place, threads: int) -> None:
         """Fill a tile; all threads take part."""
-        if self.aligned:
-            per_vector = _VECTOR_BYTES // ITEM_BYTES[self.dtype]
-            self._each(scope, tile.side**2 // per_vector, threads, lambda v: self._load_vector(scope, tile, place, v))
-        else:
+        if not self.aligned:
             self._each(scope, tile.side**2, threads, lambda e: self._load_element(scope, tile, place, e))
+            return
+
+        def store(row: Value, column: Value, further: int, words: list[Value]) -> None:
+            tile.element(row, column).at(further).store_words(words)
+
+        self.read_vectors(scope, tile, place, threads, store)
+
+    def read_vectors(self, scope: Scope, tile: Tile, place: Place, threads: int, take: Taker) -> None:
+        """`take(row, column, further, words)` with each 16 bytes that a tile has at a row and column, `further` bytes
+        on in the tile. All threads take part; only where the tile is not whole, they look for the matrix's end."""
+        vectors = tile.side**2 // self._per_vector
+
+        def checked(index: Value) -> None:
+            row, column = self._place_of_vector(tile, index)
+            inside = place.holds(row, column)
+            words = self._read_vector(scope, place, row, column, inside)
+            take(row, column, 0, [select(inside, word, zero_word()) for word in words])
+
+        either(
+            place.holds_whole(tile.side),
+            lambda: self._read_whole(scope, tile, place, threads, take),
+            lambda: loop(scope.thread, vectors, threads, checked),
+        )
+
+    @property
+    def _per_vector(self) -> int:
+        return _VECTOR_BYTES // ITEM_BYTES[self.dtype]
+
+    def _place_of_vector(self, tile: Tile, index: Value) -> tuple[Value, Value]:
+        line = index // _LINE_VECTORS
+        column = (line // tile.side * _LINE_VECTORS + index % _LINE_VECTORS) * self._per_vector
+        return line % tile.side, column
+
+    def _read_whole(self, scope: Scope, tile: Tile, place: Place, threads: int, take: Taker) -> None:
+        """Vectors that lie whole rows, then whole lines further, so that places are known from the first."""
+        row, column = self._place_of_vector(tile, scope.thread)
+        rows_at_once = threads // _LINE_VECTORS
+        begins = [scope.pointer(f"input{n}").at(self._offset(scope, place, n, row, column)) for n in range(self.inputs)]
+        steps = []
+        for index in range(tile.side**2 // self._per_vector // threads):
+            lines = index * rows_at_once
+            steps.append((lines % tile.side, lines // tile.side * _LINE_VECTORS * self._per_vector))
+        at_once = LOADS_IN_FLIGHT // self.inputs
+        for first in range(0, len(steps), at_once):
+            now = steps[first : first + at_once]
+            read = [self._read_further(scope, begins, *step) for step in now]
+            for (rows, columns), inputs in zip(now, read, strict=True):
+                words = self._produced(scope, inputs, place.row + row + rows, place.column + column + columns)
+                take(row, column, tile.rows_further(rows) + columns * ITEM_BYTES[self.dtype], words)
+
+    def _read_further(self, scope: Scope, begins: list[Pointer], rows: int, columns: int) -> list[list[Value]]:
+        item = ITEM_BYTES[self.dtype]
+        strides = [scope[f"row_stride{number}"] * (rows * item) for number in range(self.inputs)]
+        return [begin.at(s).at(columns * item).load_words(4) for begin, s in zip(begins, strides, strict=True)]
+
+    def _read_vector(self, scope: Scope, place: Place, row: Value, column: Value, inside: Value) -> list[Value]:
+        inputs = []
+        for number in range(self.inputs):
+            offset = select(inside, self._offset(scope, place, number, row, column), 0)
+            inputs.append(scope.pointer(f"input{number}").at(offset).load_words(4))
+        own_row, own_column = (select(inside, place.row + row, 0), select(inside, place.column + column, 0))
+        return self._produced(scope, inputs, own_row, own_column)
+
+    def _produced(self, scope: Scope, inputs: list[list[Value]], row: Value, column: Value) -> list[Value]:
+        """The words that tiles hold, of the words that were read at a row and column of the matrix."""
+        if self.producer is None:
+            return inputs[0]
+        values = [[value for word in words for value in widen_word(word, self.dtype)] for words in inputs]
+        return narrow_words(self.producer.make(scope, values, row, column), self.dtype)
 
     def _each(self, scope: Scope, count: int, threads: int, load: Callable[[Value], Callable[[], None]]) -> None:
         """Several loads, then their stores, so that the loads wait together; of two inputs half as many of each."""
@@ -73,39 +145,13 @@ class Source:
 
         loop(scope.thread, count, threads * unrolled, body)
 
-    def _load_vector(self, scope: Scope, tile: Tile, place: Place, index: Value) -> Callable[[], None]:
-        per_vector = _VECTOR_BYTES // ITEM_BYTES[self.dtype]
-        line = index // _LINE_VECTORS
-        row = line % tile.side
-        column = (line // tile.side * _LINE_VECTORS + index % _LINE_VECTORS) * per_vector
-        inside = place.holds(row, column)
-        inputs = []
-        for number in range(self.inputs):
-            offset = self._offset(scope, place, number, row, column, inside)
-            inputs.append(scope.pointer(f"input{number}").at(offset).load_words(4))
-        words = self._produce_words(scope, inputs, place, row, column, inside)
-
-        def store() -> None:
-            target = tile.element(row, column)
-            for position, word in enumerate(words):
-                target.at(4 * position).store(select(inside, word, zero_word()))
-
-        return store
-
-    def _produce_words(self, scope, inputs, place, row, column, inside) -> list[Value]:
-        if self.producer is None:
-            return inputs[0]
-        values = [[value for word in words for value in widen_word(word, self.dtype)] for words in inputs]
-        own_row, own_column = (select(inside, start + offset, 0) for start, offset in _starts(place, row, column))
-        return narrow_words(self.producer.make(scope, values, own_row, own_column), self.dtype)
-
     def _load_element(self, scope: Scope, tile: Tile, place: Place, index: Value) -> Callable[[], None]:
         row, column = index // tile.side, index % tile.side
         inside = place.holds(row, column)
         kind = "i32" if self.dtype == "f32" else "i16"
         inputs = []
         for number in range(self.inputs):
-            offset = self._offset(scope, place, number, row, column, inside)
+            offset = select(inside, self._offset(scope, place, number, row, column), 0)
             inputs.append(scope.pointer(f"input{number}").at(offset).load(kind))
         bits = self._produce_element(scope, inputs, place, row, column, inside)
 
@@ -118,20 +164,15 @@ class Source:
         if self.producer is None:
             return inputs[0]
         values = [[widen_word(convert(bits, "i32"), self.dtype)[0]] for bits in inputs]
-        own_row, own_column = (select(inside, start + offset, 0) for start, offset in _starts(place, row, column))
+        own_row, own_column = (select(inside, place.row + row, 0), select(inside, place.column + column, 0))
         (value,) = self.producer.make(scope, values, own_row, own_column)
         return narrow(value, self.dtype)
 
-    def _offset(self, scope, place, number, row, column, inside) -> Value:
-        """Bytes from the input's begin; outside of the matrix 0, which is always there to be read."""
-        wide_row, wide_column = (signed_to(start + offset, "i64") for start, offset in _starts(place, row, column))
+    def _offset(self, scope: Scope, place: Place, number: int, row: Value, column: Value) -> Value:
+        """Bytes from an input's begin; only within the matrix is there memory."""
+        wide_row, wide_column = signed_to(place.row + row, "i64"), signed_to(place.column + column, "i64")
         along = wide_column if self.aligned else wide_column * scope[f"column_stride{number}"]
-        elements = wide_row * scope[f"row_stride{number}"] + along
-        return select(inside, elements * ITEM_BYTES[self.dtype], 0)
-
-
-def _starts(place: Place, row: Value, column: Value) -> tuple:
-    return (place.row, row), (place.column, column)
+        return (wide_row * scope[f"row_stride{number}"] + along) * ITEM_BYTES[self.dtype]
 
 
 def tiles_of(rows: Size, columns: Size, side: int) -> Size:

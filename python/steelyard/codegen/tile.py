@@ -1,15 +1,19 @@
 """A square tile of a matrix in shared memory, in the dtype of the matrix; outside of the matrix it is zero.
 
-A row's pitch is an odd number of 32-bit words: neighbouring lanes that read neighbouring rows hit different banks, and
-so do those that read neighbouring columns.
+Rows begin at multiples of 16 bytes, and each lies four banks behind the one before: eight lanes that read a vector of
+16 bytes each, of neighbouring rows, hit different banks. A gap after every 16 rows moves the next 16 by half of the
+banks, so that half a warp may read 16 words of a row while the other half reads those of the row 16 further.
 """
 
 from dataclasses import dataclass
 
 from steelyard.codegen.memory import Pointer
-from steelyard.codegen.values import Value, bitcast, constant, convert
+from steelyard.codegen.values import Value, bitcast, constant, convert, round_pair
 
 ITEM_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
+GROUP = 16
+_GAP = 64
+_VECTOR_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -22,28 +26,31 @@ class Tile:
 
     @staticmethod
     def bytes_of(side: int, dtype: str) -> int:
-        return side * (side * ITEM_BYTES[dtype] + 4)
+        return side * _pitch(side, dtype) + side // GROUP * _GAP
 
-    def element(self, row: Value | int, column: Value | int) -> Pointer:
-        return self.memory.at(row * (self.side * ITEM_BYTES[self.dtype] + 4) + column * ITEM_BYTES[self.dtype])
+    def element(self, row: Value, column: Value) -> Pointer:
+        offset = row * _pitch(self.side, self.dtype) + (row >> 4) * _GAP + column * ITEM_BYTES[self.dtype]
+        return self.memory.at(offset)
 
-    def read(self, across: Value, along: Value, count: int, *, columnwise: bool) -> list[Value]:
-        """Neighbouring values of the line `across`, a row or a column, from `along` on."""
-        return self.read_column(along, across, count) if columnwise else self.read_row(across, along, count)
+    def rows_further(self, rows: int) -> int:
+        """Bytes from an element to the one `rows` below; whole groups, unless both are in one group."""
+        return rows * _pitch(self.side, self.dtype) + rows // GROUP * _GAP
 
     def read_row(self, row: Value, column: Value, count: int) -> list[Value]:
-        """Neighbouring values of a row, as float32; the column is even."""
-        if self.dtype == "f32":
-            return [self.element(row, column + index).load("f32") for index in range(count)]
-        words = [self.element(row, column + index).load("i32") for index in range(0, count, 2)]
-        return [value for word in words for value in widen_word(word, self.dtype)]
+        """The words of neighbouring values of a row; the column is a multiple of a vector."""
+        begin = self.element(row, column)
+        vectors = range(0, count * ITEM_BYTES[self.dtype], _VECTOR_BYTES)
+        return [word for offset in vectors for word in begin.at(offset).load_words(4)]
 
-    def read_column(self, row: Value, column: Value, count: int) -> list[Value]:
-        """Neighbouring values of a column, as float32."""
-        if self.dtype == "f32":
-            return [self.element(row + index, column).load("f32") for index in range(count)]
-        halves = [self.element(row + index, column).load("i16") for index in range(count)]
-        return [widen(half, self.dtype) for half in halves]
+    def read_column_pair(self, row: Value, column: Value) -> list[Value]:
+        """The words of 16 rows of two columns: one word per row, or of float32 two; row and column begin a group."""
+        begin, words = self.element(row, column), 2 * ITEM_BYTES[self.dtype] // 4
+        rows = [begin.at(index * _pitch(self.side, self.dtype)) for index in range(GROUP)]
+        return [word for pointer in rows for word in pointer.load_words(words)]
+
+
+def _pitch(side: int, dtype: str) -> int:
+    return side * ITEM_BYTES[dtype] + _VECTOR_BYTES
 
 
 def widen(half: Value, dtype: str) -> Value:
@@ -71,11 +78,9 @@ def narrow(value: Value, dtype: str) -> Value:
 
 def narrow_words(values: list[Value], dtype: str) -> list[Value]:
     """Values rounded to a dtype and packed into words."""
-    bits = [narrow(value, dtype) for value in values]
     if dtype == "f32":
-        return bits
-    wide = [convert(half, "i32") for half in bits]
-    return [low | (high << 16) for low, high in zip(wide[::2], wide[1::2], strict=True)]
+        return [narrow(value, dtype) for value in values]
+    return [round_pair(low, high, dtype) for low, high in zip(values[::2], values[1::2], strict=True)]
 
 
 def zero_word() -> Value:

@@ -166,6 +166,11 @@ def minimum(left: Value, right: Value | float) -> Value:
     return operation("arith.minimumf", [left, left.like(right)], left.type)
 
 
+def minimum_number(left: Value, right: Value | float) -> Value:
+    """The smaller float, the number if the other is NaN."""
+    return _intrinsic("minnum", left, left.like(right))
+
+
 def maximum(left: Value, right: Value | float) -> Value:
     """The larger float, NaN if there is one."""
     return operation("arith.maximumf", [left, left.like(right)], left.type)
@@ -179,12 +184,55 @@ def minimum_signed(left: Value, right: Value | int) -> Value:
     return operation("arith.minsi", [left, left.like(right)], left.type)
 
 
+def maximum_of_halves(left: Value, right: Value) -> Value:
+    """The larger of the lower halves of two words, and of their upper ones, as unsigned integers."""
+    halves = ir.VectorType.get([2], integer(16))
+    return _word(operation("arith.maxui", [_as_vector(left, halves), _as_vector(right, halves)], halves))
+
+
+def join_halves(low: Value, high: Value) -> Value:
+    """A word of two i16."""
+    return _word(vector_of([low, high]))
+
+
+def join_bytes(parts: Sequence[Value]) -> Value:
+    """A word of four i8, the first in its lowest bits."""
+    first, second, third, last = (convert(part, "i16") for part in parts)
+    return join_halves(first | (second << 8), third | (last << 8))
+
+
+def round_pair(low: Value, high: Value, dtype: str) -> Value:
+    """A word of two float32 values rounded to bf16 or f16."""
+    halves = ir.VectorType.get([2], type_of(dtype))
+    return _word(operation("arith.truncf", [vector_of([low, high])], halves))
+
+
+def split_words(value: Value) -> tuple[Value, Value]:
+    """The lower and the upper word of an i64."""
+    vector = _as_vector(value, ir.VectorType.get([2], integer(32)))
+    low, high = (operation("llvm.extractelement", [vector, i32(index)], integer(32)) for index in range(2))
+    return low, high
+
+
+def vector_of(parts: Sequence[Value]) -> Value:
+    """A vector of scalars of one type."""
+    vector_type = ir.VectorType.get([len(parts)], parts[0].type)
+    vector = operation("llvm.mlir.poison", [], vector_type)
+    for index, part in enumerate(parts):
+        vector = operation("llvm.insertelement", [vector, part, i32(index)], vector_type)
+    return vector
+
+
+def _as_vector(value: Value, vector_type: ir.Type) -> Value:
+    return operation("llvm.bitcast", [value], vector_type)
+
+
+def _word(vector: Value) -> Value:
+    return operation("llvm.bitcast", [vector], integer(32))
+
+
 def absolute(value: Value) -> Value:
     return _intrinsic("fabs", value)
-
-
-def floor(value: Value) -> Value:
-    return _intrinsic("floor", value)
 
 
 def square_root(value: Value) -> Value:
@@ -237,6 +285,23 @@ def when(condition: Value, body: Callable[[], Any]) -> None:
     with ir.InsertionPoint(op.regions[0].blocks.append()):
         body()
         ir.Operation.create("scf.yield")
+
+
+def either(condition: Value, body: Callable[[], Any], otherwise: Callable[[], Any]) -> None:
+    """Run `body` where the condition holds, and `otherwise` where it does not."""
+    op = ir.Operation.create("scf.if", [], [condition.raw], regions=2)
+    for region, part in zip(op.regions, (body, otherwise), strict=True):
+        with ir.InsertionPoint(region.blocks.append()):
+            part()
+            ir.Operation.create("scf.yield")
+
+
+def repeat(count: int, body: Callable[[Value], Any]) -> None:
+    """`body(index)` for each index below a known number; once is no loop."""
+    if count == 1:
+        body(i32(0))
+    else:
+        loop(i32(0), count, 1, body)
 
 
 def loop(start: Value, stop: Value | int, step: int, body: Callable[..., Any], carried: Sequence[Value] = ()) -> list:

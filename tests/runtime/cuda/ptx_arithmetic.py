@@ -90,6 +90,15 @@ def _shift_right(width, signed=False):
     return run
 
 
+def _with_sign(sign, magnitude):
+    return (sign & np.uint32(0x80000000) | magnitude & np.uint32(0x7FFFFFFF)).astype(np.uint32)
+
+
+def _maximum_of_halves(a, b):
+    halves = [operand.astype(np.uint32).view(np.uint16) for operand in (a, b)]
+    return np.maximum(*halves).view(np.uint32)
+
+
 def _wide_unsigned(a, b):
     return a.astype(np.uint32).astype(np.uint64) * b.astype(np.uint32).astype(np.uint64)
 
@@ -170,6 +179,11 @@ def _narrow(dtype):
             return np.where(np.isnan(values), np.uint16(0x7FFF), values.astype(dtype).view(np.uint16))
 
     return run
+
+
+def _narrow_pair(dtype):
+    half = _narrow(dtype)
+    return lambda high, low: half(high).astype(np.uint32) << np.uint32(16) | half(low)
 
 
 def _widen(dtype):
@@ -284,6 +298,8 @@ def _table():
         "cvt.rn.f16x2.e2m1x2": _from_e2m1_pair,
         "cvt.rn.bf16.f32": _narrow(ml_dtypes.bfloat16),
         "cvt.rn.f16.f32": _narrow(np.float16),
+        "cvt.rn.bf16x2.f32": _narrow_pair(ml_dtypes.bfloat16),
+        "cvt.rn.f16x2.f32": _narrow_pair(np.float16),
         "cvt.f32.f16": _widen(np.float16),
         "cvt.f32.bf16": _widen(ml_dtypes.bfloat16),
         "cvt.rmi.f32.f32": _float_operation(np.floor, 32),
@@ -318,6 +334,9 @@ def _table():
         table[f"mul.rn.{name}"] = _half_operation(np.multiply, dtype)
     table["mul.hi.u16"] = lambda a, b: ((_low_half(a) * _low_half(b)) >> np.uint32(16)).astype(np.uint16)
     table["mul.wide.u16"] = lambda a, b: _low_half(a) * _low_half(b)
+    table["copysign.f32"] = _with_sign
+    table["max.u16"] = _integer_operation(np.maximum, 16)
+    table["max.u16x2"] = _maximum_of_halves
     table["add.s16"] = _integer_operation(np.add, 16)
     table["sub.s16"] = _integer_operation(np.subtract, 16)
     table["mul.lo.s16"] = _integer_operation(np.multiply, 16)

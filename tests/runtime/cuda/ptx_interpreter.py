@@ -28,7 +28,7 @@ class Traffic:
     wavefronts: Counter = field(default_factory=Counter)
     """Opcode of shared accesses -> how often all banks together were busy with them."""
     issued: Counter = field(default_factory=Counter)
-    """Opcode -> warps that executed it, whichever of their lanes did."""
+    """What `counted_name` calls an instruction -> warps that executed it, whichever of their lanes did."""
 
 
 def run(
@@ -40,6 +40,12 @@ def run(
     launch = Launch(entry, header.get("shared", ""), arguments, blocks, memory, shared_bytes)
     launch.measured = measured
     return launch.run()
+
+
+def counted_name(instruction: Instruction) -> str:
+    """An opcode, with braces if an operand is several registers: `mov.b32 {}` puts halves together."""
+    joins = any(operand.startswith("{") for operand in instruction.operands)
+    return f"{instruction.opcode} {{}}" if joins else instruction.opcode
 
 
 class Lanes:
@@ -115,8 +121,9 @@ class Launch:
                 return self._add(self.ready, counter, lanes.mask)
 
     def _count(self, instruction: Instruction, lanes: Lanes) -> None:
-        if self.measured:
-            self.traffic.issued[instruction.opcode] += int(lanes.mask.reshape(-1, WARP).any(axis=1).sum())
+        if not self.measured:
+            return
+        self.traffic.issued[counted_name(instruction)] += int(lanes.mask.reshape(-1, WARP).any(axis=1).sum())
 
     def _turn(self, counter: int, lanes: Lanes) -> bool:
         """Whether these threads branch, wait or end here; otherwise the instruction here is decoded."""

@@ -209,6 +209,9 @@ def _integer_definitions() -> dict:
         "mad.wide.s32": (("b32", "b32", "b64"), lambda a, b, c: (_signed(a, 32) * _signed(b, 32) + c) % 2**64),
         "bfe.u32": (("b32", "position", "position"), lambda a, p, n: a >> min(p, 32) & ((1 << min(n, 32)) - 1)),
         "prmt.b32": (("b32", "b32", "selector"), _permuted),
+        "copysign.f32": (("b32", "b32"), lambda a, b: (a >> 31) * 2**31 + b % 2**31),
+        "max.u16": (("b16", "b16"), max),
+        "max.u16x2": (("b32", "b32"), lambda a, b: max(a >> 16, b >> 16) << 16 | max(a % 2**16, b % 2**16)),
     }
     for width in (32, 64):
         modulus, two = 1 << width, (f"b{width}",) * 2
@@ -299,6 +302,8 @@ def _conversions() -> dict:
         "cvt.f32.bf16": (("bf16",), lambda a: _recoded(a, "bf16", "f32")),
         "cvt.rn.f16.f32": (("f32",), lambda a: _recoded(a, "f32", "f16")),
         "cvt.rn.bf16.f32": (("f32",), lambda a: _recoded(a, "f32", "bf16")),
+        "cvt.rn.f16x2.f32": (two, lambda a, b: _recoded(a, "f32", "f16") << 16 | _recoded(b, "f32", "f16")),
+        "cvt.rn.bf16x2.f32": (two, lambda a, b: _recoded(a, "f32", "bf16") << 16 | _recoded(b, "f32", "bf16")),
         "cvt.rn.f32.u16": (("b16",), lambda a: encode(Fraction(a), "f32")),
         "cvt.rn.f32.u32": (("b32",), lambda a: encode(Fraction(a), "f32")),
         "cvt.rn.f64.u32": (("b32",), lambda a: encode(Fraction(a), "f64")),
