@@ -12,7 +12,6 @@ from steelyard.codegen.values import (
     convert,
     integer,
     is_nan,
-    join_bytes,
     join_halves,
     maximum_unsigned,
     minimum_number,
@@ -29,23 +28,8 @@ def encode_words(values: list[Value], element: str, target: Target) -> list[Valu
     """The codes of neighbouring values, packed into 32-bit words, the first in the lowest bits."""
     if element != "f4E2M1FN":
         return [join_halves(low, high) for low, high in _pairs([encode_pair(a, b, element) for a, b in _pairs(values)])]
-    return encode_e2m1(values, target)[0]
-
-
-def encode_e2m1(values: list[Value], target: Target) -> tuple[list[Value], list[Value]]:
-    """The codes of neighbouring values as words of eight, and as those that `decode_e2m1` takes."""
-    if target.has_block_formats:
-        pairs = [_encode_e2m1_pair(a, b) for a, b in _pairs(values)]
-        return [join_bytes(four) for four in _groups(pairs, 4)], pairs
-    codes = [_encode_e2m1(value) for value in values]
-    return [_join_nibbles(eight) for eight in _groups(codes, 8)], codes
-
-
-def decode_e2m1(codes: list[Value], target: Target) -> list[Value]:
-    """The values of single codes, or of pairs of them where the target converts pairs."""
-    if target.has_block_formats:
-        return [value for pair in codes for value in _decode_e2m1_pair(pair)]
-    return [_decode_e2m1(code) for code in codes]
+    encode = _encode_eight_e2m1 if target.has_block_formats else _compute_eight_e2m1
+    return [encode(values[begin : begin + 8]) for begin in range(0, len(values), 8)]
 
 
 def encode_e4m3(value: Value) -> Value:
@@ -102,9 +86,24 @@ def encode_pair(low: Value, high: Value, element: str) -> Value:
     return _convert_pair("f32x2.to.f8x2", high, low, element, "rn", 16)
 
 
-def _encode_e2m1_pair(low: Value, high: Value) -> Value:
-    attributes = {"dstTy": _type_attribute("f4E2M1FN"), "relu": ir.BoolAttr.get(False)}
-    return operation("nvvm.convert.f32x2.to.f4x2", [high, low], integer(8), **attributes)
+def _encode_eight_e2m1(values: list[Value]) -> Value:
+    """A word of codes. MLIR's conversion gives bytes, each in a register of its own; the assembler joins those of this
+    text while it converts."""
+    names = ("%codes_a", "%codes_b", "%codes_c", "%codes_d")
+    lines = [f".reg .b8 {name};" for name in names]
+    for index, name in enumerate(names):
+        lines.append(f"cvt.rn.satfinite.e2m1x2.f32 {name}, ${2 * index + 2}, ${2 * index + 1};")
+    lines.append(f"mov.b32 $0, {{{', '.join(names)}}};")
+    text = "{\n\t" + "\n\t".join(lines) + "\n\t}"
+    constraints = ir.StringAttr.get(",".join(["=r", *(["f"] * 8)]))
+    return operation("llvm.inline_asm", values, integer(32), asm_string=ir.StringAttr.get(text), constraints=constraints)
+
+
+def _compute_eight_e2m1(values: list[Value]) -> Value:
+    word = _encode_e2m1(values[0])
+    for index, value in enumerate(values[1:], 1):
+        word = word | (_encode_e2m1(value) << (4 * index))
+    return word
 
 
 def _convert_pair(name: str, high: Value, low: Value, element: str, rounding: str, width: int) -> Value:
@@ -158,16 +157,5 @@ def _type_attribute(element: str) -> ir.Attribute:
     return ir.TypeAttr.get(ir.Type.parse(element))
 
 
-def _join_nibbles(codes: list[Value]) -> Value:
-    word = codes[0]
-    for index, code in enumerate(codes[1:], 1):
-        word = word | (code << (4 * index))
-    return word
-
-
 def _pairs(values: list[Value]) -> list[tuple[Value, Value]]:
     return list(zip(values[::2], values[1::2], strict=True))
-
-
-def _groups(values: list[Value], size: int) -> list[list[Value]]:
-    return [values[begin : begin + size] for begin in range(0, len(values), size)]

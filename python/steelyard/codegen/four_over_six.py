@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from steelyard.codegen.formats import decode_e2m1, decode_e4m3, encode_e2m1, encode_e4m3
+from steelyard.codegen.formats import decode_e4m3, decode_words, encode_e4m3, encode_words
 from steelyard.codegen.scale_rules import nvfp4_encode_factor
 from steelyard.codegen.values import Value, absolute, minimum, select
 from steelyard.targets.architectures import Target
 
+_ELEMENT = "f4E2M1FN"
 _RANGE = 6.0 * 256.0
 
 
@@ -54,10 +55,10 @@ def _candidate(line: Line, stretch: float, measure: str, target: Target) -> Cand
     scale = line.block_amax / 6.0 * encode_scale
     byte = encode_e4m3(minimum(scale if stretch == 1.0 else scale * stretch, 448.0))
     factor = nvfp4_encode_factor(byte, decode_scale)
-    words, codes = encode_e2m1([value * factor for value in line.values], target)
+    words = encode_words([value * factor for value in line.values], _ELEMENT, target)
     byte_value = decode_e4m3(byte)
     total = None
-    for value, code in zip(line.values, decode_e2m1(codes, target), strict=True):
+    for value, code in zip(line.values, decode_words(words, _ELEMENT, target), strict=True):
         difference = code * byte_value * line.amax / _RANGE - value
         error = absolute(difference) if measure == "mae" else difference * difference
         total = error if total is None else total + error

@@ -66,6 +66,8 @@ def _compile(text: str, target: Target) -> str:
 
 @cache
 def _machine(target: Target) -> llvm.TargetMachine:
+    # Addresses of shared memory fit 32 bits.
+    llvm.set_option("nvptx", "--nvptx-short-ptr")
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     major, minor = target.ptx_version

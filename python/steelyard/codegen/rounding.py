@@ -127,7 +127,7 @@ class RandomTile:
 def dither(value: Value, random_byte: Value) -> Value:
     """A value that the cast to E2M1 leaves as it is: rounded up with the probability of the distance.
 
-    The byte is an i32. The value is what arithmetic made, so that its NaN is positive; like all from 6 on, it becomes 6.
+    The byte is an i32. The value is what arithmetic made, so that its NaN is positive; it becomes 6, as all above 6 do.
     """
     magnitude = minimum_number(absolute(value), 6.0)
     # Steps are half of the power of two below, and at least 0.5.

@@ -195,12 +195,6 @@ def join_halves(low: Value, high: Value) -> Value:
     return _word(vector_of([low, high]))
 
 
-def join_bytes(parts: Sequence[Value]) -> Value:
-    """A word of four i8, the first in its lowest bits."""
-    first, second, third, last = (convert(part, "i16") for part in parts)
-    return join_halves(first | (second << 8), third | (last << 8))
-
-
 def round_pair(low: Value, high: Value, dtype: str) -> Value:
     """A word of two float32 values rounded to bf16 or f16."""
     halves = ir.VectorType.get([2], type_of(dtype))
