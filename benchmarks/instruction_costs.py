@@ -18,6 +18,7 @@ UNITS = (FP32, FP64, INTEGER, MULTIPLY, NARROW, CONVERT, SPECIAL, EXCHANGE, OTHE
 _COSTS: tuple[tuple[str, dict[str, int]], ...] = (
     (r"mov\.b32 \{", {INTEGER: 1}),  # halves are put together, or taken apart
     # Parameters are operands from constant memory, moves and the words of 64 bits a renaming of registers.
+    (r"(neg|abs)\.f32", {}),  # a property of the operand that reads it
     (r"ld\.param|mov\.|ret|cvt\.u64\.u(8|16|32)|cvt\.u\d+\.u64|cvt\.u8\.", {}),
     (r"(ld|st)\.(global|shared)|(atom|red)\.|bra|bar\.", {OTHER: 1}),
     (r"shfl\.", {EXCHANGE: 1}),

@@ -12,14 +12,13 @@ from steelyard.codegen.values import (
     bitcast,
     compare_unsigned,
     constant,
-    maximum_of_halves,
+    larger_magnitudes,
     maximum_unsigned,
     select,
 )
 
 CHUNK = GROUP
 HALF_WARP = 16
-_MAGNITUDES = {"f32": 0x7FFFFFFF, "bf16": 0x7FFF7FFF, "f16": 0x7FFF7FFF}
 
 
 @dataclass(frozen=True)
@@ -37,10 +36,10 @@ class Chunk:
 
     def peaks(self) -> list[Value]:
         """Largest magnitudes, as words that `join_peaks` joins and `line_amaxes` reads."""
-        magnitudes = [word & _MAGNITUDES[self.dtype] for word in self.words]
         if self.dtype != "f32":
-            return [_largest(magnitudes, maximum_of_halves)]
-        return [_largest(magnitudes[line :: self.lines], maximum_unsigned) for line in range(self.lines)]
+            return [_largest(self.words, self.dtype)]
+        magnitudes = [word & 0x7FFFFFFF for word in self.words]
+        return [_largest(magnitudes[line :: self.lines], self.dtype) for line in range(self.lines)]
 
     def amaxes(self) -> list[Value]:
         """The amax of each line, as the bits of a float32."""
@@ -53,15 +52,14 @@ def no_peaks(dtype: str, lines: int) -> list[Value]:
 
 
 def join_peaks(left: list[Value], right: list[Value], dtype: str) -> list[Value]:
-    join = maximum_unsigned if dtype == "f32" else maximum_of_halves
-    return [join(a, b) for a, b in zip(left, right, strict=True)]
+    return [_largest([a, b], dtype) for a, b in zip(left, right, strict=True)]
 
 
 def line_amaxes(peaks: list[Value], dtype: str, lines: int) -> list[Value]:
     """The amax of each line as bits: integers order NaN above all numbers, and it is made one NaN."""
     if dtype != "f32":
         (peak,) = peaks
-        halves = [bitcast(value, "i32") for value in widen_word(peak, dtype)]
+        halves = [bitcast(value, "i32") for value in widen_word(peak & 0x7FFF7FFF, dtype)]
         peaks = halves if lines == 2 else [maximum_unsigned(*halves)]
     return [_one_nan(peak) for peak in peaks]
 
@@ -70,10 +68,13 @@ def _one_nan(bits: Value) -> Value:
     return select(compare_unsigned(bits, ">", 0x7F800000), constant(CANONICAL_NAN, "i32"), bits)
 
 
-def _largest(values: list[Value], join) -> Value:
-    largest = values[0]
-    for value in values[1:]:
-        largest = join(largest, value)
+def _largest(words: list[Value], dtype: str) -> Value:
+    largest = words[0]
+    for word in words[1:]:
+        if dtype == "f32":
+            largest = maximum_unsigned(largest, word)
+        else:
+            largest = larger_magnitudes(largest, word, dtype)
     return largest
 
 

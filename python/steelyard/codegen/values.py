@@ -184,10 +184,14 @@ def minimum_signed(left: Value, right: Value | int) -> Value:
     return operation("arith.minsi", [left, left.like(right)], left.type)
 
 
-def maximum_of_halves(left: Value, right: Value) -> Value:
-    """The larger of the lower halves of two words, and of their upper ones, as unsigned integers."""
-    halves = ir.VectorType.get([2], integer(16))
-    return _word(operation("arith.maxui", [_as_vector(left, halves), _as_vector(right, halves)], halves))
+def larger_magnitudes(left: Value, right: Value, dtype: str) -> Value:
+    """Of two words of bf16 or f16: the larger magnitude of their lower halves, and of their upper ones.
+
+    NaN is larger than all numbers. The signs of the result mean nothing.
+    """
+    halves = ir.VectorType.get([2], type_of(dtype))
+    operands = [_as_vector(word, halves) for word in (left, right)]
+    return _word(_call_intrinsic(f"nvvm.fmax.nan.xorsign.abs.{dtype}x2", operands))
 
 
 def join_halves(low: Value, high: Value) -> Value:
@@ -239,12 +243,15 @@ def fused_multiply_add(left: Value, right: Value, addend: Value) -> Value:
 
 def _intrinsic(name: str, *operands: Value) -> Value:
     """By name: MLIR's own operations for these become calls of a CUDA library."""
-    type_ = operands[0].type
+    return _call_intrinsic(f"{name}.{operands[0].type}", operands)
+
+
+def _call_intrinsic(name: str, operands: Sequence[Value]) -> Value:
     return operation(
         "llvm.call_intrinsic",
         operands,
-        type_,
-        intrin=ir.StringAttr.get(f"llvm.{name}.{type_}"),
+        operands[0].type,
+        intrin=ir.StringAttr.get(f"llvm.{name}"),
         op_bundle_sizes=ir.DenseI32ArrayAttr.get([]),
         operandSegmentSizes=ir.DenseI32ArrayAttr.get([len(operands), 0]),
     )

@@ -94,9 +94,14 @@ def _with_sign(sign, magnitude):
     return (sign & np.uint32(0x80000000) | magnitude & np.uint32(0x7FFFFFFF)).astype(np.uint32)
 
 
-def _maximum_of_halves(a, b):
-    halves = [operand.astype(np.uint32).view(np.uint16) for operand in (a, b)]
-    return np.maximum(*halves).view(np.uint32)
+def _larger_magnitudes(infinity):
+    def run(*operands):
+        left, right = (np.ascontiguousarray(operand.astype(np.uint32)).view(np.uint16) for operand in operands)
+        largest = np.maximum(left & np.uint16(0x7FFF), right & np.uint16(0x7FFF))
+        signed = largest | (left ^ right) & np.uint16(0x8000)
+        return np.where(largest > infinity, np.uint16(0x7FFF), signed).astype(np.uint16).view(np.uint32)
+
+    return run
 
 
 def _wide_unsigned(a, b):
@@ -335,8 +340,8 @@ def _table():
     table["mul.hi.u16"] = lambda a, b: ((_low_half(a) * _low_half(b)) >> np.uint32(16)).astype(np.uint16)
     table["mul.wide.u16"] = lambda a, b: _low_half(a) * _low_half(b)
     table["copysign.f32"] = _with_sign
-    table["max.u16"] = _integer_operation(np.maximum, 16)
-    table["max.u16x2"] = _maximum_of_halves
+    table["max.NaN.xorsign.abs.bf16x2"] = _larger_magnitudes(0x7F80)
+    table["max.NaN.xorsign.abs.f16x2"] = _larger_magnitudes(0x7C00)
     table["add.s16"] = _integer_operation(np.add, 16)
     table["sub.s16"] = _integer_operation(np.subtract, 16)
     table["mul.lo.s16"] = _integer_operation(np.multiply, 16)

@@ -210,8 +210,6 @@ def _integer_definitions() -> dict:
         "bfe.u32": (("b32", "position", "position"), lambda a, p, n: a >> min(p, 32) & ((1 << min(n, 32)) - 1)),
         "prmt.b32": (("b32", "b32", "selector"), _permuted),
         "copysign.f32": (("b32", "b32"), lambda a, b: (a >> 31) * 2**31 + b % 2**31),
-        "max.u16": (("b16", "b16"), max),
-        "max.u16x2": (("b32", "b32"), lambda a, b: max(a >> 16, b >> 16) << 16 | max(a % 2**16, b % 2**16)),
     }
     for width in (32, 64):
         modulus, two = 1 << width, (f"b{width}",) * 2
@@ -311,6 +309,11 @@ def _conversions() -> dict:
         "cvt.s64.s32": (("b32",), lambda a: _signed(a, 32) % 2**64),
         "cvt.s32.s16": (("b16",), lambda a: _signed(a, 16) % 2**32),
     }
+    for name in ("f16", "bf16"):
+        table[f"max.NaN.xorsign.abs.{name}x2"] = (
+            ("b32", "b32"),
+            lambda a, b, n=name: _larger(a >> 16, b >> 16, n) << 16 | _larger(a % 2**16, b % 2**16, n),
+        )
     for name in ("e4m3", "e5m2"):
         table[f"cvt.rn.satfinite.{name}x2.f32"] = (two, lambda a, b, n=name: _pair(a, b, lambda x: narrow(x, n), 8))
         table[f"cvt.rn.f16x2.{name}x2"] = (("b16",), lambda a, n=name: _f16_pair(a, n))
@@ -337,6 +340,16 @@ def _choices() -> dict:
 
 def _pair(high: int, low: int, function, width: int) -> int:
     return function(decode(high, "f32")) << width | function(decode(low, "f32"))
+
+
+def _larger(left: int, right: int, name: str) -> int:
+    """The larger magnitude, with the sign of the product; NaN if there is one."""
+    values = [decode(bits, name) for bits in (left, right)]
+    if any(value != value for value in values):
+        return _CANONICAL[name]
+    magnitudes = [bits % 2**15 for bits in (left, right)]
+    largest = max(magnitudes, key=lambda bits: decode(bits, name))
+    return (left >> 15 ^ right >> 15) << 15 | largest
 
 
 def _f16_pair(codes: int, name: str) -> int:
