@@ -23,7 +23,6 @@ from simulation import Simulator
 
 from steelyard.codegen.compilation import compile_kernel
 from steelyard.codegen.kernel import Kernel
-from steelyard.codegen.sources import LOADS_IN_FLIGHT
 from steelyard.runtime.cuda.launches import Launch
 from steelyard.targets.architectures import TARGETS
 
@@ -51,7 +50,7 @@ def _work(launch: Launch, traffic: Traffic, simulator: Simulator) -> Work:
         blocks=launch.blocks,
         threads=kernel.threads,
         shared_bytes=compile_kernel(kernel, simulator.target).shared_bytes,
-        rounds=max(1.0, loads / warps / LOADS_IN_FLIGHT),
+        rounds=max(1.0, loads / warps / kernel.loads_in_flight),
     )
 
 

@@ -25,8 +25,11 @@ from steelyard.tools.gpu_predictions import FILE
 
 PAGE = Path(__file__).parents[1] / "docs" / "cuda.md"
 BEGIN, END = "<!-- predictions: written by benchmarks/predict_gpu.py -->", "<!-- end of predictions -->"
-ROWS, COLUMNS = 128, 1024
-"""The matrix that the interpreter runs on. It is made of whole tiles, so that work grows with the elements."""
+SHAPE = 128, 1024
+"""Of the matrix that the interpreter runs on. It is made of whole tiles, so that work grows with the elements."""
+LONG_ROWS = 16, 8192
+"""As many elements, for kernels that work by rows."""
+ELEMENTS = SHAPE[0] * SHAPE[1]
 SIDE = 8192
 """Of the matrices that rates are predicted for, and that `steelyard verify-gpu` measures."""
 LAYERS = {"8192 x 8192 x 8192": (8192, 8192, 8192), "Llama 8B up, 4096 tokens": (4096, 14336, 4096)}
@@ -56,12 +59,12 @@ def cases() -> Iterator[Case]:
             name = f"quantize {recipe}" if role == "input" else f"quantize {recipe} {role}"
             yield Case(name, "quantize", partial(_quantize, pair=pair))
             yield Case(f"{name} row", "quantize", partial(_quantize, pair=(pair[0], None)))
-    yield Case("statistics of rms_norm", "row_statistics", _normalize)
+    yield Case("statistics of rms_norm", "row_statistics", partial(_normalize, shape=LONG_ROWS))
     yield Case("quantize mxfp8 of rms_norm", "quantize", _normalize)
 
 
-def _matrix() -> torch.Tensor:
-    return torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0)).bfloat16()
+def _matrix(shape: tuple[int, int] = SHAPE) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).bfloat16()
 
 
 def _quantize(kernels: Kernels, pair: tuple[Scheme | None, Scheme | None]) -> tuple:
@@ -69,9 +72,9 @@ def _quantize(kernels: Kernels, pair: tuple[Scheme | None, Scheme | None]) -> tu
     return kernels.quantize(_matrix(), *pair, scale=torch.tensor(1.0) if delayed else None, rng=(1, 2))
 
 
-def _normalize(kernels: Kernels) -> None:
+def _normalize(kernels: Kernels, shape: tuple[int, int] = SHAPE) -> None:
     pair = recipes.get("mxfp8").schemes("input")
-    kernels.quantize_produced("rms_norm", (_matrix(), torch.ones(COLUMNS).bfloat16(), 1e-5), *pair)
+    kernels.quantize_produced("rms_norm", (_matrix(shape), torch.ones(shape[1]).bfloat16(), 1e-5), *pair)
 
 
 def predict_case(case: Case, gpu: Gpu, registers: int | None = None) -> dict[str, Any]:
@@ -90,17 +93,16 @@ def predict_case(case: Case, gpu: Gpu, registers: int | None = None) -> dict[str
 
 
 def _row(work: Work, expected: Estimate, gpu: Gpu) -> dict[str, Any]:
-    elements = ROWS * COLUMNS
-    per_element = {name: round(32 * count / elements, 1) for name, count in sorted(work.instructions.items())}
+    per_element = {name: round(32 * count / ELEMENTS, 1) for name, count in sorted(work.instructions.items())}
     return {
         "rate": round(work.bytes / expected.seconds / 1e9),
         "unit": "GB/s",
         "share": round(work.bytes / expected.seconds / gpu.copy_bandwidth, 2),
         "limit": expected.limit,
-        "bytes": round(work.bytes / elements, 2),
-        "sector_bytes": round(work.sector_bytes / elements, 2),
+        "bytes": round(work.bytes / ELEMENTS, 2),
+        "sector_bytes": round(work.sector_bytes / ELEMENTS, 2),
         "instructions": {name: count for name, count in per_element.items() if count},
-        "wavefronts": round(32 * work.memory_wavefronts / elements, 1),
+        "wavefronts": round(32 * work.memory_wavefronts / ELEMENTS, 1),
         "blocks": expected.blocks_per_multiprocessor,
     }
 
@@ -164,7 +166,7 @@ def _seconds_per_element(gpu: Gpu, recipe: str, role: str, *, training: bool) ->
 
     launches = launches_of(gpu.target, prepare)
     times = [estimate(work, assemble(kernel, gpu.target).registers, gpu).seconds for kernel, work in launches]
-    return sum(times) / (ROWS * COLUMNS)
+    return sum(times) / ELEMENTS
 
 
 def tables(data: dict[str, Any]) -> str:

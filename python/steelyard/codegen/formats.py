@@ -96,7 +96,9 @@ def _encode_eight_e2m1(values: list[Value]) -> Value:
     lines.append(f"mov.b32 $0, {{{', '.join(names)}}};")
     text = "{\n\t" + "\n\t".join(lines) + "\n\t}"
     constraints = ir.StringAttr.get(",".join(["=r", *(["f"] * 8)]))
-    return operation("llvm.inline_asm", values, integer(32), asm_string=ir.StringAttr.get(text), constraints=constraints)
+    return operation(
+        "llvm.inline_asm", values, integer(32), asm_string=ir.StringAttr.get(text), constraints=constraints
+    )
 
 
 def _compute_eight_e2m1(values: list[Value]) -> Value:

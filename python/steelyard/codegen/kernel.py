@@ -12,6 +12,7 @@ from steelyard.codegen.values import Value, integer, type_of
 from steelyard.targets.architectures import Target
 
 POINTER = "pointer"
+LOADS_IN_FLIGHT = 4
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Kernel(ABC):
     """A kernel as plain data: equal ones have the same code."""
 
     threads: int = 128
+    loads_in_flight: int = LOADS_IN_FLIGHT
+    """Independent loads that a thread makes before it waits for the first."""
 
     @property
     @abstractmethod

@@ -58,10 +58,13 @@ class Producer:
 
     def _normalize(self, scope: Scope, values: list[Value], row: Value, column: Value) -> list[Value]:
         own = scope.pointer("statistics").at(signed_to(row, "i64") * (4 * STATISTICS))
-        mean, mean_rest, scale = (own.at(4 * index).load("f32") for index in range(STATISTICS))
+        if self.kind == "layer_norm":
+            mean, mean_rest = (own.at(4 * index).load("f32") for index in range(2))
+            values = [(value - mean) - mean_rest for value in values]
+        scale = own.at(4 * (STATISTICS - 1)).load("f32")
         results = []
         for index, value in enumerate(values):
-            result = ((value - mean) - mean_rest) * scale
+            result = value * scale
             if self.weight:
                 result = result * _read(scope, "weight", self.weight, column + index)
             if self.bias:

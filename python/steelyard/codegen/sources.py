@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from steelyard.codegen.kernel import Parameter, Scope
+from steelyard.codegen.kernel import LOADS_IN_FLIGHT, Parameter, Scope
 from steelyard.codegen.memory import Pointer
 from steelyard.codegen.producers import Producer
 from steelyard.codegen.sizes import Size, ceil_div
@@ -12,8 +12,6 @@ from steelyard.codegen.values import Value, convert, either, i32, loop, select, 
 
 _VECTOR_BYTES = 16
 _LINE_VECTORS = 8  # 128 bytes: what a warp should read of a row at once
-LOADS_IN_FLIGHT = 4
-"""Independent loads that a thread makes before it waits for the first."""
 Taker = Callable[[Value, Value, int, list[Value]], None]
 
 

@@ -14,7 +14,6 @@ from steelyard.codegen.values import (
     convert,
     i32,
     loop,
-    minimum_signed,
     signed_to,
     square_root,
     when,
@@ -30,6 +29,7 @@ class RowStatisticsKernel(Kernel):
 
     dtype: str
     centered: bool
+    loads_in_flight = _CHUNK // _WARP
 
     @property
     def name(self) -> str:
@@ -70,20 +70,29 @@ class RowStatisticsKernel(Kernel):
         columns = scope["columns"]
         lane = scope.thread & 31
 
-        def add_chunk(first: Value, total: Value) -> list[Value]:
-            stop = minimum_signed(columns - first, _CHUNK)
+        def add_whole_chunk(first: Value, total: Value) -> list[Value]:
+            read = [self._read(scope, begin, first + lane, offset) for offset in range(0, _CHUNK, _WARP)]
+            partial = constant(0.0, "f32")
+            for value in read:
+                partial = partial + term(value)
+            return [total + convert(partial, "f64")]
 
+        def add_chunk(first: Value, total: Value) -> list[Value]:
             def add(offset: Value, partial: Value) -> list[Value]:
                 return [partial + term(self._read(scope, begin, first + offset))]
 
-            (partial,) = loop(lane, stop, _WARP, add, [constant(0.0, "f32")])
+            (partial,) = loop(lane, columns - first, _WARP, add, [constant(0.0, "f32")])
             return [total + convert(partial, "f64")]
 
-        (total,) = loop(i32(0), columns, _CHUNK, add_chunk, [constant(0.0, "f64")])
+        whole = columns // _CHUNK * _CHUNK
+        (total,) = loop(i32(0), whole, _CHUNK, add_whole_chunk, [constant(0.0, "f64")])
+        (total,) = loop(whole, columns, _CHUNK, add_chunk, [total])
         return _sum_of_lanes(total) / convert(columns, "f64")
 
-    def _read(self, scope: Scope, begin: Pointer, column: Value) -> Value:
-        pointer = begin.at(signed_to(column, "i64") * scope["column_stride0"] * ITEM_BYTES[self.dtype])
+    def _read(self, scope: Scope, begin: Pointer, column: Value, further: int = 0) -> Value:
+        """The value at a column, or `further` columns on."""
+        stride = scope["column_stride0"] * ITEM_BYTES[self.dtype]
+        pointer = begin.at(signed_to(column, "i64") * stride).at(stride * further)
         return pointer.load("f32") if self.dtype == "f32" else widen(pointer.load("i16"), self.dtype)
 
 
