@@ -71,10 +71,8 @@ def _one_nan(bits: Value) -> Value:
 def _largest(words: list[Value], dtype: str) -> Value:
     largest = words[0]
     for word in words[1:]:
-        if dtype == "f32":
-            largest = maximum_unsigned(largest, word)
-        else:
-            largest = larger_magnitudes(largest, word, dtype)
+        is_wide = dtype == "f32"
+        largest = maximum_unsigned(largest, word) if is_wide else larger_magnitudes(largest, word, dtype)
     return largest
 
 
