@@ -68,14 +68,22 @@ def ptxas() -> str | None:
 
 @cache
 def assemble(kernel: Kernel, target: str) -> Assembled:
-    """A kernel's registers and machine instructions."""
+    """A kernel's registers, and its machine instructions if no loop is unrolled: those that the PTX has, too."""
+    text = compile_kernel(kernel, TARGETS[target]).ptx
+    registers, _ = _run_ptxas(text, target)
+    _, cubin = _run_ptxas(re.sub(r"^(\$\w+:)$", r'\1\n\t.pragma "nounroll";', text, flags=re.M), target)
+    return Assembled(registers, _machine_instructions(cubin))
+
+
+def _run_ptxas(text: str, target: str) -> tuple[int, bytes]:
+    """Registers, and the file that is made."""
     with tempfile.TemporaryDirectory() as directory:
         source, cubin = Path(directory) / "kernel.ptx", Path(directory) / "kernel.cubin"
-        source.write_text(compile_kernel(kernel, TARGETS[target]).ptx)
+        source.write_text(text)
         command = [ptxas() or "ptxas", f"-arch={target}", "-v", str(source), "-o", str(cubin)]
         report = subprocess.run(command, capture_output=True, text=True, check=True)
         (registers,) = re.findall(r"Used (\d+) registers", report.stderr)
-        return Assembled(int(registers), _machine_instructions(cubin.read_bytes()))
+        return int(registers), cubin.read_bytes()
 
 
 def _machine_instructions(cubin: bytes) -> int:

@@ -172,33 +172,26 @@ def _seconds_per_element(gpu: Gpu, recipe: str, role: str, *, training: bool) ->
 def tables(data: dict[str, Any]) -> str:
     """The tables of docs/cuda.md."""
     targets = list(data["targets"].values())
-    return "\n".join([_kernel_table(targets), _layer_table(targets)])
+    return "\n".join([*map(_kernel_table, targets), _layer_table(targets)])
 
 
-def _kernel_table(targets: list[dict[str, Any]]) -> str:
-    names = [name for name, row in targets[0]["rows"].items() if "share" in row]
-    head = ["launch, 8192 x 8192 from bf16", "bytes per element"]
-    for found in targets:
-        head += [f"{found['gpu']}, GB/s", "of a copy", "limit", "instructions per element", "SASS / PTX"]
+def _kernel_table(found: dict[str, Any]) -> str:
+    head = [f"launch on {found['gpu']}, 8192 x 8192 from bf16", "bytes", "GB/s", "of a copy", "limit"]
+    head += ["instructions", "of them integer", "registers", "SASS / PTX"]
     lines = [_line(head), _line(["---"] * len(head))]
-    for name in names:
-        cells = [name, f"{targets[0]['rows'][name]['bytes']:.2f}"]
-        for found in targets:
-            row = found["rows"][name]
-            count = sum(row["instructions"].values())
-            cells += [
-                f"{row['rate']}",
-                f"{row['share']:.0%}",
-                row["limit"],
-                f"{count:.0f}",
-                f"{row['sass_per_ptx']:.2f}",
-            ]
-        lines.append(_line(cells))
+    for name, row in found["rows"].items():
+        if "share" not in row:
+            continue
+        counts = row["instructions"]
+        cells = [name, f"{row['bytes']:.2f}", f"{row['rate']}", f"{row['share']:.0%}", row["limit"]]
+        cells += [f"{sum(counts.values()):.1f}", f"{counts.get('integer', 0):.1f}"]
+        lines.append(_line([*cells, f"{row['registers']}", f"{row['sass_per_ptx']:.2f}"]))
     return "\n".join(lines) + "\n"
 
 
 def _layer_table(targets: list[dict[str, Any]]) -> str:
-    head = ["linear layer, M x N x K", "GPU", "recipe", "quantize", "forward", "of bf16", "training step", "of bf16"]
+    head = ["linear layer, M x N x K", "GPU", "recipe", "quantize, µs", "forward, µs", "against bf16"]
+    head += ["training step, µs", "against bf16"]
     lines = [_line(head), _line(["---"] * len(head))]
     for size in LAYERS:
         for found in targets:

@@ -278,3 +278,15 @@ def test_measures_how_accesses_fall_together():
     # Two warps: spread words take one sector each, adjacent ones an eighth; 32 words of one bank conflict.
     assert traffic.sectors["st.global.4"] == 64 * 32 + 64 * 4
     assert traffic.conflicts == {"st.shared.4": 32}
+    assert traffic.wavefronts == {"st.shared.4": 2 * 32}
+    assert traffic.issued["st.global.b32"] == 2 * 2
+    assert traffic.issued["st.shared.b32"] == traffic.issued["ret"] == 2
+
+
+def test_counts_a_warp_once_whichever_of_its_lanes_run():
+    guarded = "\n\tsetp.lt.u32 \t%p1, %r1, 40;\n\t@%p1 bra \t$IN;\n\tbra.uni \t$OUT;\n$IN:\n\tadd.s32 \t%r2, %r1, 1;"
+    text = _HEAD + guarded + "\n\tmov.b32 \t{%rs1, %rs2}, %r2;\n$OUT:\n\tret;\n}\n"
+    memory = DeviceMemory()
+    issued = run(text, [memory.allocate(256)], 1, memory, measured=True).issued
+    # The first warp takes the branch as a whole, the second with 8 of its lanes; all 24 others jump.
+    assert (issued["setp.lt.u32"], issued["add.s32"], issued["mov.b32 {}"], issued["bra.uni"]) == (2, 2, 2, 1)
