@@ -6,7 +6,7 @@ Nothing here was measured. The figures of the GPUs are NVIDIA's, or what their c
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from instruction_costs import CONVERT, EXCHANGE, FP32, FP64, INTEGER, MULTIPLY, NARROW, SPECIAL
+from instruction_costs import CONVERT, EXCHANGE, FP32, FP32_PAIR, FP64, INTEGER, MULTIPLY, NARROW, SPECIAL
 
 WARP = 32
 COPY_SHARE = 0.9
@@ -17,10 +17,21 @@ ISSUED_PER_CLOCK = 4
 """Warp instructions of a multiprocessor: one from each of its four schedulers (both architectures' tuning guides)."""
 REGISTERS, THREADS, BLOCKS, SHARED_BYTES, SHARED_RESERVED = 65536, 2048, 32, 228 * 1024, 1024
 """Of a multiprocessor, compute capabilities 9.0 and 10.0 (CUDA programming guide); each block has some reserved."""
-RATES = {FP32: 128, FP64: 64, INTEGER: 64, MULTIPLY: 64, NARROW: 16, CONVERT: 64, SPECIAL: 16, EXCHANGE: 32}
+RATES = {
+    FP32: 128,
+    FP32_PAIR: 64,
+    FP64: 64,
+    INTEGER: 64,
+    MULTIPLY: 64,
+    NARROW: 16,
+    CONVERT: 64,
+    SPECIAL: 16,
+    EXCHANGE: 32,
+}
 """Lanes per clock and multiprocessor, compute capabilities 9.0 and 10.0: CUDA C++ Best Practices Guide, throughput of
 native arithmetic instructions. It has no row for conversions to 8 and 4 bits: they are taken to be as slow as those
-from float32 to 16 bits. Minima and maxima of floats are taken as integer ones, which 10.0 is faster at."""
+from float32 to 16 bits. A pair of float32 in one instruction keeps the unit busy twice as long as one. Minima and
+maxima of floats are taken as integer ones, which 10.0 is faster at."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +113,7 @@ def estimate(work: Work, registers: int, gpu: Gpu) -> Estimate:
     }
     for unit, rate in RATES.items():
         times[unit] = work.instructions.get(unit, 0) * WARP / (rate * clocks_per_second)
+    times[FP32] += times.pop(FP32_PAIR)  # the same unit does both
     limit = max(times, key=lambda name: times[name])
     return Estimate(times[limit], limit, resident)
 

@@ -10,9 +10,9 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
-FP32, FP64, INTEGER, MULTIPLY = "fp32", "fp64", "integer", "multiply"
+FP32, FP32_PAIR, FP64, INTEGER, MULTIPLY = "fp32", "fp32 pair", "fp64", "integer", "multiply"
 NARROW, CONVERT, SPECIAL, EXCHANGE, OTHER = "narrow", "convert", "special", "exchange", "other"
-UNITS = (FP32, FP64, INTEGER, MULTIPLY, NARROW, CONVERT, SPECIAL, EXCHANGE, OTHER)
+UNITS = (FP32, FP32_PAIR, FP64, INTEGER, MULTIPLY, NARROW, CONVERT, SPECIAL, EXCHANGE, OTHER)
 
 # The first pattern that matches an opcode says what it costs.
 _COSTS: tuple[tuple[str, dict[str, int]], ...] = (
@@ -35,6 +35,7 @@ _COSTS: tuple[tuple[str, dict[str, int]], ...] = (
     (r"cvt\.f32\.bf16", {INTEGER: 1}),
     (r"cvt\.(rn\.)?f(32|64)\.|cvt\.rmi|cvt\.rn\.f16x2", {CONVERT: 1}),
     (r"(max|min)\..*f(16|32)|(max|min)\..*bf16", {INTEGER: 1}),
+    (r"(add|sub|mul)\.rn\.f32x2", {FP32_PAIR: 1}),
     (r"(add|sub|mul|fma|neg|abs)\.(rn\.)?f64", {FP64: 1}),
     (r"(add|sub|mul|fma|neg|abs)\.(rn\.)?b?f(16|32)", {FP32: 1}),
     (r"\w+\.(\w+\.)?[bus]64", {INTEGER: 2}),

@@ -56,7 +56,7 @@ class AmaxKernel(Kernel):
         for step in range(strip_count(_SIDE, lines, 1) // self.threads):
             chunk = self._strip(scope, step).read(tile, 0)
             if self.rht:
-                own = [hadamard.transform_line(line, chunk.dtype).amaxes()[0] for line in chunk.values()]
+                own = [part.amaxes()[0] for part in hadamard.transform_lines(chunk.values(), chunk.dtype)]
             else:
                 own = chunk.amaxes()
             found = [maximum_unsigned(a, b) for a, b in zip(found, own, strict=True)]

@@ -51,6 +51,7 @@ from steelyard.codegen.values import (
     loop,
     maximum_unsigned,
     minimum_signed,
+    multiply_all,
     repeat,
     select,
     signed_to,
@@ -96,6 +97,12 @@ class Copy:
     def is_transposed(self) -> bool:
         """The stored array is the transpose of the matrix."""
         return is_stored_transposed(self.scheme, self.columnwise)
+
+    @property
+    def has_tensor_scale(self) -> bool:
+        """One scale, or one second-level scale, is for all values."""
+        scheme = self.scheme
+        return scheme.family == "tensor" or (scheme.family == "nvfp4" and scheme.second_level == "tensor")
 
     @property
     def width(self) -> int:
@@ -156,12 +163,27 @@ class CopyPass:
     staging: Staging
     random: RandomTile | None
     block_amax: Pointer | None
+    shared_scales: Pointer | None
     threads: int
+
+    def prepare(self) -> None:
+        """Before the tile is filled: one thread works out the scales that one tensor's values share, for all."""
+        if self.shared_scales is None:
+            return
+        slots = self.shared_scales
+
+        def find() -> None:
+            encode_scale, decode_scale = self._tensor_scales()
+            slots.store_words([bitcast(scale, "i32") for scale in (encode_scale, decode_scale)])
+
+        when(self.scope.thread.equals(0), find)
 
     def make(self) -> None:
         """Stage the codes, store the scales, then store the codes; all threads take part."""
         self._fill_random()
-        scales = self._tensor_scales()
+        scales = None
+        if self.shared_scales is not None:
+            scales = tuple(bitcast(word, "f32") for word in self.shared_scales.load_words(2))
         strips = strip_count(self.tile.side, self._lines, self._chunks)
         repeat(strips // self.threads, lambda step: self._make_strip(step * self.threads + self.scope.thread, scales))
         barrier()
@@ -202,18 +224,15 @@ class CopyPass:
         self.random.fill(state, self.place.row, self.place.column, columns, self.scope.thread, self.threads)
         barrier()
 
-    def _tensor_scales(self) -> tuple[Value, Value] | None:
+    def _tensor_scales(self) -> tuple[Value, Value]:
         """What one tensor's values share: encode and decode scale."""
-        scheme = self.copy.scheme
-        if scheme.family == "tensor":
-            scale = self._per_tensor_scale()
-            inverse = 1.0 / scale
-            first = (self.scope.thread | self.scope.block).equals(0)
-            when(first, lambda: self._pointer("scales").store(inverse))
-            return scale, inverse
-        if scheme.family == "nvfp4" and scheme.second_level == "tensor":
+        if self.copy.scheme.family == "nvfp4":
             return self._second_level(self._pointer("amax").load("f32"))
-        return None
+        scale = self._per_tensor_scale()
+        inverse = 1.0 / scale
+        first = (self.scope.thread | self.scope.block).equals(0)
+        when(first, lambda: self._pointer("scales").store(inverse))
+        return scale, inverse
 
     def _per_tensor_scale(self) -> Value:
         scheme = self.copy.scheme
@@ -242,7 +261,7 @@ class CopyPass:
 
     def _cast_tensor(self, strip: Strip, scales) -> None:
         chunk = strip.read(self.tile, 0)
-        self._stage(strip, 0, [[value * scales[0] for value in line] for line in chunk.values()])
+        self._stage(strip, 0, [multiply_all(line, scales[0]) for line in chunk.values()])
         if self.copy.given_scale:
             largest = warp_maximum(_largest_of(chunk.amaxes()))
             first_lane(self.scope.thread, lambda: self._pointer("amax").raise_to(largest))
@@ -283,7 +302,7 @@ class CopyPass:
         else:
             scale_bytes = [nvfp4_block_byte(amax, level[0]) for amax, level in zip(block_amaxes, levels, strict=True)]
             factors = [nvfp4_encode_factor(byte, level[1]) for byte, level in zip(scale_bytes, levels, strict=True)]
-            scaled = [[value * factor for value in line] for line, factor in zip(values, factors, strict=True)]
+            scaled = [multiply_all(line, factor) for line, factor in zip(values, factors, strict=True)]
             self._stage(strip, 0, self._dithered(strip, scaled))
         self._store_scales(strip, scale_bytes)
 
@@ -291,7 +310,7 @@ class CopyPass:
         """The values and the amax of each line, transformed where the scheme transforms."""
         if not self.copy.scheme.rht:
             return chunk.values(), chunk.amaxes()
-        parts = [hadamard.transform_line(line, chunk.dtype) for line in chunk.values()]
+        parts = hadamard.transform_lines(chunk.values(), chunk.dtype)
         return [part.values()[0] for part in parts], [part.amaxes()[0] for part in parts]
 
     def _amax_of(self, strip: Strip, line: int) -> Value:
@@ -335,7 +354,7 @@ class CopyPass:
     def _stage_chunks(self, strip: Strip, chunks: list[Chunk], factors: list[Value]) -> None:
         def stage(index: Value | int, chunk: Chunk) -> None:
             lines = zip(chunk.values(), factors, strict=True)
-            self._stage(strip, index, [[value * factor for value in line] for line, factor in lines])
+            self._stage(strip, index, [multiply_all(line, factor) for line, factor in lines])
 
         for index, chunk in enumerate(chunks):
             stage(index, chunk)

@@ -3,16 +3,24 @@
 from steelyard.codegen.formats import round_to_bf16
 from steelyard.codegen.strips import Chunk
 from steelyard.codegen.tile import narrow_words
-from steelyard.codegen.values import Value, operation
+from steelyard.codegen.values import Value, operation, split_pair, vector_of
 
 GROUP = 16
 _NEGATIVE = (3, 5, 6, 7, 8, 9, 10, 12, 14, 15)
 
 
-def transform_line(values: list[Value], dtype: str) -> Chunk:
-    """From values rounded to bf16, as those of that dtype are, to a chunk of bf16."""
-    rounded = values if dtype == "bf16" else [round_to_bf16(value) for value in values]
-    return Chunk(narrow_words(_butterflies(_signed(rounded)), "bf16"), "bf16")
+def transform_lines(lines: list[list[Value]], dtype: str) -> list[Chunk]:
+    """From lines of values rounded to bf16, as those of that dtype are, to chunks of bf16.
+
+    Two lines are transformed together, as pairs: some targets add two pairs at once.
+    """
+    rounded = lines if dtype == "bf16" else [[round_to_bf16(value) for value in line] for line in lines]
+    if len(lines) == 2:
+        mixed = _butterflies(_signed([vector_of(list(pair)) for pair in zip(*rounded, strict=True)]))
+        lines = [list(line) for line in zip(*map(split_pair, mixed), strict=True)]
+    else:
+        lines = [_butterflies(_signed(line)) for line in rounded]
+    return [Chunk(narrow_words(line, "bf16"), "bf16") for line in lines]
 
 
 def inverse(values: list[Value]) -> list[Value]:

@@ -107,11 +107,11 @@ def shuffle_xor(value: Value, distance: int) -> Value:
     return operation("nvvm.shfl.sync", [lanes, value, i32(distance), last], value.type, kind=kind)
 
 
-def shuffle_from(value: Value, lane: int) -> Value:
+def shuffle_from(value: Value, lane: Value) -> Value:
     """The value of one lane, for all."""
     kind = ir.Attribute.parse("#nvvm<shfl_kind idx>")
     lanes, last = constant(_ALL_LANES, "i32"), i32(31)
-    return operation("nvvm.shfl.sync", [lanes, value, i32(lane), last], value.type, kind=kind)
+    return operation("nvvm.shfl.sync", [lanes, value, lane, last], value.type, kind=kind)
 
 
 def warp_maximum(value: Value) -> Value:

@@ -40,11 +40,18 @@ class QuantizeKernel(Kernel):
         is_whole = place.holds_whole(self.side)
         random = self._random_tile(scope)
         slots = scope.shared.allocate(16) if any(copy.scheme.block == "128x128" for copy in self.copies) else None
-        self.source.fill(scope, tile, place, self.threads)
+        passes = []
         for copy in self.copies:
-            barrier()
             own_staging, own_random = staging.of(copy, self.side), random if copy.is_stochastic else None
-            CopyPass(copy, scope, tile, place, is_whole, own_staging, own_random, slots, self.threads).make()
+            scales = scope.shared.allocate(8) if copy.has_tensor_scale else None
+            shared = tile, place, is_whole, own_staging, own_random, slots, scales
+            passes.append(CopyPass(copy, scope, *shared, self.threads))
+        for each in passes:
+            each.prepare()
+        self.source.fill(scope, tile, place, self.threads)
+        for each in passes:
+            barrier()
+            each.make()
 
     def _random_tile(self, scope: Scope) -> RandomTile | None:
         if not any(copy.is_stochastic for copy in self.copies):

@@ -71,7 +71,11 @@ class RowStatisticsKernel(Kernel):
         lane = scope.thread & 31
 
         def add_whole_chunk(first: Value, total: Value) -> list[Value]:
-            read = [self._read(scope, begin, first + lane, offset) for offset in range(0, _CHUNK, _WARP)]
+            pointer, read = self._at(scope, begin, first + lane), []
+            for _ in range(_CHUNK // _WARP):
+                read.append(self._load(pointer))
+                # From one to the next: sixteen offsets from the first would be sixteen registers.
+                pointer = pointer.at(self._stride(scope) * _WARP)
             partial = constant(0.0, "f32")
             for value in read:
                 partial = partial + term(value)
@@ -79,7 +83,7 @@ class RowStatisticsKernel(Kernel):
 
         def add_chunk(first: Value, total: Value) -> list[Value]:
             def add(offset: Value, partial: Value) -> list[Value]:
-                return [partial + term(self._read(scope, begin, first + offset))]
+                return [partial + term(self._load(self._at(scope, begin, first + offset)))]
 
             (partial,) = loop(lane, columns - first, _WARP, add, [constant(0.0, "f32")])
             return [total + convert(partial, "f64")]
@@ -89,10 +93,13 @@ class RowStatisticsKernel(Kernel):
         (total,) = loop(whole, columns, _CHUNK, add_chunk, [total])
         return _sum_of_lanes(total) / convert(columns, "f64")
 
-    def _read(self, scope: Scope, begin: Pointer, column: Value, further: int = 0) -> Value:
-        """The value at a column, or `further` columns on."""
-        stride = scope["column_stride0"] * ITEM_BYTES[self.dtype]
-        pointer = begin.at(signed_to(column, "i64") * stride).at(stride * further)
+    def _stride(self, scope: Scope) -> Value:
+        return scope["column_stride0"] * ITEM_BYTES[self.dtype]
+
+    def _at(self, scope: Scope, begin: Pointer, column: Value) -> Pointer:
+        return begin.at(signed_to(column, "i64") * self._stride(scope))
+
+    def _load(self, pointer: Pointer) -> Value:
         return pointer.load("f32") if self.dtype == "f32" else widen(pointer.load("i16"), self.dtype)
 
 
@@ -104,8 +111,10 @@ def _sum_of_lanes(total: Value) -> Value:
     """One after the other, as the CPU adds them."""
     bits = bitcast(total, "i64")
     low, high = convert(bits, "i32"), convert(bits >> 32, "i32")
-    result = constant(0.0, "f64")
-    for lane in range(_WARP):
+
+    def add(lane: Value, result: Value) -> list[Value]:
         halves = [convert(shuffle_from(half, lane), "i64") for half in (low, high)]
-        result = result + bitcast(halves[0] | (halves[1] << 32), "f64")
+        return [result + bitcast(halves[0] | (halves[1] << 32), "f64")]
+
+    (result,) = loop(i32(0), _WARP, 1, add, [constant(0.0, "f64")])
     return result

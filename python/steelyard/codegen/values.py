@@ -28,14 +28,19 @@ class Value:
 
     @property
     def is_float(self) -> bool:
-        return isinstance(self.type, ir.FloatType)
+        """Whether it is a float, or a vector of floats."""
+        return isinstance(_scalar_type(self.type), ir.FloatType)
 
     def _binary(self, other: "Value | float", float_op: str, integer_op: str) -> "Value":
         return operation(float_op if self.is_float else integer_op, [self, self.like(other)], self.type)
 
     def like(self, other: "Value | float") -> "Value":
-        """`other` as a value of this type."""
-        return other if isinstance(other, Value) else constant(other, self.type)
+        """`other` as a value of this type; of a vector, each of its elements."""
+        if isinstance(other, Value):
+            return other
+        if isinstance(self.type, ir.VectorType):
+            return vector_of([constant(other, self.type.element_type)] * self.type.shape[0])
+        return constant(other, self.type)
 
     def __add__(self, other):
         return self._binary(other, "arith.addf", "arith.addi")
@@ -95,6 +100,10 @@ class Value:
         return compare(self, "!=", other)
 
     __radd__, __rmul__, __rand__, __ror__ = __add__, __mul__, __and__, __or__
+
+
+def _scalar_type(type_: ir.Type) -> ir.Type:
+    return type_.element_type if isinstance(type_, ir.VectorType) else type_
 
 
 def operation(name: str, operands: Sequence[Value], result: ir.Type | None, **attributes: ir.Attribute) -> Value:
@@ -207,9 +216,21 @@ def round_pair(low: Value, high: Value, dtype: str) -> Value:
 
 def split_words(value: Value) -> tuple[Value, Value]:
     """The lower and the upper word of an i64."""
-    vector = _as_vector(value, ir.VectorType.get([2], integer(32)))
-    low, high = (operation("llvm.extractelement", [vector, i32(index)], integer(32)) for index in range(2))
+    return split_pair(_as_vector(value, ir.VectorType.get([2], integer(32))))
+
+
+def split_pair(vector: Value) -> tuple[Value, Value]:
+    """The elements of a vector of two."""
+    scalar = _scalar_type(vector.type)
+    low, high = (operation("llvm.extractelement", [vector, i32(index)], scalar) for index in range(2))
     return low, high
+
+
+def multiply_all(values: Sequence[Value], factor: Value) -> list[Value]:
+    """Each of an even number of values times a factor, in pairs: some targets multiply two at once."""
+    factors = vector_of([factor, factor])
+    pairs = [vector_of([a, b]) * factors for a, b in zip(values[::2], values[1::2], strict=True)]
+    return [value for pair in pairs for value in split_pair(pair)]
 
 
 def vector_of(parts: Sequence[Value]) -> Value:

@@ -34,6 +34,16 @@ def _float_operation(function, width):
     return run
 
 
+def _pair_operation(function):
+    single = _float_operation(function, 32)
+
+    def run(*operands):
+        words = [np.ascontiguousarray(operand.astype(np.uint64)).view(np.uint32) for operand in operands]
+        return np.ascontiguousarray(single(*words)).view(np.uint64)
+
+    return run
+
+
 def _integer_operation(function, width):
     def run(*operands):
         result = function(*[operand.astype(_UNSIGNED[width], copy=False) for operand in operands])
@@ -320,6 +330,7 @@ def _table():
     for width in (32, 64):
         operations = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "sqrt": np.sqrt}
         table |= {f"{name}.rn.f{width}": _float_operation(run, width) for name, run in operations.items()}
+        table |= {f"{name}.rn.f32x2": _pair_operation(operations[name]) for name in ("add", "sub", "mul")}
         table[f"neg.f{width}"] = _float_operation(np.negative, width)
         table[f"abs.f{width}"] = _float_operation(np.abs, width)
         table[f"mul.lo.s{width}"] = _integer_operation(np.multiply, width)

@@ -262,6 +262,11 @@ def _float_definitions() -> dict:
         table[f"sqrt.rn.{name}"] = of(square_root, one)
         table[f"neg.{name}"] = of(lambda a, n: encode(-a, n, negative_zero=_is_negative(-a)), one)
         table[f"abs.{name}"] = of(lambda a, n: encode(abs(a), n), one)
+    for opcode in ("add.rn.f32", "sub.rn.f32", "mul.rn.f32"):
+        table[f"{opcode}x2"] = (
+            ("f32x2", "f32x2"),
+            lambda a, b, f=table[opcode][1]: f(a >> 32, b >> 32) << 32 | f(a % 2**32, b % 2**32),
+        )
     for name in ("f16", "bf16"):
 
         def of_half(function, kinds, name=name):

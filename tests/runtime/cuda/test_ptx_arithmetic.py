@@ -26,6 +26,8 @@ def draw(kind: str, generator: np.random.Generator) -> list[int]:
         return generator.integers(0, 40, _COUNT).tolist()
     if kind == "selector":
         return [sum(int(n) << 4 * i for i, n in enumerate(generator.integers(0, 8, 4))) for _ in range(_COUNT)]
+    if kind == "f32x2":
+        return [high << 32 | low for high, low in zip(draw("f32", generator), draw("f32", generator), strict=True)]
     if kind == "positive":
         return [bits & 0x7FFFFFFF for bits in draw("f32", generator)]
     width = WIDTHS.get(kind) or int("".join(filter(str.isdigit, kind)))
@@ -41,7 +43,7 @@ def draw(kind: str, generator: np.random.Generator) -> list[int]:
 def register(kind: str, values: list[int]) -> np.ndarray:
     if kind == "pred":
         return np.array(values, bool)
-    names = {"amount": 32, "position": 32, "selector": 32, "positive": 32}
+    names = {"amount": 32, "position": 32, "selector": 32, "positive": 32, "f32x2": 64}
     width = names.get(kind) or WIDTHS.get(kind) or int("".join(filter(str.isdigit, kind)))
     return np.array(values, {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}[width])
 
