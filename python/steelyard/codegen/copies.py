@@ -261,7 +261,7 @@ class CopyPass:
 
     def _cast_tensor(self, strip: Strip, scales) -> None:
         chunk = strip.read(self.tile, 0)
-        self._stage(strip, 0, [multiply_all(line, scales[0]) for line in chunk.values()])
+        self._stage(strip, 0, [self._scaled(line, scales[0]) for line in chunk.values()])
         if self.copy.given_scale:
             largest = warp_maximum(_largest_of(chunk.amaxes()))
             first_lane(self.scope.thread, lambda: self._pointer("amax").raise_to(largest))
@@ -302,9 +302,15 @@ class CopyPass:
         else:
             scale_bytes = [nvfp4_block_byte(amax, level[0]) for amax, level in zip(block_amaxes, levels, strict=True)]
             factors = [nvfp4_encode_factor(byte, level[1]) for byte, level in zip(scale_bytes, levels, strict=True)]
-            scaled = [multiply_all(line, factor) for line, factor in zip(values, factors, strict=True)]
+            scaled = [self._scaled(line, factor) for line, factor in zip(values, factors, strict=True)]
             self._stage(strip, 0, self._dithered(strip, scaled))
         self._store_scales(strip, scale_bytes)
+
+    def _scaled(self, values: list[Value], factor: Value) -> list[Value]:
+        # Pairs lie in neighbouring registers: of float32, which has one for each value already, too many are held.
+        if self.tile.dtype == "f32":
+            return [value * factor for value in values]
+        return multiply_all(values, factor)
 
     def _transformed(self, chunk: Chunk) -> tuple[list[list[Value]], list[Value]]:
         """The values and the amax of each line, transformed where the scheme transforms."""
@@ -354,7 +360,7 @@ class CopyPass:
     def _stage_chunks(self, strip: Strip, chunks: list[Chunk], factors: list[Value]) -> None:
         def stage(index: Value | int, chunk: Chunk) -> None:
             lines = zip(chunk.values(), factors, strict=True)
-            self._stage(strip, index, [multiply_all(line, factor) for line, factor in lines])
+            self._stage(strip, index, [self._scaled(line, factor) for line, factor in lines])
 
         for index, chunk in enumerate(chunks):
             stage(index, chunk)

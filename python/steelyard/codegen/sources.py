@@ -12,7 +12,6 @@ from steelyard.codegen.values import Value, convert, either, i32, loop, select, 
 
 _VECTOR_BYTES = 16
 _LINE_VECTORS = 8  # 128 bytes: what a warp should read of a row at once
-Taker = Callable[[Value, Value, int, list[Value]], None]
 
 
 @dataclass(frozen=True)
@@ -64,26 +63,17 @@ class Source:
             self._each(scope, tile.side**2, threads, lambda e: self._load_element(scope, tile, place, e))
             return
 
-        def store(row: Value, column: Value, further: int, words: list[Value]) -> None:
-            tile.element(row, column).at(further).store_words(words)
-
-        self.read_vectors(scope, tile, place, threads, store)
-
-    def read_vectors(self, scope: Scope, tile: Tile, place: Place, threads: int, take: Taker) -> None:
-        """`take(row, column, further, words)` with each 16 bytes that a tile has at a row and column, `further` bytes
-        on in the tile. All threads take part; only where the tile is not whole, they look for the matrix's end."""
-        vectors = tile.side**2 // self._per_vector
-
         def checked(index: Value) -> None:
             row, column = self._place_of_vector(tile, index)
             inside = place.holds(row, column)
             words = self._read_vector(scope, place, row, column, inside)
-            take(row, column, 0, [select(inside, word, zero_word()) for word in words])
+            tile.element(row, column).store_words([select(inside, word, zero_word()) for word in words])
 
+        # The whole block takes the same way: only tiles at the matrix's edge look where it ends.
         either(
             place.holds_whole(tile.side),
-            lambda: self._read_whole(scope, tile, place, threads, take),
-            lambda: loop(scope.thread, vectors, threads, checked),
+            lambda: self._fill_whole(scope, tile, place, threads),
+            lambda: loop(scope.thread, tile.side**2 // self._per_vector, threads, checked),
         )
 
     @property
@@ -95,8 +85,8 @@ class Source:
         column = (line // tile.side * _LINE_VECTORS + index % _LINE_VECTORS) * self._per_vector
         return line % tile.side, column
 
-    def _read_whole(self, scope: Scope, tile: Tile, place: Place, threads: int, take: Taker) -> None:
-        """Vectors that lie whole rows, then whole lines further, so that places are known from the first."""
+    def _fill_whole(self, scope: Scope, tile: Tile, place: Place, threads: int) -> None:
+        """Each thread's vectors lie known numbers of rows and columns from its first."""
         row, column = self._place_of_vector(tile, scope.thread)
         rows_at_once = threads // _LINE_VECTORS
         begins = [scope.pointer(f"input{n}").at(self._offset(scope, place, n, row, column)) for n in range(self.inputs)]
@@ -104,13 +94,14 @@ class Source:
         for index in range(tile.side**2 // self._per_vector // threads):
             lines = index * rows_at_once
             steps.append((lines % tile.side, lines // tile.side * _LINE_VECTORS * self._per_vector))
+        target, item = tile.element(row, column), ITEM_BYTES[self.dtype]
         at_once = LOADS_IN_FLIGHT // self.inputs
         for first in range(0, len(steps), at_once):
             now = steps[first : first + at_once]
             read = [self._read_further(scope, begins, *step) for step in now]
             for (rows, columns), inputs in zip(now, read, strict=True):
                 words = self._produced(scope, inputs, place.row + row + rows, place.column + column + columns)
-                take(row, column, tile.rows_further(rows) + columns * ITEM_BYTES[self.dtype], words)
+                target.at(tile.rows_further(rows) + columns * item).store_words(words)
 
     def _read_further(self, scope: Scope, begins: list[Pointer], rows: int, columns: int) -> list[list[Value]]:
         item = ITEM_BYTES[self.dtype]
