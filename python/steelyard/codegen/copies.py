@@ -183,7 +183,8 @@ class CopyPass:
         self._fill_random()
         scales = None
         if self.shared_scales is not None:
-            scales = tuple(bitcast(word, "f32") for word in self.shared_scales.load_words(2))
+            encode_scale, decode_scale = self.shared_scales.load_words(2)
+            scales = bitcast(encode_scale, "f32"), bitcast(decode_scale, "f32")
         strips = strip_count(self.tile.side, self._lines, self._chunks)
         repeat(strips // self.threads, lambda step: self._make_strip(step * self.threads + self.scope.thread, scales))
         barrier()

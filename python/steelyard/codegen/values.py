@@ -38,9 +38,10 @@ class Value:
         """`other` as a value of this type; of a vector, each of its elements."""
         if isinstance(other, Value):
             return other
-        if isinstance(self.type, ir.VectorType):
-            return vector_of([constant(other, self.type.element_type)] * self.type.shape[0])
-        return constant(other, self.type)
+        if not isinstance(self.type, ir.VectorType):
+            return constant(other, self.type)
+        vector = ir.VectorType(self.type)
+        return vector_of([constant(other, vector.element_type)] * vector.shape[0])
 
     def __add__(self, other):
         return self._binary(other, "arith.addf", "arith.addi")
@@ -103,7 +104,7 @@ class Value:
 
 
 def _scalar_type(type_: ir.Type) -> ir.Type:
-    return type_.element_type if isinstance(type_, ir.VectorType) else type_
+    return ir.VectorType(type_).element_type if isinstance(type_, ir.VectorType) else type_
 
 
 def operation(name: str, operands: Sequence[Value], result: ir.Type | None, **attributes: ir.Attribute) -> Value:

@@ -25,8 +25,8 @@ class Prediction:
 
 def prediction_of(target: str, row: str) -> Prediction | None:
     """What is predicted for a row that `steelyard verify-gpu` prints; None where nothing is."""
-    of_target = _predictions()["targets"].get(target)
-    found = None if of_target is None else of_target["rows"].get(row)
+    of_target = _predictions()["targets"].get(target, {"rows": {}})
+    found = of_target["rows"].get(row)
     if found is None:
         return None
     return Prediction(of_target["gpu"], found["rate"], found["unit"], found["limit"])
