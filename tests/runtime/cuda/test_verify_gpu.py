@@ -24,6 +24,7 @@ from steelyard.tools import cli, gpu_models, gpu_speed, targets, verify_gpu
 from steelyard.tools.gpu_checks import CheckFailed, Device, Result, guarded
 from steelyard.tools.gpu_gemms import gemm_checks
 from steelyard.tools.gpu_kernels import kernel_checks, recipe_variants
+from steelyard.tools.gpu_predictions import prediction_of
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):
@@ -269,15 +270,25 @@ def test_wrong_products_are_found(place, monkeypatch, mxfp8_only, target, factor
 
 def test_every_recipe_is_measured(place):
     bandwidths = list(gpu_speed.measure(place, 128, 1))
-    assert [result.what for result in bandwidths] == ["copy", *(f"quantize {name}" for name in recipes.NAMES[1:])]
-    # In a millisecond: 128x128 bf16 values, read once, both copies as bytes, and two scales.
-    assert bandwidths[1].detail == "0 GB/s, 100% of a copy's"
-    assert bandwidths[1].values == pytest.approx({"milliseconds": 1.0, "gigabytes_per_second": (4 * 128**2 + 8) / 1e6})
+    quantizers = [f"quantize {name}{copies}" for name in recipes.NAMES[1:] for copies in ("", " row")]
+    assert [result.what for result in bandwidths] == ["copy", *quantizers]
+    # In a millisecond: 128x128 bf16 values, read once, copies as bytes, and a scale of each.
+    assert bandwidths[1].detail.startswith("0 GB/s, 100% of a copy's")
+    for result, moved in zip(bandwidths[1:3], (4 * 128**2 + 8, 3 * 128**2 + 4), strict=True):
+        prediction = prediction_of("sm_100a", result.what)
+        assert result.detail.endswith(f"; {prediction}")
+        assert result.values == pytest.approx(
+            {
+                "milliseconds": 1.0,
+                "gigabytes_per_second": moved / 1e6,
+                "predicted_gigabytes_per_second": prediction.rate,
+            }
+        )
     speeds = list(gpu_speed.measure_gemms(place, TARGETS["sm_100a"], 128, 1))
     assert [result.what for result in speeds] == ["gemm bf16", *(f"gemm {name}" for name in recipes.NAMES)]
     assert [result.passed for result in speeds] == [True, True, True, None, True, True]
     assert speeds[3].detail == "emulated: torch has 1x128 and 128x128 scales on sm_90 only"
-    assert speeds[4].detail.endswith("1.00 x bf16")
+    assert speeds[4].detail == f"0 TFLOP/s, 1.00 x bf16; {prediction_of('sm_100a', 'gemm mxfp8')}"
 
 
 def test_a_measurement_that_fails_leaves_the_others_their_turn(place, monkeypatch):
