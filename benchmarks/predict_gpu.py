@@ -21,7 +21,7 @@ from steelyard.runtime.cuda import gemm
 from steelyard.runtime.cuda.kernels import Kernels
 from steelyard.targets.architectures import TARGETS
 from steelyard.targets.gemm_paths import NATIVE, gemm_path, schemes_of
-from steelyard.tools.gpu_predictions import FILE
+from steelyard.tools.gpu.predictions import FILE
 
 PAGE = Path(__file__).parents[1] / "docs" / "cuda.md"
 BEGIN, END = "<!-- predictions: written by benchmarks/predict_gpu.py -->", "<!-- end of predictions -->"

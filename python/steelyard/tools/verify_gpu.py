@@ -12,8 +12,8 @@ from steelyard.errors import TargetError
 from steelyard.files import check_writable
 from steelyard.targets.architectures import TARGETS
 from steelyard.tools.console import show
-from steelyard.tools.gpu_checks import INTERRUPTED, Check, Checking, Device
-from steelyard.tools.gpu_report import Report, find_facts
+from steelyard.tools.gpu.checks import INTERRUPTED, Check, Checking, Device
+from steelyard.tools.gpu.report import Report, find_facts
 
 NO_GPU = 3
 GROUPS = ("kernels", "gemms", "models", "streams", "devices", "graphs", "bandwidth", "speed")
@@ -145,10 +145,10 @@ def find_checks(place: Device, device: Any, sizes: Sizes, arguments: argparse.Na
     """The checks of the groups that were chosen, in order. None of them has begun."""
     import torch
 
-    from steelyard.tools.gpu_gemms import gemm_checks
-    from steelyard.tools.gpu_kernels import kernel_checks
-    from steelyard.tools.gpu_models import device_checks, graph_checks, model_checks, stream_checks
-    from steelyard.tools.gpu_speed import measure, measure_gemms
+    from steelyard.tools.gpu.gemms import gemm_checks
+    from steelyard.tools.gpu.kernels import kernel_checks
+    from steelyard.tools.gpu.models import device_checks, graph_checks, model_checks, stream_checks
+    from steelyard.tools.gpu.speed import measure, measure_gemms
 
     target, dtypes = place.kernels.launch.target, tuple(getattr(torch, name) for name in sizes.dtypes)
     own = torch.cuda.current_device() if device.index is None else device.index

@@ -11,7 +11,7 @@ from mock_streams import Graph
 from torch.utils._python_dispatch import _disable_current_modes
 
 from steelyard.runtime.cuda.kernels import Kernels
-from steelyard.tools.gpu_checks import Device
+from steelyard.tools.gpu.checks import Device
 
 NAME = "Mock GPU"
 

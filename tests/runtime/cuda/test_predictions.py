@@ -10,7 +10,7 @@ import pytest
 from ptx_arithmetic import COMPUTING
 from ptx_instructions import ACCESSES, ATOMICS, EXCHANGES
 
-from steelyard.tools.gpu_predictions import FILE, prediction_of
+from steelyard.tools.gpu.predictions import FILE, prediction_of
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 SAMPLE = [

@@ -18,8 +18,9 @@ from mock_gpu import CheckedLauncher, mock_gpu, mock_gpus
 from steelyard import recipes
 from steelyard.runtime.cuda.kernels import Kernels
 from steelyard.targets.architectures import TARGETS
-from steelyard.tools import cli, gpu_models, verify_gpu
-from steelyard.tools.gpu_checks import CheckSkipped
+from steelyard.tools import cli, verify_gpu
+from steelyard.tools.gpu import models as gpu_models
+from steelyard.tools.gpu.checks import CheckSkipped
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
 # One worker runs them: they share what the command found.

@@ -20,11 +20,13 @@ from steelyard.runtime.cuda.kernels import Kernels
 from steelyard.runtime.cuda.launches import Launch
 from steelyard.runtime.cuda.streams import Moment
 from steelyard.targets.architectures import TARGETS
-from steelyard.tools import cli, gpu_models, gpu_speed, targets, verify_gpu
-from steelyard.tools.gpu_checks import CheckFailed, Device, Result, guarded
-from steelyard.tools.gpu_gemms import gemm_checks
-from steelyard.tools.gpu_kernels import kernel_checks, recipe_variants
-from steelyard.tools.gpu_predictions import prediction_of
+from steelyard.tools import cli, targets, verify_gpu
+from steelyard.tools.gpu import models as gpu_models
+from steelyard.tools.gpu import speed as gpu_speed
+from steelyard.tools.gpu.checks import CheckFailed, Device, Result, guarded
+from steelyard.tools.gpu.gemms import gemm_checks
+from steelyard.tools.gpu.kernels import kernel_checks, recipe_variants
+from steelyard.tools.gpu.predictions import prediction_of
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):

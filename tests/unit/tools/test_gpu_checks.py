@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from steelyard.tools.gpu_checks import (
+from steelyard.tools.gpu.checks import (
     COMPLETE,
     HUNG,
     INTERRUPTED,

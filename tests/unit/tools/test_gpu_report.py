@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from steelyard.tools import gpu_report
-from steelyard.tools.gpu_checks import COMPLETE, UNFINISHED, Check, Result
-from steelyard.tools.gpu_report import Report, without_folders
+from steelyard.tools.gpu import report as gpu_report
+from steelyard.tools.gpu.checks import COMPLETE, UNFINISHED, Check, Result
+from steelyard.tools.gpu.report import Report, without_folders
 
 FACTS = {
     "steelyard": {"version": "0.1.0"},

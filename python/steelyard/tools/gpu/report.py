@@ -16,7 +16,7 @@ from typing import Any
 
 from steelyard.files import write_file
 from steelyard.tools.console import show
-from steelyard.tools.gpu_checks import COMPLETE, FAILED, NOT_RUN, PASSED, UNFINISHED, Check, Device, Result
+from steelyard.tools.gpu.checks import COMPLETE, FAILED, NOT_RUN, PASSED, UNFINISHED, Check, Device, Result
 
 SCHEMA = 1
 """Raised when a field changes its meaning or goes; new fields leave it as it is."""

@@ -10,9 +10,9 @@ from steelyard import recipes
 from steelyard.runtime.cuda import gemm
 from steelyard.targets.architectures import Target
 from steelyard.targets.gemm_paths import NATIVE, gemm_path, schemes_of
-from steelyard.tools.gpu_checks import Device, Result, guarded
-from steelyard.tools.gpu_kernels import recipe_schemes
-from steelyard.tools.gpu_predictions import prediction_of
+from steelyard.tools.gpu.checks import Device, Result, guarded
+from steelyard.tools.gpu.kernels import recipe_schemes
+from steelyard.tools.gpu.predictions import prediction_of
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.schemes import Scheme
 from steelyard.recipes import Recipe, Schemes
 from steelyard.runtime import cpu
-from steelyard.tools.gpu_checks import Check, CheckFailed, Device
+from steelyard.tools.gpu.checks import Check, CheckFailed, Device
 
 GROUP = "kernels"
 Shape = tuple[int, int]

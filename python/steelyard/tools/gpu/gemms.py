@@ -11,8 +11,8 @@ from steelyard.reference.dequantize import decode_stored
 from steelyard.runtime.cuda import gemm
 from steelyard.targets.architectures import Target
 from steelyard.targets.gemm_paths import EMULATED, NATIVE, gemm_path, schemes_of
-from steelyard.tools.gpu_checks import Check, CheckFailed, Device
-from steelyard.tools.gpu_kernels import copy_on, other_formats
+from steelyard.tools.gpu.checks import Check, CheckFailed, Device
+from steelyard.tools.gpu.kernels import copy_on, other_formats
 
 GROUP = "gemms"
 _MOST_NATIVE = 2.0**-8

@@ -11,8 +11,8 @@ import steelyard
 from steelyard import recipes, reference
 from steelyard.errors import SteelyardError, TargetError
 from steelyard.formats.schemes import Scheme
-from steelyard.tools.gpu_checks import Check, CheckFailed, CheckSkipped, Device
-from steelyard.tools.gpu_kernels import compare_copies, finite_values, require, same
+from steelyard.tools.gpu.checks import Check, CheckFailed, CheckSkipped, Device
+from steelyard.tools.gpu.kernels import compare_copies, finite_values, require, same
 
 _MOST_SHARE = 0.25
 _SLEEP = 20_000_000
