@@ -17,6 +17,7 @@ from mock_driver import MockDriver
 from mock_heap import Heap
 from mock_schedules import FreesFirst, Schedule
 from simulation import memory_of
+from torch_rules import check_call
 
 from steelyard import reference
 from steelyard.codegen.kernel import Kernel
@@ -104,6 +105,7 @@ def mock_gpus(
         patch.setattr(torch.cuda, "device", lambda device: current.use_device(_index(device)))
         patch.setattr(torch.cuda, "current_stream", lambda device: current.current_on(_index(device)))
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: current.is_capturing)
+        patch.setattr(gemm, "scaled_mm", _checked_scaled_mm)
         patch.setattr(gemm, "multiply", functools.partial(multiply_on, heap))
         patch.setattr(gemm, "multiply_decoded", functools.partial(multiply_decoded_on, heap))
         yield gpus
@@ -165,7 +167,7 @@ def multiply_decoded_on(heap: Heap, left: torch.Tensor, right: torch.Tensor, out
 
 
 def _check_on_meta(a: gemm.GemmOperand, b: gemm.GemmOperand, bias, out_dtype: torch.dtype) -> torch.Size:
-    """The shape of a native product, if torch accepts the call."""
+    """The shape of a native product, if torch accepts the call: on its meta device, and by the rules for CUDA."""
     on_meta = [
         gemm.GemmOperand(*(None if t is None else t.to("meta") for t in (x.codes, x.scales, x.amax)), x.scheme)  # pyright: ignore
         for x in (a, b)
@@ -173,7 +175,12 @@ def _check_on_meta(a: gemm.GemmOperand, b: gemm.GemmOperand, bias, out_dtype: to
     return _native(*on_meta, bias=None if bias is None else bias.to("meta"), out_dtype=out_dtype).shape
 
 
-_native = gemm.multiply
+_native, _scaled_mm = gemm.multiply, gemm.scaled_mm
+
+
+def _checked_scaled_mm(*arguments, **options) -> torch.Tensor:
+    check_call(*arguments, **options)
+    return _scaled_mm(*arguments, **options)
 
 
 def decode(operand: gemm.GemmOperand) -> torch.Tensor:
