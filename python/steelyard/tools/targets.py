@@ -17,31 +17,33 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def table(recipe: str | None = None, target: str | None = None) -> str:
-    """One row per recipe and kind of GEMM, one column per target, and the reasons below.
+    """One row per recipe and kind of GEMM, one column for targets that are alike, and the reasons below.
 
     `pad N16 K32`: columns of the result and the reduction are padded to multiples of 16 and 32.
     """
     from steelyard import recipes
     from steelyard.formats.gemms import KINDS
-    from steelyard.targets.architectures import TARGETS, target_of
+    from steelyard.targets.architectures import TARGETS, Target, target_of
     from steelyard.targets.gemm_paths import NATIVE, gemm_path, schemes_of
 
     # `steelyard.compile` and the IR spell a target with its family before it.
     chosen_targets = [target_of(target.removeprefix("cuda:"))] if target else list(TARGETS.values())
     names = [recipes.get(recipe).name] if recipe else list(recipes.NAMES)
-    lines = [["recipe", "GEMM", *(chosen.name for chosen in chosen_targets)]]
+    gemms = [(name, kind, schemes_of(recipes.get(name), kind)) for name in names for kind in KINDS]
     reasons: dict[str, int] = {}
-    for name in names:
-        for kind in KINDS:
-            schemes = schemes_of(recipes.get(name), kind)
-            cells = []
-            for chosen in chosen_targets:
-                path = gemm_path(kind, *schemes, chosen)
-                is_native = path.path == NATIVE
-                note = "" if is_native else f" [{reasons.setdefault(path.reason, len(reasons) + 1)}]"
-                steps = ", ".join(_step(step, path.multiples) for step in path.steps)
-                cells.append(f"{path.path}{note}" + (f" ({steps})" if steps else ""))
-            lines.append([name, kind, *cells])
+
+    def cell(kind: str, schemes: tuple, chosen: Target) -> str:
+        path = gemm_path(kind, *schemes, chosen)
+        note = "" if path.path == NATIVE else f" [{reasons.setdefault(path.reason, len(reasons) + 1)}]"
+        steps = ", ".join(_step(step, path.multiples) for step in path.steps)
+        return f"{path.path}{note}" + (f" ({steps})" if steps else "")
+
+    columns: dict[tuple[str, ...], list[str]] = {}
+    for chosen in chosen_targets:
+        cells = tuple(cell(kind, schemes, chosen) for _, kind, schemes in gemms)
+        columns.setdefault(cells, []).append(chosen.spelling)
+    lines = [["recipe", "GEMM", *map(", ".join, columns.values())]]
+    lines += [[name, kind, *row] for (name, kind, _), row in zip(gemms, zip(*columns, strict=True), strict=True)]
     notes = [f"[{number}] {reason}" for reason, number in reasons.items()]
     return "\n".join([_aligned(lines), *([""] if notes else []), *notes])
 
