@@ -219,10 +219,11 @@ class CopyPass:
         if self.random is None:
             return
         state = RandomState.load(self._pointer("rng"), int(self.copy.columnwise))
-        columns = self.place.columns
+        columns, begin = self.place.columns, (self.place.row, self.place.column)
         if self.copy.scheme.rht and not self.copy.columnwise:
             columns = _rounded_up(columns, CHUNK)
-        self.random.fill(state, self.place.row, self.place.column, columns, self.scope.thread, self.threads)
+        in_groups = self.copy.aligned and not self.copy.columnwise
+        self.random.fill(state, begin, columns, self.scope.thread, self.threads, in_groups=in_groups)
         barrier()
 
     def _tensor_scales(self) -> tuple[Value, Value]:

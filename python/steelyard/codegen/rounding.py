@@ -84,10 +84,21 @@ class RandomTile:
         return [[pair & 0xFF for pair in pairs], [pair >> 8 for pair in pairs]]
 
     def fill(
-        self, state: RandomState, first_row: Value, first_column: Value, columns: Value, thread: Value, threads: int
+        self,
+        state: RandomState,
+        begin: tuple[Value, Value],
+        columns: Value,
+        thread: Value,
+        threads: int,
+        *,
+        in_groups: bool,
     ) -> None:
-        """Draw the bytes of a tile of a matrix with so many columns. All threads take part, each with whole groups."""
-        start = signed_to(first_row, "i64") * signed_to(columns, "i64") + signed_to(first_column, "i64")
+        """Draw the bytes of the tile that begins at a row and a column of a matrix with so many columns.
+
+        All threads take part, each with whole groups. `in_groups`: rows are known to consist of them.
+        """
+        first_row, first_column = (signed_to(place, "i64") for place in begin)
+        start = first_row * signed_to(columns, "i64") + first_column
         per_row = self.side // _GROUP
 
         def fill_groups(step: Value) -> None:
@@ -100,11 +111,14 @@ class RandomTile:
             row, part = index // (per_row + 1), index % (per_row + 1)
             self._fill_part(state, row, part, start + convert(row, "i64") * convert(columns, "i64"))
 
-        either(
-            (columns % _GROUP).equals(0),
-            lambda: repeat(self.side * per_row // threads, fill_groups),
-            lambda: loop(thread, self.side * (per_row + 1), threads, fill_parts),
-        )
+        def fill_whole() -> None:
+            repeat(self.side * per_row // threads, fill_groups)
+
+        if in_groups:
+            fill_whole()
+            return
+        whole = (columns % _GROUP).equals(0)
+        either(whole, fill_whole, lambda: loop(thread, self.side * (per_row + 1), threads, fill_parts))
 
     @staticmethod
     def _group(start: Value, row: Value, columns: Value) -> Value:

@@ -23,6 +23,7 @@ def table(recipe: str | None = None, target: str | None = None) -> str:
     """
     from steelyard import recipes
     from steelyard.formats.gemms import KINDS
+    from steelyard.formats.schemes import Scheme
     from steelyard.targets.architectures import TARGETS, Target, target_of
     from steelyard.targets.gemm_paths import NATIVE, gemm_path, schemes_of
 
@@ -32,15 +33,15 @@ def table(recipe: str | None = None, target: str | None = None) -> str:
     gemms = [(name, kind, schemes_of(recipes.get(name), kind)) for name in names for kind in KINDS]
     reasons: dict[str, int] = {}
 
-    def cell(kind: str, schemes: tuple, chosen: Target) -> str:
-        path = gemm_path(kind, *schemes, chosen)
+    def cell(kind: str, lhs: Scheme | None, rhs: Scheme | None, chosen: Target) -> str:
+        path = gemm_path(kind, lhs, rhs, chosen)
         note = "" if path.path == NATIVE else f" [{reasons.setdefault(path.reason, len(reasons) + 1)}]"
         steps = ", ".join(_step(step, path.multiples) for step in path.steps)
         return f"{path.path}{note}" + (f" ({steps})" if steps else "")
 
     columns: dict[tuple[str, ...], list[str]] = {}
     for chosen in chosen_targets:
-        cells = tuple(cell(kind, schemes, chosen) for _, kind, schemes in gemms)
+        cells = tuple(cell(kind, *schemes, chosen) for _, kind, schemes in gemms)
         columns.setdefault(cells, []).append(chosen.spelling)
     lines = [["recipe", "GEMM", *map(", ".join, columns.values())]]
     lines += [[name, kind, *row] for (name, kind, _), row in zip(gemms, zip(*columns, strict=True), strict=True)]
