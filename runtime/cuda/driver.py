@@ -84,8 +84,11 @@ class CudaLauncher:
 
     def _refuse_capture(self, kernel: Kernel) -> None:
         """Loading allocates, which the driver forbids while a stream's work becomes a graph."""
-        status = self._call("cuStreamIsCapturing", self._driver.CUstream(self._stream()))
-        if status != self._driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE:
+        code, status = self._driver.cuStreamIsCapturing(self._driver.CUstream(self._stream()))
+        # The default stream cannot be asked while another one is captured: then this is the answer.
+        is_other = code == self._driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+        is_own = status == self._driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
+        if is_other or is_own:
             raise TargetError(
                 f"{kernel.name} must be loaded before a CUDA graph is captured, got its first launch inside of one; "
                 "call the net with arguments of these shapes once, then capture"

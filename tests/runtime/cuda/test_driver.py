@@ -116,6 +116,18 @@ def test_a_kernel_that_a_graph_launches_first_is_refused(start, heap):
     assert_same_copy(kernels.quantize(x, MX[0], None)[0], reference.quantize(x, MX[0], None)[0])
 
 
+def test_a_kernel_is_not_loaded_while_another_stream_is_captured(start, monkeypatch):
+    """What the driver says of its default stream then."""
+    from cuda.bindings import driver as bindings
+
+    kernels, driver = start()
+    implicit = bindings.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+    monkeypatch.setattr(bindings, "cuStreamIsCapturing", lambda stream: (implicit, None))
+    with pytest.raises(TargetError, match="must be loaded before a CUDA graph is captured"):
+        kernels.quantize(torch.randn(8, 32), MX[0], None)
+    assert not driver.texts
+
+
 def test_the_mock_refuses_to_load_during_a_capture(start, heap, monkeypatch):
     kernels, _ = start()
     monkeypatch.setattr(type(kernels.launch), "_refuse_capture", lambda *_: None)
