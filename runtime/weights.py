@@ -199,9 +199,10 @@ class Weights:
             self._kept.pop(key, None)
 
     def forget(self) -> None:
-        """Quantize every weight again at the next call."""
+        """Quantize every weight again at the next call, and arrange again what is quantized already."""
         with self._lock:
             self._kept.clear()
+            self._held.clear()
 
     def nbytes(self) -> int:
         """Bytes that the kept weights take, beside those of quantized parameters."""

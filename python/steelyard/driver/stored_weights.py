@@ -113,9 +113,14 @@ def _is_stored(parameter: torch.Tensor, weight: WeightArgument) -> bool:
         return False
     if parameter._with_gemm_swizzled_scales != _can_swizzle(parameter, form):
         return False
-    parts = parameter.weight_parts(form.scheme, is_transposed=form.is_transposed)
+    parts = parameter.weight_parts(form.scheme, is_transposed=form.is_transposed, layout=_kept_layout(form))
     memory = {part.data_ptr() for part in parameter._parts()}
-    return parts is not None and (form.layout == "packed" or parts[0].data_ptr() in memory)
+    return parts is not None and parts[0].data_ptr() in memory
+
+
+def _kept_layout(form: WeightForm) -> str:
+    """The layout of the codes that a parameter keeps: for GPUs they are compact, whatever the order of the scales."""
+    return "packed" if form.layout == "packed" else "compact"
 
 
 def _can_swizzle(parameter: torch.Tensor, form: WeightForm) -> bool:
@@ -138,8 +143,7 @@ def _quantized(parameter: torch.Tensor, weight: WeightArgument, state: State) ->
     parts = None
     values = parameter.detach()
     if isinstance(parameter, QuantizedTensor):
-        layout = "packed" if form.layout == "packed" else "compact"
-        parts = parameter.weight_parts(form.scheme, is_transposed=form.is_transposed, layout=layout)
+        parts = parameter.weight_parts(form.scheme, is_transposed=form.is_transposed, layout=_kept_layout(form))
         values = parameter.dequantize() if parts is None else values
     if parts is None:
         parts = _compact_parts(values, form, scale) if form.layout == "gemm" else weight.make(values, *scales)

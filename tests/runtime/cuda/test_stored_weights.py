@@ -64,7 +64,7 @@ def expected_of(monkeypatch, model: nn.Module, recipe: str, x: torch.Tensor) -> 
     return found
 
 
-@pytest.mark.parametrize(("recipe", "target"), CASES, ids=" ".join)
+@pytest.mark.parametrize(("recipe", "target"), CASES, ids=lambda name: name)
 def test_parameters_become_codes(recipe, target, monkeypatch, library):
     model, x = make()
     expected = expected_of(monkeypatch, model, recipe, x)
@@ -149,6 +149,17 @@ def test_codes_that_are_written_are_arranged_again(monkeypatch, library):
             net(x)
         model.ragged.weight.copy_(other.ragged.weight)
         assert torch.equal(nets[0](x), expected)
+
+
+def test_writes_past_torch_are_noticed_when_asked_to(monkeypatch, library):
+    model, x = make()
+    with mock_gpu(monkeypatch, library, "sm_100a"):
+        net = steelyard.compile(model, "mxfp8", target="cuda", weights="quantized")
+        net(x)
+        assert not torch.equal(net(x), model.ragged.bias.expand(16, -1))
+        model.ragged.weight._rowwise_data.data.zero_()  # which no version counts
+        net.requantize()
+        assert torch.equal(net(x), model.ragged.bias.expand(16, -1))
 
 
 def test_a_model_on_the_cpu_is_only_looked_at():
