@@ -12,13 +12,13 @@ from steelyard.runtime.cpu.arguments import ACTIVATIONS, DTYPES, check_copy, che
 from steelyard.runtime.cpu.packing import PackedWeight, check_packed, describe
 
 # Of an operand's scheme bits, as formats/scheme.h reads them.
-PACKED, BORROWED = 1 << 13, 1 << 14
+PACKED, BORROWED = 1 << 15, 1 << 16
 _NO_MATRIX = (0, 0, 0, 0, 0, 0)
 
 
 @overload
 def qgemm(
-    a: QuantizedCopy,
+    a: QuantizedCopy | torch.Tensor,
     b: QuantizedCopy | PackedWeight,
     *,
     bias: torch.Tensor | None = None,
@@ -31,7 +31,7 @@ def qgemm(
 ) -> torch.Tensor: ...
 @overload
 def qgemm(
-    a: QuantizedCopy,
+    a: QuantizedCopy | torch.Tensor,
     b: QuantizedCopy | PackedWeight,
     *,
     bias: torch.Tensor | None = None,
@@ -43,7 +43,7 @@ def qgemm(
     out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 def qgemm(
-    a: QuantizedCopy,
+    a: QuantizedCopy | torch.Tensor,
     b: QuantizedCopy | PackedWeight,
     *,
     bias: torch.Tensor | None = None,
@@ -59,14 +59,19 @@ def qgemm(
 
     So fprop takes (x row, w row), dgrad (dy row, w col), wgrad (dy col, x col). Sums are float32, addends of any dtype
     included, and the result is rounded once; it goes to `out` if given, which may be the very tensor that `accumulate`
-    or `residual` is. With `preactivation` what the epilogue is given is a second result. A weight may be packed.
+    or `residual` is. With `preactivation` what the epilogue is given is a second result. A weight may be packed, and
+    `a` may be a matrix that is not quantized, reduced along its last dim.
     """
     if isinstance(b, PackedWeight):
         check_packed(b, "b")
     right = describe(b) if isinstance(b, PackedWeight) else b
     check_operands(a, right)
     check_epilogue(epilogue, accumulate, residual, preactivation)
-    check_copy(a, "a", borrowed=True)
+    if isinstance(a, torch.Tensor):
+        check_tensor(a, "a")
+        a = a.resolve_neg()
+    else:
+        check_copy(a, "a", borrowed=True)
     if not isinstance(b, PackedWeight):
         check_copy(b, "b", borrowed=True)
     given = {"bias": bias, "accumulate": accumulate, "residual": residual}
@@ -96,7 +101,9 @@ def _matrix(tensor: torch.Tensor) -> tuple:
     return tensor.data_ptr(), DTYPES[tensor.dtype], *tensor.shape, *tensor.stride()
 
 
-def _operand(copy: QuantizedCopy | PackedWeight) -> tuple:
+def _operand(copy: QuantizedCopy | PackedWeight | torch.Tensor) -> tuple:
+    if isinstance(copy, torch.Tensor):
+        return _matrix(copy)
     if isinstance(copy, PackedWeight):
         return scheme_bits(copy.scheme) | PACKED, copy.columnwise, copy.data.data_ptr(), 0, 0, *copy.shape
     amax = 0 if copy.amax is None else copy.amax.data_ptr()
@@ -127,7 +134,8 @@ def _check_out(out, shape, out_dtype, a, b, addends: dict) -> None:
         "gemm_out",
         f"out must have rows that are contiguous and do not overlap, got strides {out.stride()}",
     )
-    parts = {"a.codes": a.codes, "a.scales": a.scales, "a.amax": a.amax}
+    is_copy = isinstance(a, QuantizedCopy)
+    parts = {"a.codes": a.codes, "a.scales": a.scales, "a.amax": a.amax} if is_copy else {"a": a}
     parts |= {"b.codes": b.codes, "b.scales": b.scales, "b.amax": b.amax}
     parts |= {name: tensor for name, tensor in addends.items() if not _is_same(out, tensor)}
     check_outputs({"out": out}, {name: tensor for name, tensor in parts.items() if tensor is not None})

@@ -18,6 +18,8 @@ def _fp8_pairs(element):
     tensor = [{}, {"power_of_two": True, "epsilon": 0.5}, {"source": "delayed"}]
     for options in tensor:
         yield (Scheme(element, "tensor", "f32", **options),) * 2
+    for options in ({}, {"power_of_two": True, "epsilon": 0.5}):
+        yield (Scheme(element, "row", "f32", **options),) * 2
     for block in ("1x128", "128x128"):
         yield (Scheme(element, block, "f32", power_of_two=True),) * 2
         yield (Scheme(element, block, "f32", epsilon=1e-3),) * 2
@@ -26,10 +28,20 @@ def _fp8_pairs(element):
         yield (Scheme(element, "32x32", "f8E8M0FNU", rule=rule),) * 2
 
 
+def mxfp4(**options) -> Scheme:
+    return Scheme("f4E2M1FN", "1x32", "f8E8M0FNU", **options)
+
+
+def _mxfp4_pairs():
+    for rule in ("rceil", "floor", "ceil", "even"):
+        yield (mxfp4(rule=rule),) * 2
+
+
 def _nvfp4_pairs():
     stochastic = {"rounding": "stochastic"}
     yield (nvfp4(),) * 2
     yield (nvfp4("16x16"),) * 2
+    yield (nvfp4("1x32"),) * 2
     yield nvfp4(), nvfp4(rht=True)
     yield (nvfp4(rht=True),) * 2
     yield nvfp4(**stochastic), nvfp4(rht=True, **stochastic)
@@ -44,7 +56,8 @@ def _nvfp4_pairs():
 
 def scheme_pairs() -> list[tuple[Scheme, Scheme]]:
     """A (rowwise, columnwise) pair for every family, block and option, and pairs of unlike schemes."""
-    same_kind = [pair for element in FP8_ELEMENTS for pair in _fp8_pairs(element)] + list(_nvfp4_pairs())
+    same_kind = [pair for element in FP8_ELEMENTS for pair in _fp8_pairs(element)]
+    same_kind += [*_mxfp4_pairs(), *_nvfp4_pairs()]
     e4m3, e5m2 = (Scheme(element, "tensor", "f32") for element in FP8_ELEMENTS)
     mx_column = Scheme("f8E5M2", "32x1", "f8E8M0FNU")
     tile = Scheme("f8E4M3FN", "128x128", "f32")
@@ -53,6 +66,8 @@ def scheme_pairs() -> list[tuple[Scheme, Scheme]]:
         (e4m3, nvfp4(rht=True)),
         (nvfp4(), mx_column),
         (tile, nvfp4("16x16")),
+        (Scheme("f8E4M3FN", "row", "f32"), mxfp4()),
+        (nvfp4("1x32"), Scheme("f8E5M2", "row", "f32")),
         (nvfp4("16x16"), tile),
     ]
     return same_kind + unlike

@@ -44,6 +44,7 @@ def test_kernels_read_from_the_bits_what_the_scheme_says(scheme, columnwise):
         "rht": scheme.rht,
         "stochastic": scheme.rounding == "stochastic",
         "row_scaled": scheme.second_level == "row",
+        "wide": scheme.family == "nvfp4" and scheme.block == "1x32",
         "packed": False,
         "borrowed": False,
     }

@@ -91,7 +91,7 @@ def check_scheme(scheme: Scheme, *, columnwise: bool, scale: Any, rng: Any) -> N
     usage, refused, taken = ("columnwise", "1x32", "32x1") if columnwise else ("rowwise", "32x1", "1x32")
     if scheme.custom or scheme.layout != "compact":
         raise ConstraintError("quantize_scheme", f"the scheme must be a built-in one with compact scales, got {scheme}")
-    if scheme.block == refused:
+    if scheme.family == "mx" and scheme.block == refused:
         raise ConstraintError("quantize_block", f"a {usage} MX copy must have {taken} blocks or 32x32, got {refused}")
     if scheme.source == "delayed" and scale is None:
         raise ConstraintError("quantize_scale", "a delayed scheme needs its scale, got None; pass scale=")

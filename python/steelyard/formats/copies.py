@@ -20,7 +20,7 @@ class QuantizedCopy:
     codes: torch.Tensor
     """uint8, the stored array; FP4 holds two codes per byte along its last dim, the first in the low nibble."""
     scales: torch.Tensor
-    """Decode scales, compact: f32 scale_inv (0-d, or one per block), E8M0 bytes (mx), E4M3 bytes (nvfp4)."""
+    """Decode scales, compact: f32 scale_inv (0-d, one per row or block), E8M0 bytes (mx, mxfp4), E4M3 bytes (nvfp4)."""
     amax: torch.Tensor | None
     """f32: 0-d for the tensor and nvfp4 families (after the transform, if any), one per stored row when row-scaled."""
     scheme: Scheme

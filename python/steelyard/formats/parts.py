@@ -70,23 +70,25 @@ def scales_shape(scheme: Scheme, stored: tuple[AnySize, AnySize], columnwise: bo
     rows, columns = stored
     if scheme.family == "tensor":
         return ()
+    if scheme.family == "row":
+        return rows, 1
     if scheme.family == "block":
         return ceil_div(rows, scheme.block_sizes[0]), ceil_div(columns, 128)
-    if scheme.family == "mx":
-        return (ceil_div(rows, 32), columns) if columnwise else (rows, ceil_div(columns, 32))
-    return rows, ceil_div(columns, 16)
+    if scheme.family == "mx" and columnwise:
+        return ceil_div(rows, 32), columns
+    return rows, ceil_div(columns, scheme.block_sizes[1])
 
 
 def amax_shape(scheme: Scheme, stored: tuple[AnySize, AnySize]) -> tuple[AnySize, ...] | None:
     """Shape of the amax of a stored array; None if the scheme keeps none."""
-    if scheme.family in ("block", "mx"):
+    if scheme.family not in ("tensor", "nvfp4"):
         return None
     return (stored[0],) if scheme.second_level == "row" else ()
 
 
 def gemm_scales_shape(scheme: Scheme, compact: tuple[AnySize, ...], columnwise: bool) -> tuple[AnySize, ...]:
     """Shape of the scales in the order that GPU GEMMs read, from their compact shape."""
-    if scheme.family == "tensor":
+    if scheme.family in ("tensor", "row"):
         return compact
     lines, groups = compact[::-1] if gemm_scales_are_transposed(scheme, columnwise) else compact
     if scheme.family == "block":

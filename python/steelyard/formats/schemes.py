@@ -11,16 +11,21 @@ from functools import cached_property
 from steelyard.errors import ConstraintError, shown
 
 FP8_ELEMENTS = ("f8E4M3FN", "f8E5M2")
+FP4_ELEMENTS = ("f4E2M1FN",)
 ELEMENT_MAX = {"f8E4M3FN": 448.0, "f8E5M2": 57344.0, "f4E2M1FN": 6.0}
 
 # Family -> legal elements, blocks (rows x columns of the stored array) and scale type.
 FAMILIES: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
     "tensor": (FP8_ELEMENTS, ("tensor",), "f32"),
+    "row": (FP8_ELEMENTS, ("row",), "f32"),
     "block": (FP8_ELEMENTS, ("1x128", "128x128"), "f32"),
     "mx": (FP8_ELEMENTS, ("1x32", "32x1", "32x32"), "f8E8M0FNU"),
-    "nvfp4": (("f4E2M1FN",), ("1x16", "16x16"), "f8E4M3FN"),
+    "mxfp4": (FP4_ELEMENTS, ("1x32",), "f8E8M0FNU"),
+    "nvfp4": (FP4_ELEMENTS, ("1x16", "16x16", "1x32"), "f8E4M3FN"),
 }
-BLOCKS = tuple(block for _, blocks, _ in FAMILIES.values() for block in blocks)
+_WITHOUT_SIZE = ("tensor", "row")
+"""Blocks whose size is that of the tensor."""
+_SIXTEENS = ("1x16", "16x16")
 CHOICES: dict[str, tuple[str, ...]] = {
     "source": ("current", "delayed"),
     "rounding": ("nearest", "stochastic"),
@@ -40,19 +45,19 @@ class Scheme:
     - scheme_c2: each option has one of its listed values
     - scheme_c3: a delayed scale needs one scale for the whole tensor
     - scheme_c4: `power_of_two` and `epsilon` need f32 scales, and `epsilon` is finite and not negative
-    - scheme_c5: stochastic rounding needs f4E2M1FN
+    - scheme_c5: stochastic rounding needs f4E2M1FN in 1x16 or 16x16 blocks
     - scheme_c6: the random Hadamard transform needs f4E2M1FN in 1x16 blocks
     - scheme_c7: a scale rule other than rceil needs f8E8M0FNU scales
-    - scheme_c8: f4E2M1FN, and only f4E2M1FN, has a second level
-    - scheme_c9: a second level per row excludes 16x16 tiles, the transform and stochastic rounding
-    - scheme_c10: four-over-six needs f4E2M1FN, without the transform and stochastic rounding
-    - scheme_c11: the `gemm` layout needs block scales, the `turned` one f8E8M0FNU scales, the `packed` one f4E2M1FN
+    - scheme_c8: f4E2M1FN with f8E4M3FN scales, and nothing else, has a second level
+    - scheme_c9: a second level per row needs 1x16 blocks, and excludes the transform and stochastic rounding
+    - scheme_c10: four-over-six needs f4E2M1FN in 1x16 or 16x16 blocks, without the transform and stochastic rounding
+    - scheme_c11: the `gemm` layout needs block scales, the `turned` one FP8 with f8E8M0FNU scales, the `packed` one f4E2M1FN
     """
 
     element: str
     """Element format: f8E4M3FN, f8E5M2 or f4E2M1FN; a custom scheme may name any type."""
     block: str
-    """`tensor`, or rows x columns of the stored array that share a scale."""
+    """`tensor`, `row`, or rows x columns of the stored array that share a scale."""
     scale: str
     """Type of a scale: f32, f8E8M0FNU or f8E4M3FN."""
     source: str = "current"
@@ -85,13 +90,13 @@ class Scheme:
 
     @cached_property
     def family(self) -> str:
-        """`tensor`, `block`, `mx`, `nvfp4` or `custom`: both operands of a GEMM must have the same family."""
+        """`tensor`, `row`, `block`, `mx`, `mxfp4`, `nvfp4` or `custom`: what scales there are, and how they are kept."""
         return "custom" if self.custom else _family(self)
 
     @cached_property
     def block_shape(self) -> tuple[int, int] | None:
-        """Rows and columns of a block of the stored array; None for the whole tensor."""
-        if self.block == "tensor":
+        """Rows and columns of a block of the stored array; None for the whole tensor or a whole row."""
+        if self.block in _WITHOUT_SIZE:
             return None
         rows, columns = self.block.split("x")
         return int(rows), int(columns)
@@ -100,7 +105,7 @@ class Scheme:
     def block_sizes(self) -> tuple[int, int]:
         """Rows and columns of a block; an error if the scheme has no blocks."""
         if self.block_shape is None:
-            raise ValueError("a scheme with one scale per tensor has no blocks")
+            raise ValueError("a scheme with one scale per tensor or row has no blocks")
         return self.block_shape
 
     @property
@@ -178,14 +183,14 @@ def _check_scale(scheme: Scheme) -> None:
         f"scale rule {scheme.rule} needs f8E8M0FNU scales, got {scheme.scale}",
     )
     _require(
-        scheme.layout == "compact" or scheme.block != "tensor",
+        scheme.layout == "compact" or scheme.block not in _WITHOUT_SIZE,
         "scheme_c11",
-        "the gemm layout needs block scales, got block tensor",
+        f"the gemm layout needs block scales, got block {scheme.block}",
     )
     _require(
-        scheme.layout != "turned" or scheme.scale == "f8E8M0FNU",
+        scheme.layout != "turned" or scheme.family == "mx",
         "scheme_c11",
-        f"the turned layout needs f8E8M0FNU scales, got {scheme.scale}",
+        f"the turned layout needs FP8 with f8E8M0FNU scales, got {scheme.element} with {scheme.scale}",
     )
     _require(
         scheme.layout != "packed" or scheme.element == "f4E2M1FN",
@@ -197,16 +202,23 @@ def _check_scale(scheme: Scheme) -> None:
 def _check_fp4(scheme: Scheme) -> None:
     fp4 = scheme.element == "f4E2M1FN"
     stochastic = scheme.rounding == "stochastic"
-    _require(fp4 or not stochastic, "scheme_c5", f"stochastic rounding needs f4E2M1FN, got {scheme.element}")
+    by_sixteen = fp4 and scheme.block in _SIXTEENS
+    found = f"{scheme.element} in {scheme.block}"
+    _require(
+        by_sixteen or not stochastic,
+        "scheme_c5",
+        f"stochastic rounding needs f4E2M1FN in 1x16 or 16x16 blocks, got {found}",
+    )
     _require(
         not scheme.rht or (fp4 and scheme.block == "1x16"),
         "scheme_c6",
-        f"the random Hadamard transform needs f4E2M1FN in 1x16 blocks, got {scheme.element} in {scheme.block}",
+        f"the random Hadamard transform needs f4E2M1FN in 1x16 blocks, got {found}",
     )
     _require(
-        fp4 == (scheme.second_level != "none"),
+        (fp4 and scheme.scale == "f8E4M3FN") == (scheme.second_level != "none"),
         "scheme_c8",
-        f"f4E2M1FN, and only f4E2M1FN, must have a second level, got {scheme.second_level!r} for {scheme.element}",
+        "f4E2M1FN with f8E4M3FN scales, and nothing else, must have a second level, "
+        f"got {scheme.second_level!r} for {scheme.element} with {scheme.scale}",
     )
     _require(
         scheme.second_level != "row" or (scheme.block == "1x16" and not scheme.rht and not stochastic),
@@ -214,9 +226,10 @@ def _check_fp4(scheme: Scheme) -> None:
         "a second level per row needs 1x16 blocks without the random Hadamard transform and stochastic rounding",
     )
     _require(
-        scheme.four_over_six == "none" or (fp4 and not scheme.rht and not stochastic),
+        scheme.four_over_six == "none" or (by_sixteen and not scheme.rht and not stochastic),
         "scheme_c10",
-        "four-over-six needs f4E2M1FN without the random Hadamard transform and stochastic rounding",
+        "four-over-six needs f4E2M1FN in 1x16 or 16x16 blocks, without the random Hadamard transform and stochastic "
+        f"rounding, got {found}",
     )
 
 

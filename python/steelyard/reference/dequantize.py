@@ -44,12 +44,13 @@ def element_values(copy: QuantizedCopy) -> np.ndarray:
 
 
 def spread_scales(copy: QuantizedCopy) -> np.ndarray:
-    """The block scales as float32, repeated for each element of the stored array (0-d for a per-tensor scale)."""
+    """The scales as float32, repeated for each element of the stored array where they are those of blocks."""
     scheme = copy.scheme
     scales = copy.scales.numpy()
-    if scheme.family == "tensor":
+    if scheme.family in ("tensor", "row"):
         return scales
-    values = {"block": lambda s: s, "mx": decode_e8m0, "nvfp4": lambda s: decode(s, E4M3)}[scheme.family](scales)
+    decoders = {"f32": lambda s: s, "f8E8M0FNU": decode_e8m0, "f8E4M3FN": lambda s: decode(s, E4M3)}
+    values = decoders[scheme.scale](scales)
     rows, columns = copy.stored_shape
     block_rows, block_columns = _scale_extent(scheme, copy.columnwise)
     return np.repeat(np.repeat(values, block_rows, axis=0)[:rows], block_columns, axis=1)[:, :columns]

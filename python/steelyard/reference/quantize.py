@@ -102,9 +102,8 @@ def _quantize_copy(request: _Request, scheme: Scheme) -> QuantizedCopy:
     stored = request.matrix.T if is_stored_transposed(scheme, request.columnwise) else request.matrix
     if scheme.rht:
         stored = hadamard.transform(stored)
-    by_family = {"tensor": _per_tensor, "block": _per_block, "mx": _mx, "nvfp4": _nvfp4}
     with np.errstate(over="ignore", invalid="ignore"):
-        codes, scales, amax = by_family[scheme.family](np.ascontiguousarray(stored), scheme, request)
+        codes, scales, amax = _BY_FAMILY[scheme.family](np.ascontiguousarray(stored), scheme, request)
     amax = None if amax is None else _tensor(amax)
     rows, columns = request.matrix.shape
     return QuantizedCopy(_tensor(codes), _tensor(scales), amax, scheme, (rows, columns), request.columnwise)
@@ -120,6 +119,16 @@ def _per_tensor(stored: np.ndarray, scheme: Scheme, request: _Request) -> tuple:
     if scale is None:
         scale = scale_from_amax(amax, scheme.element_max, epsilon=scheme.epsilon, power_of_two=scheme.power_of_two)
     return encode(stored * scale, FORMATS[scheme.element]), np.float32(1) / scale, amax
+
+
+def _per_row(stored: np.ndarray, scheme: Scheme, request: _Request) -> tuple:
+    scale = scale_from_amax(
+        _amax(stored, axis=1, keepdims=True),
+        scheme.element_max,
+        epsilon=scheme.epsilon,
+        power_of_two=scheme.power_of_two,
+    )
+    return encode(stored * scale, FORMATS[scheme.element]), np.float32(1) / scale, None
 
 
 def _per_block(stored: np.ndarray, scheme: Scheme, request: _Request) -> tuple:
@@ -143,7 +152,8 @@ def _mx(stored: np.ndarray, scheme: Scheme, request: _Request) -> tuple:
     scales = scale_bytes[:, 0, :, 0]
     if scheme.is_tiled:
         scales = np.repeat(scales, 32, axis=0)[: stored.shape[0]]
-    return from_blocks(codes, stored.shape), scales, None
+    codes = from_blocks(codes, stored.shape)
+    return pack_nibbles(codes) if scheme.element == "f4E2M1FN" else codes, scales, None
 
 
 def _nvfp4(stored: np.ndarray, scheme: Scheme, request: _Request) -> tuple:
@@ -175,3 +185,13 @@ def _encode_e2m1(blocks: np.ndarray, shape: tuple[int, int], scheme: Scheme, req
     draws = rounding_bytes(logical_shape, request.columnwise, request.rng)
     draws = draws.T if request.columnwise else draws
     return encode_e2m1_stochastic(blocks, to_blocks(draws, scheme.block_sizes))
+
+
+_BY_FAMILY = {
+    "tensor": _per_tensor,
+    "row": _per_row,
+    "block": _per_block,
+    "mx": _mx,
+    "mxfp4": _mx,
+    "nvfp4": _nvfp4,
+}

@@ -13,16 +13,20 @@ struct alignas(64) Scratch {
   float row[kTileColumns];
 };
 
+// A scale of the tensor, or one per row: the same for all columns.
+static bool is_same_along(const DequantizeCall &call) {
+  return call.family == Family::tensor || call.family == Family::row;
+}
+
 static float scale_value(const DequantizeCall &call, int64_t row,
                          int64_t column) {
   const uint8_t *scales =
       call.scales + row / call.scale_rows * call.scales_stride;
-  if (call.family == Family::mx)
+  if (call.family == Family::mx || call.family == Family::mxfp4)
     return decode_e8m0(scales[column / call.scale_columns]);
   if (call.family == Family::nvfp4)
     return decode_e4m3(scales[column / call.scale_columns]);
-  const int64_t index =
-      call.family == Family::tensor ? 0 : column / call.scale_columns;
+  const int64_t index = is_same_along(call) ? 0 : column / call.scale_columns;
   float value;
   std::memcpy(&value, scales + index * sizeof value, sizeof value);
   return value;
@@ -37,7 +41,7 @@ static void spread_scales(const DequantizeCall &call, int64_t row,
       out[j] = decode_e8m0(bytes[j]);
     return;
   }
-  const int64_t step = call.family == Family::tensor ? n : call.scale_columns;
+  const int64_t step = is_same_along(call) ? n : call.scale_columns;
   for (int64_t first = 0; first < n; first += step) {
     const float scale = scale_value(call, row, column + first);
     for (int64_t j = first; j < smaller(first + step, n); ++j)
@@ -65,6 +69,8 @@ static void decode_row(const DequantizeCall &call, int64_t row, int64_t column,
   alignas(64) uint8_t unpacked[kTileColumns];
   unpack_row(codes + column / 2, n, unpacked);
   decode_scaled<E2M1>(unpacked, n, scales, out);
+  if (call.family != Family::nvfp4)
+    return;
   const float amax = call.amax[call.row_scaled ? row : 0];
   for (int64_t j = 0; j < n; ++j)
     out[j] = out[j] * amax * call.inverse_range;

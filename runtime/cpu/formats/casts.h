@@ -45,6 +45,7 @@ struct E5M2 : Minifloat<2, -14, 24, 0x7f> {
 };
 struct E2M1 : Minifloat<1, 0, 28, 0x07> {
   static constexpr float max = 6.0f;
+  static constexpr int emax = 2;
 };
 
 // What is known of values before they are encoded: nothing, that none is NaN,

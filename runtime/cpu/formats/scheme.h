@@ -9,8 +9,9 @@
 
 namespace steelyard {
 
-enum class Family : int { tensor, block, mx, nvfp4 };
-enum class Element : int { e4m3, e5m2, e2m1 };
+enum class Family : int { tensor, row, block, mx, mxfp4, nvfp4 };
+// `values`: not quantized, as one operand of a GEMM may be; no scheme has it.
+enum class Element : int { e4m3, e5m2, e2m1, values };
 enum class FourOverSix : int { none, mae, mse };
 
 // One field of the bits of a scheme. Values have names, in the order of their
@@ -18,7 +19,7 @@ enum class FourOverSix : int { none, mae, mse };
 struct SchemeField {
   const char *name;
   int shift, width;
-  const char *values[4] = {};
+  const char *values[6] = {};
 
   constexpr int of(int bits) const {
     return bits >> shift & ((1 << width) - 1);
@@ -26,27 +27,29 @@ struct SchemeField {
 };
 
 inline constexpr SchemeField kFamilyField{
-    "family", 0, 2, {"tensor", "block", "mx", "nvfp4"}};
+    "family", 0, 3, {"tensor", "row", "block", "mx", "mxfp4", "nvfp4"}};
 inline constexpr SchemeField kElementField{
-    "element", 2, 2, {"f8E4M3FN", "f8E5M2", "f4E2M1FN"}};
+    "element", 3, 2, {"f8E4M3FN", "f8E5M2", "f4E2M1FN"}};
 inline constexpr SchemeField kRuleField{
-    "rule", 4, 2, {"rceil", "floor", "ceil", "even"}};
+    "rule", 5, 2, {"rceil", "floor", "ceil", "even"}};
 inline constexpr SchemeField kFourOverSixField{
-    "four_over_six", 6, 2, {"none", "mae", "mse"}};
-inline constexpr SchemeField kTiledField{"tiled", 8, 1};
-inline constexpr SchemeField kPowerOfTwoField{"power_of_two", 9, 1};
-inline constexpr SchemeField kRhtField{"rht", 10, 1};
-inline constexpr SchemeField kStochasticField{"stochastic", 11, 1};
-inline constexpr SchemeField kRowScaledField{"row_scaled", 12, 1};
+    "four_over_six", 7, 2, {"none", "mae", "mse"}};
+inline constexpr SchemeField kTiledField{"tiled", 9, 1};
+inline constexpr SchemeField kPowerOfTwoField{"power_of_two", 10, 1};
+inline constexpr SchemeField kRhtField{"rht", 11, 1};
+inline constexpr SchemeField kStochasticField{"stochastic", 12, 1};
+inline constexpr SchemeField kRowScaledField{"row_scaled", 13, 1};
+// Of nvfp4: blocks of 32 instead of 16.
+inline constexpr SchemeField kWideField{"wide", 14, 1};
 // Of a GEMM's operands only: it is a packed weight, or its parts are those of
 // the other usage.
-inline constexpr SchemeField kPackedField{"packed", 13, 1};
-inline constexpr SchemeField kBorrowedField{"borrowed", 14, 1};
+inline constexpr SchemeField kPackedField{"packed", 15, 1};
+inline constexpr SchemeField kBorrowedField{"borrowed", 16, 1};
 
 inline constexpr const SchemeField *kSchemeFields[] = {
-    &kFamilyField,    &kElementField,    &kRuleField,    &kFourOverSixField,
-    &kTiledField,     &kPowerOfTwoField, &kRhtField,     &kStochasticField,
-    &kRowScaledField, &kPackedField,     &kBorrowedField};
+    &kFamilyField,    &kElementField,    &kRuleField,   &kFourOverSixField,
+    &kTiledField,     &kPowerOfTwoField, &kRhtField,    &kStochasticField,
+    &kRowScaledField, &kWideField,       &kPackedField, &kBorrowedField};
 
 struct SchemeBits {
   int bits;
@@ -64,13 +67,14 @@ struct SchemeBits {
   bool rht() const { return kRhtField.of(bits); }
   bool stochastic() const { return kStochasticField.of(bits); }
   bool row_scaled() const { return kRowScaledField.of(bits); }
+  bool wide() const { return kWideField.of(bits); }
   bool is_packed_weight() const { return kPackedField.of(bits); }
   bool borrowed() const { return kBorrowedField.of(bits); }
 
-  // The side of a block of scales.
+  // The side of a block of scales; 1 where a scale is that of a tensor or row.
   int64_t block_side() const {
-    constexpr int64_t sides[] = {1, 128, 32, 16};
-    return sides[static_cast<int>(family())];
+    constexpr int64_t sides[] = {1, 1, 128, 32, 32, 16};
+    return wide() ? 32 : sides[static_cast<int>(family())];
   }
   bool has_amax() const {
     return family() == Family::tensor || family() == Family::nvfp4;
@@ -106,10 +110,13 @@ inline int64_t scales_stride(SchemeBits scheme, bool columnwise,
   switch (scheme.family()) {
   case Family::tensor:
     return 0;
+  case Family::row:
+    return sizeof(float);
   case Family::block:
     return blocks * sizeof(float);
   case Family::mx:
     return columnwise ? stored.columns : blocks;
+  case Family::mxfp4:
   case Family::nvfp4:
     return blocks;
   }

@@ -121,21 +121,21 @@ static inline int32_t largest_of(const int32_t *amax, int64_t n) {
   return largest;
 }
 
-// The same in E2M1, 16 columns per scale, two codes per byte.
-template <Range range, class Element>
+// The same in E2M1, 16 or 32 columns per scale, two codes per byte.
+template <Range range, int Block = 16, class Element>
 static inline void encode_e2m1_blocks(const Element *x, int64_t n,
                                       const float *scales, uint8_t *out,
                                       bool streamed = false) {
   int64_t j = 0;
   streamed &= is_aligned(out);
   for (Floats8 values[4]; kHasVectors && j + 32 <= n; j += 32) {
-    multiply_32(x + j, broadcast(scales[j / 16]), broadcast(scales[j / 16 + 1]),
-                values);
+    multiply_32(x + j, broadcast(scales[j / Block]),
+                broadcast(scales[(j + 16) / Block]), values);
     put(out + j / 2, pack_nibbles(encode_32<E2M1, range>(values)), streamed);
   }
   for (uint8_t codes[16]; j < n; j += 16) {
     const int64_t columns = smaller(16, n - j);
-    encode_row<E2M1>(x + j, columns, scales[j / 16], codes);
+    encode_row<E2M1>(x + j, columns, scales[j / Block], codes);
     pack_row(codes, columns, out + j / 2);
   }
 }

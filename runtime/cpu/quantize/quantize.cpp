@@ -11,12 +11,17 @@ static void quantize_tile(const TileOf<T> &tile, const CopyCall *row,
   switch ((row ? row : col)->family) {
   case Family::tensor:
     return quantize_tensor(tile, row, col);
+  case Family::row:
+    return quantize_row(tile, row, col);
   case Family::block:
     return quantize_block(tile, row, col);
   case Family::mx:
     return quantize_mx(tile, row, col);
+  case Family::mxfp4:
+    return quantize_fp4_wide(tile, row, col);
   case Family::nvfp4:
-    return quantize_nvfp4(tile, row, col);
+    return (row ? row : col)->wide ? quantize_fp4_wide(tile, row, col)
+                                   : quantize_nvfp4(tile, row, col);
   }
 }
 

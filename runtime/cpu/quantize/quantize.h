@@ -20,7 +20,7 @@ struct CopyCall {
   Element element;
   Rule rule;
   FourOverSix four_over_six;
-  bool columnwise, tiled, power_of_two, rht, stochastic, row_scaled;
+  bool columnwise, tiled, power_of_two, rht, stochastic, row_scaled, wide;
   float epsilon;
 
   uint8_t *codes;
@@ -29,9 +29,10 @@ struct CopyCall {
   int64_t scales_stride; // bytes per row of scales
   float *amax;           // tensor, nvfp4: one, or one per stored row
 
-  float scale;   // tensor: what values are multiplied by
+  float scale;              // tensor: what values are multiplied by
+  const float *row_factors; // row: the same, one per stored row
   float limit;   // block: the scale where element_max / amax overflows
-  bool bounded;  // tensor: the scale brings every value into range, none is NaN
+  bool bounded;  // tensor, row: scales bring all values into range, none is NaN
   bool streamed; // too large to be in cache when it is read
 
   uint64_t seed, offset;
@@ -56,6 +57,9 @@ template <class T>
 void quantize_tensor(const TileOf<T> &tile, const CopyCall *row,
                      const CopyCall *col);
 template <class T>
+void quantize_row(const TileOf<T> &tile, const CopyCall *row,
+                  const CopyCall *col);
+template <class T>
 void quantize_block(const TileOf<T> &tile, const CopyCall *row,
                     const CopyCall *col);
 template <class T>
@@ -64,6 +68,10 @@ void quantize_mx(const TileOf<T> &tile, const CopyCall *row,
 template <class T>
 void quantize_nvfp4(const TileOf<T> &tile, const CopyCall *row,
                     const CopyCall *col);
+// MXFP4, and NVFP4 in blocks of 32.
+template <class T>
+void quantize_fp4_wide(const TileOf<T> &tile, const CopyCall *row,
+                       const CopyCall *col);
 
 void quantize(const QuantizeCall &call, int64_t begin, int64_t end);
 } // namespace STEELYARD_ISA

@@ -20,6 +20,7 @@ namespace {
 struct Copy : CopyCall {
   bool amax_given;
   int64_t amax_size;
+  std::vector<float> rows; // row: amaxes of stored rows, then what they imply
 
   uint32_t *amax_bits() const { return reinterpret_cast<uint32_t *>(amax); }
 };
@@ -48,7 +49,8 @@ Copy make_copy(const TargetCopy &target, const QuantizeArguments &arguments,
   copy.power_of_two = scheme.power_of_two();
   copy.rht = scheme.rht();
   copy.stochastic = scheme.stochastic();
-  copy.row_scaled = scheme.row_scaled();
+  copy.row_scaled = scheme.row_scaled() || scheme.family() == Family::row;
+  copy.wide = scheme.wide();
   copy.epsilon = target.epsilon;
   copy.codes = target.codes;
   copy.codes_stride = target.code_row();
@@ -57,6 +59,12 @@ Copy make_copy(const TargetCopy &target, const QuantizeArguments &arguments,
   copy.amax = target.amax;
   copy.amax_given = target.amax_given;
   copy.amax_size = amax_count(scheme, stored);
+  if (scheme.family() == Family::row) {
+    copy.rows.resize(stored.rows);
+    copy.amax = copy.rows.data();
+    copy.amax_given = false;
+    copy.amax_size = stored.rows;
+  }
   copy.limit = largest(x.dtype);
   copy.seed = arguments.seed;
   copy.offset = arguments.offset;
@@ -96,16 +104,31 @@ bool keeps_tensor_amax(const Copy &copy) {
   return copy.amax && !copy.amax_given && !copy.row_scaled && !copy.rht;
 }
 
-// The scale of a per-tensor copy: given, or from the amax.
-void set_scale(Copy &copy, const float *given) {
-  if (copy.family != Family::tensor)
-    return;
+float scale_of(const Copy &copy, float amax) {
   const float element_max =
       copy.element == Element::e4m3 ? E4M3::max : E5M2::max;
-  copy.scale = given ? *given
-                     : scale_from_amax(*copy.amax, element_max, copy.epsilon,
-                                       copy.power_of_two,
-                                       std::numeric_limits<float>::max());
+  return scale_from_amax(amax, element_max, copy.epsilon, copy.power_of_two,
+                         std::numeric_limits<float>::max());
+}
+
+void set_row_scales(Copy &copy) {
+  copy.bounded = true;
+  for (size_t i = 0; i < copy.rows.size(); ++i) {
+    copy.bounded &= copy.rows[i] <= std::numeric_limits<float>::max();
+    copy.rows[i] = scale_of(copy, copy.rows[i]);
+    const float inverse = 1.0f / copy.rows[i];
+    std::memcpy(copy.scales + i * sizeof inverse, &inverse, sizeof inverse);
+  }
+  copy.row_factors = copy.rows.data();
+}
+
+// The scale of a per-tensor copy: given, or from the amax; those of rows.
+void set_scale(Copy &copy, const float *given) {
+  if (copy.family == Family::row)
+    return set_row_scales(copy);
+  if (copy.family != Family::tensor)
+    return;
+  copy.scale = given ? *given : scale_of(copy, *copy.amax);
   copy.bounded = !given && !copy.amax_given &&
                  *copy.amax <= std::numeric_limits<float>::max();
   const float inverse = 1.0f / copy.scale;
