@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <variant>
 
 #include "cpu/formats/scheme.h"
 #include "cpu/gemm/result.h"
@@ -78,7 +79,8 @@ void run_dequantize(const StoredCopy &copy, void *out, Dtype dtype,
 // The product of two copies, each reduced along the dim that it is quantized
 // along, and where it goes; no dim of the output is 0.
 struct GemmArguments {
-  StoredCopy a, b;
+  std::variant<StoredCopy, Matrix> a; // a matrix is reduced along its rows
+  StoredCopy b;
   GemmResult result;
 };
 

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import torch
 from hypothesis import strategies as st
-from kernel_cases import nvfp4
+from kernel_cases import mxfp4, nvfp4
 
 from steelyard.formats.copies import QuantizedCopy, other_usage
 from steelyard.formats.schemes import FP8_ELEMENTS, Scheme
@@ -14,14 +14,16 @@ ELEMENT_DTYPES = {
     "f8E5M2": ml_dtypes.float8_e5m2,
     "f4E2M1FN": ml_dtypes.float4_e2m1fn,
 }
-SCALE_DTYPES = {"block": np.float32, "mx": ml_dtypes.float8_e8m0fnu, "nvfp4": ml_dtypes.float8_e4m3fn}
+SCALE_DTYPES = {"f32": np.float32, "f8E8M0FNU": ml_dtypes.float8_e8m0fnu, "f8E4M3FN": ml_dtypes.float8_e4m3fn}
 LAYOUTS = {"fprop": (False, False), "dgrad": (False, True), "wgrad": (True, True), "mixed": (True, False)}
 
+_ROW = [Scheme(element, "row", "f32") for element in FP8_ELEMENTS]
 _TENSOR = [Scheme(element, "tensor", "f32") for element in FP8_ELEMENTS]
 _ROWS, _TILES = ([Scheme(element, block, "f32") for element in FP8_ELEMENTS] for block in ("1x128", "128x128"))
 _MX = [(element, block) for element in FP8_ELEMENTS for block in ("vector", "32x32")]
 _NVFP4 = [nvfp4(), nvfp4("16x16"), nvfp4(four_over_six="mae"), nvfp4("16x16", four_over_six="mse")]
 _NVFP4_ROWS = [nvfp4(second_level="row"), nvfp4(second_level="row", four_over_six="mse")]
+_FP4_WIDE = [mxfp4(), nvfp4("1x32")]
 _RHT = [nvfp4(rht=True), nvfp4(rht=True, rounding="stochastic")]
 
 
@@ -33,8 +35,13 @@ def _mx(columnwise: bool):
 def scheme_pairs(layout: str) -> list[tuple[Scheme, Scheme]]:
     """Every pair of schemes that a GEMM of this layout takes."""
     a_columnwise, b_columnwise = LAYOUTS[layout]
+    activations = [*_TENSOR[:1], *_ROW[:1], *_ROWS[:1], *_mx(a_columnwise)[:1], nvfp4()]
+    weights = [*_TENSOR[:1], *_ROW[:1], *_TILES[:1], *_mx(b_columnwise)[:2], *_FP4_WIDE, nvfp4(), nvfp4("16x16")]
     groups = [
         (_TENSOR, _TENSOR),
+        (_ROW, _ROW),
+        (_FP4_WIDE, _FP4_WIDE),
+        (activations, weights),
         (_ROWS, _ROWS + _TILES),
         (_TILES, _ROWS),
         (_mx(a_columnwise), _mx(b_columnwise)),
@@ -59,7 +66,7 @@ def _block_scales(rng, scheme: Scheme, shape: tuple[int, int], special: bool) ->
     if scheme.family == "block":
         scales = np.exp2(rng.uniform(-spread, spread, shape)).astype(np.float32)
         values = [0.0, 1e-45, np.inf, np.nan, 3e38]
-    elif scheme.family == "mx":
+    elif scheme.scale == "f8E8M0FNU":
         scales = rng.integers(127 - spread, 128 + spread, shape, dtype=np.uint8)
         values = [0, 1, 254, 255]
     else:
@@ -76,7 +83,7 @@ def _scale_extent(scheme: Scheme, columnwise: bool) -> tuple[int, int]:
         return scheme.block_shape
     if scheme.family == "mx":
         return (32, 1) if columnwise else (1, 32)
-    return 1, 16
+    return 1, scheme.block_sizes[1]
 
 
 def _level(rng, shape: tuple[int, ...], special: bool) -> np.ndarray:
@@ -98,6 +105,9 @@ def random_copy(rng, scheme: Scheme, outer: int, k: int, columnwise: bool, speci
         copy.scales = torch.from_numpy(_level(rng, (), special))
         copy.amax = torch.tensor(1.0)
         return copy
+    if scheme.family == "row":
+        copy.scales = torch.from_numpy(_level(rng, (stored[0], 1), special))
+        return copy
     extent = _scale_extent(scheme, columnwise)
     scales_shape = tuple(-(-size // side) for size, side in zip(stored, extent, strict=True))
     copy.scales = torch.from_numpy(_block_scales(rng, scheme, scales_shape, special))
@@ -107,8 +117,10 @@ def random_copy(rng, scheme: Scheme, outer: int, k: int, columnwise: bool, speci
     return copy
 
 
-def decoded(copy: QuantizedCopy) -> np.ndarray:
-    """The exact values of a copy, reduction last."""
+def decoded(copy: QuantizedCopy | torch.Tensor) -> np.ndarray:
+    """The exact values of a copy, reduction last, or of a matrix that is not quantized."""
+    if isinstance(copy, torch.Tensor):
+        return copy.double().numpy()
     if copy.borrowed:
         return decoded(other_usage(copy)).T
     scheme, (rows, columns) = copy.scheme, copy.stored_shape
@@ -118,10 +130,10 @@ def decoded(copy: QuantizedCopy) -> np.ndarray:
     values = codes.view(ELEMENT_DTYPES[scheme.element]).astype(np.float64)
     scales = copy.scales.numpy()
     with np.errstate(invalid="ignore"):
-        if scheme.family == "tensor":
-            values = values * np.float64(scales)
+        if scheme.family in ("tensor", "row"):
+            values = values * scales.astype(np.float64)
         else:
-            scales = scales.view(SCALE_DTYPES[scheme.family]).astype(np.float64)
+            scales = scales.view(SCALE_DTYPES[scheme.scale]).astype(np.float64)
             down, along = _scale_extent(scheme, copy.columnwise)
             scales = np.repeat(np.repeat(scales, down, axis=0)[:rows], along, axis=1)[:, :columns]
             values = values * scales

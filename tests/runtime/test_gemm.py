@@ -7,7 +7,7 @@ import torch
 from gemm_cases import LAYOUTS, assert_within_bound, decoded, products, random_copy, rounded, scheme_pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_cases import DTYPES, nvfp4, same_bytes, with_layout
+from kernel_cases import DTYPES, matrices, nvfp4, same_bytes, with_layout
 
 from steelyard import reference
 from steelyard.errors import ConstraintError
@@ -222,7 +222,12 @@ def test_accumulate_in_place(dtype):
 @pytest.mark.parametrize(
     ("a", "b", "constraint"),
     [
-        (copy_of(E4M3, 4, 8), copy_of(MX, 4, 8), "gemm_families"),
+        (replace(copy_of(E4M3, 4, 8), scheme=replace(E4M3, custom="mine")), copy_of(MX, 4, 8), "gemm_families"),
+        (torch.zeros(4, 8, dtype=torch.float64), copy_of(MX, 4, 8), "gemm_values"),
+        (torch.zeros(8), copy_of(MX, 4, 8), "gemm_values"),
+        (torch.zeros(4, 16), copy_of(nvfp4(rht=True), 4, 16), "gemm_values"),
+        (torch.zeros(4, 9), copy_of(MX, 4, 8), "gemm_reduction"),
+        (torch.zeros(4, 8, device="meta"), copy_of(MX, 4, 8), "cpu_tensor"),
         (copy_of(TILE, 4, 8), copy_of(TILE, 4, 8), "gemm_tiles"),
         (copy_of(nvfp4(), 4, 16), copy_of(nvfp4(rht=True), 4, 16), "gemm_rht"),
         (copy_of(E4M3, 4, 8), copy_of(E4M3, 4, 9), "gemm_reduction"),
@@ -244,7 +249,8 @@ def test_refuses_operands(a, b, constraint):
 
 def test_refuses_what_the_reference_refuses():
     for constraint, a, b in [
-        ("gemm_families", copy_of(E4M3, 4, 8), copy_of(BLOCK, 4, 8)),
+        ("gemm_rht", copy_of(nvfp4(), 4, 16), copy_of(nvfp4(rht=True), 4, 16)),
+        ("gemm_values", torch.zeros(4, 8, dtype=torch.int32), copy_of(BLOCK, 4, 8)),
         ("gemm_reduction", copy_of(E4M3, 4, 8), copy_of(E4M3, 4, 7)),
     ]:
         for qgemm in (cpu.qgemm, reference.qgemm):
@@ -292,3 +298,28 @@ def test_refuses_out_that_overlaps_and_leaves_it_alone():
     with pytest.raises(ConstraintError, match=r"a\.codes"):
         cpu.qgemm(replace(a, codes=codes), b, out=out)
     assert torch.equal(memory, before)
+
+
+@pytest.mark.parametrize("name", cpu.instruction_sets())
+@settings(max_examples=120, deadline=None)
+@given(
+    values=matrices(max_side=70),
+    scheme=st.sampled_from(sorted({b for _, b in scheme_pairs("fprop") if not b.rht}, key=str)),
+    columns=st.integers(0, 70),
+    special=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_a_matrix_that_is_not_quantized_times_every_weight(name, values, scheme, columns, special, seed):
+    cpu.set_isa(name)
+    weight = random_copy(np.random.default_rng(seed), scheme, columns, values.shape[1], False, special)
+    assert_within_bound(cpu.qgemm(values, weight), values, weight)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16, 40])
+def test_values_that_differ_by_more_than_float32_holds(isa, rows):
+    """Tiny activations beside large ones count where the weights of the large ones are zero."""
+    weight = copy_of(MX, 20, 64)
+    values = torch.full((rows, 64), 2.0**-140)
+    values[:, 0] = 2.0**100
+    weight.codes[:, 0] = 0
+    assert_within_bound(cpu.qgemm(values, weight), values, weight)

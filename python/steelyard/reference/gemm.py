@@ -12,12 +12,12 @@ from steelyard.formats.copies import QuantizedCopy, other_usage
 from steelyard.reference.dequantize import element_values, spread_scales
 from steelyard.reference.scales import nvfp4_range
 
-_COPIES = "operands must be quantized copies"
+_COPIES = "operands must be quantized copies, or a tensor and a quantized copy"
 
 
 @overload
 def qgemm(
-    a: QuantizedCopy,
+    a: QuantizedCopy | torch.Tensor,
     b: QuantizedCopy,
     *,
     bias: torch.Tensor | None = None,
@@ -29,7 +29,7 @@ def qgemm(
 ) -> torch.Tensor: ...
 @overload
 def qgemm(
-    a: QuantizedCopy,
+    a: QuantizedCopy | torch.Tensor,
     b: QuantizedCopy,
     *,
     bias: torch.Tensor | None = None,
@@ -40,7 +40,7 @@ def qgemm(
     out_dtype: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 def qgemm(
-    a: QuantizedCopy,
+    a: QuantizedCopy | torch.Tensor,
     b: QuantizedCopy,
     *,
     bias: torch.Tensor | None = None,
@@ -54,7 +54,8 @@ def qgemm(
     that its copy is quantized along.
 
     So fprop takes (x row, w row), dgrad (dy row, w col), wgrad (dy col, x col). Addends of any dtype are added before
-    the result is rounded. With `preactivation`, the input of the epilogue is a second result.
+    the result is rounded. With `preactivation`, the input of the epilogue is a second result. `a` may be a matrix that
+    is not quantized, reduced along its last dim.
     """
     check_operands(a, b)
     check_epilogue(epilogue, accumulate, residual, preactivation)
@@ -106,10 +107,13 @@ def check_epilogue(epilogue: str, accumulate, residual, preactivation: bool) -> 
 
 
 def check_addends(
-    a: QuantizedCopy, b: QuantizedCopy, addends: dict[str, torch.Tensor | None], out_dtype: torch.dtype
+    a: QuantizedCopy | torch.Tensor,
+    b: QuantizedCopy,
+    addends: dict[str, torch.Tensor | None],
+    out_dtype: torch.dtype,
 ) -> tuple[int, int]:
     """The shape of the product. Refuses addends that do not fit it, and result dtypes that are not supported."""
-    shape = a.shape[1 if a.columnwise else 0], b.shape[1 if b.columnwise else 0]
+    shape = _sizes(a)[0], _sizes(b)[0]
     check_dtype(out_dtype, "out_dtype", "gemm_out")
     for name, tensor in addends.items():
         if tensor is None:
@@ -129,8 +133,10 @@ def check_addends(
     return shape
 
 
-def operand(copy: QuantizedCopy) -> np.ndarray:
+def operand(copy: QuantizedCopy | torch.Tensor) -> np.ndarray:
     """The exact float64 values of a copy, reduction last; a random Hadamard transform is not undone."""
+    if isinstance(copy, torch.Tensor):
+        return copy.detach().double().resolve_neg().numpy()
     if copy.borrowed:
         return operand(other_usage(copy)).T
     values = element_values(copy).astype(np.float64) * spread_scales(copy)
@@ -142,14 +148,46 @@ def operand(copy: QuantizedCopy) -> np.ndarray:
     return values if copy.is_stored_transposed or not copy.columnwise else values.T
 
 
-def check_operands(a: QuantizedCopy, b: QuantizedCopy) -> None:
+def check_operands(a: QuantizedCopy | torch.Tensor, b: QuantizedCopy) -> None:
     """Refuse operands that no GEMM takes."""
     kinds = type(a).__name__, type(b).__name__
-    _require(isinstance(a, QuantizedCopy) and isinstance(b, QuantizedCopy), "gemm_copies", _COPIES, kinds)
-    check_is_copy(a, "a")
+    fits = isinstance(a, QuantizedCopy | torch.Tensor) and isinstance(b, QuantizedCopy)
+    _require(fits, "gemm_copies", _COPIES, kinds)
     check_is_copy(b, "b")
+    if isinstance(a, torch.Tensor):
+        _check_values(a, b)
+    else:
+        check_is_copy(a, "a")
+        _check_schemes(a, b)
+    lengths = _sizes(a)[1], _sizes(b)[1]
+    _require(lengths[0] == lengths[1], "gemm_reduction", "operands must reduce over the same length", lengths)
+
+
+def _sizes(operand: QuantizedCopy | torch.Tensor) -> tuple[int, int]:
+    """Rows of an operand, and the length that it is reduced over."""
+    rows, columns = operand.shape
+    is_columnwise = isinstance(operand, QuantizedCopy) and operand.columnwise
+    return (columns, rows) if is_columnwise else (rows, columns)
+
+
+def _check_values(a: torch.Tensor, b: QuantizedCopy) -> None:
+    """Refuse what cannot be multiplied without quantizing it."""
+    if a.is_nested or a.layout is not torch.strided or a.dim() != 2 or a.dtype not in INPUT_DTYPES:
+        kind = "nested" if a.is_nested else f"{a.layout} of {a.dtype} with {a.dim()} dims"
+        raise ConstraintError(
+            "gemm_values", f"a must be a strided matrix of float32, bfloat16 or float16, or a copy, got {kind}"
+        )
+    if b.scheme.custom or b.scheme.rht or b.scheme.layout != "compact":
+        raise ConstraintError(
+            "gemm_values",
+            "b must have a built-in scheme with compact scales and no random Hadamard transform where a is not "
+            f"quantized, got {b.scheme}",
+        )
+
+
+def _check_schemes(a: QuantizedCopy, b: QuantizedCopy) -> None:
     families = a.scheme.family, b.scheme.family
-    _require(families[0] == families[1] != "custom", "gemm_families", "operands must be of one family", families)
+    _require("custom" not in families, "gemm_families", "operands must have built-in schemes", families)
     _require(
         (a.scheme.block, b.scheme.block) != ("128x128", "128x128"),
         "gemm_tiles",
@@ -162,8 +200,6 @@ def check_operands(a: QuantizedCopy, b: QuantizedCopy) -> None:
         "both operands or none must have the random Hadamard transform",
         (a.scheme.rht, b.scheme.rht),
     )
-    lengths = a.shape[0 if a.columnwise else 1], b.shape[0 if b.columnwise else 1]
-    _require(lengths[0] == lengths[1], "gemm_reduction", "operands must reduce over the same length", lengths)
     layouts = a.scheme.layout, b.scheme.layout
     _require(layouts == ("compact", "compact"), "gemm_layout", "scales must be compact", layouts)
 

@@ -10,6 +10,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
 
 #include <cstdint>
 #include <iterator>
@@ -62,8 +63,10 @@ inline Dtype dtype_of(int number) {
 }
 
 inline SchemeBits scheme_of(int bits) {
-  const bool known = bits >= 0 && bits < 1 << (kBorrowedField.shift + 1) &&
-                     kElementField.of(bits) <= static_cast<int>(Element::e2m1);
+  const bool known =
+      bits >= 0 && bits < 1 << (kBorrowedField.shift + 1) &&
+      kElementField.of(bits) <= static_cast<int>(Element::e2m1) &&
+      kFamilyField.of(bits) <= static_cast<int>(Family::nvfp4);
   require(known, "the bits of a scheme must be those of scheme_bits");
   return {bits};
 }
@@ -103,6 +106,16 @@ inline StoredCopy copy_of(const CopyArguments &arguments) {
           memory<float>(amax, empty || !reads_amax),
           M,
           N};
+}
+
+// An operand of a GEMM that need not be quantized.
+using OperandArguments = std::variant<CopyArguments, MatrixArguments>;
+
+inline std::variant<StoredCopy, Matrix>
+operand_of(const OperandArguments &arguments) {
+  if (const auto *copy = std::get_if<CopyArguments>(&arguments))
+    return copy_of(*copy);
+  return matrix_of(std::get<MatrixArguments>(arguments));
 }
 
 // scheme bits, epsilon, codes, scales, amax (or 0), whether the amax is given

@@ -29,19 +29,19 @@ static void bind_packing(nb::module_ &m) {
 void bind_gemm(nb::module_ &m) {
   m.def(
       "qgemm",
-      [](const CopyArguments &a, const CopyArguments &b,
+      [](const OperandArguments &a, const CopyArguments &b,
          const MatrixArguments &bias, const MatrixArguments &accumulate,
          const MatrixArguments &out, int threads,
          const std::optional<EpilogueArguments> &epilogue) {
         nb::gil_scoped_release release;
-        run_gemm({copy_of(a), copy_of(b),
+        run_gemm({operand_of(a), copy_of(b),
                   result_of(out, bias, accumulate, epilogue)},
                  threads);
       },
       nb::arg("a"), nb::arg("b"), nb::arg("bias"), nb::arg("accumulate"),
       nb::arg("out"), nb::arg("threads"), nb::arg("epilogue") = nb::none(),
-      "The product of two quantized copies, and addends, into `out`; none of "
-      "its dims is 0.");
+      "The product of a quantized copy or a matrix and a quantized copy, and "
+      "addends, into `out`; none of its dims is 0.");
   bind_packing(m);
 }
 

@@ -3,6 +3,7 @@
 #include "cpu/gemm/few_rows.h"
 #include "cpu/gemm/panels.h"
 #include "cpu/gemm/store.h"
+#include "cpu/gemm/value_panels.h"
 #include "cpu/gemm/workspace.h"
 
 namespace steelyard::STEELYARD_ISA {
@@ -98,6 +99,21 @@ static void fill_as(const GemmCall &call, int64_t begin, int64_t end) {
     return fill_units<T, Element::e5m2>(call, begin, end);
   case Element::e2m1:
     return fill_units<T, Element::e2m1>(call, begin, end);
+  case Element::values:
+    return fill_units<T, Element::values>(call, begin, end);
+  }
+}
+
+static void fill_few(const GemmCall &call, int64_t begin, int64_t end) {
+  switch (call.problem.a.element) {
+  case Element::e4m3:
+    return fill_few_rows<Element::e4m3>(call, begin, end);
+  case Element::e5m2:
+    return fill_few_rows<Element::e5m2>(call, begin, end);
+  case Element::e2m1:
+    return fill_few_rows<Element::e2m1>(call, begin, end);
+  case Element::values:
+    return fill_few_rows<Element::values>(call, begin, end);
   }
 }
 
@@ -110,14 +126,14 @@ static void multiply_as(const GemmCall &call, int64_t begin, int64_t end) {
     return multiply_tiles<T, Element::e5m2>(call, begin, end);
   case Element::e2m1:
     return multiply_tiles<T, Element::e2m1>(call, begin, end);
+  case Element::values:
+    return; // only `a` may be
   }
 }
 
 void fill_row_panels(const GemmCall &call, int64_t begin, int64_t end) {
   if (kHasVectors && call.plan.few_rows)
-    return call.problem.a.element == Element::e4m3
-               ? fill_few_rows<Element::e4m3>(call, begin, end)
-               : fill_few_rows<Element::e5m2>(call, begin, end);
+    return fill_few(call, begin, end);
   call.plan.panels == Panels::f64 ? fill_as<double>(call, begin, end)
                                   : fill_as<float>(call, begin, end);
 }

@@ -53,6 +53,7 @@ void describe_scales(const StoredCopy &copy, GemmOperand &x) {
   x.outer_stride = x.k_stride = 1;
   switch (copy.scheme.family()) {
   case Family::tensor:
+  case Family::row:
     return;
   case Family::block:
     x.scale_type = ScaleType::f32;
@@ -63,9 +64,15 @@ void describe_scales(const StoredCopy &copy, GemmOperand &x) {
     return;
   case Family::mx:
     return describe_mx_scales(copy, x);
+  case Family::mxfp4:
+    x.scale_type = ScaleType::e8m0;
+    x.k_shift = 5;
+    x.outer_stride = array.scale_row();
+    x.scale_count = x.outer * x.outer_stride;
+    return;
   case Family::nvfp4:
     x.scale_type = ScaleType::e4m3;
-    x.k_shift = 4;
+    x.k_shift = copy.scheme.wide() ? 5 : 4;
     x.outer_stride = array.scale_row();
     return;
   }
@@ -110,12 +117,21 @@ OperandMemory describe_operand(const StoredCopy &copy, GemmOperand &x) {
   }
   const bool four_over_six = scheme.four_over_six() != FourOverSix::none;
   const double e4m3_max = four_over_six ? 256.0 : 448.0;
-  if (scheme.family() == Family::tensor)
-    describe_second(static_cast<const float *>(x.scales), false, 1.0, x,
+  const bool per_row = scheme.family() == Family::row;
+  if (scheme.family() == Family::tensor || per_row)
+    describe_second(static_cast<const float *>(x.scales), per_row, 1.0, x,
                     memory);
   if (scheme.family() == Family::nvfp4)
     describe_second(levels, scheme.row_scaled(), 6.0 * e4m3_max, x, memory);
   return memory;
+}
+
+void describe_values(const Matrix &values, GemmOperand &x) {
+  x.values = values;
+  x.element = Element::values;
+  x.outer = values.rows;
+  x.k = values.columns;
+  x.unit = x.factor = 1.0;
 }
 
 void unpack_operand(GemmOperand &x, OperandMemory &memory) {

@@ -18,6 +18,9 @@ struct OperandMemory {
 // Fills in all of `x`, which must be zero.
 OperandMemory describe_operand(const StoredCopy &copy, GemmOperand &x);
 
+// The same for (outer, k) values that are not quantized.
+void describe_values(const Matrix &values, GemmOperand &x);
+
 // Gives the operand of a packed weight the compact codes and scales that panels
 // of float32 are made from.
 void unpack_operand(GemmOperand &x, OperandMemory &memory);

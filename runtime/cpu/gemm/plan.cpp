@@ -25,6 +25,17 @@ bool has_wide_scales(const GemmOperand &x) {
   return x.scale_type == ScaleType::f32 || x.scale_type == ScaleType::e8m0;
 }
 
+// Panels of other operands need no unit.
+bool has_wide_range(const GemmOperand &x) {
+  return has_wide_scales(x) || x.element == Element::values;
+}
+
+ScaleRange range_of(const GemmOperand &x, const KernelTable &table,
+                    bool skip_zeros) {
+  return has_wide_range(x) ? table.gemm_scale_range(x, skip_zeros)
+                           : ScaleRange{0, 0};
+}
+
 int binades(const ScaleRange &range) {
   return std::max(range.high - range.low, 0);
 }
@@ -49,26 +60,31 @@ void lift_few_rows(GemmProblem &problem) {
 void choose_range(GemmProblem &problem, const KernelTable &table,
                   GemmPlan &plan) {
   GemmOperand &a = problem.a, &b = problem.b;
-  ScaleRange a_range{0, 0}, b_range{0, 0};
-  if (has_wide_scales(a)) {
-    a_range = table.gemm_scale_range(a, false);
-    b_range = table.gemm_scale_range(b, false);
-    if (binades(a_range) + binades(b_range) > kFloatBinades) {
-      a_range = table.gemm_scale_range(a, true);
-      b_range = table.gemm_scale_range(b, true);
-    }
-    if (binades(a_range) + binades(b_range) > kFloatBinades) {
-      plan.panels = Panels::f64;
-      return;
-    }
-    set_unit(a, a_range);
-    set_unit(b, b_range);
+  ScaleRange a_range = range_of(a, table, false),
+             b_range = range_of(b, table, false);
+  if (binades(a_range) + binades(b_range) > kFloatBinades) {
+    a_range = range_of(a, table, true);
+    b_range = range_of(b, table, true);
   }
+  if (binades(a_range) + binades(b_range) > kFloatBinades) {
+    plan.panels = Panels::f64;
+    return;
+  }
+  if (has_wide_range(a))
+    set_unit(a, a_range);
+  if (has_wide_range(b))
+    set_unit(b, b_range);
   plan.few_rows = table.has_vectors && a.outer <= kFewRows && !b.k_major &&
                   !b.fold && b.element != Element::e2m1 &&
                   binades(a_range) + binades(b_range) <= kFewBinades;
   if (plan.few_rows)
     lift_few_rows(problem);
+}
+
+// Blocks of 16 codes under E4M3 scales, as integer.h multiplies them.
+bool has_integers(const GemmOperand &x) {
+  return x.element == Element::e2m1 && x.scale_type == ScaleType::e4m3 &&
+         x.k_shift == 4 && !x.fold;
 }
 
 // The size of parts of at most `most`, as few and as even as can be.
@@ -106,8 +122,7 @@ void *workspace(WorkspaceUse use, int64_t elements, Panels panels) {
 
 GemmPlan plan_panels(GemmProblem &problem, const KernelTable &table) {
   GemmPlan plan{};
-  const bool fp4 = problem.a.element == Element::e2m1;
-  if (fp4 && table.has_vectors && !problem.a.fold && !problem.b.fold) {
+  if (table.has_vectors && has_integers(problem.a) && has_integers(problem.b)) {
     plan.panels = Panels::integers;
     plan.few_rows = problem.a.outer <= kFewIntegerRows;
   } else {

@@ -1,16 +1,18 @@
-// What a GEMM multiplies: factors * (a b^T), both operands quantized, and what
-// becomes of the product.
+// What a GEMM multiplies: factors * (a b^T), b quantized, a quantized or not,
+// and what becomes of the product.
 #pragma once
 
 #include "cpu/formats/scheme.h"
 #include "cpu/gemm/result.h"
+#include "cpu/tiles/matrix.h"
 
 namespace steelyard {
 
 enum class ScaleType : int { none, f32, e8m0, e4m3 };
 
-// One quantized operand, (outer, k) with k reduced; codes need no alignment.
+// One operand, (outer, k) with k reduced; codes need no alignment.
 struct GemmOperand {
+  Matrix values; // in place of codes and scales, where that is the element
   const uint8_t *codes;
   int64_t codes_stride; // bytes from one stored row to the next
   Element element;
@@ -28,8 +30,8 @@ struct GemmOperand {
   // the factors at the end.
   double unit;           // a power of two
   const float *fold;     // (outer,): levels above `scales` that are not finite
-  const double *factors; // (outer,); null for one
-  double factor;
+  const double *factors; // (outer,); null where all are 1
+  double factor;         // of all of them
 };
 
 struct GemmProblem {

@@ -35,7 +35,11 @@ void run_block(GemmCall &call, int threads, const KernelTable &table) {
 
 void run_gemm(const GemmArguments &arguments, int threads) {
   GemmProblem problem{{}, {}, arguments.result};
-  const OperandMemory a = describe_operand(arguments.a, problem.a);
+  OperandMemory a;
+  if (const auto *copy = std::get_if<StoredCopy>(&arguments.a))
+    a = describe_operand(*copy, problem.a);
+  else
+    describe_values(std::get<Matrix>(arguments.a), problem.a);
   OperandMemory b = describe_operand(arguments.b, problem.b);
   const KernelTable &table = kernels();
   GemmPlan plan = plan_panels(problem, table);

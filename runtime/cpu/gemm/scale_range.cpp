@@ -1,4 +1,5 @@
 #include "cpu/gemm/decode.h"
+#include "cpu/gemm/value_panels.h"
 
 namespace steelyard::STEELYARD_ISA {
 
@@ -54,7 +55,35 @@ static ScaleRange range_of_blocks(const GemmOperand &x, bool skip_zeros) {
   return range;
 }
 
+// Of values instead of scales.
+static ScaleRange range_of_values(const GemmOperand &x) {
+  constexpr int64_t piece = 1024;
+  constexpr int32_t infinity = static_cast<int32_t>(kInfinity);
+  float values[piece];
+  int32_t low = infinity, high = 0;
+  for (int64_t i = 0; i < x.outer; ++i)
+    for (int64_t p = 0; p < x.k; p += piece) {
+      const int64_t n = smaller(piece, x.k - p);
+      load_values(x.values, i, p, n, values);
+      for (int64_t j = 0; j < n; ++j) {
+        const int32_t bits =
+            static_cast<int32_t>(bits_of(values[j]) & kAbsMask);
+        const bool counts = bits != 0 && bits < infinity;
+        low = counts && bits < low ? bits : low;
+        high = counts && bits > high ? bits : high;
+      }
+    }
+  ScaleRange range{1000, -1000};
+  if (high > 0) {
+    include(range, float_of(low));
+    include(range, float_of(high));
+  }
+  return range;
+}
+
 ScaleRange gemm_scale_range(const GemmOperand &x, bool skip_zeros) {
+  if (x.element == Element::values)
+    return range_of_values(x);
   if (x.scale_type != ScaleType::e8m0 || skip_zeros)
     return range_of_blocks(x, skip_zeros);
   return range_of_bytes(static_cast<const uint8_t *>(x.scales), x.scale_count);

@@ -35,13 +35,14 @@ static bool scales_in_float(const GemmProblem &problem, Panels panels) {
 template <class T>
 static void finish_row(const GemmProblem &problem, int64_t row, int64_t column,
                        int64_t n, const T *sums, float *out) {
+  const double factor = problem.a.factor * problem.b.factor;
   const double row_factor =
-      problem.a.factors ? problem.a.factors[row] : problem.a.factor;
+      problem.a.factors ? factor * problem.a.factors[row] : factor;
   double values[kMostTileColumns];
   for (int64_t j = 0; j < n; ++j)
-    values[j] = sums[j] *
-                (row_factor * (problem.b.factors ? problem.b.factors[column + j]
-                                                 : problem.b.factor));
+    values[j] = sums[j] * (problem.b.factors
+                               ? row_factor * problem.b.factors[column + j]
+                               : row_factor);
   const GemmResult &result = problem.result;
   if (result.bias.data)
     add_row(result.bias, row, column, n, values);

@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from steelyard import reference
 from steelyard.errors import ConstraintError
+from steelyard.formats.schemes import Scheme
 from steelyard.recipes import (
     DelayedScaling,
     Float8BlockScaling,
@@ -11,6 +14,7 @@ from steelyard.recipes import (
     NVFP4BlockScaling,
 )
 
+CUSTOM = Scheme("f8E4M3FN", "1x128", "f32", custom="mine")
 PLAIN_FP4 = {"weight_tiles": False, "rht": False, "stochastic_rounding": False}
 RECIPES = {
     "delayed": DelayedScaling(),
@@ -108,7 +112,7 @@ def copy_of(recipe, role, shape, columnwise=False):
             "gemm_tiles",
         ),
         (
-            copy_of(Float8BlockScaling(), "input", (2, 8)),
+            replace(copy_of(Float8BlockScaling(), "input", (2, 8)), scheme=CUSTOM),
             copy_of(MXFP8BlockScaling(), "weight", (3, 8)),
             "gemm_families",
         ),
