@@ -1,4 +1,4 @@
-"""The matrix multiplications: `matmul` in high precision, `gemm` on quantized tensors.
+"""The matrix multiplications: `matmul` in high precision, `gemm` with quantized tensors.
 
 The three GEMMs of a linear layer differ in what they reduce over, and `kind` says which one an op is:
 
@@ -22,15 +22,18 @@ from steelyard.dialect.types import (
     ScaledInfo,
     Shape,
     TensorInfo,
+    TensorType,
     float_info,
     format_shape,
     require_tensor,
     scaled_info,
     shapes_agree,
     sizes_agree,
+    tensor_info,
 )
 from steelyard.errors import ConstraintError
 from steelyard.formats.activations import EPILOGUES
+from steelyard.formats.dtypes import FLOAT_DTYPES
 from steelyard.formats.gemms import KINDS, OPERAND_USAGES
 from steelyard.formats.schemes import Scheme
 
@@ -99,12 +102,15 @@ def matmul(
 class GemmOp(ScaledOp, name="gemm", traits=[ext.Pure]):
     """The product of two quantized tensors: epilogue(product + bias) + residual.
 
-    `kind` decides which copy of each operand is read. `preactivation` is product + bias, for a backward that reads it.
+    `kind` decides which copy of each operand is read. Their formats may differ, and activations or gradients that are
+    not quantized may be multiplied by a quantized weight. `preactivation` is product + bias, for a backward that reads
+    it.
 
     Constraints:
     - gemm_c1: kind is fprop, dgrad or wgrad
-    - gemm_c2: lhs and rhs are !scaled.tensor with the copy this kind reads
-    - gemm_c3: both copies belong to one family; custom copies belong to one custom quantizer
+    - gemm_c2: lhs and rhs are !scaled.tensor with the copy this kind reads; lhs of fprop and dgrad without batch dims
+      may be a plain tensor of f32, bf16 or f16
+    - gemm_c3: custom copies belong to one custom quantizer, on both sides
     - gemm_c4: two copies in 128x128 tiles cannot be multiplied
     - gemm_c5: both copies have the random Hadamard transform, or neither
     - gemm_c6: a second level per row is on lhs only
@@ -139,8 +145,11 @@ class GemmOp(ScaledOp, name="gemm", traits=[ext.Pure]):
 
     def check(self) -> None:
         kind = string_attribute(self, "kind", KINDS, "gemm_c1")
-        lhs, rhs = scaled_info(self.lhs, "gemm_c2", "lhs"), scaled_info(self.rhs, "gemm_c2", "rhs")
+        lhs, rhs = lhs_info(self.lhs), scaled_info(self.rhs, "gemm_c2", "rhs")
         require_pair(*copies_read(kind, lhs, rhs), kind)
+        may_be_plain = kind != "wgrad" and not self.batch_dims.value
+        message = f"lhs of {kind} must be a !scaled.tensor, got {self.lhs.type}"
+        require(may_be_plain or isinstance(lhs, ScaledInfo), "gemm_c2", message)
         result = float_info(self.result, "gemm_c11", "result")
         product = product_shape(kind, lhs.shape, rhs.shape, self.batch_dims.value, "gemm", 8)
         require_result(result.shape, product, "gemm_c11")
@@ -178,35 +187,55 @@ def gemm(
     return build(GemmOp, [lhs, rhs, bias, residual], results, attributes, loc, ip)
 
 
-def copies_read(kind: str, lhs: ScaledInfo, rhs: ScaledInfo) -> tuple[Scheme, Scheme]:
-    """The schemes of the two copies that a gemm of this kind reads."""
-    copies: list[Scheme] = []
-    for name, info, usage in zip(("lhs", "rhs"), (lhs, rhs), OPERAND_USAGES[kind], strict=True):
-        scheme = info.copy_of(usage)
-        if scheme is None:
-            raise ConstraintError("gemm_c2", f"{kind} reads the {usage} copy of {name}, which has none")
-        copies.append(scheme)
-    return copies[0], copies[1]
+def lhs_info(value: ir.Value) -> ScaledInfo | TensorInfo:
+    """What the type of a gemm's lhs says: that of a quantized tensor, or of a plain one."""
+    if isinstance(value.type, TensorType):
+        return value.type.info
+    info = tensor_info(value.type)
+    if info is None or info.dtype not in FLOAT_DTYPES:
+        dtypes = ", ".join(FLOAT_DTYPES)
+        raise ConstraintError("gemm_c2", f"lhs must be a !scaled.tensor or a tensor of {dtypes}, got {value.type}")
+    return info
 
 
-def require_pair(lhs: Scheme, rhs: Scheme, kind: str) -> None:
-    """Require that a gemm can multiply the two copies."""
-    require(
-        lhs.family == rhs.family and lhs.custom == rhs.custom,
-        "gemm_c3",
-        f"both copies must be of one family, got {_family_name(lhs)} and {_family_name(rhs)}",
-    )
+def copies_read(kind: str, lhs: ScaledInfo | TensorInfo, rhs: ScaledInfo) -> tuple[Scheme | None, Scheme]:
+    """The schemes of the two copies that a gemm of this kind reads; None for a plain lhs."""
+    left, right = OPERAND_USAGES[kind]
+    read = _copy_read(kind, lhs, left, "lhs") if isinstance(lhs, ScaledInfo) else None
+    return read, _copy_read(kind, rhs, right, "rhs")
+
+
+def _copy_read(kind: str, info: ScaledInfo, usage: str, name: str) -> Scheme:
+    scheme = info.copy_of(usage)
+    if scheme is None:
+        raise ConstraintError("gemm_c2", f"{kind} reads the {usage} copy of {name}, which has none")
+    return scheme
+
+
+def require_pair(lhs: Scheme | None, rhs: Scheme, kind: str) -> None:
+    """Require that a gemm can multiply the two copies, or a plain lhs by a copy."""
+    custom = "" if lhs is None else lhs.custom
+    message = f"custom copies must be of one quantizer on both sides, got {_family_name(lhs)} and {_family_name(rhs)}"
+    require(custom == rhs.custom, "gemm_c3", message)
+    require(rhs.second_level != "row", "gemm_c6", "a second level per row must be on lhs, got it on rhs")
+    rht = lhs is not None and lhs.rht
+    require(rht == rhs.rht, "gemm_c5", "the random Hadamard transform must be on both copies or on none, got one")
+    layouts = "compact" if lhs is None else lhs.layout, rhs.layout
+    message = f"both copies or none must be in the gemm layout, and none turned, got {layouts[0]} and {layouts[1]}"
+    fits = "turned" not in layouts and ("gemm" not in layouts or layouts[0] == layouts[1])
+    require(fits, "gemm_c17", message)
+    _require_nearest(rhs, "rhs", kind, gradient=False)
+    if lhs is not None:
+        _require_lhs(lhs, rhs, kind)
+
+
+def _require_lhs(lhs: Scheme, rhs: Scheme, kind: str) -> None:
+    """What holds of the copy of lhs alone, or of the blocks of both."""
     both_tiled = lhs.block == rhs.block == "128x128"
     remedy = "quantize one in 1x128 blocks"
     require(not both_tiled, "gemm_c4", f"at most one copy may be in 128x128 tiles, got both; {remedy}")
-    require(lhs.rht == rhs.rht, "gemm_c5", "the random Hadamard transform must be on both copies or on none, got one")
-    require(rhs.second_level != "row", "gemm_c6", "a second level per row must be on lhs, got it on rhs")
     require(lhs.layout != "packed", "gemm_c16", "a packed copy must be on rhs, got it on lhs")
-    layouts = {lhs.layout, rhs.layout}
-    message = f"both copies or none must be in the gemm layout, and none turned, got {lhs.layout} and {rhs.layout}"
-    require("turned" not in layouts and ("gemm" not in layouts or len(layouts) == 1), "gemm_c17", message)
     _require_nearest(lhs, "lhs", kind, gradient=kind != "fprop")
-    _require_nearest(rhs, "rhs", kind, gradient=False)
 
 
 def product_shape(kind: str, lhs: Shape, rhs: Shape, batch_dims: int, op: str, first: int) -> Shape:
@@ -253,7 +282,9 @@ def _require_nearest(scheme: Scheme, name: str, kind: str, *, gradient: bool) ->
     require(gradient or scheme.rounding == "nearest", "gemm_c7", message)
 
 
-def _family_name(scheme: Scheme) -> str:
+def _family_name(scheme: Scheme | None) -> str:
+    if scheme is None:
+        return "a plain tensor"
     return f"custom '{scheme.custom}'" if scheme.custom else scheme.family
 
 

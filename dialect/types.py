@@ -59,7 +59,7 @@ class TensorType(Scaled.Type, name="tensor"):
     Constraints:
     - tensor_c1: the first parameter is a ranked tensor of f32, bf16 or f16 with at least one dim
     - tensor_c2: row and col are `#scaled.scheme` or `none`, and at least one is a scheme
-    - tensor_c3: 1x32 blocks are rowwise, 32x1 blocks columnwise
+    - tensor_c3: 1x32 blocks of FP8 are rowwise, 32x1 blocks columnwise
     - tensor_c4: the random Hadamard transform is on the columnwise copy only
     - tensor_c5: a second level per row is on the rowwise copy only
     """
@@ -217,7 +217,8 @@ def _check_usages(scaled: ScaledInfo) -> None:
         require(row.block != "32x1", "tensor_c3", "32x1 blocks must be columnwise, got them rowwise")
         require(not row.rht, "tensor_c4", "the random Hadamard transform must be columnwise, got it rowwise")
     if col is not None:
-        require(col.block != "1x32", "tensor_c3", "1x32 blocks must be rowwise, got them columnwise")
+        stands = col.family != "mx" or col.block != "1x32"
+        require(stands, "tensor_c3", "1x32 blocks of FP8 must be rowwise, got them columnwise")
         require(col.second_level != "row", "tensor_c5", "a second level per row must be rowwise, got it columnwise")
 
 

@@ -35,8 +35,8 @@ def apply_recipe(
 ) -> None:
     """Decide how each GEMM is quantized, or why it is not.
 
-    Takes `scaled.matmul`. Leaves on each one either the schemes of its two operands (`lhs_scheme`, `rhs_scheme`) or the
-    reason why it stays in high precision (`scaled.high_precision`).
+    Takes `scaled.matmul`. Leaves on each one either the schemes of its two operands (`lhs_scheme`, `rhs_scheme`), that
+    of a weight alone, or the reason why it stays in high precision (`scaled.high_precision`).
 
     `recipe` is the name of a recipe. `overrides` gives layers another recipe, or none: "lm_head=none layers.0.*=nvfp4".
     The first pattern that matches a layer's name decides; one that matches no layer is an error unless
@@ -102,34 +102,43 @@ def _reason_against(op: MatmulOp, without_parameters: bool) -> str | None:
 
 def _annotate(op: MatmulOp, recipe: recipes.Recipe) -> str | None:
     """Put the schemes on a matmul; returns the reason where the recipe leaves it in high precision."""
-    kind, layer = op.kind.value, op.layer.value
+    kind = op.kind.value
     if kind != "fprop" and recipe.backward == "dequantized":
         return _annotate_decoded(op, recipe)
-    schemes: list[Scheme] = []
-    for name, usage in zip(OPERAND_ROLES[kind], OPERAND_USAGES[kind], strict=True):
-        role = recipes.Role(name, layer)
-        row, col = recipe.schemes(role)
-        scheme = row if usage == "rowwise" else col
-        if scheme is None:
-            return f"the recipe leaves the {role} of {kind} in high precision"
-        schemes.append(scheme)
-    lhs, rhs = schemes
+    lhs, rhs = _schemes_of(op, recipe)
+    # Activations and gradients may stay as they are beside a quantized weight.
+    by_weight_alone = lhs is None and rhs is not None and kind != "wgrad" and not rhs.custom
+    if rhs is None or (lhs is None and not by_weight_alone):
+        role = OPERAND_ROLES[kind][0 if lhs is None else 1]
+        return f"the recipe leaves the {role} of {kind} in high precision"
     try:
         require_pair(lhs, rhs, kind)
     except ConstraintError as error:
         return f"its operands do not go together: {error}"
-    op.attributes["lhs_scheme"], op.attributes["rhs_scheme"] = map(SchemeAttr.from_scheme, schemes)
-    if isinstance(recipe, recipes.DelayedScaling):
-        _annotate_delayed(op, recipe)
+    if lhs is not None:
+        op.attributes["lhs_scheme"] = SchemeAttr.from_scheme(lhs)
+    op.attributes["rhs_scheme"] = SchemeAttr.from_scheme(rhs)
+    if (delayed := recipe.delayed()) is not None:
+        _annotate_delayed(op, delayed)
     return None
+
+
+def _schemes_of(op: MatmulOp, recipe: recipes.Recipe) -> tuple[Scheme | None, Scheme | None]:
+    """The schemes of the copies of lhs and rhs that a matmul would read."""
+    kind, layer = op.kind.value, op.layer.value
+    lhs, rhs = (
+        recipe.schemes(recipes.Role(role, layer))[usage == "columnwise"]
+        for role, usage in zip(OPERAND_ROLES[kind], OPERAND_USAGES[kind], strict=True)
+    )
+    return lhs, rhs
 
 
 def _annotate_decoded(op: MatmulOp, recipe: recipes.Recipe) -> str:
     row, _ = recipe.schemes(recipes.Role(OPERAND_ROLES[op.kind.value][1], op.layer.value))
     if row is not None and not row.custom:
         op.attributes[DECODED] = SchemeAttr.from_scheme(row)
-        if isinstance(recipe, recipes.DelayedScaling):
-            _annotate_delayed(op, recipe)
+        if (delayed := recipe.delayed()) is not None:
+            _annotate_delayed(op, delayed)
     return "the recipe multiplies what the forward quantized, decoded, in high precision (backward='dequantized')"
 
 

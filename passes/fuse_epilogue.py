@@ -101,7 +101,7 @@ def _producer(value: ir.Value, gradients: Collection[ir.Value] = ()) -> tuple[Ge
     while (op := defining_op(value)) is not None and _reader_count(value, gradients) == 1:
         if isinstance(op.opview, GemmOp):
             # A user's own quantizer multiplies and adds a bias, no more.
-            plain = any(scheme.custom for scheme in scaled_info_of(op.opview.lhs).schemes)
+            plain = any(scheme.custom for scheme in scaled_info_of(op.opview.rhs).schemes)
             # Nor does the kernel of batched products add anything.
             plain = plain or op.opview.batch_dims.value > 0
             return None if plain else (op.opview, views[::-1])

@@ -22,8 +22,9 @@ def insert_quantize(module: ir.Operation) -> None:
     """Quantize the operands of the GEMMs that a recipe was applied to.
 
     Takes `scaled.matmul` with the schemes of its operands. Leaves `scaled.gemm` on the copies that its kind reads, each
-    made by a `scaled.quantize` of its own; `scaled-merge-quantize` merges those. A matmul without schemes stays. One
-    whose recipe asks for decoded operands reads a `scaled.dequantize` of a rowwise copy.
+    made by a `scaled.quantize` of its own; `scaled-merge-quantize` merges those. Where only rhs has a scheme, lhs stays
+    as it is. A matmul without schemes stays. One whose recipe asks for decoded operands reads a `scaled.dequantize` of
+    a rowwise copy.
 
     State becomes arguments of the function: a delayed scale is `layer.role.scale`, random bits come from `rng`. In a
     function with gradients state is updated: amaxes go into `layer.role.amax_history`, the next scale follows from
@@ -34,7 +35,7 @@ def insert_quantize(module: ir.Operation) -> None:
         for op in walk_ops(function):
             if not isinstance(op.opview, MatmulOp):
                 continue
-            if "lhs_scheme" in op.attributes and "rhs_scheme" in op.attributes:
+            if "rhs_scheme" in op.attributes:
                 _quantize_operands(op.opview, state)
             elif DECODED in op.attributes:
                 _decode_operand(op.opview, state)
@@ -149,8 +150,11 @@ def _quantize_operands(op: MatmulOp, state: _State) -> None:
     with ir.InsertionPoint(op), op.location:
         roles = ("input", "input") if op.batch_dims.value else OPERAND_ROLES[kind]
         for name, role, usage in zip(("lhs", "rhs"), roles, OPERAND_USAGES[kind], strict=True):
-            scheme = SchemeAttr(op.attributes[f"{name}_scheme"]).scheme
-            operands.append(state.quantize(op, getattr(op, name), scheme, role, usage))
+            operand = getattr(op, name)
+            if f"{name}_scheme" in op.attributes:
+                scheme = SchemeAttr(op.attributes[f"{name}_scheme"]).scheme
+                operand = state.quantize(op, operand, scheme, role, usage)
+            operands.append(operand)
         lhs, rhs = operands
         product = gemm(
             lhs,

@@ -9,7 +9,7 @@ from torch_mlir import ir
 from steelyard.dialect.base import one_of
 from steelyard.dialect.epilogue import EpilogueOp
 from steelyard.dialect.layout import FlattenOp, PackOp, PadOp, SwizzleOp, TurnOp, UnpadOp, flat_shape
-from steelyard.dialect.matmul import GemmOp
+from steelyard.dialect.matmul import GemmOp, copies_read, lhs_info
 from steelyard.dialect.produce import PRODUCERS, ProduceQuantizeOp
 from steelyard.dialect.quantize import DequantizeOp, NarrowOp, QuantizeOp, TransposeOp
 from steelyard.dialect.scale import ALGORITHMS, AdvanceRngOp, AmaxOp, UpdateScaleOp
@@ -303,12 +303,11 @@ class _Lowering:
     def gemm(self, op: GemmOp) -> None:
         kind = one_of(op.kind.value, KINDS, "gemm_c1", "kind")
         path = _path(op)
-        schemes: list[Scheme] = []
+        lhs, rhs = lhs_info(op.lhs), scaled_info_of(op.rhs)
+        left, right = copies_read(kind, lhs, rhs)
         operands: Named = []
         for name, value, usage in zip(("lhs", "rhs"), (op.lhs, op.rhs), OPERAND_USAGES[kind], strict=True):
-            scheme = scaled_info_of(value).copy_of(usage)
-            assert scheme is not None, "gemm_c2"
-            schemes.append(scheme)
+            # A plain tensor, or what a user's own quantizer makes.
             if _splittable(value) is None:
                 operands.append((name, value))
             else:
@@ -317,14 +316,16 @@ class _Lowering:
         # A native GEMM of CUDA multiplies matrices, whose sizes are those of their codes.
         if op.lhs in self._stored and path != NATIVE:
             operands += _lead_sizes(self._stored[op.lhs])
+        elif left is None:
+            operands += [(SIZE, size_of(op.lhs, dim)) for dim, size in enumerate(lhs.shape[:-1]) if size is None]
         call = GemmCall(
             operands=_slots(operands),
             results=_result_slots(op, "result", "preactivation"),
             kind=kind,
-            lhs=schemes[0],
-            lhs_shape=scaled_info_of(op.lhs).shape,
-            rhs=schemes[1],
-            rhs_shape=scaled_info_of(op.rhs).shape,
+            lhs=left,
+            lhs_shape=lhs.shape,
+            rhs=right,
+            rhs_shape=rhs.shape,
             epilogue=one_of(op.epilogue.value, EPILOGUES, "gemm_c13", "epilogue"),
             batch_dims=op.batch_dims.value,
             path=path,

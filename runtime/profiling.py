@@ -61,7 +61,9 @@ def kernel_name(call: KernelCall) -> str:
 def _description(call: KernelCall) -> list[str]:
     match call:
         case GemmCall():
-            return [call.lhs.custom or call.lhs.family, "gemm", call.kind, _by(call.product_sizes)]
+            schemes = [scheme for scheme in (call.lhs, call.rhs) if scheme is not None]
+            families = dict.fromkeys(scheme.custom or scheme.family for scheme in schemes)
+            return ["*".join(families), "gemm", call.kind, _by(call.product_sizes)]
         case QuantizingCall():
             scheme = call.schemes[0]
             producer = call.producer if isinstance(call, ProduceQuantizeCall) else ""

@@ -12,11 +12,13 @@ from typing import Any
 from steelyard.errors import ConstraintError
 from steelyard.formats.schemes import CHOICES, FAMILIES, Scheme
 
-_PREFIXES = {"tensor": "fp8", "block": "fp8", "mx": "mxfp8", "nvfp4": "nvfp4"}
+_PREFIXES = {"tensor": "fp8", "row": "fp8", "block": "fp8", "mx": "mxfp8", "mxfp4": "mxfp4", "nvfp4": "nvfp4"}
 _OPTIONS = {
     "tensor": ("source", "power_of_two"),
+    "row": ("power_of_two",),
     "block": ("power_of_two", "layout"),
     "mx": ("rule", "layout"),
+    "mxfp4": ("rule", "layout"),
     "nvfp4": ("rounding", "rht", "second_level", "four_over_six", "layout"),
 }
 """The options that schemes of a family can have."""

@@ -21,6 +21,9 @@ Schemes = tuple[Scheme | None, Scheme | None]
 AMAX_ALGORITHM = "amax_compute_algo"
 """Among the quantizers of a layer, the key of a user's own amax algorithm: it stands where a role would."""
 
+OWN, NOT_AT_ALL = "own", "none"
+"""How the activations of a recipe are quantized: as it says itself, or not at all where TOML has no None."""
+
 _NOT_QUANTIZED: Schemes = (None, None)
 _CHOICES = {
     "fp8_format": ("HYBRID", "E4M3"),
@@ -60,8 +63,13 @@ class Recipe(ABC):
 
     backward: str = field(default="normal", kw_only=True)
     """`normal`; `high_precision`: keep the unquantized operands; `dequantized`: keep rowwise codes and decode them."""
+    activations: "str | Recipe | None" = field(default=OWN, kw_only=True)
+    """How inputs and gradients are quantized: `own`, as the recipe says; None: not at all, only weights are; or the
+    name of another recipe, or one with options of its own, beside the weights of this one."""
 
     def __post_init__(self):
+        if self.activations == NOT_AT_ALL:
+            object.__setattr__(self, "activations", None)
         for each in fields(self):
             _check_field(type(self).__name__, each.name, each.type, getattr(self, each.name))
 
@@ -69,11 +77,22 @@ class Recipe(ABC):
         """The rowwise and the columnwise scheme of an operand; None if that copy is not quantized."""
         if not isinstance(role, str) or role not in ROLES:
             raise RecipeError(f"role must be one of {', '.join(ROLES)}, got {shown(role)}")
-        row, col = self._schemes(role)
+        row, col = self._schemes_beside(role)
         if self.backward == "normal":
             return row, col
         # Backward GEMMs run in high precision: nothing reads columnwise copies or a quantized gradient.
         return _NOT_QUANTIZED if role == "grad_output" else (row, None)
+
+    def _schemes_beside(self, role: str) -> Schemes:
+        """The schemes of a role when the backward is normal, those of activations by the recipe that they have."""
+        if role == "weight" or self.activations == OWN:
+            return self._schemes(role)
+        return _NOT_QUANTIZED if self.activations is None else get(self.activations)._schemes(role)
+
+    def delayed(self) -> "DelayedScaling | None":
+        """The recipe among this one and that of its activations whose scales are state."""
+        activations = None if self.activations in (None, OWN) else get(self.activations)
+        return next((each for each in (self, activations) if isinstance(each, DelayedScaling)), None)
 
     def set_quantizer_factory(self, factory: Callable[[str], Any]) -> "CustomRecipe":
         """A recipe whose quantizers a factory makes, with the backward of this one, which stays as it is.
@@ -89,6 +108,8 @@ class Recipe(ABC):
     def to_dict(self) -> dict[str, Any]:
         """Every field, and the recipe's name under `recipe`."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
+        if isinstance(self.activations, Recipe):
+            values["activations"] = self.activations.to_dict()
         for name, value in values.items():
             if callable(value):
                 raise RecipeError(
@@ -110,6 +131,8 @@ class Recipe(ABC):
         for name in values:
             if name not in known:
                 raise RecipeError(f"{recipe_class.__name__} has no field {shown(name)}{_nearest(name, known)}")
+        if isinstance(values.get("activations"), Mapping):
+            values["activations"] = Recipe.from_dict(values["activations"])
         return recipe_class(**values)
 
     def to_toml(self) -> str:
@@ -170,6 +193,25 @@ class Float8CurrentScaling(Recipe):
 
 
 @dataclass(frozen=True)
+class Float8RowScaling(Recipe):
+    """FP8 with one scale per row: per token of inputs and gradients, per output channel of weights."""
+
+    name: ClassVar[str] = "fp8-row"
+
+    fp8_format: str = "HYBRID"
+    """`HYBRID`: E4M3 for inputs and weights, E5M2 for gradients; `E4M3`: for everything."""
+    power_of_two: bool = False
+    """Scales are rounded down to a power of two."""
+    epsilon: float = 0.0
+    """A lower bound of the amax."""
+
+    def _schemes(self, role: str) -> Schemes:
+        element = _fp8_element(self.fp8_format, role)
+        scheme = Scheme(element, "row", "f32", power_of_two=self.power_of_two, epsilon=float(self.epsilon))
+        return scheme, scheme
+
+
+@dataclass(frozen=True)
 class Float8BlockScaling(Recipe):
     """FP8 with one scale per 1x128 block of inputs and gradients, and per 128x128 tile of weights."""
 
@@ -214,6 +256,20 @@ class MXFP8BlockScaling(Recipe):
         blocks = ("32x32", "32x32") if tiled else ("1x32", "32x1")
         row, col = (Scheme(element, block, "f8E8M0FNU", rule=self.scale_rule) for block in blocks)
         return row, col
+
+
+@dataclass(frozen=True)
+class MXFP4BlockScaling(Recipe):
+    """FP4 with one power-of-two scale per 32 elements, stored in a byte."""
+
+    name: ClassVar[str] = "mxfp4"
+
+    scale_rule: str = "rceil"
+    """How the scale is computed from a block's amax: rceil, floor, ceil or even."""
+
+    def _schemes(self, role: str) -> Schemes:
+        scheme = Scheme("f4E2M1FN", "1x32", "f8E8M0FNU", rule=self.scale_rule)
+        return scheme, scheme
 
 
 @dataclass(frozen=True)
@@ -318,15 +374,31 @@ class Overrides(dict[str, Recipe | None]):
         return [pattern for pattern in self if pattern not in deciding]
 
 
-_RECIPES = (DelayedScaling, Float8CurrentScaling, Float8BlockScaling, MXFP8BlockScaling, NVFP4BlockScaling)
+_RECIPES = (
+    DelayedScaling,
+    Float8CurrentScaling,
+    Float8RowScaling,
+    Float8BlockScaling,
+    MXFP8BlockScaling,
+    MXFP4BlockScaling,
+    NVFP4BlockScaling,
+)
 NAMES = tuple(recipe.name for recipe in _RECIPES)
 
 
 def get(recipe: str | Recipe) -> Recipe:
-    """The recipe with a name, with its defaults. A recipe object is returned as it is."""
+    """The recipe with a name, with its defaults. A recipe object is returned as it is.
+
+    `nvfp4/mxfp8` names two, that of weights and that of activations, and `nvfp4/none` quantizes weights only.
+    """
     if isinstance(recipe, Recipe):
         return recipe
-    return _class_of(recipe)()
+    if not isinstance(recipe, str) or "/" not in recipe:
+        return _class_of(recipe)()
+    weights, _, activations = recipe.partition("/")
+    if activations != NOT_AT_ALL:
+        _class_of(activations)
+    return _class_of(weights)(activations=activations)
 
 
 def _class_of(name: str) -> type[Recipe]:
@@ -359,6 +431,8 @@ def _check_field(owner: str, name: str, kind: Any, value: Any) -> None:
             name == "amax_compute_algo" and callable(value)
         )
         expected = f"one of {', '.join(_CHOICES[name])}" + (" or a callable" if name == "amax_compute_algo" else "")
+    elif name == "activations":
+        holds, expected = _are_activations(value), f"{OWN!r}, None, or another recipe or its name"
     elif name == "factory":
         holds, expected = callable(value), "a callable from a role to a quantizer"
     elif kind is float:
@@ -369,11 +443,24 @@ def _check_field(owner: str, name: str, kind: Any, value: Any) -> None:
         raise RecipeError(f"{owner}.{name} must be {expected}, got {shown(value)}")
 
 
+def _are_activations(value: Any) -> bool:
+    """Whether a value says how the activations of a recipe are quantized: a recipe's own activations stand alone."""
+    if value is None or value == OWN:
+        return True
+    if isinstance(value, str):
+        return value in NAMES
+    return isinstance(value, Recipe) and value.activations == OWN
+
+
 def is_epsilon(value: Any) -> bool:
     """Whether a value is a valid lower bound of amaxes; `EPSILON` says the condition in words."""
     smallest, largest = _EPSILON_RANGE
     return type(value) in (int, float) and (value == 0 or smallest <= value <= largest)
 
 
-def _toml_value(value: bool | int | float | str) -> str:
+def _toml_value(value: Any) -> str:
+    if value is None:
+        return json.dumps(NOT_AT_ALL)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {_toml_value(each)}" for name, each in value.items()) + "}"
     return repr(value) if type(value) is float else json.dumps(value)

@@ -173,7 +173,7 @@ class _Operand:
 def _bind_gemm(call: GemmCall, _: Quantizers) -> Bound:
     if call.batch_dims:
         return _bind_batched_gemm(call)
-    lhs, rhs = _Operand(call.left), _Operand(call.right)
+    lhs, rhs = None if call.left is None else _Operand(call.left), _Operand(call.right)
     bias, residual = call.bias, call.residual
     result, preactivation, runtime_sizes = call.out, call.preactivation, call.sizes
     activation = ACTIVATIONS[call.epilogue]
@@ -188,8 +188,9 @@ def _bind_gemm(call: GemmCall, _: Quantizers) -> Bound:
         target = plain_matrix(out)
         kept = None if residual is None else flat(values[residual])
         addend = _NO_MATRIX if kept is None else plain_matrix(kept)
+        source = flat(values[0]) if lhs is None else None
         native(
-            lhs.arguments(values, lhs.rows(sizes)),
+            plain_matrix(source) if lhs is None else lhs.arguments(values, lhs.rows(sizes)),
             rhs.arguments(values, rhs.rows(sizes)),
             _NO_MATRIX if bias is None else _row(values[bias], target),
             _NO_MATRIX if has_epilogue else addend,
@@ -206,9 +207,9 @@ def _bind_gemm(call: GemmCall, _: Quantizers) -> Bound:
 def _bind_batched_gemm(call: GemmCall) -> Bound:
     """One product for each entry of the batch dims; blocks of scales run along rows, so that each has its own."""
     batch_dims, shape = call.batch_dims, call.lhs_shape
-    bits, columns = scheme_bits(call.lhs), shape[-1]
+    copies, runtime_sizes = call.read_copies, call.sizes
+    bits, columns = scheme_bits(copies[0].scheme), shape[-1]
     (dtype,) = _result_dtypes(call)
-    copies, runtime_sizes = [call.left.copy, call.right.copy], call.sizes
     parts = [(copy.codes, copy.scales, copy.amax) for copy in copies]
 
     def batched_gemm(*values: Any) -> tuple[torch.Tensor]:

@@ -128,7 +128,7 @@ def finds_amax(scheme: Scheme | None, scale, amax) -> bool:
     """Codes wait for a pass over all values."""
     if scheme is None or amax is not None:
         return False
-    return scheme.family == "nvfp4" or (scheme.family == "tensor" and scale is None)
+    return scheme.family in ("nvfp4", "row") or (scheme.family == "tensor" and scale is None)
 
 
 def is_kept(producer: str, source: Source, dtype: torch.dtype) -> bool:

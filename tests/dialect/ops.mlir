@@ -67,6 +67,17 @@ func.func @gemm(%x: !scaled.tensor<33x200xf32, #fp8_1x128_power_of_two, #fp8_1x1
   return
 }
 
+// CHECK-LABEL: func.func @gemm_mixed
+func.func @gemm_mixed(%x: tensor<?x64xbf16>, %w: !scaled.tensor<16x64xbf16, #mxfp4_1x32, #mxfp4_1x32>, %q: !scaled.tensor<?x64xbf16, #fp8_row>, %dy: !torch.vtensor<[?,16],f16>, %v: !scaled.tensor<16x64xf16, #nvfp4_1x32, #nvfp4_1x32>) {
+  // CHECK: %{{.*}} = scaled.gemm fprop %arg0, %arg1 : tensor<?x64xbf16>, !scaled.tensor<16x64xbf16, #mxfp4_1x32, #mxfp4_1x32> -> tensor<?x16xbf16>
+  %0 = scaled.gemm fprop %x, %w : tensor<?x64xbf16>, !scaled.tensor<16x64xbf16, #mxfp4_1x32, #mxfp4_1x32> -> tensor<?x16xbf16>
+  // CHECK: %{{.*}} = scaled.gemm fprop %arg2, %arg1 : !scaled.tensor<?x64xbf16, #fp8_row>, !scaled.tensor<16x64xbf16, #mxfp4_1x32, #mxfp4_1x32> -> tensor<?x16xbf16>
+  %1 = scaled.gemm fprop %q, %w : !scaled.tensor<?x64xbf16, #fp8_row>, !scaled.tensor<16x64xbf16, #mxfp4_1x32, #mxfp4_1x32> -> tensor<?x16xbf16>
+  // CHECK: %{{.*}} = scaled.gemm dgrad %arg3, %arg4 : !torch.vtensor<[?,16],f16>, !scaled.tensor<16x64xf16, #nvfp4_1x32, #nvfp4_1x32> -> !torch.vtensor<[?,64],f16>
+  %2 = scaled.gemm dgrad %dy, %v : !torch.vtensor<[?,16],f16>, !scaled.tensor<16x64xf16, #nvfp4_1x32, #nvfp4_1x32> -> !torch.vtensor<[?,64],f16>
+  return
+}
+
 // CHECK-LABEL: func.func @gemm_pairs
 func.func @gemm_pairs(%a: !scaled.tensor<?x64xf32, #nvfp4_1x16_per_row>, %b: !scaled.tensor<16x64xf32, #nvfp4_16x16>, %dy: !scaled.tensor<?x16xf32, none, #nvfp4_1x16_stochastic_rht>, %x: !scaled.tensor<?x64xf32, none, #nvfp4_1x16_rht>, %c: !scaled.tensor<?x64xf32, #int8>) {
   // CHECK: %{{.*}} = scaled.gemm fprop %arg0, %arg1 : !scaled.tensor<?x64xf32, #nvfp4_1x16_per_row>, !scaled.tensor<16x64xf32, #nvfp4_16x16> -> tensor<?x16xf32>

@@ -12,9 +12,27 @@ func.func @f(%a: !scaled.tensor<64x64xf32, #mxfp8_1x32>, %b: !scaled.tensor<64x6
 // -----
 
 // gemm_c2
-func.func @f(%a: tensor<64x64xf32>, %b: !scaled.tensor<64x64xf32, #mxfp8_1x32>) {
-  // expected-error @+1 {{lhs must be a !scaled.tensor, got tensor<64x64xf32> [gemm_c2] (layer 'mlp')}}
-  %0 = scaled.gemm fprop %a, %b at "mlp" : tensor<64x64xf32>, !scaled.tensor<64x64xf32, #mxfp8_1x32> -> tensor<64x64xf32>
+func.func @f(%a: tensor<64x64xi32>, %b: !scaled.tensor<64x64xf32, #mxfp8_1x32>) {
+  // expected-error @+1 {{lhs must be a !scaled.tensor or a tensor of f32, bf16, f16, got tensor<64x64xi32> [gemm_c2] (layer 'mlp')}}
+  %0 = scaled.gemm fprop %a, %b at "mlp" : tensor<64x64xi32>, !scaled.tensor<64x64xf32, #mxfp8_1x32> -> tensor<64x64xf32>
+  return
+}
+
+// -----
+
+// gemm_c2
+func.func @f(%a: tensor<64x64xf32>, %b: !scaled.tensor<64x64xf32, none, #mxfp8_32x1>) {
+  // expected-error @+1 {{lhs of wgrad must be a !scaled.tensor, got tensor<64x64xf32> [gemm_c2] (layer 'mlp')}}
+  %0 = scaled.gemm wgrad %a, %b at "mlp" : tensor<64x64xf32>, !scaled.tensor<64x64xf32, none, #mxfp8_32x1> -> tensor<64x64xf32>
+  return
+}
+
+// -----
+
+// gemm_c2
+func.func @f(%a: !scaled.tensor<64x64xf32, #mxfp8_1x32>, %b: tensor<64x64xf32>) {
+  // expected-error @+1 {{rhs must be a !scaled.tensor, got tensor<64x64xf32> [gemm_c2] (layer 'mlp')}}
+  %0 = scaled.gemm fprop %a, %b at "mlp" : !scaled.tensor<64x64xf32, #mxfp8_1x32>, tensor<64x64xf32> -> tensor<64x64xf32>
   return
 }
 
@@ -47,10 +65,11 @@ func.func @f(%a: !scaled.tensor<64x64xf32, #mxfp8_1x32>, %b: !scaled.tensor<64x6
 
 // -----
 
+#mine = #scaled.scheme<i8, "1x64", f32, {custom = "mine"}>
 // gemm_c3
-func.func @f(%a: !scaled.tensor<64x64xf32, #mxfp8_1x32>, %b: !scaled.tensor<64x64xf32, #fp8_tensor>) {
-  // expected-error @+1 {{both copies must be of one family, got mx and tensor [gemm_c3] (layer 'mlp')}}
-  %0 = scaled.gemm fprop %a, %b at "mlp" : !scaled.tensor<64x64xf32, #mxfp8_1x32>, !scaled.tensor<64x64xf32, #fp8_tensor> -> tensor<64x64xf32>
+func.func @f(%a: tensor<64x64xf32>, %b: !scaled.tensor<64x64xf32, #mine>) {
+  // expected-error @+1 {{custom copies must be of one quantizer on both sides, got a plain tensor and custom 'mine' [gemm_c3] (layer 'mlp')}}
+  %0 = scaled.gemm fprop %a, %b at "mlp" : tensor<64x64xf32>, !scaled.tensor<64x64xf32, #mine> -> tensor<64x64xf32>
   return
 }
 
@@ -60,7 +79,7 @@ func.func @f(%a: !scaled.tensor<64x64xf32, #mxfp8_1x32>, %b: !scaled.tensor<64x6
 #yours = #scaled.scheme<i8, "1x64", f32, {custom = "yours"}>
 // gemm_c3
 func.func @f(%a: !scaled.tensor<64x64xf32, #mine>, %b: !scaled.tensor<64x64xf32, #yours>) {
-  // expected-error @+1 {{both copies must be of one family, got custom 'mine' and custom 'yours' [gemm_c3] (layer 'mlp')}}
+  // expected-error @+1 {{custom copies must be of one quantizer on both sides, got custom 'mine' and custom 'yours' [gemm_c3] (layer 'mlp')}}
   %0 = scaled.gemm fprop %a, %b at "mlp" : !scaled.tensor<64x64xf32, #mine>, !scaled.tensor<64x64xf32, #yours> -> tensor<64x64xf32>
   return
 }

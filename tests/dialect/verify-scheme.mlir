@@ -112,7 +112,7 @@ func.func @f(%x: !scaled.tensor<64x64xf32, #scaled.scheme<f8E4M3FN, "tensor", f3
 
 // scheme_c5
 func.func @f(%x: !scaled.tensor<64x64xf32, #scaled.scheme<f8E4M3FN, "tensor", f32, {rounding = "stochastic"}>>) {
-  // expected-error @+1 {{stochastic rounding needs f4E2M1FN, got f8E4M3FN [scheme_c5]}}
+  // expected-error @+1 {{stochastic rounding needs f4E2M1FN in 1x16 or 16x16 blocks, got f8E4M3FN in tensor [scheme_c5]}}
   %0 = scaled.dequantize rowwise %x : !scaled.tensor<64x64xf32, #scaled.scheme<f8E4M3FN, "tensor", f32, {rounding = "stochastic"}>> -> tensor<64x64xf32>
   return
 }
@@ -139,7 +139,7 @@ func.func @f(%x: !scaled.tensor<64x64xf32, #scaled.scheme<f8E4M3FN, "1x128", f32
 
 // scheme_c8
 func.func @f(%x: !scaled.tensor<64x64xf32, #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {}>>) {
-  // expected-error @+1 {{got 'none' for f4E2M1FN [scheme_c8]}}
+  // expected-error @+1 {{got 'none' for f4E2M1FN with f8E4M3FN [scheme_c8]}}
   %0 = scaled.dequantize rowwise %x : !scaled.tensor<64x64xf32, #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {}>> -> tensor<64x64xf32>
   return
 }
@@ -148,8 +148,17 @@ func.func @f(%x: !scaled.tensor<64x64xf32, #scaled.scheme<f4E2M1FN, "1x16", f8E4
 
 // scheme_c8
 func.func @f(%x: !scaled.tensor<64x64xf32, #scaled.scheme<f8E5M2, "tensor", f32, {second_level = "tensor"}>>) {
-  // expected-error @+1 {{got 'tensor' for f8E5M2 [scheme_c8]}}
+  // expected-error @+1 {{got 'tensor' for f8E5M2 with f32 [scheme_c8]}}
   %0 = scaled.dequantize rowwise %x : !scaled.tensor<64x64xf32, #scaled.scheme<f8E5M2, "tensor", f32, {second_level = "tensor"}>> -> tensor<64x64xf32>
+  return
+}
+
+// -----
+
+// scheme_c8
+func.func @f(%x: !scaled.tensor<64x64xf32, #scaled.scheme<f4E2M1FN, "1x32", f8E8M0FNU, {second_level = "tensor"}>>) {
+  // expected-error @+1 {{got 'tensor' for f4E2M1FN with f8E8M0FNU [scheme_c8]}}
+  %0 = scaled.dequantize rowwise %x : !scaled.tensor<64x64xf32, #scaled.scheme<f4E2M1FN, "1x32", f8E8M0FNU, {second_level = "tensor"}>> -> tensor<64x64xf32>
   return
 }
 
@@ -166,7 +175,7 @@ func.func @f(%x: !scaled.tensor<64x64xf32, #scaled.scheme<f4E2M1FN, "16x16", f8E
 
 // scheme_c10
 func.func @f(%x: !scaled.tensor<64x64xf32, #scaled.scheme<f8E4M3FN, "tensor", f32, {four_over_six = "mse"}>>) {
-  // expected-error @+1 {{four-over-six needs f4E2M1FN without the random Hadamard transform and stochastic rounding [scheme_c10]}}
+  // expected-error @+1 {{four-over-six needs f4E2M1FN in 1x16 or 16x16 blocks, without the random Hadamard transform and stochastic rounding, got f8E4M3FN in tensor [scheme_c10]}}
   %0 = scaled.dequantize rowwise %x : !scaled.tensor<64x64xf32, #scaled.scheme<f8E4M3FN, "tensor", f32, {four_over_six = "mse"}>> -> tensor<64x64xf32>
   return
 }
@@ -211,7 +220,7 @@ func.func @f(%x: !scaled.tensor<64x64xf32, #scaled.scheme<f8E4M3FN, "1x32", f8E8
 
 // scheme_c11
 func.func @f(%x: !scaled.tensor<64x64xf32, none, #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {layout = "turned", second_level = "tensor"}>>) {
-  // expected-error @+1 {{the turned layout needs f8E8M0FNU scales, got f8E4M3FN [scheme_c11]}}
+  // expected-error @+1 {{the turned layout needs FP8 with f8E8M0FNU scales, got f4E2M1FN with f8E4M3FN [scheme_c11]}}
   %0 = scaled.dequantize columnwise %x : !scaled.tensor<64x64xf32, none, #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {layout = "turned", second_level = "tensor"}>> -> tensor<64x64xf32>
   return
 }

@@ -58,7 +58,7 @@ func.func @f(%x: !scaled.tensor<64x64xf32, #mxfp8_32x1>) {
 
 // tensor_c3
 func.func @f(%x: !scaled.tensor<64x64xf32, none, #mxfp8_1x32>) {
-  // expected-error @+1 {{1x32 blocks must be rowwise, got them columnwise [tensor_c3]}}
+  // expected-error @+1 {{1x32 blocks of FP8 must be rowwise, got them columnwise [tensor_c3]}}
   %0 = scaled.dequantize rowwise %x : !scaled.tensor<64x64xf32, none, #mxfp8_1x32> -> tensor<64x64xf32>
   return
 }

@@ -7,6 +7,8 @@
 // RUN: steelyard-opt %s -p 'scaled-apply-recipe{recipe=mxfp8 overrides="encoder.*=none" unmatched=allow}' | FileCheck %s --check-prefix=ALLOWED
 // RUN: steelyard-opt %s -p 'scaled-apply-recipe{recipe=mxfp8}' | FileCheck %s --check-prefix=SENSITIVE
 // RUN: steelyard-opt %s -p 'scaled-apply-recipe{recipe=mxfp8 overrides="moe.*=nvfp4 narrow=mxfp8"}' | FileCheck %s --check-prefix=ASKED
+// RUN: steelyard-opt %s -p 'scaled-apply-recipe{recipe=nvfp4/none}' | FileCheck %s --check-prefix=WEIGHTS
+// RUN: steelyard-opt %s -p 'scaled-apply-recipe{recipe=mxfp4/fp8-row}' | FileCheck %s --check-prefix=MIXED
 
 // UNMATCHED: error: {{.*}}override pattern 'encoder.*' matches no layer
 // FORM: error: {{.*}}an override must be pattern=recipe, got 'lm_head'
@@ -19,6 +21,10 @@
 func.func @model(%x: !torch.vtensor<[8,64],f32>, %w: !torch.vtensor<[64,64],f32> {scaled.parameter = "layers.0.q.weight"}, %v: !torch.vtensor<[64,64],f16> {scaled.parameter = "layers.1.q.weight"}, %k: !torch.vtensor<[8,64],f32>) {
   // CHECK: scaled.matmul fprop %arg0, %arg1 at "layers.0.q" {lhs_scheme = #nvfp4_1x16, {{.*}}rhs_scheme = #nvfp4_16x16
   // ALL: scaled.matmul fprop %arg0, %arg1 at "layers.0.q" {lhs_scheme = #fp8_1x128_power_of_two, {{.*}}rhs_scheme = #fp8_128x128_power_of_two
+  // WEIGHTS: scaled.matmul fprop %arg0, %arg1 at "layers.0.q" {
+  // WEIGHTS-NOT: lhs_scheme
+  // WEIGHTS-SAME: rhs_scheme = #nvfp4_16x16
+  // MIXED: scaled.matmul fprop %arg0, %arg1 at "layers.0.q" {lhs_scheme = #fp8_row, {{.*}}rhs_scheme = #mxfp4_1x32
   %0 = scaled.matmul fprop %x, %w at "layers.0.q" : !torch.vtensor<[8,64],f32>, !torch.vtensor<[64,64],f32> -> !torch.vtensor<[8,64],f32>
   // The parameter is seen through a cast and a transpose.
   // CHECK: scaled.matmul fprop {{.*}} at "layers.1.q" {lhs_scheme = #mxfp8_1x32, {{.*}}rhs_scheme = #mxfp8_1x32

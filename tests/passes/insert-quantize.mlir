@@ -1,6 +1,7 @@
 // RUN: steelyard-opt %s -p 'scaled-apply-recipe{recipe=mxfp8 without-parameters},scaled-insert-quantize' | FileCheck %s --check-prefix=MX
 // RUN: steelyard-opt %s -p 'scaled-apply-recipe{recipe=fp8-block without-parameters},scaled-insert-quantize,cse' | FileCheck %s --check-prefix=BLOCK
 // RUN: steelyard-opt %s -p 'scaled-apply-recipe{recipe=fp8-current without-parameters},scaled-insert-quantize' | FileCheck %s --check-prefix=CURRENT
+// RUN: steelyard-opt %s -p 'scaled-apply-recipe{recipe=mxfp4/none without-parameters},scaled-insert-quantize' | FileCheck %s --check-prefix=WEIGHTS
 
 // The three GEMMs of one linear layer: each reads the copies that its kind needs, in the format of their role.
 
@@ -15,6 +16,14 @@
 // MX: %[[XC:.*]] = scaled.quantize {{\w+}} %arg0 {{.*}} -> !scaled.tensor<?x64xbf16, none, #mxfp8_32x1>
 // MX: scaled.gemm wgrad %[[DYC]], %[[XC]] {{.*}} -> tensor<48x64xf32>
 // MX-NOT: scaled.matmul
+
+// Activations and gradients that are not quantized are multiplied by quantized weights as they are.
+// WEIGHTS-LABEL: func.func @linear
+// WEIGHTS: %[[W:.*]] = scaled.quantize weight %arg1 {{.*}} -> !scaled.tensor<48x64xbf16, #mxfp4_1x32>
+// WEIGHTS: scaled.gemm fprop %arg0, %[[W]] bias(%arg3)
+// WEIGHTS: %[[WC:.*]] = scaled.quantize weight %arg1 {{.*}} -> !scaled.tensor<48x64xbf16, none, #mxfp4_1x32>
+// WEIGHTS: scaled.gemm dgrad %arg2, %[[WC]]
+// WEIGHTS: scaled.matmul wgrad %arg2, %arg0 {{.*}}scaled.high_precision = "the recipe leaves the grad_output of wgrad in high precision"
 
 // BLOCK-LABEL: func.func @linear
 // BLOCK: !scaled.tensor<?x64xbf16, #fp8_1x128_power_of_two>

@@ -10,7 +10,7 @@ import torch
 from torch_mlir import ir
 
 from steelyard.dialect.layout import flat_shape
-from steelyard.dialect.matmul import GemmOp, MatmulOp, copies_read
+from steelyard.dialect.matmul import GemmOp, MatmulOp, copies_read, lhs_info
 from steelyard.dialect.produce import ProduceQuantizeOp
 from steelyard.dialect.quantize import QuantizeOp
 from steelyard.dialect.types import Shape, scaled_info_of, tensor_info
@@ -147,16 +147,16 @@ def rows_of(module: ir.Module, target: str = CPU) -> list[Row]:
 
 
 def _gemm_row(op: GemmOp) -> Row:
-    lhs, rhs = scaled_info_of(op.lhs), scaled_info_of(op.rhs)
+    lhs, rhs = lhs_info(op.lhs), scaled_info_of(op.rhs)
     kind = op.kind.value
     left, right = copies_read(kind, lhs, rhs)
     sizes = _sizes(kind, lhs.shape[op.batch_dims.value :], rhs.shape[op.batch_dims.value :])
-    kernel = f"{left.custom}.qgemm" if left.custom else f"cpu {left.family} gemm"
+    kernel = f"{right.custom}.qgemm" if right.custom else f"cpu {_families(left, right)} gemm"
     steps = ["bias"] * (op.bias is not None) + [op.epilogue.value] * (op.epilogue.value != "none")
     epilogue = ", ".join(steps + ["residual"] * (op.residual is not None))
     maker = defining_op(op.lhs)
     producer = maker.opview.producer.value if maker and isinstance(maker.opview, ProduceQuantizeOp) else ""
-    formats = _format(left), _format(right)
+    formats = lhs.dtype if left is None else _format(left), _format(right)
     row = Row(op.layer.value, kind, *sizes, *formats, "", kernel, producer, epilogue, "", _parameter(op.rhs))
     return replace(row, flops=flops_of(op.location) or 0)
 
@@ -216,6 +216,13 @@ def _sizes(kind: str, lhs: Shape, rhs: Shape) -> tuple[str, str, str]:
 
 def _size(size: int | None) -> str:
     return "?" if size is None else str(size)
+
+
+def _families(left: Scheme | None, right: Scheme) -> str:
+    """What a kernel multiplies: one family, or two by each other."""
+    if left is None:
+        return f"values*{right.family}"
+    return left.family if left.family == right.family else f"{left.family}*{right.family}"
 
 
 def _format(scheme: Scheme) -> str:

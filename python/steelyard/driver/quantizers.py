@@ -4,7 +4,7 @@ from typing import Any
 
 from steelyard.driver.settings import Settings
 from steelyard.errors import InternalError
-from steelyard.recipes import AMAX_ALGORITHM, CustomRecipe, DelayedScaling, Role
+from steelyard.recipes import AMAX_ALGORITHM, CustomRecipe, Role
 
 
 class UserQuantizers:
@@ -21,8 +21,9 @@ class UserQuantizers:
 
     def _make(self, layer: str, role: str) -> Any:
         recipe = self._settings.overrides.recipe_of(layer, self._settings.recipe)
-        if role == AMAX_ALGORITHM and isinstance(recipe, DelayedScaling):
-            return recipe.amax_compute_algo
+        delayed = None if recipe is None else recipe.delayed()
+        if role == AMAX_ALGORITHM and delayed is not None:
+            return delayed.amax_compute_algo
         if isinstance(recipe, CustomRecipe):
             return recipe.quantizer(Role(role, layer))
         raise InternalError(f"layer '{layer}' must have a custom recipe for its {role}, got {recipe}")

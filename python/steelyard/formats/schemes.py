@@ -51,7 +51,8 @@ class Scheme:
     - scheme_c8: f4E2M1FN with f8E4M3FN scales, and nothing else, has a second level
     - scheme_c9: a second level per row needs 1x16 blocks, and excludes the transform and stochastic rounding
     - scheme_c10: four-over-six needs f4E2M1FN in 1x16 or 16x16 blocks, without the transform and stochastic rounding
-    - scheme_c11: the `gemm` layout needs block scales, the `turned` one FP8 with f8E8M0FNU scales, the `packed` one f4E2M1FN
+    - scheme_c11: the `gemm` layout needs block scales, the `turned` one FP8 with f8E8M0FNU scales, the `packed` one
+      f4E2M1FN
     """
 
     element: str
@@ -90,7 +91,7 @@ class Scheme:
 
     @cached_property
     def family(self) -> str:
-        """`tensor`, `row`, `block`, `mx`, `mxfp4`, `nvfp4` or `custom`: what scales there are, and how they are kept."""
+        """`tensor`, `row`, `block`, `mx`, `mxfp4`, `nvfp4` or `custom`: what scales there are, and how they lie."""
         return "custom" if self.custom else _family(self)
 
     @cached_property

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torch_mlir import ir
 
 from steelyard.dialect.layout import flat_shape
-from steelyard.dialect.matmul import GemmOp, copies_read
+from steelyard.dialect.matmul import GemmOp, copies_read, lhs_info
 from steelyard.dialect.produce import ProduceQuantizeOp
 from steelyard.dialect.quantize import NarrowOp, QuantizeOp, TransposeOp
 from steelyard.dialect.types import Shape, TensorType, scaled_info_of, tensor_info
@@ -65,7 +65,7 @@ class GemmPlan:
 def plan_gemm(op: GemmOp, target: Target) -> GemmPlan:
     """How a target runs this GEMM."""
     kind = op.kind.value
-    found = gemm_path(kind, *copies_read(kind, scaled_info_of(op.lhs), scaled_info_of(op.rhs)), target)
+    found = gemm_path(kind, *copies_read(kind, lhs_info(op.lhs), scaled_info_of(op.rhs)), target)
     plan = GemmPlan(found.path, found.reason, _sizes(op), found.multiples, False)
     if plan.path == NATIVE:
         reason = _BATCHED if op.batch_dims.value else "" if _knows_sizes(op, plan) else _UNTOLD
@@ -77,7 +77,8 @@ def plan_gemm(op: GemmOp, target: Target) -> GemmPlan:
 
 def _sizes(op: GemmOp) -> Shape:
     """M, N and K, beyond batch dims."""
-    lhs, rhs = (flat_shape(scaled_info_of(value).shape[op.batch_dims.value :]) for value in (op.lhs, op.rhs))
+    infos = lhs_info(op.lhs), scaled_info_of(op.rhs)
+    lhs, rhs = (flat_shape(info.shape[op.batch_dims.value :]) for info in infos)
     return gemm_sizes(op.kind.value, lhs, rhs)
 
 
@@ -111,7 +112,7 @@ def _knows_sizes(op: GemmOp, plan: GemmPlan) -> bool:
     info = tensor_info(op.result.type)
     assert info is not None
     several = info.shape.count(None) > 1 and len(info.shape) > 2
-    if padded[0] and len(scaled_info_of(op.lhs).shape) > 2:
+    if padded[0] and len(lhs_info(op.lhs).shape) > 2:
         return False
     needed = [value for value, needs in zip((op.lhs, op.rhs), (padded[0] or several, padded[1]), strict=True) if needs]
     return all(size_source(value) is not None for value in needed)

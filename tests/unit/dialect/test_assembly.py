@@ -14,8 +14,9 @@ from steelyard.dialect.assembly.printer import shorten_module
 from steelyard.dialect.assembly.reader import translate
 from steelyard.dialect.assembly.scheme_names import full_text, name_of, named_schemes
 from steelyard.errors import AssemblyError, ConstraintError
-from steelyard.formats.schemes import BLOCKS, CHOICES, Scheme
+from steelyard.formats.schemes import CHOICES, FAMILIES, Scheme
 
+BLOCKS = sorted({block for _, blocks, _ in FAMILIES.values() for block in blocks})
 CONTEXT = make_context()
 CONTEXT.allow_unregistered_dialects = True
 

@@ -64,22 +64,25 @@ class GemmCall(AddingCall):
     OPERATION: ClassVar[str] = "gemm"
 
     kind: Kind
-    lhs: Scheme
-    """Of the copy that is read, as rhs is."""
-    lhs_shape: Shape
     rhs: Scheme
+    """Of the copy that is read, as lhs is."""
     rhs_shape: Shape
+    lhs: Scheme | None = None
+    """None for a tensor that is not quantized."""
+    lhs_shape: Shape
     batch_dims: int = 0
     path: Path | None = None
     """How a CUDA target runs it; None on the CPU."""
 
     @property
     def is_custom(self) -> bool:
-        return bool(self.lhs.custom)
+        return bool(self.rhs.custom)
 
     @cached_property
-    def left(self) -> GemmOperand:
-        """The left operand, which a built-in scheme stores."""
+    def left(self) -> GemmOperand | None:
+        """The left operand, which a built-in scheme stores; None where the first operand is a plain tensor."""
+        if self.lhs is None:
+            return None
         return self._operand("lhs", self.lhs, self.lhs_shape, reads_columnwise(self.kind)[0])
 
     @cached_property
@@ -98,15 +101,20 @@ class GemmCall(AddingCall):
 
     @property
     def read_copies(self) -> tuple[CopySlots, ...]:
-        return () if self.is_custom else (self.left.copy, self.right.copy)
+        if self.is_custom:
+            return ()
+        return tuple(operand.copy for operand in (self.left, self.right) if operand is not None)
 
     def _operand(self, name: str, scheme: Scheme, shape: Shape, columnwise: bool) -> GemmOperand:
         matrix = matrix_shape(shape, f"{name}_shape")
         return GemmOperand(shape, CopySlots(scheme, columnwise, matrix, self._read_parts(name)))
 
     def check_settings(self) -> None:
-        both = bool(self.lhs.custom) == bool(self.rhs.custom)
+        both = bool(self.lhs is not None and self.lhs.custom) == bool(self.rhs.custom)
         require(both, "call_c2", "lhs and rhs must both have built-in schemes or users' own, got one of each")
+        may_be_plain = self.kind != "wgrad" and self.batch_dims == 0
+        message = "lhs must have a scheme in wgrad and in products of batches, got none"
+        require(may_be_plain or self.lhs is not None, "call_c2", message)
         dims = min(len(self.lhs_shape), len(self.rhs_shape))
         fits = 0 <= self.batch_dims < dims
         require(fits, "call_c2", f"batch_dims must be at least 0 and less than {dims}, got {self.batch_dims}")
@@ -114,7 +122,8 @@ class GemmCall(AddingCall):
     def operand_names(self) -> Names:
         if self.is_custom:
             return Names(("lhs", "rhs"), _ADDENDS, opaque=("lhs", "rhs"))
-        return Names((*named_parts(self.lhs, "lhs"), *named_parts(self.rhs, "rhs")), _ADDENDS)
+        left = ("lhs",) if self.lhs is None else named_parts(self.lhs, "lhs")
+        return Names((*left, *named_parts(self.rhs, "rhs")), _ADDENDS)
 
 
 @dataclass(frozen=True, kw_only=True)
