@@ -228,7 +228,7 @@ def swizzled(info: ScaledInfo) -> ScaledInfo:
         if scheme is None:
             continue
         layout = "turned" if columnwise and scheme.family == "mx" else "compact"
-        fits = scheme.block != "tensor" and scheme.layout == layout
+        fits = scheme.has_blocks and scheme.layout == layout
         found = f"block {scheme.block} in layout {scheme.layout}"
         require(fits, "swizzle_c1", f"every copy must have block scales in the {layout} layout, got {found}")
     row, col = (scheme and replace(scheme, layout="gemm") for scheme in (info.row, info.col))

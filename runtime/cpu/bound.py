@@ -188,9 +188,10 @@ def _bind_gemm(call: GemmCall, _: Quantizers) -> Bound:
         target = plain_matrix(out)
         kept = None if residual is None else flat(values[residual])
         addend = _NO_MATRIX if kept is None else plain_matrix(kept)
-        source = flat(values[0]) if lhs is None else None
+        # A copy, if one is made, must live until the kernel has run.
+        plain = flat(values[0]) if lhs is None else values[0]
         native(
-            plain_matrix(source) if lhs is None else lhs.arguments(values, lhs.rows(sizes)),
+            plain_matrix(plain) if lhs is None else lhs.arguments(values, lhs.rows(sizes)),
             rhs.arguments(values, rhs.rows(sizes)),
             _NO_MATRIX if bias is None else _row(values[bias], target),
             _NO_MATRIX if has_epilogue else addend,

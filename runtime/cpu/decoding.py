@@ -89,9 +89,9 @@ def swizzle(copy: QuantizedCopy) -> torch.Tensor:
     """The scales in the layout that GPU GEMMs read, padded with zeros; for MX and NVFP4 the order of its bytes."""
     check_is_copy(copy, "copy")
     require(
-        copy.scheme.family != "tensor",
+        copy.scheme.has_blocks,
         "swizzle_scheme",
-        "the gemm layout needs block scales, got block tensor; use the scale as it is",
+        f"the gemm layout needs block scales, got block {copy.scheme.block}; use the scales as they are",
     )
     check_copy(copy, "copy")
     if copy.scheme.family == "block":

@@ -48,6 +48,7 @@ def bind(call: KernelCall) -> Callable[..., tuple]:
 def _bind_gemm(call: GemmCall) -> Callable[..., tuple]:
     if call.path != NATIVE:
         raise UnsupportedModelError("there is no plan for an emulated 'gemm' on CUDA; run scaled-plan-launches first")
+    assert call.left is not None
     lhs, rhs, bias = call.left.copy, call.right.copy, call.bias
     dtype = dtypes.result_dtype(call.results[0].type)
 

@@ -4,7 +4,7 @@ The parts are `codes`, `scales` and, if the scheme has one, `amax`. A packed cop
 known only at run time is None. Nothing here imports torch, so that every framework can use it.
 """
 
-from typing import Literal, TypeVar, get_args
+from typing import Literal, TypeVar, cast, get_args
 
 from steelyard.formats.schemes import Scheme
 
@@ -71,7 +71,7 @@ def scales_shape(scheme: Scheme, stored: tuple[AnySize, AnySize], columnwise: bo
     if scheme.family == "tensor":
         return ()
     if scheme.family == "row":
-        return rows, 1
+        return rows, cast(AnySize, 1)
     if scheme.family == "block":
         return ceil_div(rows, scheme.block_sizes[0]), ceil_div(columns, 128)
     if scheme.family == "mx" and columnwise:
@@ -88,7 +88,7 @@ def amax_shape(scheme: Scheme, stored: tuple[AnySize, AnySize]) -> tuple[AnySize
 
 def gemm_scales_shape(scheme: Scheme, compact: tuple[AnySize, ...], columnwise: bool) -> tuple[AnySize, ...]:
     """Shape of the scales in the order that GPU GEMMs read, from their compact shape."""
-    if scheme.family in ("tensor", "row"):
+    if not scheme.has_blocks:
         return compact
     lines, groups = compact[::-1] if gemm_scales_are_transposed(scheme, columnwise) else compact
     if scheme.family == "block":

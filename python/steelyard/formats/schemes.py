@@ -110,6 +110,11 @@ class Scheme:
         return self.block_shape
 
     @property
+    def has_blocks(self) -> bool:
+        """Whether scales are those of blocks, which have a size of their own."""
+        return self.block_shape is not None
+
+    @property
     def is_tiled(self) -> bool:
         """Whether blocks are square, so that the columnwise copy holds the same values as the rowwise one."""
         return self.block_shape is not None and self.block_shape[0] == self.block_shape[1]
@@ -184,7 +189,7 @@ def _check_scale(scheme: Scheme) -> None:
         f"scale rule {scheme.rule} needs f8E8M0FNU scales, got {scheme.scale}",
     )
     _require(
-        scheme.layout == "compact" or scheme.block not in _WITHOUT_SIZE,
+        scheme.layout == "compact" or scheme.has_blocks,
         "scheme_c11",
         f"the gemm layout needs block scales, got block {scheme.block}",
     )

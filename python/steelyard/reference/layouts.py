@@ -66,9 +66,10 @@ def _transpose_arrays(copy: QuantizedCopy) -> tuple[np.ndarray, np.ndarray]:
 def swizzle(copy: QuantizedCopy) -> torch.Tensor:
     """The scales in the layout that GPU GEMMs read, padded with zeros; for MX and NVFP4, as bytes in that order."""
     scales = copy.scales.numpy()
-    if copy.scheme.family == "tensor":
+    if not copy.scheme.has_blocks:
         raise ConstraintError(
-            "swizzle_scheme", "the gemm layout needs block scales, got block tensor; use the scale as it is"
+            "swizzle_scheme",
+            f"the gemm layout needs block scales, got block {copy.scheme.block}; use the scales as they are",
         )
     if copy.scheme.block == "1x128":
         return _tensor(np.pad(scales.T, ((0, 0), (0, -scales.shape[0] % 4))))

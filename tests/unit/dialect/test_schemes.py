@@ -10,7 +10,7 @@ from torch_mlir import ir
 from steelyard.dialect import make_context, parse_module, print_module
 from steelyard.dialect.attributes import SchemeAttr
 from steelyard.errors import ConstraintError
-from steelyard.formats.schemes import BLOCKS, Scheme
+from steelyard.formats.schemes import FAMILIES, Scheme
 
 CONTEXT = make_context()
 CONTEXT.allow_unregistered_dialects = True
@@ -32,13 +32,12 @@ def schemes(draw) -> Scheme:
         "custom": st.sampled_from(["", "", "mine", "2nd try"]),
     }
     chosen = {name: draw(values) for name, values in options.items() if draw(st.integers(0, 3)) == 0}
-    block = draw(st.sampled_from(BLOCKS))
-    family = {"tensor": "f32", "1x128": "f32", "128x128": "f32", "1x16": "f8E4M3FN", "16x16": "f8E4M3FN"}
-    element = "f4E2M1FN" if "16" in block else draw(st.sampled_from(["f8E4M3FN", "f8E5M2"]))
-    if element == "f4E2M1FN":
+    elements, blocks, scale = draw(st.sampled_from(list(FAMILIES.values())))
+    element, block = draw(st.sampled_from(elements)), draw(st.sampled_from(blocks))
+    if scale == "f8E4M3FN":
         chosen.setdefault("second_level", "tensor")
     try:
-        return Scheme(element, block, family.get(block, "f8E8M0FNU"), **chosen)
+        return Scheme(element, block, scale, **chosen)
     except ConstraintError:
         assume(False)
         raise

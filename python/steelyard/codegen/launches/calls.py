@@ -165,6 +165,7 @@ def _plan_gemm(call: GemmCall) -> LaunchPlan | None:
     if call.is_custom or call.path == NATIVE:
         return None
     values = _Values(call)
+    assert call.left is not None
     lhs, rhs = (values.copy(one.copy, _operand_shape(values, one)) for one in (call.left, call.right))
     if not call.batch_dims:
         multiply_into(values.plan, lhs, rhs, values.buffer(call.out), None)
