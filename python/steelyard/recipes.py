@@ -72,6 +72,11 @@ class Recipe(ABC):
             object.__setattr__(self, "activations", None)
         for each in fields(self):
             _check_field(type(self).__name__, each.name, each.type, getattr(self, each.name))
+        if isinstance(self, DelayedScaling) and isinstance(_activations_of(self), DelayedScaling):
+            raise RecipeError(
+                f"{type(self).__name__}.activations must not have delayed scales of their own beside those of the "
+                "weights; leave them out"
+            )
 
     def schemes(self, role: str) -> Schemes:
         """The rowwise and the columnwise scheme of an operand; None if that copy is not quantized."""
@@ -87,12 +92,12 @@ class Recipe(ABC):
         """The schemes of a role when the backward is normal, those of activations by the recipe that they have."""
         if role == "weight" or self.activations == OWN:
             return self._schemes(role)
-        return _NOT_QUANTIZED if self.activations is None else get(self.activations)._schemes(role)
+        activations = _activations_of(self)
+        return _NOT_QUANTIZED if activations is None else activations._schemes(role)
 
     def delayed(self) -> "DelayedScaling | None":
         """The recipe among this one and that of its activations whose scales are state."""
-        activations = None if self.activations in (None, OWN) else get(self.activations)
-        return next((each for each in (self, activations) if isinstance(each, DelayedScaling)), None)
+        return next((each for each in (self, _activations_of(self)) if isinstance(each, DelayedScaling)), None)
 
     def set_quantizer_factory(self, factory: Callable[[str], Any]) -> "CustomRecipe":
         """A recipe whose quantizers a factory makes, with the backward of this one, which stays as it is.
@@ -414,6 +419,11 @@ def _class_of(name: str) -> type[Recipe]:
 def _nearest(name: Any, known: Any) -> str:
     close = difflib.get_close_matches(name.lower(), known, n=1) if isinstance(name, str) else []
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _activations_of(recipe: Recipe) -> Recipe | None:
+    """The other recipe by which the activations of a recipe are quantized; None where there is none."""
+    return None if recipe.activations is None or recipe.activations == OWN else get(recipe.activations)
 
 
 def _fp8_element(fp8_format: str, role: str) -> str:

@@ -17,7 +17,10 @@ def read_call(call, values):
     given = list(zip([slot.name for slot in call.operands], values, strict=False))
     sizes = [value for name, value in given if name == "size"]
     named = dict(given)
-    a = read_copy(call.lhs, call.lhs_shape, named, sizes, "lhs", call.kind == "wgrad")
+    if call.lhs is None:
+        a = named["lhs"].detach().clone().reshape(-1, named["lhs"].shape[-1])
+    else:
+        a = read_copy(call.lhs, call.lhs_shape, named, sizes, "lhs", call.kind == "wgrad")
     b = read_copy(call.rhs, call.rhs_shape, named, sizes, "rhs", call.kind != "fprop")
     options = {name: named[name].detach().clone() for name in ("bias", "residual") if name in named}
     if "residual" in options:

@@ -91,6 +91,8 @@ def _quantized_linear(module: nn.Module, recipe: recipes.Recipe, rounded: bool, 
 
 def _decoded(x: torch.Tensor, recipe: recipes.Recipe, role: str) -> torch.Tensor:
     scheme, _ = recipe.schemes(role)
+    if scheme is None:
+        return x.detach().double().reshape(-1, x.shape[-1])
     scale = torch.ones(()) if scheme.source == "delayed" else None
     copy_, _ = reference.quantize(x.detach(), scheme, None, scale=scale)
     return reference.dequantize(copy_).double()

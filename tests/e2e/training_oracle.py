@@ -11,6 +11,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from steelyard import recipes, reference
+from steelyard.formats.copies import QuantizedCopy
 from steelyard.reference.gemm import operand
 
 
@@ -28,11 +29,13 @@ class Numerics:
     def quantize(self, x: torch.Tensor, layer: str, role: str) -> tuple:
         """Both copies of an operand."""
         row, col = self.recipe.schemes(role)
+        if row is None and col is None:
+            return x, None
         if "delayed" not in {scheme.source for scheme in (row, col) if scheme is not None}:
             return reference.quantize(x, row, col, rng=self.rng)
         name = f"{layer}.{role}"
         scale = self.scales.setdefault(name, torch.ones(()))
-        self.histories.setdefault(name, torch.zeros(self.recipe.amax_history_len))
+        self.histories.setdefault(name, torch.zeros(self.recipe.delayed().amax_history_len))
         amax = reference.amax(x)
         self._amaxes[name] = torch.maximum(amax, self._amaxes.get(name, amax))
         if role == "weight":
@@ -50,8 +53,9 @@ class Numerics:
             history = self.histories[name].clone()
             history[0] = self._amaxes.pop(name)
             scheme, _ = self.recipe.schemes(name.rpartition(".")[2])
+            delayed = self.recipe.delayed()
             self.scales[name], self.histories[name] = reference.update_scale(
-                self.scales[name], history, scheme, margin=self.recipe.margin, algorithm=self.recipe.amax_compute_algo
+                self.scales[name], history, scheme, margin=delayed.margin, algorithm=delayed.amax_compute_algo
             )
         if "grad_output" in roles:
             self.rng = (self.rng[0], self.rng[1] + 1)
@@ -80,7 +84,10 @@ class _Linear(torch.autograd.Function):
             (_, inputs), (_, weights) = ctx.copies
             row, col = ctx.numerics.quantize(gradient, ctx.layer, "grad_output")
             dx = reference.qgemm(row, weights, out_dtype=x.dtype) if needs[0] else None
-            dw = reference.qgemm(col, inputs, out_dtype=x.dtype) if needs[1] else None
+            if col is None and needs[1]:
+                dw = (gradient.double().T @ x.double()).to(x.dtype)
+            else:
+                dw = reference.qgemm(col, inputs, out_dtype=x.dtype) if needs[1] else None
         db = gradient.double().sum(0).to(x.dtype) if needs[2] else None
         return dx, dw, db, None, None
 
@@ -129,7 +136,7 @@ def error_share(got: dict, oracle: dict, exact: dict) -> float:
 
 def kind_of(call: tuple) -> str:
     """Which of the three GEMMs a recorded call is."""
-    usages = tuple(operand.columnwise for operand in call[:2])
+    usages = tuple(isinstance(operand, QuantizedCopy) and operand.columnwise for operand in call[:2])
     return {(False, False): "fprop", (False, True): "dgrad", (True, True): "wgrad"}[usages]
 
 

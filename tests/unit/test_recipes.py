@@ -13,6 +13,8 @@ from steelyard.recipes import (
     DelayedScaling,
     Float8BlockScaling,
     Float8CurrentScaling,
+    Float8RowScaling,
+    MXFP4BlockScaling,
     MXFP8BlockScaling,
     NVFP4BlockScaling,
     Recipe,
@@ -34,6 +36,10 @@ ALTERED = [
         four_over_six="all",
         four_over_six_error="mse",
     ),
+    Float8RowScaling(fp8_format="E4M3", power_of_two=True, epsilon=0.5),
+    MXFP4BlockScaling(scale_rule="even", activations="mxfp8"),
+    MXFP4BlockScaling(activations=MXFP8BlockScaling(scale_rule="floor")),
+    NVFP4BlockScaling(activations=None),
 ]
 DEFAULTS = [recipes.get(name) for name in recipes.NAMES]
 
@@ -50,11 +56,13 @@ def test_names():
     assert [type(recipe) for recipe in DEFAULTS] == [
         DelayedScaling,
         Float8CurrentScaling,
+        Float8RowScaling,
         Float8BlockScaling,
         MXFP8BlockScaling,
+        MXFP4BlockScaling,
         NVFP4BlockScaling,
     ]
-    assert recipes.NAMES == ("fp8-delayed", "fp8-current", "fp8-block", "mxfp8", "nvfp4")
+    assert recipes.NAMES == ("fp8-delayed", "fp8-current", "fp8-row", "fp8-block", "mxfp8", "mxfp4", "nvfp4")
     assert recipes.get(ALTERED[0]) is ALTERED[0]
 
 
@@ -69,6 +77,7 @@ def test_defaults_of_the_options():
     assert DelayedScaling().to_dict() == {
         "recipe": "fp8-delayed",
         "backward": "normal",
+        "activations": "own",
         "margin": 0,
         "fp8_format": "HYBRID",
         "amax_history_len": 1024,
@@ -79,6 +88,7 @@ def test_defaults_of_the_options():
 
 E4M3, E5M2 = "f8E4M3FN", "f8E5M2"
 MX = "f8E8M0FNU"
+MXFP4 = Scheme("f4E2M1FN", "1x32", MX)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +99,17 @@ MX = "f8E8M0FNU"
         ("fp8-current", "input", (fp8(E4M3),) * 2),
         ("fp8-current", "grad_output", (fp8(E5M2),) * 2),
         (Float8CurrentScaling(power_of_two=True, epsilon=1), "input", (fp8(E4M3, power_of_two=True, epsilon=1.0),) * 2),
+        ("fp8-row", "weight", (fp8(E4M3, "row"),) * 2),
+        ("fp8-row", "grad_output", (fp8(E5M2, "row"),) * 2),
+        ("mxfp4", "input", (MXFP4,) * 2),
+        (MXFP4BlockScaling(scale_rule="ceil"), "weight", (dataclasses.replace(MXFP4, rule="ceil"),) * 2),
+        ("mxfp4/fp8-row", "input", (fp8(E4M3, "row"),) * 2),
+        ("mxfp4/fp8-row", "grad_output", (fp8(E5M2, "row"),) * 2),
+        ("mxfp4/fp8-row", "weight", (MXFP4,) * 2),
+        ("mxfp4/none", "input", (None, None)),
+        ("mxfp4/none", "grad_output", (None, None)),
+        ("mxfp4/none", "weight", (MXFP4,) * 2),
+        (Float8RowScaling(activations=NVFP4BlockScaling(rht=False)), "input", (fp4(), fp4())),
         ("fp8-block", "input", (fp8(E4M3, "1x128", power_of_two=True),) * 2),
         ("fp8-block", "weight", (fp8(E4M3, "128x128", power_of_two=True),) * 2),
         ("fp8-block", "grad_output", (fp8(E4M3, "1x128", power_of_two=True),) * 2),
@@ -127,6 +148,22 @@ def test_without_a_quantized_backward_only_rowwise_copies_remain(recipe, backwar
         assert changed.schemes(role) == (recipe.schemes(role)[0], None)
 
 
+def test_two_names_are_a_recipe_of_weights_and_one_of_activations():
+    assert recipes.get("nvfp4/mxfp8") == NVFP4BlockScaling(activations="mxfp8")
+    assert recipes.get("nvfp4/none") == NVFP4BlockScaling(activations=None)
+    for name in ("nvfp4/mxfp9", "nvfp4/", "nvfp5/mxfp8", "/", "nvfp4/mxfp8/none"):
+        with pytest.raises(RecipeError, match="recipe must be a recipe object or one of"):
+            recipes.get(name)
+
+
+def test_the_recipe_of_state_is_that_of_weights_or_activations():
+    delayed = DelayedScaling(amax_history_len=4)
+    assert delayed.delayed() is delayed
+    assert NVFP4BlockScaling(activations=delayed).delayed() is delayed
+    assert NVFP4BlockScaling(activations="mxfp8").delayed() is None
+    assert NVFP4BlockScaling(activations=None).delayed() is None
+
+
 def test_an_unknown_role_is_refused():
     with pytest.raises(RecipeError, match="one of input, weight, grad_output, got 'output'"):
         MXFP8BlockScaling().schemes("output")
@@ -156,6 +193,11 @@ def test_toml_may_leave_fields_out():
         ('recipe = "mxfp9"', "did you mean 'mxfp8'"),
         ('recipe = "nvfp4"\nrth = true', "NVFP4BlockScaling has no field 'rth'; did you mean 'rht'"),
         ('recipe = "mxfp8"\nscale_rule = "up"', "scale_rule must be one of rceil, floor, ceil, even, got 'up'"),
+        (
+            'recipe = "mxfp4"\nactivations = "mxfp9"',
+            "activations must be 'own', None, or another recipe .* got 'mxfp9'",
+        ),
+        ('recipe = "mxfp4"\nactivations = {recipe = "mxfp9"}', "did you mean 'mxfp8'"),
         ("rht = ", "valid TOML"),
         ("rht = true", "got ''"),
         ('recipe = "custom"', "build CustomRecipe in code"),
@@ -212,6 +254,13 @@ def test_a_file_of_another_recipe_is_refused():
         (NVFP4BlockScaling, {"four_over_six_error": "max"}, "one of mae, mse, got 'max'"),
         (NVFP4BlockScaling, {"four_over_six": "all"}, "rht must be False with four_over_six='all', got True"),
         (NVFP4BlockScaling, {"row_scaled": True, "rht": False}, "weight_tiles must be False with row_scaled=True"),
+        (
+            MXFP4BlockScaling,
+            {"activations": 8},
+            "activations must be 'own', None, or another recipe or its name, got 8",
+        ),
+        (MXFP4BlockScaling, {"activations": MXFP8BlockScaling(activations=None)}, "activations must be"),
+        (DelayedScaling, {"activations": "fp8-delayed"}, "activations must not have delayed scales of their own"),
         (CustomRecipe, {"factory": "input"}, "factory must be a callable"),
     ],
 )

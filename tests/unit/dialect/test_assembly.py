@@ -134,7 +134,7 @@ def test_every_scheme_without_a_bound_or_a_quantizer_has_a_name_of_its_own():
         ("f8E4M3FN", "f8E5M2", "f4E2M1FN"), BLOCKS, ("f32", "f8E8M0FNU", "f8E4M3FN")
     ):
         try:
-            Scheme(element, block, scale, second_level="tensor" if element == "f4E2M1FN" else "none")
+            Scheme(element, block, scale, second_level="tensor" if scale == "f8E4M3FN" else "none")
         except ConstraintError:
             continue
         for chosen in itertools.product(*options):
@@ -153,6 +153,9 @@ def test_names_say_what_the_scheme_is():
     assert name_of(mx) == "mxfp8_32x1_gemm"
     assert name_of(Scheme("f8E5M2", "tensor", "f32", source="delayed")) == "fp8_e5m2_tensor_delayed"
     assert name_of(gradient) == "nvfp4_1x16_stochastic_rht"
+    assert name_of(Scheme("f8E4M3FN", "row", "f32", power_of_two=True)) == "fp8_row_power_of_two"
+    assert name_of(Scheme("f4E2M1FN", "1x32", "f8E8M0FNU", rule="even")) == "mxfp4_1x32_even"
+    assert name_of(Scheme("f4E2M1FN", "1x32", "f8E4M3FN", second_level="tensor")) == "nvfp4_1x32"
     assert name_of(Scheme("f4E2M1FN", "1x16", "f8E4M3FN", second_level="row")) == "nvfp4_1x16_per_row"
 
 
