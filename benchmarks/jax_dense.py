@@ -7,7 +7,7 @@ from report import Table, progress
 from timing import median_seconds
 
 import steelyard.jax as sj
-from steelyard import recipes
+from steelyard.jax.quantizers import RECIPES
 
 SHAPES = ((256, 1024, 1024), (1024, 2048, 2048))
 QUICK_SHAPES = ((128, 512, 512),)
@@ -24,7 +24,7 @@ def measure(quick: bool = False) -> Table:
         x, kernel = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((M, K), (K, N)))
         base = _seconds(jax.jit(jnp.dot), (x, kernel), repeats)
         base_step = _seconds(_step(lambda x, w: jnp.dot(x, w)), (x, kernel), repeats)
-        for name in recipes.NAMES:
+        for name in RECIPES:
             progress(f"jax {M}x{K}x{N} {name}")
             quantizers = sj.QuantizerSet.from_recipe(name)
             layer = _layer(quantizers)

@@ -25,6 +25,20 @@ _BACKWARDS = ("normal", "high_precision", "dequantized")
 _OTHER_BLOCK = {"1x32": "32x1", "32x1": "1x32"}
 
 
+def _has_kernels(scheme: Scheme) -> bool:
+    return scheme.family not in ("row", "mxfp4") and (scheme.family, scheme.block) != ("nvfp4", "1x32")
+
+
+RECIPES = tuple(
+    name
+    for name in recipes.NAMES
+    if all(
+        map(_has_kernels, (scheme for role in recipes.ROLES for scheme in recipes.get(name).schemes(role) if scheme))
+    )
+)
+"""The recipes whose formats JAX has kernels for."""
+
+
 @register_pytree_node_class
 class Quantizer(Node):
     """Makes the copies that its schemes describe. A copy without a scheme stays in high precision."""
@@ -37,6 +51,11 @@ class Quantizer(Node):
                 raise RecipeError(f"{name} must be a scheme or None, got {type(scheme).__name__}")
             if scheme is not None and scheme.custom:
                 raise RecipeError(f"{name} must be a built-in scheme, got the custom one {scheme.custom!r}")
+            if scheme is not None and not _has_kernels(scheme):
+                raise RecipeError(
+                    f"{name} must be a scheme that JAX has kernels for, got {scheme.element} in {scheme.block} with "
+                    f"{scheme.scale} scales; use one of the recipes {', '.join(RECIPES)}"
+                )
         self.row, self.col = row, col
 
     row: Scheme | None
@@ -228,6 +247,11 @@ class QuantizerSet(Node):
     def from_recipe(cls, recipe: str | Recipe, *, key: Any = None, layer: str = "") -> "QuantizerSet":
         """The quantizers that a recipe of `steelyard.recipes` asks for; `key` seeds stochastic rounding."""
         recipe = recipes.get(recipe)
+        if recipe.activations != recipes.OWN:
+            raise RecipeError(
+                "a recipe for JAX must quantize weights and activations alike, got "
+                f"activations={shown(recipe.activations)}; leave activations out, or compile a PyTorch model with it"
+            )
         x, weight, dgrad = (_quantizer(recipe, Role(name, layer)) for name in recipes.ROLES)
         # The recipe's weight is [N, K], a kernel is its transpose.
         return cls(x, weight.transposed(), dgrad, key=key, backward=recipe.backward)

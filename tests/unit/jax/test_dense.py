@@ -12,6 +12,7 @@ from steelyard import recipes, reference
 from steelyard.errors import RecipeError
 from steelyard.formats.schemes import Scheme
 from steelyard.jax import QuantizerSet, random
+from steelyard.jax.quantizers import RECIPES as JAX_RECIPES
 from steelyard.recipes import CustomRecipe, DelayedScaling, MXFP8BlockScaling, NVFP4BlockScaling
 
 M, K, N = 48, 96, 80
@@ -20,7 +21,7 @@ KERNEL = jnp.asarray(matrix(K, N, special=False, spread=2.0, seed=2))
 BIAS = jnp.asarray(np.linspace(-3, 3, N, dtype=np.float32))
 DY = jnp.asarray(matrix(M, N, special=False, spread=2.0, seed=3))
 RECIPES = {
-    **{name: recipes.get(name) for name in recipes.NAMES},
+    **{name: recipes.get(name) for name in JAX_RECIPES},
     "mxfp8-hybrid-tiles": MXFP8BlockScaling(fp8_format="HYBRID", weight_tiles=True, scale_rule="floor"),
     "nvfp4-plain": NVFP4BlockScaling(rht=False, stochastic_rounding=False, weight_tiles=False),
     "nvfp4-rows": NVFP4BlockScaling(rht=False, stochastic_rounding=False, weight_tiles=False, row_scaled=True),
@@ -243,3 +244,15 @@ def test_wrong_arguments_are_named(name):
     call, message = REFUSED[name]
     with pytest.raises(RecipeError, match=message):
         jax.jit(call)()
+
+
+@pytest.mark.parametrize("recipe", ["fp8-row", "mxfp4"])
+def test_formats_without_kernels_are_refused(recipe):
+    assert recipe not in JAX_RECIPES
+    with pytest.raises(RecipeError, match="must be a scheme that JAX has kernels for, .*; use one of the recipes fp8-"):
+        QuantizerSet.from_recipe(recipe)
+
+
+def test_activations_of_another_format_are_refused():
+    with pytest.raises(RecipeError, match="must quantize weights and activations alike, got activations='mxfp8'"):
+        QuantizerSet.from_recipe("nvfp4/mxfp8")

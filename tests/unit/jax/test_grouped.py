@@ -13,6 +13,7 @@ from steelyard.errors import RecipeError
 from steelyard.formats.schemes import Scheme
 from steelyard.jax import grouped_layout, grouped_primitives, primitives, random
 from steelyard.jax.copies import CopySpec, Parts
+from steelyard.jax.quantizers import RECIPES
 from steelyard.recipes import DelayedScaling
 
 ROWS, COLUMNS = 100, 53
@@ -86,7 +87,7 @@ def check_near(found, a, b, reduced: int, addend=0.0) -> None:
     assert (np.abs(np.asarray(found, np.float64) - (a @ b + addend)) <= bound).all()
 
 
-@pytest.mark.parametrize("name", recipes.NAMES)
+@pytest.mark.parametrize("name", RECIPES)
 def test_grouped_dense_is_a_dense_layer_a_group(name):
     recipe = recipes.get(name)
     quantizers = sj.QuantizerSet.from_recipe(recipe)
