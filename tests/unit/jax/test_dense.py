@@ -249,7 +249,7 @@ def test_wrong_arguments_are_named(name):
 @pytest.mark.parametrize("recipe", ["fp8-row", "mxfp4"])
 def test_formats_without_kernels_are_refused(recipe):
     assert recipe not in JAX_RECIPES
-    with pytest.raises(RecipeError, match="must be a scheme that JAX has kernels for, .*; use one of the recipes fp8-"):
+    with pytest.raises(RecipeError, match="must be a scheme that JAX has kernels for, got f"):
         QuantizerSet.from_recipe(recipe)
 
 
