@@ -8,7 +8,7 @@ import json
 import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
@@ -21,10 +21,13 @@ Schemes = tuple[Scheme | None, Scheme | None]
 AMAX_ALGORITHM = "amax_compute_algo"
 """Among the quantizers of a layer, the key of a user's own amax algorithm: it stands where a role would."""
 
-OWN, NOT_AT_ALL = "own", "none"
-"""How the activations of a recipe are quantized: as it says itself, or not at all where TOML has no None."""
+OWN = "own"
+"""The activations of a recipe are quantized as it says itself."""
+NONE = "none"
+"""How text spells None: TOML has no word for it."""
 
 _NOT_QUANTIZED: Schemes = (None, None)
+_OPTIONAL = ("activations", "weight_tiles")
 _CHOICES = {
     "fp8_format": ("HYBRID", "E4M3"),
     "amax_compute_algo": ("max", "most_recent"),
@@ -68,8 +71,9 @@ class Recipe(ABC):
     name of another recipe, or one with options of its own, beside the weights of this one."""
 
     def __post_init__(self):
-        if self.activations == NOT_AT_ALL:
-            object.__setattr__(self, "activations", None)
+        for name in _OPTIONAL:
+            if getattr(self, name, None) == NONE:
+                object.__setattr__(self, name, None)
         for each in fields(self):
             _check_field(type(self).__name__, each.name, each.type, getattr(self, each.name))
         if isinstance(self, DelayedScaling) and isinstance(_activations_of(self), DelayedScaling):
@@ -106,6 +110,27 @@ class Recipe(ABC):
         """
         return CustomRecipe(factory, backward=self.backward)
 
+    def settled(self, *, trains: bool) -> "Recipe":
+        """The recipe of a net, with what it leaves open decided: weights in tiles if the net trains, else in blocks."""
+        choice: dict[str, Any] = {"weight_tiles": trains}
+        return replace(self, **choice) if self.is_open else self
+
+    @property
+    def is_open(self) -> bool:
+        """Whether each net decides on `weight_tiles`."""
+        return self._allows_tiles and getattr(self, "weight_tiles", False) is None
+
+    @property
+    def _allows_tiles(self) -> bool:
+        """Whether weights can be in tiles with the other options."""
+        return True
+
+    @property
+    def _has_tiles(self) -> bool:
+        """Whether weights are in tiles. Without a net they are as in one that trains."""
+        chosen = getattr(self, "weight_tiles", False)
+        return self._allows_tiles if chosen is None else chosen
+
     @abstractmethod
     def _schemes(self, role: str) -> Schemes:
         """The schemes of a role when the backward is normal."""
@@ -141,7 +166,7 @@ class Recipe(ABC):
         return recipe_class(**values)
 
     def to_toml(self) -> str:
-        """The fields as TOML, one per line."""
+        """The fields as TOML, one per line, with "none" for None."""
         return "".join(f"{name} = {_toml_value(value)}\n" for name, value in self.to_dict().items())
 
     @classmethod
@@ -228,13 +253,13 @@ class Float8BlockScaling(Recipe):
     """Scales are rounded down to a power of two."""
     epsilon: float = 0.0
     """A lower bound of the amax."""
-    weight_tiles: bool = True
-    """Weights in 128x128 tiles; otherwise in 1x128 blocks too."""
+    weight_tiles: bool | None = True
+    """Weights in 128x128 tiles; False: in 1x128 blocks too; None: in blocks if the net is for inference."""
 
     def _schemes(self, role: str) -> Schemes:
         scheme = Scheme(
             _fp8_element(self.fp8_format, role),
-            "128x128" if role == "weight" and self.weight_tiles else "1x128",
+            "128x128" if role == "weight" and self._has_tiles else "1x128",
             "f32",
             power_of_two=self.power_of_two,
             epsilon=float(self.epsilon),
@@ -252,12 +277,13 @@ class MXFP8BlockScaling(Recipe):
     """`E4M3` for everything, or `HYBRID`: E5M2 for gradients."""
     scale_rule: str = "rceil"
     """How the scale is computed from a block's amax: rceil, floor, ceil or even."""
-    weight_tiles: bool = False
-    """Weights in 32x32 tiles, so that the rowwise and the columnwise copy hold the same values."""
+    weight_tiles: bool | None = False
+    """Weights in 32x32 tiles, so that the rowwise and the columnwise copy hold the same values; False: in 1x32 blocks;
+    None: in tiles unless the net is for inference."""
 
     def _schemes(self, role: str) -> Schemes:
         element = _fp8_element(self.fp8_format, role)
-        tiled = role == "weight" and self.weight_tiles
+        tiled = role == "weight" and self._has_tiles
         blocks = ("32x32", "32x32") if tiled else ("1x32", "32x1")
         row, col = (Scheme(element, block, "f8E8M0FNU", rule=self.scale_rule) for block in blocks)
         return row, col
@@ -283,8 +309,10 @@ class NVFP4BlockScaling(Recipe):
 
     name: ClassVar[str] = "nvfp4"
 
-    weight_tiles: bool = True
-    """Weights in 16x16 tiles; otherwise in 1x16 blocks."""
+    weight_tiles: bool | None = None
+    """Weights in 16x16 tiles, so that forward and backward multiply the same values; False: in 1x16 blocks, which are
+    more accurate; None: in blocks if the net is for inference, that is if the model is in eval mode at
+    `steelyard.compile` or none of its parameters requires a gradient, otherwise in tiles, in evaluation too."""
     rht: bool = True
     """Apply a random Hadamard transform to both operands of the weight gradient."""
     stochastic_rounding: bool = True
@@ -306,11 +334,16 @@ class NVFP4BlockScaling(Recipe):
 
     def _require_off(self, name: str, reason: str) -> None:
         if getattr(self, name):
-            raise RecipeError(f"NVFP4BlockScaling.{name} must be False with {reason}, got True; pass {name}=False")
+            owner = type(self).__name__
+            raise RecipeError(f"{owner}.{name} must be False with {reason}, got True; pass {name}=False")
+
+    @property
+    def _allows_tiles(self) -> bool:
+        return not self.row_scaled
 
     def _schemes(self, role: str) -> Schemes:
         if role == "weight":
-            scheme = self._scheme("weights", block="16x16" if self.weight_tiles else "1x16")
+            scheme = self._scheme("weights", block="16x16" if self._has_tiles else "1x16")
             return scheme, scheme
         if role == "input":
             level = "row" if self.row_scaled else "tensor"
@@ -321,6 +354,24 @@ class NVFP4BlockScaling(Recipe):
     def _scheme(self, scope: str, block: str = "1x16", second_level: str = "tensor", **options) -> Scheme:
         chosen = self.four_over_six_error if scope and self.four_over_six in (scope, "all") else "none"
         return Scheme("f4E2M1FN", block, "f8E4M3FN", second_level=second_level, four_over_six=chosen, **options)
+
+
+@dataclass(frozen=True)
+class NVFP4FourOverSixScaling(NVFP4BlockScaling):
+    """NVFP4 in which each block of weights and inputs maps its amax to 6 or to 4, whichever has the smaller error.
+
+    The most accurate of the FP4 recipes in inference. It trains without the random Hadamard transform, which
+    four-over-six excludes.
+    """
+
+    name: ClassVar[str] = "nvfp4-4over6"
+
+    rht: bool = False
+    """Apply a random Hadamard transform to both operands of the weight gradient: not with four-over-six inputs."""
+    four_over_six: str = "all"
+    """Where each block also tries to map its amax to 4 instead of 6: none, weights, activations (inputs) or all."""
+    four_over_six_error: str = "mse"
+    """The error that decides between 4 and 6: mae or mse."""
 
 
 @dataclass(frozen=True)
@@ -361,7 +412,7 @@ class Overrides(dict[str, Recipe | None]):
             pattern, equals, name = word.partition("=")
             if not equals:
                 raise RecipeError(f"an override must be pattern=recipe, got '{word}'")
-            overrides[pattern] = None if name == "none" else get(name)
+            overrides[pattern] = None if name == NONE else get(name)
         return overrides
 
     def pattern_of(self, layer: str) -> str | None:
@@ -387,6 +438,7 @@ _RECIPES = (
     MXFP8BlockScaling,
     MXFP4BlockScaling,
     NVFP4BlockScaling,
+    NVFP4FourOverSixScaling,
 )
 NAMES = tuple(recipe.name for recipe in _RECIPES)
 
@@ -401,7 +453,7 @@ def get(recipe: str | Recipe) -> Recipe:
     if not isinstance(recipe, str) or "/" not in recipe:
         return _class_of(recipe)()
     weights, _, activations = recipe.partition("/")
-    if activations != NOT_AT_ALL:
+    if activations != NONE:
         _class_of(activations)
     return _class_of(weights)(activations=activations)
 
@@ -447,6 +499,8 @@ def _check_field(owner: str, name: str, kind: Any, value: Any) -> None:
         holds, expected = callable(value), "a callable from a role to a quantizer"
     elif kind is float:
         holds, expected = is_epsilon(value), EPSILON
+    elif name in _OPTIONAL:
+        holds, expected = isinstance(value, bool | None), "True, False or None"
     else:
         holds, expected = isinstance(value, bool), "True or False"
     if not holds:
@@ -470,7 +524,7 @@ def is_epsilon(value: Any) -> bool:
 
 def _toml_value(value: Any) -> str:
     if value is None:
-        return json.dumps(NOT_AT_ALL)
+        return json.dumps(NONE)
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name} = {_toml_value(each)}" for name, each in value.items()) + "}"
     return repr(value) if type(value) is float else json.dumps(value)

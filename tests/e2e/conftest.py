@@ -13,6 +13,13 @@ from gemm_calls import read_call
 torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
 
 
+def pytest_collection_modifyitems(items):
+    """Leave to the slow tests what runs by another recipe with other options: kernels are tested with each of them."""
+    for item in items:
+        if hasattr(item, "callspec") and "nvfp4-4over6" in item.callspec.params.values():
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture
 def gemm_calls(monkeypatch):
     """Every quantized GEMM that a compiled program runs: its operands, options and result."""

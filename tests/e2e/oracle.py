@@ -28,13 +28,15 @@ def make_oracle(
 ) -> nn.Module:
     """A copy of the model that quantizes by a recipe; `overrides` maps whole layer names to another one or None.
 
+    A model in eval mode is for inference, and any other for training, where a recipe leaves that open.
     Unless `rounded`, products stay in float64 up to the next linear layer, as if an activation is part of the GEMM.
     """
     oracle = copy.deepcopy(model)
     for name, module in oracle.named_modules():
         chosen = (overrides or {}).get(name, recipe)
         if isinstance(module, nn.Linear | Conv1D) and chosen is not None:
-            module.forward = partial(_quantized_linear, module, recipes.get(chosen), rounded)
+            settled = recipes.get(chosen).settled(trains=model.training)
+            module.forward = partial(_quantized_linear, module, settled, rounded)
     return oracle
 
 

@@ -153,7 +153,7 @@ def test_overrides_choose_a_recipe_for_each_layer():
     assert type(result).__name__ == "CausalLMOutputWithPast"
     assert result.past_key_values.get_seq_length() == arguments["input_ids"].shape[1]
     formats = {row.layer: (row.lhs, row.rhs) for row in net.explain().rows if not row.reason}
-    assert formats.pop("model.layers.1.mlp.up_proj") == ("e2m1 1x16", "e2m1 16x16")
+    assert formats.pop("model.layers.1.mlp.up_proj") == ("e2m1 1x16", "e2m1 1x16")
     assert formats.pop("model.layers.0.mlp.up_proj") == ("e4m3 1x32", "e4m3 1x32")
     assert "lm_head" not in formats
     assert "override 'lm_head'" in next(row.reason for row in net.explain().rows if row.layer == "lm_head")

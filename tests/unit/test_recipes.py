@@ -17,6 +17,7 @@ from steelyard.recipes import (
     MXFP4BlockScaling,
     MXFP8BlockScaling,
     NVFP4BlockScaling,
+    NVFP4FourOverSixScaling,
     Recipe,
     Role,
 )
@@ -40,6 +41,8 @@ ALTERED = [
     MXFP4BlockScaling(scale_rule="even", activations="mxfp8"),
     MXFP4BlockScaling(activations=MXFP8BlockScaling(scale_rule="floor")),
     NVFP4BlockScaling(activations=None),
+    Float8BlockScaling(weight_tiles=None),
+    MXFP8BlockScaling(weight_tiles=None),
 ]
 DEFAULTS = [recipes.get(name) for name in recipes.NAMES]
 
@@ -61,8 +64,10 @@ def test_names():
         MXFP8BlockScaling,
         MXFP4BlockScaling,
         NVFP4BlockScaling,
+        NVFP4FourOverSixScaling,
     ]
-    assert recipes.NAMES == ("fp8-delayed", "fp8-current", "fp8-row", "fp8-block", "mxfp8", "mxfp4", "nvfp4")
+    first, second = ("fp8-delayed", "fp8-current", "fp8-row", "fp8-block"), ("mxfp8", "mxfp4", "nvfp4", "nvfp4-4over6")
+    assert recipes.NAMES == first + second
     assert recipes.get(ALTERED[0]) is ALTERED[0]
 
 
@@ -133,10 +138,47 @@ MXFP4 = Scheme("f4E2M1FN", "1x32", MX)
             (fp4(second_level="row", four_over_six="mse"), fp4(four_over_six="mse")),
         ),
         (ALTERED[4], "grad_output", (fp4(), fp4())),
+        ("nvfp4-4over6", "input", (fp4(four_over_six="mse"),) * 2),
+        ("nvfp4-4over6", "weight", (fp4("16x16", four_over_six="mse"),) * 2),
+        ("nvfp4-4over6", "grad_output", (fp4(rounding="stochastic"),) * 2),
+        (Float8BlockScaling(weight_tiles=None), "weight", (fp8(E4M3, "128x128", power_of_two=True),) * 2),
+        (MXFP8BlockScaling(weight_tiles=None), "weight", (fp8(E4M3, "32x32", MX),) * 2),
     ],
 )
 def test_schemes(recipe, role, expected):
     assert recipes.get(recipe).schemes(role) == expected
+
+
+ROW_SCALED = {"row_scaled": True, "rht": False, "stochastic_rounding": False}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "tiles", "blocks"),
+    [
+        (NVFP4BlockScaling(), "16x16", "1x16"),
+        (NVFP4FourOverSixScaling(), "16x16", "1x16"),
+        (NVFP4BlockScaling(weight_tiles=True), "16x16", "16x16"),
+        (NVFP4BlockScaling(weight_tiles=False), "1x16", "1x16"),
+        (NVFP4BlockScaling(**ROW_SCALED), "1x16", "1x16"),
+        (MXFP8BlockScaling(weight_tiles=None), "32x32", "1x32"),
+        (MXFP8BlockScaling(), "1x32", "1x32"),
+        (Float8BlockScaling(weight_tiles=None), "128x128", "1x128"),
+        (Float8BlockScaling(), "128x128", "128x128"),
+        (Float8CurrentScaling(), "tensor", "tensor"),
+    ],
+    ids=repr,
+)
+def test_a_net_decides_on_tiles_only_where_the_recipe_leaves_it_open(recipe, tiles, blocks):
+    assert recipe.is_open == (tiles != blocks)
+    for settled, block in ((recipe.settled(trains=True), tiles), (recipe.settled(trains=False), blocks)):
+        assert settled.schemes("weight")[0].block == block
+        assert not settled.is_open
+        # Nothing else changes, and what was decided stays.
+        assert settled.schemes("input") == recipe.schemes("input")
+        assert settled.schemes("grad_output") == recipe.schemes("grad_output")
+        assert settled.settled(trains=True) == settled.settled(trains=False) == settled
+        assert Recipe.from_toml(settled.to_toml()) == settled
+    assert recipe.schemes("weight")[0].block == tiles
 
 
 @pytest.mark.parametrize("backward", ["high_precision", "dequantized"])
@@ -180,6 +222,12 @@ def test_serialization_round_trips_and_equality_is_by_value(recipe):
         assert hash(other) == hash(recipe)
         assert type(other) is type(recipe)
     assert len({recipe, *DEFAULTS, *ALTERED}) == len(DEFAULTS) + len(ALTERED)
+
+
+def test_toml_spells_none_where_a_field_may_be_none():
+    assert "weight_tiles = \"none\"\n" in NVFP4BlockScaling().to_toml()
+    assert Float8BlockScaling.from_toml('weight_tiles = "none"').weight_tiles is None
+    assert NVFP4BlockScaling.from_toml('four_over_six = "none"').four_over_six == "none"
 
 
 def test_toml_may_leave_fields_out():
@@ -253,7 +301,6 @@ def test_a_file_of_another_recipe_is_refused():
         (NVFP4BlockScaling, {"four_over_six": "mae"}, "one of none, weights, activations, all, got 'mae'"),
         (NVFP4BlockScaling, {"four_over_six_error": "max"}, "one of mae, mse, got 'max'"),
         (NVFP4BlockScaling, {"four_over_six": "all"}, "rht must be False with four_over_six='all', got True"),
-        (NVFP4BlockScaling, {"row_scaled": True, "rht": False}, "weight_tiles must be False with row_scaled=True"),
         (
             MXFP4BlockScaling,
             {"activations": 8},
@@ -261,6 +308,13 @@ def test_a_file_of_another_recipe_is_refused():
         ),
         (MXFP4BlockScaling, {"activations": MXFP8BlockScaling(activations=None)}, "activations must be"),
         (DelayedScaling, {"activations": "fp8-delayed"}, "activations must not have delayed scales of their own"),
+        (
+            NVFP4BlockScaling,
+            {**ROW_SCALED, "weight_tiles": True},
+            "weight_tiles must be False with row_scaled=True, got True; pass weight_tiles=False",
+        ),
+        (NVFP4FourOverSixScaling, {"rht": True}, "NVFP4FourOverSixScaling.rht must be False with four_over_six='all'"),
+        (NVFP4BlockScaling, {"weight_tiles": "auto"}, "weight_tiles must be True, False or None, got 'auto'"),
         (CustomRecipe, {"factory": "input"}, "factory must be a callable"),
     ],
 )

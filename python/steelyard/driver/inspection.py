@@ -62,7 +62,8 @@ def explain(backend: Backend, parameters: Mapping[str, torch.Tensor]) -> Explana
     if not backend.rows:
         _compilations(backend)
     kept = backend.kept_weights
-    notes = [note for compilation in backend.compilations for note in compilation.notes]
+    notes = [backend.settings.settled] if backend.settings.settled else []
+    notes += [note for compilation in backend.compilations for note in compilation.notes]
     notes += [f"{name} stays in high precision beside its codes: {reason}" for name, reason in kept.items()]
     rows = [replace(row, stays=kept.get(row.weight, "")) if kept else row for row in backend.rows]
     return Explanation(rows, notes, parameters)

@@ -33,7 +33,7 @@ from steelyard.driver.memory import Memory
 from steelyard.driver.module_state import ModuleState
 from steelyard.driver.outside import BypassedError
 from steelyard.driver.saving import STATE_PREFIX, StateHook, flatten, join
-from steelyard.driver.settings import AUTO, Settings, make_settings
+from steelyard.driver.settings import AUTO, Settings, make_settings, settle
 from steelyard.driver.stored_weights import storable_parameters
 from steelyard.driver.user_warnings import warn
 from steelyard.errors import SteelyardError, TargetError, UnsupportedModelError
@@ -61,7 +61,9 @@ def compile(
 
     Args:
         model: The model. `net.model` gives it back.
-        recipe: The name of a recipe, or a recipe object.
+        recipe: The name of a recipe, or a recipe object. If it leaves `weight_tiles` open, as `nvfp4` does, that is
+            decided here, once for the net: a model in eval mode, or without a parameter that requires a gradient, is
+            for inference and has weights in blocks; any other has them in tiles, in evaluation too.
         target: `cpu`. Or `cuda`, the GPU that the model is on when it is first called. Or an architecture
             as `steelyard targets` lists them, such as `cuda:sm_90a`, which needs no GPU to compile for: `lower`
             takes a model and arguments on the CPU, and `ir("ptx")` shows the code of the kernels.
@@ -97,6 +99,7 @@ def compile(
         target=target,
         blocks=blocks,
     )
+    settings = settle(settings, model)
     if isinstance(settings.blocks, tuple):
         find_blocks(model, settings.blocks, settings.overrides)
     net = _make_net(model, settings, storable=storable_parameters(model) if weights == "quantized" else frozenset())

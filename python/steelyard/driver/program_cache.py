@@ -106,7 +106,7 @@ def _key(traced: bytes, settings: Settings) -> str | None:
     The bytecode of a traced module has its ops with their layers and source lines, and the names of its parameters.
     """
     try:
-        chosen = {field.name: _plain(getattr(settings, field.name)) for field in fields(settings)}
+        chosen = {field.name: _plain(getattr(settings, field.name)) for field in fields(settings) if field.compare}
     except RecipeError:
         return None
     described = json.dumps([_FORMAT, _versions(), cpu.isa(), chosen]).encode()

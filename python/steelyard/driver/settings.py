@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steelyard import recipes
@@ -36,6 +37,8 @@ class Settings:
     """What programs are compiled for, as `steelyard.targets` spells it."""
     blocks: Chosen = AUTO
     """Which modules are captured once for all that are alike."""
+    settled: str = field(default="", compare=False)
+    """What was decided for the net because a recipe left it open, and why. Programs do not depend on it."""
 
     def capture(self) -> AbstractContextManager:
         """The context of calls. If attention is to be quantized, it is captured as separate matrix products."""
@@ -58,6 +61,39 @@ class Settings:
             "partitioned": {"save": self.save},
             "lowered": {"target": self.target},
         }
+
+
+def settle(settings: Settings, model: nn.Module) -> Settings:
+    """The settings of a net of a model, with what recipes leave open decided once, for training or for inference."""
+    opened = [each for each in (settings.recipe, *settings.overrides.values()) if each is not None and each.is_open]
+    if not opened:
+        return settings
+    reason = _reason_for_inference(model)
+    trains = not reason
+    blocks = dict.fromkeys(f"{each.name} in {_weight_block(each.settled(trains=trains))}" for each in opened)
+    why = "for training: the model was in training mode" if trains else f"for inference: {reason}"
+    overrides = {name: each and each.settled(trains=trains) for name, each in settings.overrides.items()}
+    return replace(
+        settings,
+        recipe=settings.recipe.settled(trains=trains),
+        overrides=Overrides(overrides),
+        settled=f"weights: {', '.join(blocks)}, {why} at steelyard.compile",
+    )
+
+
+def _weight_block(recipe: Recipe) -> str:
+    scheme, _ = recipe.schemes("weight")
+    assert scheme is not None, "a recipe of ours quantizes weights"
+    return scheme.block
+
+
+def _reason_for_inference(model: nn.Module) -> str:
+    """Why a net of a model is for inference; empty if it may be trained."""
+    if not model.training:
+        return "the model was in eval mode"
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        return "no parameter required a gradient"
+    return ""
 
 
 def make_settings(

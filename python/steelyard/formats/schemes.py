@@ -5,7 +5,7 @@ attribute, the reference and the kernels all read it from here.
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 from steelyard.errors import ConstraintError, shown
@@ -123,6 +123,16 @@ class Scheme:
     def is_transposable(self) -> bool:
         """Whether the codes of the other usage can be computed from these codes, without the source."""
         return not self.custom and (self.block == "tensor" or self.is_tiled)
+
+    def is_readable_as(self, other: "Scheme") -> bool:
+        """Whether what a rowwise copy of this scheme stores is also a rowwise copy of another.
+
+        One byte per 16x16 or 32x32 tile is stored for each of its rows, as the scales of blocks are.
+        """
+        if self == other:
+            return True
+        is_repeated = self.is_tiled and self.family in ("mx", "nvfp4")
+        return is_repeated and replace(self, block=f"1x{self.block_sizes[1]}") == other
 
     @property
     def element_max(self) -> float:

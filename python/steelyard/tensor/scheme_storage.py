@@ -214,11 +214,11 @@ class SchemeStorage(QuantizedTensorStorage):
         is_as_read = layout == "gemm" and self._with_gemm_swizzled_scales and not is_transposed
         if is_as_read and not needs_padding(self._matrix, multiples):
             copy = self._raw_copy(columnwise=False)
-            return _parts(copy) if copy is not None and copy.scheme == scheme else None
+            return _parts(copy) if copy is not None and copy.scheme.is_readable_as(scheme) else None
         # As it lies: making it contiguous before its usages are swapped would copy it twice.
         found = (self._copy if self._with_gemm_swizzled_scales else self._raw_copy)(is_transposed)
         copy = found if found is None or not is_transposed else swap_usage(found)
-        if copy is None or copy.scheme != scheme or copy.shape[0] == 0:
+        if copy is None or not copy.scheme.is_readable_as(scheme) or copy.shape[0] == 0:
             return None
         copy.codes, copy.scales = copy.codes.contiguous(), copy.scales.contiguous()
         # Programs trust the parts of weights.
