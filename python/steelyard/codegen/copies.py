@@ -107,7 +107,7 @@ class Copy:
     @property
     def width(self) -> int:
         """Elements of a run."""
-        return {"tensor": CHUNK, "block": 128, "mx": 32, "nvfp4": 16}[self.scheme.family]
+        return CHUNK if self.scheme.block_shape is None else max(self.scheme.block_shape)
 
     @property
     def tile_side(self) -> int:
@@ -117,7 +117,7 @@ class Copy:
     def parameters(self) -> tuple[Parameter, ...]:
         own = ["codes", "scales"]
         own += ["scale"] if self.given_scale else []
-        own += ["amax"] if self.scheme.family in ("tensor", "nvfp4") else []
+        own += ["amax"] if self.scheme.family in ("tensor", "row", "nvfp4") else []
         own += ["rng"] if self.is_stochastic else []
         return tuple(Parameter(f"{self.usage}_{name}") for name in own)
 
@@ -255,8 +255,10 @@ class CopyPass:
             strip = row_strip(index, side, self.copy.width)
         makers = {
             "tensor": self._cast_tensor,
+            "row": self._cast_row,
             "block": self._cast_block,
             "mx": self._cast_mx,
+            "mxfp4": self._cast_mx,
             "nvfp4": self._cast_nvfp4,
         }
         makers[self.copy.scheme.family](strip, scales)
@@ -267,6 +269,14 @@ class CopyPass:
         if self.copy.given_scale:
             largest = warp_maximum(_largest_of(chunk.amaxes()))
             first_lane(self.scope.thread, lambda: self._pointer("amax").raise_to(largest))
+
+    def _cast_row(self, strip: Strip, _scales) -> None:
+        scheme = self.copy.scheme
+        options = {"epsilon": scheme.epsilon, "power_of_two": scheme.power_of_two}
+        amaxes = [self._amax_of(strip, line) for line in range(strip.lines)]
+        factors = [scale_from_amax(amax, scheme.element_max, **options) for amax in amaxes]
+        self._stage_chunks(strip, [strip.read(self.tile, 0)], factors)
+        self._store_row_scales(strip, factors)
 
     def _cast_block(self, strip: Strip, _scales) -> None:
         scheme = self.copy.scheme
@@ -291,10 +301,13 @@ class CopyPass:
         self._stage_chunks(strip, chunks, [e8m0_encode_factor(byte) for byte in scales])
 
     def _cast_nvfp4(self, strip: Strip, scales) -> None:
-        values, found = self._transformed(strip.read(self.tile, 0))
-        block_amaxes = [bitcast(bits, "f32") for bits in self._join_lanes(found)]
         amaxes = [self._amax_of(strip, line) for line in range(strip.lines)]
         levels = [self._second_level(amax) if scales is None else scales for amax in amaxes]
+        if self.copy.width > CHUNK:
+            self._cast_wide_nvfp4(strip, levels)
+            return
+        values, found = self._transformed(strip.read(self.tile, 0))
+        block_amaxes = [bitcast(bits, "f32") for bits in self._join_lanes(found)]
         if self.copy.scheme.four_over_six != "none":
             lines = [four_over_six.Line(*parts) for parts in zip(values, block_amaxes, amaxes, levels, strict=True)]
             words, scale_bytes = four_over_six.choose(
@@ -302,11 +315,17 @@ class CopyPass:
             )
             self._stage_words(strip, 0, words)
         else:
-            scale_bytes = [nvfp4_block_byte(amax, level[0]) for amax, level in zip(block_amaxes, levels, strict=True)]
-            factors = [nvfp4_encode_factor(byte, level[1]) for byte, level in zip(scale_bytes, levels, strict=True)]
+            scale_bytes, factors = _nvfp4_scales(block_amaxes, levels)
             scaled = [self._scaled(line, factor) for line, factor in zip(values, factors, strict=True)]
             self._stage(strip, 0, self._dithered(strip, scaled))
         self._store_scales(strip, scale_bytes)
+
+    def _cast_wide_nvfp4(self, strip: Strip, levels: list[tuple[Value, Value]]) -> None:
+        """Blocks of several chunks, which have none of the options of those of 16."""
+        block_amaxes, chunks = self._amaxes(strip)
+        scale_bytes, factors = _nvfp4_scales(block_amaxes, levels)
+        self._store_scales(strip, scale_bytes)
+        self._stage_chunks(strip, chunks, factors)
 
     def _scaled(self, values: list[Value], factor: Value) -> list[Value]:
         # Pairs lie in neighbouring registers: of float32, which has one for each value already, too many are held.
@@ -322,7 +341,7 @@ class CopyPass:
         return [part.values()[0] for part in parts], [part.amaxes()[0] for part in parts]
 
     def _amax_of(self, strip: Strip, line: int) -> Value:
-        """The tensor's amax, or that of a line's row; outside of the matrix that of its last row."""
+        """The tensor's amax, or that of a line; outside of the matrix that of its last line."""
         if self.copy.scheme.second_level == "tensor":
             return self._pointer("amax").load("f32")
         start, limit = self._starts[0], self._limits[0]
@@ -423,6 +442,15 @@ class CopyPass:
             place = begin if line == 0 else begin.at(further * size)
             when(stores & (strip.across + line < limit_across), lambda p=place, s=scale: p.store(s))
 
+    def _store_row_scales(self, strip: Strip, factors: list[Value]) -> None:
+        """One decode scale per line, by the threads that take the begin of lines."""
+        (start_across, start_along), limit = self._starts, self._limits[0]
+        begins = (start_along + strip.along).equals(0)
+        first = self._pointer("scales").at((signed_to(start_across, "i64") + convert(strip.across, "i64")) * 4)
+        for line, factor in enumerate(factors):
+            inside = begins & (strip.across + line < limit)
+            when(inside, lambda at=first.at(4 * line), f=factor: at.store(1.0 / f))
+
     @property
     def _scales_lie_along_rows(self) -> bool:
         return self.copy.scheme.family == "mx" and self.copy.columnwise
@@ -516,6 +544,14 @@ class CopyPass:
             missing = (offset << 1) + 1 >= self._limits[1]
             byte = select(missing, byte & 15, byte)
         self._address(line, offset).store(byte)
+
+
+def _nvfp4_scales(
+    block_amaxes: list[Value], levels: list[tuple[Value, Value]]
+) -> tuple[list[Value], list[Value]]:
+    """The E4M3 byte of each line's block, and what its values are multiplied by."""
+    scale_bytes = [nvfp4_block_byte(amax, level[0]) for amax, level in zip(block_amaxes, levels, strict=True)]
+    return scale_bytes, [nvfp4_encode_factor(byte, level[1]) for byte, level in zip(scale_bytes, levels, strict=True)]
 
 
 def _largest_of(values: list[Value]) -> Value:

@@ -42,7 +42,7 @@ class DequantizeKernel(Kernel):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        amax = (Parameter("amax"),) if self.copy.is_fp4 else ()
+        amax = (Parameter("amax"),) if self.copy.scheme.second_level != "none" else ()
         sizes = (Parameter("rows", "i32"), Parameter("columns", "i32"))
         return (Parameter("codes"), Parameter("scales"), *amax, Parameter("out"), *sizes)
 
@@ -97,7 +97,7 @@ class _TileOfCopy:
         begin = select(begin < self.length, begin, 0)
         codes = decode_words(self._read_words(own_line, begin), self.copy.scheme.element, self.scope.target)
         values = [code * scale for code, scale in zip(codes, self._scales(own_line, begin), strict=True)]
-        if self.copy.is_fp4:
+        if self.copy.scheme.second_level != "none":
             amax = self._amax(own_line)
             factor = float(np.float32(1 / nvfp4_range(self.copy.scheme)))
             values = [value * amax * factor for value in values]
@@ -118,6 +118,8 @@ class _TileOfCopy:
         family, pointer = self.copy.scheme.family, self.scope.pointer("scales")
         if family == "tensor":
             return [pointer.load("f32")] * CHUNK
+        if family == "row":
+            return [pointer.at(signed_to(line, "i64") * 4).load("f32")] * CHUNK
         if family == "mx" and self.copy.columnwise:
             row = pointer.at(signed_to(line // 32, "i64") * signed_to(self.length, "i64"))
             columns = [minimum_signed(begin + index, self.length - 1) for index in range(CHUNK)]
@@ -129,7 +131,8 @@ class _TileOfCopy:
         if family == "block":
             return [pointer.at(index * 4).load("f32")] * CHUNK
         byte = pointer.at(index).load("i8")
-        return [decode_e8m0(convert(byte, "i32")) if family == "mx" else decode_e4m3(byte)] * CHUNK
+        is_e4m3 = self.copy.scheme.scale == "f8E4M3FN"
+        return [decode_e4m3(byte) if is_e4m3 else decode_e8m0(convert(byte, "i32"))] * CHUNK
 
     def _amax(self, line: Value) -> Value:
         offset = signed_to(line, "i64") * 4 if self.copy.scheme.second_level == "row" else 0

@@ -19,7 +19,7 @@ from steelyard.codegen.producers import Producer
 from steelyard.codegen.quantize import QuantizeKernel
 from steelyard.codegen.scale_layouts import ScaleLayoutKernel
 from steelyard.codegen.sources import Source
-from steelyard.codegen.state import ComputeScaleKernel, InverseScaleKernel, UpdateScaleKernel
+from steelyard.codegen.state import ComputeScaleKernel, EmptyRowScalesKernel, InverseScaleKernel, UpdateScaleKernel
 from steelyard.codegen.statistics import RowStatisticsKernel
 from steelyard.codegen.transpose import TransposeKernel
 from steelyard.dialect.attributes import SchemeAttr
@@ -32,6 +32,7 @@ _KINDS: dict[str, type[Kernel]] = {
     "amax": AmaxKernel,
     "compute_scale": ComputeScaleKernel,
     "dequantize": DequantizeKernel,
+    "empty_row_scales": EmptyRowScalesKernel,
     "epilogue": EpilogueKernel,
     "inverse_scale": InverseScaleKernel,
     "produce": ProduceKernel,

@@ -22,7 +22,7 @@ FLT_MAX = float(np.finfo(np.float32).max)
 INFINITY = float("inf")
 SIXTH = float(np.float32(1 / 6))
 # Exponent of the largest value, and mantissa bits.
-_ELEMENTS = {"f8E4M3FN": (8, 3), "f8E5M2": (15, 2)}
+_ELEMENTS = {"f8E4M3FN": (8, 3), "f8E5M2": (15, 2), "f4E2M1FN": (2, 1)}
 
 
 def scale_from_amax(

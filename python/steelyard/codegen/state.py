@@ -1,4 +1,5 @@
-"""Scales that are kept or computed on their own: one of a tensor's amax, and those of delayed scaling."""
+"""Scales that are kept or computed on their own: one of a tensor's amax, those of rows of nothing, and those of
+delayed scaling."""
 
 from dataclasses import dataclass
 
@@ -8,7 +9,7 @@ from steelyard.codegen.formats import CANONICAL_NAN
 from steelyard.codegen.kernel import Kernel, Parameter, Scope
 from steelyard.codegen.memory import warp_maximum
 from steelyard.codegen.scale_rules import scale_from_amax
-from steelyard.codegen.sizes import Size
+from steelyard.codegen.sizes import Size, ceil_div
 from steelyard.codegen.values import (
     Value,
     bitcast,
@@ -76,6 +77,31 @@ class InverseScaleKernel(Kernel):
     def body(self, scope: Scope) -> None:
         inverse = 1.0 / scope.pointer("scale").load("f32")
         when(scope.thread.equals(0), lambda: scope.pointer("inverse").store(inverse))
+
+
+@dataclass(frozen=True)
+class EmptyRowScalesKernel(Kernel):
+    """The scales that decode rows without elements: their amaxes are 0."""
+
+    scheme: Scheme
+
+    @property
+    def name(self) -> str:
+        return f"empty_row_scales_{self.scheme.element}{'_power_of_two' if self.scheme.power_of_two else ''}"
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return Parameter("scales"), Parameter("lines", "i32")
+
+    def blocks(self, rows: Size, columns: Size) -> Size:
+        return ceil_div(rows, self.threads)
+
+    def body(self, scope: Scope) -> None:
+        line, scheme = scope.block * self.threads + scope.thread, self.scheme
+        scale = scale_from_amax(
+            constant(0.0, "f32"), scheme.element_max, epsilon=scheme.epsilon, power_of_two=scheme.power_of_two
+        )
+        when(line < scope["lines"], lambda: _slot(scope, "scales", line).store(1.0 / scale))
 
 
 @dataclass(frozen=True)

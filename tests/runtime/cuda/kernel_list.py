@@ -1,6 +1,6 @@
 """Every kernel that is generated, for checks that need no inputs."""
 
-from kernel_cases import nvfp4, scheme_pairs
+from kernel_cases import mxfp4, nvfp4, scheme_pairs
 
 from steelyard.codegen.activations import ACTIVATIONS
 from steelyard.codegen.amax import AmaxKernel
@@ -14,7 +14,7 @@ from steelyard.codegen.quantize import QuantizeKernel
 from steelyard.codegen.scale_layouts import KINDS as SCALE_LAYOUTS
 from steelyard.codegen.scale_layouts import ScaleLayoutKernel
 from steelyard.codegen.sources import Source
-from steelyard.codegen.state import ComputeScaleKernel, InverseScaleKernel, UpdateScaleKernel
+from steelyard.codegen.state import ComputeScaleKernel, EmptyRowScalesKernel, InverseScaleKernel, UpdateScaleKernel
 from steelyard.codegen.statistics import RowStatisticsKernel
 from steelyard.codegen.transpose import TransposeKernel
 from steelyard.formats.schemes import Scheme
@@ -39,7 +39,8 @@ def fused_kernels(dtype: str, aligned: bool) -> list[Kernel]:
     """
     fp8, row, col = (Scheme("f8E4M3FN", "tensor", "f32"), *(_mx(block) for block in ("1x32", "32x1")))
     block = Scheme("f8E4M3FN", "1x128", "f32", power_of_two=True)
-    pairs = [(fp8, fp8), (row, col), (nvfp4(), nvfp4(rht=True)), (block, block)]
+    per_row = Scheme("f8E4M3FN", "row", "f32")
+    pairs = [(fp8, fp8), (row, col), (nvfp4(), nvfp4(rht=True)), (block, block), (per_row, mxfp4())]
     kernels: list[Kernel] = []
     for index, producer in enumerate(producers()):
         source = Source(dtype, aligned, producer)
@@ -76,7 +77,7 @@ def small_kernels(dtype: str, aligned: bool) -> list[Kernel]:
     """All kernels other than quantize and dequantize."""
     source = Source(dtype, aligned)
     delayed = Scheme("f8E4M3FN", "tensor", "f32", source="delayed")
-    amaxes = [AmaxKernel(source), AmaxKernel(source, True, rht=True), AmaxKernel(source, per_line=True)]
+    amaxes = [AmaxKernel(source), AmaxKernel(source, True, rht=True), *(AmaxKernel(source, c, per_line=True) for c in (False, True))]
     return [
         *amaxes,
         *(ProduceKernel(Source(dtype, aligned, producer)) for producer in producers()),
@@ -85,6 +86,7 @@ def small_kernels(dtype: str, aligned: bool) -> list[Kernel]:
         *(TransposeKernel(nibbles, aligned) for nibbles in (True, False)),
         *(ScaleLayoutKernel(kind) for kind in SCALE_LAYOUTS),
         ComputeScaleKernel(Scheme("f8E4M3FN", "tensor", "f32")),
+        EmptyRowScalesKernel(Scheme("f8E4M3FN", "row", "f32")),
         InverseScaleKernel(),
         UpdateScaleKernel(delayed),
         UpdateScaleKernel(delayed, -1, most_recent=True),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernel_cases import assert_same_copy, nvfp4, pair_name, same_values, scheme_pairs
+from kernel_cases import assert_same_copy, mxfp4, nvfp4, pair_name, same_values, scheme_pairs
 from simulation import simulated
 
 from steelyard import reference
@@ -66,7 +66,7 @@ def test_norms_without_weight_and_bias():
     assert same_values(kernels.produce("rms_norm", (x, None, 1e-5)), cpu.produce("rms_norm", (x, None, 1e-5), x.dtype))
 
 
-FUSED = MX, (nvfp4(), nvfp4(rht=True)), scheme_pairs()[0]
+FUSED = MX, (nvfp4(), nvfp4(rht=True)), scheme_pairs()[0], (Scheme("f8E4M3FN", "row", "f32"), mxfp4())
 
 
 @pytest.mark.parametrize("producer", PRODUCERS)

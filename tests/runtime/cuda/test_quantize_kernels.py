@@ -8,6 +8,7 @@ from kernel_cases import (
     DTYPES,
     SPECIAL_VALUES,
     assert_same_copy,
+    mxfp4,
     nvfp4,
     operands,
     pair_name,
@@ -24,6 +25,7 @@ from steelyard.targets.architectures import TARGETS
 
 PAIRS = scheme_pairs()
 MX = Scheme("f8E4M3FN", "1x32", "f8E8M0FNU"), Scheme("f8E4M3FN", "32x1", "f8E8M0FNU")
+ROW = (Scheme("f8E4M3FN", "row", "f32"),) * 2
 
 
 def wide_values(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
@@ -72,14 +74,16 @@ def test_sweep(target, pair):
 @pytest.mark.parametrize("target", ["sm_89", "sm_120a"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
 @pytest.mark.parametrize(
-    "pair", [MX, (nvfp4(), nvfp4(rht=True)), (Scheme("f8E4M3FN", "128x128", "f32"),) * 2], ids=pair_name
+    "pair",
+    [MX, (nvfp4(), nvfp4(rht=True)), (Scheme("f8E4M3FN", "128x128", "f32"),) * 2, (ROW[0], mxfp4()), (mxfp4(), ROW[1])],
+    ids=pair_name,
 )
 def test_vectors_of_narrow_inputs(target, dtype, pair):
     assert_same_copies(target, wide_values(144, 80).to(dtype), *pair, **operands(*pair))
 
 
 @pytest.mark.parametrize("columnwise", [False, True], ids=["row", "col"])
-@pytest.mark.parametrize("pair", [MX, (nvfp4("16x16"),) * 2, PAIRS[0]], ids=pair_name)
+@pytest.mark.parametrize("pair", [MX, (nvfp4("16x16"),) * 2, PAIRS[0], ROW, (mxfp4(),) * 2], ids=pair_name)
 def test_one_copy(columnwise, pair):
     row, col = (None, pair[1]) if columnwise else (pair[0], None)
     assert_same_copies("sm_100a", wide_values(50, 70), row, col, **operands(*pair))
@@ -92,7 +96,9 @@ def test_strides(layout):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")], ids=str)
-@pytest.mark.parametrize("pair", [MX, (nvfp4(), nvfp4(rht=True)), PAIRS[0]], ids=pair_name)
+@pytest.mark.parametrize(
+    "pair", [MX, (nvfp4(), nvfp4(rht=True)), PAIRS[0], ROW, (mxfp4(),) * 2, (nvfp4("1x32"),) * 2], ids=pair_name
+)
 def test_values_that_are_not_finite(value, pair):
     x = wide_values(33, 40)
     x[5, 17] = x[32, 39] = value
@@ -102,6 +108,8 @@ def test_values_that_are_not_finite(value, pair):
 def test_amaxes_that_are_given():
     amaxes = torch.tensor(9.5), torch.tensor(11.0)
     assert_same_copies("sm_90a", wide_values(20, 40), nvfp4(), nvfp4(rht=True), amax=amaxes)
+    # A copy with a scale per row measures its own.
+    assert_same_copies("sm_90a", wide_values(20, 40), PAIRS[0][0], ROW[1], amax=amaxes)
     rows = torch.linspace(1, 5, 20)
     assert_same_copies("sm_90a", wide_values(20, 40), nvfp4(second_level="row"), None, amax=rows)
 
@@ -115,7 +123,7 @@ def test_random_bits_follow_seed_offset_and_copy():
 
 def test_empty_matrices():
     for shape in ((0, 40), (40, 0)):
-        for pair in (MX, PAIRS[0], (nvfp4(),) * 2):
+        for pair in (MX, PAIRS[0], (nvfp4(),) * 2, ROW, (Scheme("f8E5M2", "row", "f32", epsilon=0.5),) * 2):
             assert_same_copies("sm_90a", torch.zeros(shape), *pair)
 
 

@@ -108,9 +108,9 @@ def swizzle_into(
 
 def swizzled_shape(scheme: Scheme, columnwise: bool, sizes: tuple[Size, Size]) -> tuple[Size, Size]:
     """The shape of scales in the layout that GPU GEMMs read."""
-    if scheme.family == "tensor":
+    if scheme.block_shape is None:
         raise ConstraintError(
-            "swizzle_scheme", "the gemm layout needs block scales, got block tensor; use the scale as it is"
+            "swizzle_scheme", f"the gemm layout needs block scales, got block {scheme.block}; use the scales as they are"
         )
     turned = scheme.block == "1x128" or (scheme.family == "mx" and columnwise)
     rows, columns = sizes[::-1] if turned else sizes

@@ -1,6 +1,7 @@
 """Amaxes, quantize and producers, planned."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from steelyard.codegen.amax import AmaxKernel
 from steelyard.codegen.launches.plan import Argument, Buffer, PlanBuilder
@@ -8,8 +9,8 @@ from steelyard.codegen.launches.sources import Filling
 from steelyard.codegen.launches.values import StoredCopy
 from steelyard.codegen.produce import ProduceKernel
 from steelyard.codegen.quantize import QuantizeKernel
-from steelyard.codegen.sizes import is_zero
-from steelyard.codegen.state import ComputeScaleKernel, InverseScaleKernel
+from steelyard.codegen.sizes import Size, is_zero
+from steelyard.codegen.state import ComputeScaleKernel, EmptyRowScalesKernel, InverseScaleKernel
 
 
 def find_amax(
@@ -47,6 +48,7 @@ def quantize_into(
     offset of stochastic rounding.
     """
     given = list(amaxes or [None] * len(copies))
+    copies = [_with_amax(plan, copy) for copy in copies]
     found: dict[tuple[bool, bool, bool], Buffer] = {}
     for copy, known in zip(copies, given, strict=True):
         _prepare_amax(plan, filling, copy, scale, known, found)
@@ -55,6 +57,13 @@ def quantize_into(
     for copy, known in zip(copies, given, strict=True):
         if scale is not None and known is not None and copy.amax is not None:
             plan.call("copy", known, copy.amax)
+
+
+def _with_amax(plan: PlanBuilder, copy: StoredCopy) -> StoredCopy:
+    """A copy with memory for the amaxes of its lines, which a copy with a scale per row does not keep."""
+    if copy.scheme.family != "row":
+        return copy
+    return replace(copy, amax=plan.temporary(copy.stored_shape[0]))
 
 
 def _prepare_amax(
@@ -68,14 +77,14 @@ def _prepare_amax(
     """Fill the amax that a copy's codes wait for; with a given scale the quantize itself records it."""
     if copy.amax is None:
         return
-    if given is not None:
+    scheme = copy.scheme
+    if given is not None and scheme.family != "row":
         plan.call("copy", given, copy.amax)
         return
-    scheme = copy.scheme
-    if scheme.family != "nvfp4" and scale is not None:
+    if scheme.family == "tensor" and scale is not None:
         plan.call("zero", copy.amax)
         return
-    per_line = scheme.second_level == "row"
+    per_line = "row" in (scheme.block, scheme.second_level)
     columnwise = copy.columnwise and (per_line or scheme.rht)
     options = columnwise, scheme.rht, per_line
     if options in found:
@@ -100,9 +109,11 @@ def _launch_quantize(
 
 
 def _scale_nothing(plan: PlanBuilder, filling: Filling, copies: Sequence[StoredCopy], scale: Buffer | None) -> None:
-    """A matrix with no elements, which no quantize is launched for, has a per-tensor scale all the same."""
+    """A matrix with no elements, which no quantize is launched for, has scales of tensors and rows all the same."""
     blocks = is_zero(filling.elements)
     for copy in copies:
+        if copy.scheme.family == "row":
+            _scale_empty_rows(plan, copy, blocks)
         if blocks == 0 or copy.scheme.family != "tensor" or copy.amax is None:
             continue
         own = scale
@@ -110,3 +121,9 @@ def _scale_nothing(plan: PlanBuilder, filling: Filling, copies: Sequence[StoredC
             own = plan.temporary()
             plan.launch_blocks(ComputeScaleKernel(copy.scheme), {"amax": copy.amax, "scale": own}, blocks)
         plan.launch_blocks(InverseScaleKernel(), {"scale": own, "inverse": copy.scales}, blocks)
+
+
+def _scale_empty_rows(plan: PlanBuilder, copy: StoredCopy, is_empty: Size) -> None:
+    kernel, lines = EmptyRowScalesKernel(copy.scheme), copy.stored_shape[0]
+    named: dict[str, Argument] = {"scales": copy.scales, "lines": lines}
+    plan.launch_blocks(kernel, named, is_empty * kernel.blocks(lines, 1))
