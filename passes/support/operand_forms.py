@@ -43,7 +43,7 @@ def convert(value: ir.Value, form: Form) -> ir.Value:
     assert scheme is not None, "a form is of a copy that there is"
     if scheme.family == "mx" and form.usage == "columnwise":
         value = turn(value).result
-    return value if scheme.block == "tensor" else swizzle(value).result
+    return swizzle(value).result if scheme.has_blocks else value
 
 
 def _padded(shape: Shape, form: Form) -> list[int | None]:

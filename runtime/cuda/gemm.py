@@ -47,7 +47,7 @@ def gemm_operand(kernels: "Kernels", copy: QuantizedCopy) -> GemmOperand:
     codes, scheme = copy.codes, copy.scheme
     if scheme.family == "mx" and copy.columnwise:
         codes = kernels.transpose_codes(codes)
-    scales = copy.scales if scheme.family == "tensor" else kernels.swizzle(copy)
+    scales = kernels.swizzle(copy) if scheme.has_blocks else copy.scales
     return GemmOperand(codes, scales, copy.amax, scheme)
 
 
@@ -55,6 +55,8 @@ def multiply(
     a: GemmOperand, b: GemmOperand, *, bias: torch.Tensor | None = None, out_dtype: torch.dtype = torch.bfloat16
 ) -> torch.Tensor:
     """`a b^T (+ bias)`, natively."""
+    if "row" in (a.scheme.family, b.scheme.family):
+        return _multiply_rows(a, b, bias, out_dtype)
     blocks_a, blocks_b = _scaling(a), _scaling(b)
     if a.scheme.family != "nvfp4":
         return _multiply(a, b, blocks_a, blocks_b, bias, out_dtype)
@@ -65,6 +67,24 @@ def multiply(
             return _multiply(a, b, *levels, bias, out_dtype)
     # What the GEMM would do after its sum: in float32, rounded once.
     product = _multiply(a, b, blocks_a, blocks_b, None, torch.float32).mul_(second_a * second_b)
+    return (product if bias is None else product.add_(bias)).to(out_dtype)
+
+
+def _multiply_rows(
+    a: GemmOperand, b: GemmOperand, bias: torch.Tensor | None, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """A product of which at least one operand has a scale per row.
+
+    torch's own multiplies E4M3 with such scales on both sides, and writes bf16 on every GPU. For other operands and
+    results, the codes are multiplied with a scale of 1, and what a GEMM would do after its sum follows: in float32,
+    rounded once.
+    """
+    is_plain = a.scheme.element == b.scheme.element == "f8E4M3FN" and a.scheme.family == b.scheme.family
+    if is_plain and out_dtype == torch.bfloat16:
+        rows = [Scaling([scales], [ScalingType.RowWise], None) for scales in (a.scales, b.scales.t())]
+        return _multiply(a, b, *rows, bias, out_dtype)
+    one = Scaling([torch.ones((), device=a.codes.device)], [ScalingType.TensorWise], None)
+    product = _multiply(a, b, one, one, None, torch.float32).mul_(a.scales).mul_(b.scales.t())
     return (product if bias is None else product.add_(bias)).to(out_dtype)
 
 

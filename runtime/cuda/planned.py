@@ -157,7 +157,7 @@ def _copy(source: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def _product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
-    gemm.multiply_decoded(left, right.t(), out.view(-1, out.shape[-1]))
+    gemm.multiply_decoded(left.reshape(-1, left.shape[-1]), right.t(), out.view(-1, out.shape[-1]))
 
 
 def _batched_product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, count: int) -> None:

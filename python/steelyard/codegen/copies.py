@@ -107,7 +107,7 @@ class Copy:
     @property
     def width(self) -> int:
         """Elements of a run."""
-        return CHUNK if self.scheme.block_shape is None else max(self.scheme.block_shape)
+        return max(self.scheme.block_sizes) if self.scheme.has_blocks else CHUNK
 
     @property
     def tile_side(self) -> int:

@@ -128,7 +128,7 @@ def _can_swizzle(parameter: torch.Tensor, form: WeightForm) -> bool:
 
     What must be padded or transposed before is kept compact, and arranged beside it when a program first reads it.
     """
-    is_swizzled = form.layout == "gemm" and form.scheme.family != "tensor" and not form.is_transposed
+    is_swizzled = form.layout == "gemm" and form.scheme.has_blocks and not form.is_transposed
     return is_swizzled and not needs_padding(parameter.shape, form.multiples)
 
 

@@ -16,6 +16,8 @@ _MULTIPLE = 16
 # The cuBLASLt that torch asks for: it was built for no older one, and runs with none.
 _FIRST_WITH_BLOCK_FORMATS, _FIRST_WITH_128_SCALES = (12, 8), (12, 9)
 _WITH_128_SCALES = "sm_90a"
+_OUTSIDE_SUMS = {"tensor", "row"}
+"""Families whose scales can be applied after the sum."""
 
 
 @dataclass(frozen=True)
@@ -36,22 +38,29 @@ class GemmPath:
 
 def gemm_path(kind: str, lhs: Scheme | None, rhs: Scheme | None, target: Target) -> GemmPath:
     """How a GEMM of this kind runs if its operands have these schemes."""
-    if lhs is None or rhs is None:
+    if rhs is None or (lhs is None and kind == "wgrad"):
         return GemmPath(HIGH_PRECISION, "the recipe leaves an operand in high precision")
-    if lhs.family == rhs.family == "custom":
+    families = {"" if lhs is None else lhs.family, rhs.family}
+    if families == {"custom"}:
         return GemmPath(CUSTOM, "a user's own quantizer multiplies")
-    if "custom" in (lhs.family, rhs.family):
+    if "custom" in families:
         return GemmPath(HIGH_PRECISION, "a user's own format has no product on this target")
-    if lhs.family != rhs.family:
-        return GemmPath(EMULATED, "operands with two kinds of scales have no product in cuBLASLt")
+    if lhs is None:
+        return GemmPath(EMULATED, "torch has no product of a quantized weight and activations that are not quantized")
     if lhs.element == rhs.element == "f8E5M2":
         return GemmPath(EMULATED, "cuBLASLt refuses E5M2 times E5M2")
-    by_family = {"tensor": _per_tensor, "block": _per_block, "mx": _mx, "nvfp4": _nvfp4}
+    if families <= _OUTSIDE_SUMS:
+        return _scaled_after_sums(families)
+    if len(families) > 1:
+        return GemmPath(EMULATED, f"torch has no product of {' and '.join(sorted(families))} operands")
+    by_family = {"block": _per_block, "mx": _mx, "mxfp4": _mxfp4, "nvfp4": _nvfp4}
     return by_family[lhs.family](kind, lhs, rhs, target)
 
 
-def _per_tensor(_kind: str, _lhs: Scheme, _rhs: Scheme, _target: Target) -> GemmPath:
-    return GemmPath(NATIVE, "FP8 with a scale per tensor", ("pad",), (1, _MULTIPLE, _MULTIPLE))
+def _scaled_after_sums(families: set[str]) -> GemmPath:
+    """FP8 whose scales are the same for all that is summed: a scale of the tensor, or of the row."""
+    scales = "a scale per tensor" if families == {"tensor"} else "a scale per row"
+    return GemmPath(NATIVE, f"FP8 with {scales}", ("pad",), (1, _MULTIPLE, _MULTIPLE))
 
 
 def _per_block(_kind: str, lhs: Scheme, rhs: Scheme, target: Target) -> GemmPath:
@@ -80,11 +89,20 @@ def _mx(kind: str, lhs: Scheme, rhs: Scheme, target: Target) -> GemmPath:
     return GemmPath(NATIVE, "MXFP8", ("pad", *turned, "swizzle"), (1, _MULTIPLE, 32))
 
 
+def _mxfp4(_kind: str, _lhs: Scheme, _rhs: Scheme, target: Target) -> GemmPath:
+    if not target.has_block_formats:
+        return GemmPath(EMULATED, "tensor cores read FP4 from sm_100 on")
+    # A kernel of another library, in bf16 only, which wheels may come without.
+    return GemmPath(EMULATED, "not every build of torch has a product of MXFP4 operands")
+
+
 def _nvfp4(_kind: str, lhs: Scheme, rhs: Scheme, target: Target) -> GemmPath:
     if not target.has_block_formats:
         return GemmPath(EMULATED, "tensor cores read FP4 from sm_100 on")
     if "row" in (lhs.second_level, rhs.second_level):
         return GemmPath(EMULATED, "cuBLASLt takes one second-level scale per tensor, not one per row")
+    if "1x32" in (lhs.block, rhs.block):
+        return GemmPath(EMULATED, "cuBLASLt reads one E4M3 scale for 16 values of FP4, not for 32")
     if target.lacks(_FIRST_WITH_BLOCK_FORMATS):
         return GemmPath(EMULATED, _too_old("FP4 needs", _FIRST_WITH_BLOCK_FORMATS, target))
     return GemmPath(NATIVE, "NVFP4", ("pad", "swizzle"), (1, _MULTIPLE, 32))

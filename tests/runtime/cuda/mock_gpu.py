@@ -226,8 +226,10 @@ def store_product(call: GemmCall, values: tuple) -> None:
     out.copy_(result.view(out.shape))
 
 
-def decoded(copy: QuantizedCopy) -> torch.Tensor:
+def decoded(copy: QuantizedCopy | torch.Tensor) -> torch.Tensor:
     """Rows along the reduction, without undoing the Hadamard transform: what GPU GEMMs multiply."""
+    if isinstance(copy, torch.Tensor):
+        return copy.float()
     if copy.scheme.family == "mx" and copy.columnwise:
         return reference.dequantize(copy).T
     plain = replace(copy.scheme, rht=False)

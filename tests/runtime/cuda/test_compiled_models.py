@@ -53,12 +53,18 @@ def make_block(dtype=torch.float32):
 
 
 MODELS = {"mlp": make_mlp, "block": make_block}
-RECIPES = ("fp8-delayed", "fp8-current", "fp8-block", "mxfp8", "nvfp4")
-ALL = tuple(itertools.product(MODELS, RECIPES, TARGETS))
+RECIPES = ("fp8-delayed", "fp8-current", "fp8-row", "fp8-block", "mxfp8", "mxfp4", "nvfp4")
+MIXED = ("fp8-row/none", "mxfp4/none", "nvfp4/none", "nvfp4/mxfp8", "mxfp4/mxfp8", "nvfp4/fp8-row", "fp8-row/fp8-current")
+"""Formats of weights and of activations."""
+ALL = tuple(itertools.product(MODELS, (*RECIPES, *MIXED), TARGETS))
 
 FAST = (
     ("mlp", "fp8-delayed", "sm_90a"),
     ("mlp", "fp8-current", "sm_100a"),
+    ("mlp", "fp8-row", "sm_90a"),
+    ("mlp", "mxfp4", "sm_100a"),
+    ("mlp", "mxfp4/none", "sm_90a"),
+    ("mlp", "nvfp4/mxfp8", "sm_100a"),
     ("mlp", "fp8-block", "sm_90a"),
     ("mlp", "mxfp8", "sm_100a"),
     ("mlp", "nvfp4", "sm_100a"),

@@ -90,7 +90,7 @@ def test_transposes_on_every_target(target):
             check_transpose(target, key, shape)
 
 
-SWIZZLED = {(s.family, s.block, c): (s, c) for s, c in COPIES if s.block_shape is not None and not s.rht}
+SWIZZLED = {(s.family, s.block, c): (s, c) for s, c in COPIES if s.has_blocks and not s.rht}
 
 
 @pytest.mark.parametrize("key", SWIZZLED, ids=str)

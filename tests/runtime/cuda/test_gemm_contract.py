@@ -21,13 +21,14 @@ from steelyard.runtime.dtypes import DTYPES
 from steelyard.targets.architectures import TARGETS, target_of
 from steelyard.targets.gemm_paths import EMULATED, HIGH_PRECISION, NATIVE, gemm_path, schemes_of, takes_bias
 
-RECIPES = ("fp8-delayed", "fp8-current", "fp8-block", "mxfp8", "nvfp4")
+RECIPES = ("fp8-delayed", "fp8-current", "fp8-row", "fp8-block", "mxfp8", "mxfp4", "nvfp4")
 COLUMNWISE = {"fprop": (False, False), "dgrad": (False, True), "wgrad": (True, True)}
 TOKENS, INPUTS, OUTPUTS = 100, 200, 300  # not multiples of any block: padding is part of the contract
 LIBRARIES = ("", "+cublaslt12.6", "+cublaslt12.8")
 ELEMENTS = {"f8E4M3FN": E4M3, "f8E5M2": E5M2, "f4E2M1FN": FP4}
 SCALINGS = {
     "tensor": torch_rules.TENSOR,
+    "row": torch_rules.ROW,
     "1x128": torch_rules.ROW_128,
     "128x128": torch_rules.TILE_128,
     **dict.fromkeys(("1x32", "32x1", "32x32"), torch_rules.MX),
@@ -82,7 +83,7 @@ PAIRS = sorted(every_pair(), key=str)
 
 def test_the_sweep_has_the_cases_that_matter():
     found = {(kind, lhs.family, lhs.element, rhs.element) for kind, lhs, rhs in PAIRS if lhs.family == rhs.family}
-    for family in ("tensor", "block", "mx"):
+    for family in ("tensor", "row", "block", "mx"):
         assert {("dgrad", family, "f8E5M2", "f8E4M3FN"), ("wgrad", family, "f8E5M2", "f8E4M3FN")} <= found
     assert any(lhs.family != rhs.family for _, lhs, rhs in PAIRS)
 
@@ -94,6 +95,9 @@ def test_what_is_native_is_what_torch_has(target, library):
     for kind, lhs, rhs in PAIRS:
         sides = side_of(lhs), side_of(rhs)
         product = None if None in sides else torch_rules.product_of(*sides)
+        if {lhs.family, rhs.family} == {"tensor", "row"}:
+            # Codes are multiplied as if they had a scale per tensor, and their scales follow.
+            product = torch_rules.product_of(*(replace(side, scalings=(torch_rules.TENSOR,)) for side in sides))
         version = chosen.cublaslt or (13, 0)
         has = product is not None and chosen.capability[0] in product.capabilities and version >= product.cublaslt
         found = gemm_path(kind, lhs, rhs, chosen)
@@ -131,7 +135,7 @@ def sizes(kind):
 
 def operand_on_meta(scheme: Scheme, columnwise: bool, rows: int, reduction: int) -> gemm.GemmOperand:
     """The operand of a GEMM, in the layout that it reads."""
-    laid_out = scheme if scheme.family == "tensor" else replace(scheme, layout="gemm")
+    laid_out = replace(scheme, layout="gemm") if scheme.has_blocks else scheme
     shape = (reduction, rows) if columnwise else (rows, reduction)
     parts = part_shapes(laid_out, shape, columnwise)
     dtypes = {"i8": torch.uint8, "f32": torch.float32}
@@ -165,7 +169,8 @@ def test_native_calls_are_accepted(out_dtype, bias, fp4, monkeypatch):
         result = gemm.multiply(*operands, bias=vector, out_dtype=dtype)
         assert tuple(result.shape) == tuple(padded[:2])
         assert result.dtype == dtype
-    assert {product.name for product in calls} == {"tensorwise", "deepseek", "mxfp8", fp4}
+    rowwise = {"rowwise"} if out_dtype == "bf16" else set()
+    assert {product.name for product in calls} == {"tensorwise", "deepseek", "mxfp8", fp4} | rowwise
 
 
 def test_the_contract_refuses_what_is_not_padded():
@@ -206,6 +211,33 @@ def test_emulated_products_are_within_the_bound(recipe, kind):
     assert bool(((found.double() - left @ right.t()).abs() <= bound).all())
 
 
+def exact_scaled_mm(a, b, scale_a, scaling_a, scale_b, scaling_b, *, bias, output_dtype, **_):
+    """torch's product of FP8 with scales of tensors or rows, in float64."""
+    assert scaling_a == scaling_b
+    exact = (a.double() * scale_a[0].double()) @ (b.double() * scale_b[0].double())
+    return (exact if bias is None else exact + bias.double()).to(output_dtype)
+
+
+@pytest.mark.parametrize("families", [("row", "row"), ("row", "tensor"), ("tensor", "row")], ids="-".join)
+@pytest.mark.parametrize("elements", [("f8E4M3FN", "f8E4M3FN"), ("f8E5M2", "f8E4M3FN")], ids=["e4m3", "e5m2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_scales_of_rows_are_applied(families, elements, dtype, monkeypatch):
+    """By torch where it writes what is asked for, otherwise after a product of the codes alone."""
+    monkeypatch.setattr(gemm, "scaled_mm", exact_scaled_mm)
+    schemes = [Scheme(*each, "f32") for each in zip(elements, families, strict=True)]
+    copies = [copy_of(scheme, False, rows, 48) for scheme, rows in zip(schemes, (5, 7), strict=True)]
+    left, right = (torch.from_numpy(operand(copy)) for copy in copies)
+    operands = [gemm.gemm_operand(simulated("sm_90a"), copy) for copy in copies]
+    bias = None if dtype == torch.float32 else torch.linspace(-2, 2, 7).to(dtype)
+    found = gemm.multiply(*operands, bias=bias, out_dtype=dtype)
+    exact, magnitude = left @ right.t(), left.abs() @ right.abs().t()
+    if bias is not None:
+        exact, magnitude = exact + bias.double(), magnitude + bias.double().abs()
+    bound = (48 + 8) * 2.0**-24 * magnitude + exact.abs() * torch.finfo(dtype).eps / 2
+    assert found.dtype == dtype
+    assert bool(((found.double() - exact).abs() <= bound).all())
+
+
 @pytest.mark.parametrize(
     ("lhs", "rhs", "path"),
     [
@@ -213,6 +245,10 @@ def test_emulated_products_are_within_the_bound(recipe, kind):
         (Scheme("f8E4M3FN", "128x128", "f32"), Scheme("f8E4M3FN", "128x128", "f32"), EMULATED),
         (Scheme("f8E4M3FN", "tensor", "f32"), Scheme("f8E4M3FN", "1x128", "f32"), EMULATED),
         (Scheme("f8E4M3FN", "tensor", "f32"), None, HIGH_PRECISION),
+        (None, Scheme("f8E4M3FN", "row", "f32"), EMULATED),
+        (Scheme("f8E4M3FN", "row", "f32"), Scheme("f4E2M1FN", "1x32", "f8E8M0FNU"), EMULATED),
+        (*[Scheme("f4E2M1FN", "1x32", "f8E4M3FN", second_level="tensor")] * 2, EMULATED),
+        (None, Scheme("i8", "tensor", "f32", custom="mine"), HIGH_PRECISION),
         (Scheme("i8", "tensor", "f32", custom="mine"), Scheme("f8E4M3FN", "tensor", "f32"), HIGH_PRECISION),
     ],
 )

@@ -1,7 +1,7 @@
 """What torch 2.13 asks of `scaled_mm` on CUDA, written down from its sources and apart from our table of paths.
 
 Which formats go together is asked of torch's own library: its CPU build has the functions by which the CUDA build
-chooses a product. The rest is compiled for CUDA only, and is data here: which GPUs and which cuBLASLt a product needs,
+chooses a product. Left out is that of MXFP4, which only some builds have. The rest is compiled for CUDA only, and is data here: which GPUs and which cuBLASLt a product needs,
 how scales lie, which biases it takes. The meta device checks only a part of it.
 """
 
@@ -16,7 +16,8 @@ from torch.nn.functional import ScalingType, SwizzleType
 
 E4M3, E5M2, FP4 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float4_e2m1fn_x2
 E8M0, F32 = torch.float8_e8m0fnu, torch.float32
-TENSOR, ROW_128, TILE_128 = ScalingType.TensorWise, ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
+TENSOR, ROW = ScalingType.TensorWise, ScalingType.RowWise
+ROW_128, TILE_128 = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
 MX, VECTOR_16 = ScalingType.BlockWise1x32, ScalingType.BlockWise1x16
 
 _NUMBERS = {E5M2: 23, E4M3: 24, FP4: 45}
@@ -43,6 +44,7 @@ class Product:
 
 PRODUCTS = (
     Product("tensorwise", (TENSOR,), (F32,), (8, 9, 10, 12), (11, 8)),
+    Product("rowwise", (ROW,), (F32,), (8, 9, 10, 12), (11, 8)),
     Product("deepseek", (ROW_128,), (F32,), (9,), (12, 9)),
     Product("deepseek", (ROW_128,), (F32,), (9,), (12, 9), (TILE_128,)),
     Product("deepseek", (TILE_128,), (F32,), (9,), (12, 9), (ROW_128,)),
@@ -139,6 +141,9 @@ def check_call(
         (columns, scale_b, scaling_b, swizzle_b),
     ):
         _check_scales(product, lines, reduction, scales, scaling, swizzle)
+    if product.name == "rowwise":
+        # On most GPUs a kernel of CUTLASS runs, which takes E4M3 for B and is known to write bf16.
+        assert (b.dtype, output_dtype) == (E4M3, torch.bfloat16)
     if bias is not None:
         check_bias(bias.dtype, output_dtype)
         assert bias.numel() == columns
@@ -157,6 +162,10 @@ def _check_scales(product: Product, lines: int, reduction: int, scales, scaling,
     blocks = -(-reduction // 128)
     if product.name == "tensorwise":
         assert first.numel() == 1
+    elif product.name == "rowwise":
+        assert first.dim() == 2
+        assert first.numel() == lines
+        assert first.stride(1) == 1
     elif product.name == "deepseek" and scaling[0] == ROW_128:
         assert first.shape == (lines, blocks)
         assert first.stride(0) == 1

@@ -16,7 +16,7 @@ from steelyard.codegen.launches.copies import (
     turn_codes,
 )
 from steelyard.codegen.launches.plan import OPERAND, RESULT, Buffer, LaunchPlan, Memory, PlanBuilder
-from steelyard.codegen.launches.products import finish_product, multiply_into
+from steelyard.codegen.launches.products import finish_product, multiplied_rows, multiply_into
 from steelyard.codegen.launches.quantize import find_amax, quantize_into
 from steelyard.codegen.launches.sources import Filling, fill_from, fill_from_producer
 from steelyard.codegen.launches.state import update_scale_into
@@ -165,8 +165,12 @@ def _plan_gemm(call: GemmCall) -> LaunchPlan | None:
     if call.is_custom or call.path == NATIVE:
         return None
     values = _Values(call)
-    assert call.left is not None
-    lhs, rhs = (values.copy(one.copy, _operand_shape(values, one)) for one in (call.left, call.right))
+    rhs = values.copy(call.right.copy, _operand_shape(values, call.right))
+    if call.left is None:
+        plain = values.matrix(0)
+        multiply_into(values.plan, plain, rhs, values.buffer(call.out), None)
+        return values.finish({call.out: (*values.shape(0)[:-1], multiplied_rows(rhs))})
+    lhs = values.copy(call.left.copy, _operand_shape(values, call.left))
     if not call.batch_dims:
         multiply_into(values.plan, lhs, rhs, values.buffer(call.out), None)
         return values.finish()

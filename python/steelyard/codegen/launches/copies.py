@@ -108,7 +108,7 @@ def swizzle_into(
 
 def swizzled_shape(scheme: Scheme, columnwise: bool, sizes: tuple[Size, Size]) -> tuple[Size, Size]:
     """The shape of scales in the layout that GPU GEMMs read."""
-    if scheme.block_shape is None:
+    if not scheme.has_blocks:
         raise ConstraintError(
             "swizzle_scheme", f"the gemm layout needs block scales, got block {scheme.block}; use the scales as they are"
         )

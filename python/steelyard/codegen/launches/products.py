@@ -10,13 +10,30 @@ from steelyard.codegen.sizes import Size, is_multiple
 from steelyard.codegen.tile import ITEM_BYTES
 
 
-def multiply_into(plan: PlanBuilder, lhs: StoredCopy, rhs: StoredCopy, out: Buffer, batches: Size | None) -> None:
-    """The product of two copies, decoded to float32; `batches` of them where the operands are batches."""
-    left, right = decode(plan, lhs), decode(plan, rhs)
+def multiply_into(
+    plan: PlanBuilder, lhs: StoredCopy | Matrix, rhs: StoredCopy, out: Buffer, batches: Size | None
+) -> None:
+    """The product of two copies, or of a matrix and a copy, decoded to float32; `batches` of them where the operands
+    are batches."""
+    left, right = (_widen(plan, lhs) if isinstance(lhs, Matrix) else decode(plan, lhs)), decode(plan, rhs)
     if batches is None:
         plan.call("product", left, right, out)
     else:
         plan.call("batched_product", left, right, out, batches)
+
+
+def multiplied_rows(copy: StoredCopy) -> Size:
+    """The rows of an operand of a product, which lie along the reduction."""
+    return copy.shape[1] if copy.columnwise else copy.shape[0]
+
+
+def _widen(plan: PlanBuilder, matrix: Matrix) -> Buffer:
+    """A matrix in float32."""
+    if matrix.dtype == "f32":
+        return matrix.buffer
+    out = plan.temporary(matrix.rows, matrix.columns)
+    plan.call("copy", matrix.buffer, out)
+    return out
 
 
 def finish_product(
