@@ -7,6 +7,7 @@ import torch
 from steelyard.errors import ConstraintError
 from steelyard.formats.checks import check_described, check_is_copy
 from steelyard.formats.copies import QuantizedCopy
+from steelyard.formats.parts import has_packed_form
 from steelyard.formats.schemes import Scheme
 from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.arguments import check_copy, check_part, require
@@ -29,13 +30,13 @@ class PackedWeight:
 
 
 def pack(copy: QuantizedCopy) -> PackedWeight:
-    """An NVFP4 copy, packed."""
+    """An NVFP4 copy in blocks of 16, packed."""
     check_is_copy(copy, "copy")
     require(
-        copy.scheme.family == "nvfp4",
+        has_packed_form(copy.scheme),
         "pack_scheme",
-        f"only NVFP4 copies have a packed form, got {copy.scheme.element} with block {copy.scheme.block}; "
-        "GEMMs read other copies as they are",
+        f"only NVFP4 copies in blocks of 16 have a packed form, got {copy.scheme.element} with block "
+        f"{copy.scheme.block}; GEMMs read other copies as they are",
     )
     check_copy(copy, "copy")
     columns, k = copy.stored_shape
@@ -60,9 +61,10 @@ def check_packed(weight: PackedWeight, what: str) -> None:
         )
     check_described(weight, what)
     require(
-        weight.scheme.family == "nvfp4",
+        has_packed_form(weight.scheme),
         "pack_scheme",
-        f"{what} must have an NVFP4 scheme, got {weight.scheme.element} with block {weight.scheme.block}",
+        f"{what} must have an NVFP4 scheme with blocks of 16, got {weight.scheme.element} with block "
+        f"{weight.scheme.block}",
     )
     copy = describe(weight)
     size = _cpu.packed_size(*copy.stored_shape, _is_row_scaled(copy))

@@ -16,6 +16,8 @@ from steelyard.tensor import (
     Float8BlockQuantizer,
     Float8CurrentScalingQuantizer,
     Float8Quantizer,
+    Float8RowQuantizer,
+    MXFP4Quantizer,
     MXFP8Quantizer,
     NVFP4Quantizer,
     QuantizedTensor,
@@ -29,13 +31,16 @@ STEPS = 3
 QUANTIZERS = {
     "delayed": lambda: Float8Quantizer(torch.tensor(64.0), torch.zeros(()), E4M3),
     "current": lambda: Float8CurrentScalingQuantizer(E4M3),
+    "row": lambda: Float8RowQuantizer(E4M3, columnwise=False),
     "block": lambda: Float8BlockQuantizer(E4M3, block_scaling_dim=1),
     "tiles": lambda: Float8BlockQuantizer(E4M3, block_scaling_dim=2),
     "mxfp8": lambda: MXFP8Quantizer(E4M3),
     "mxfp8-tiles": lambda: MXFP8Quantizer(E4M3, with_2d_quantization=True),
+    "mxfp4": lambda: MXFP4Quantizer(),
     "nvfp4": lambda: NVFP4Quantizer(),
     "nvfp4-rht": lambda: NVFP4Quantizer(with_rht=True),
     "nvfp4-tiles": lambda: NVFP4Quantizer(with_2d_quantization=True),
+    "nvfp4-32": lambda: NVFP4Quantizer(block_size=32),
     "nvfp4-row": lambda: NVFP4Quantizer(row_scaled=True, columnwise=False),
 }
 
@@ -50,7 +55,8 @@ def make_model(name: str) -> nn.Module:
 
 def train(model: nn.Module) -> list[float]:
     """Each process sees the same batch, so that the mean of their gradients is exactly the gradient."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    # The steps must be large enough to move FP4 codes whose scales are powers of two.
+    optimizer = torch.optim.SGD(model.parameters(), lr=4.0, momentum=0.9)
     torch.manual_seed(1)
     losses = []
     for _ in range(STEPS):
@@ -94,10 +100,10 @@ def train_sharded(name: str) -> dict:
     }
 
 
-def refusal_of_cut_tiles() -> str:
-    """The error of a shard whose rows are not whole tiles."""
+def refusal_of_shards(quantizer) -> str:
+    """The error of a parameter whose shards cannot be gathered."""
     layer = nn.Linear(128, 192)
-    layer.weight = nn.Parameter(QUANTIZERS["tiles"]()(layer.weight.detach()))
+    layer.weight = nn.Parameter(quantizer(layer.weight.detach()))
     fully_shard(layer)
     try:
         layer(torch.zeros(1, 128))
@@ -110,7 +116,8 @@ def work(rank: int, port: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD_SIZE)
     results = {name: train_sharded(name) for name in QUANTIZERS}
-    results["refusal"] = refusal_of_cut_tiles()
+    results["cut tiles"] = refusal_of_shards(QUANTIZERS["tiles"]())
+    results["scales of columns"] = refusal_of_shards(Float8RowQuantizer(E4M3))
     torch.save(results, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
 
@@ -168,7 +175,7 @@ def check_against_unsharded(name, sharded):
 
 @pytest.mark.parametrize("name", QUANTIZERS)
 def test_codes_are_gathered_not_values(name, sharded):
-    bits = 5 if name.startswith("nvfp4") else 8.5
+    bits = 5 if "fp4" in name else 8.5
     for results in sharded:
         gathered = results[name]["gathered"]
         # Both layers, at least once per step.
@@ -185,8 +192,13 @@ def test_transposable_weights_send_one_copy(sharded):
 
 def test_shards_that_cut_tiles_are_refused(sharded):
     for results in sharded:
-        assert "must have the same number of rows, a multiple of 128" in results["refusal"]
-        assert "got 96; pad the parameter to 256 rows" in results["refusal"]
+        assert "must have the same number of rows, a multiple of 128" in results["cut tiles"]
+        assert "got 96; pad the parameter to 256 rows" in results["cut tiles"]
+
+
+def test_scales_that_span_shards_are_refused(sharded):
+    for results in sharded:
+        assert "one scale per column; quantize it rowwise only" in results["scales of columns"]
 
 
 if __name__ == "__main__":

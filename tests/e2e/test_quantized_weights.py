@@ -7,6 +7,7 @@ import sys
 import weakref
 
 import pytest
+import safetensors.torch
 import torch
 from block_stacks import WIDTH, Stack
 from oracle import assert_follows, make_oracle
@@ -156,6 +157,40 @@ def test_state_dicts_are_compact_and_load(recipe, assign, tmp_path):
     other.load_state_dict(state, assign=assign)
     assert torch.equal(other(x), expected)
     assert torch.equal(other(x), expected)
+
+
+FORMATS = {
+    # The bytes of an element: its code, and its share of a scale and of partial blocks.
+    "fp8-row": ("Float8RowTensor", 1.1),
+    "mxfp4": ("MXFP4Tensor", 0.55),
+    "mxfp4/mxfp8": ("MXFP4Tensor", 0.55),
+    "nvfp4/fp8-row": ("PackedNVFP4Tensor", 0.6),
+    "fp8-row/none": ("Float8RowTensor", 1.1),
+    "mxfp4/none": ("MXFP4Tensor", 0.55),
+    "nvfp4/none": ("PackedNVFP4Tensor", 0.6),
+}
+
+
+@pytest.mark.parametrize("recipe", FORMATS)
+def test_formats_of_their_own_beside_other_activations(recipe, tmp_path):
+    torch.manual_seed(0)
+    model, x = TransposedMLP(), torch.randn(5, 64)
+    expected = steelyard.compile(copy.deepcopy(model), recipe)(x)
+    other = steelyard.compile(copy.deepcopy(model), recipe, weights="quantized")
+    net = make_stored(model, recipe, x)
+    assert torch.equal(net(x), expected)
+    stored = [model.up.weight, model.down.weight, model.first.weight]
+    kind, most = FORMATS[recipe]
+    assert {type(each).__name__ for each in stored} == {kind}
+    assert sum(map(held_bytes, stored)) <= most * sum(each.numel() for each in stored)
+    assert net.memory()["quantized_weights"] == 0
+    saved = net.state_dict()
+    safetensors.torch.save_file({name: each.contiguous() for name, each in saved.items()}, tmp_path / "net.safetensors")
+    loaded = safetensors.torch.load_file(tmp_path / "net.safetensors")
+    assert {name: each.dtype for name, each in loaded.items()} == {name: each.dtype for name, each in saved.items()}
+    other.load_state_dict(loaded, assign=True)
+    assert torch.equal(other(x), expected)
+    assert torch.equal(copy.deepcopy(net)(x), expected)
 
 
 def test_writes_are_seen():

@@ -243,7 +243,10 @@ FP4 = cpu.quantize(torch.randn(32, 64), nvfp4(), None)[0]
         (lambda: cpu.qgemm(COPY, COPY, preactivation=1), "preactivation must be True or False, got 1"),
         (lambda: cpu.qgemm(COPY, COPY, epilogue=["gelu"]), r"epilogue must be one of none, .* got \['gelu'\]"),
         (lambda: cpu.qgemm(FP4, replace(cpu.pack(FP4), shape=None)), "b.shape must be a tuple of two sizes"),
-        (lambda: cpu.qgemm(FP4, replace(cpu.pack(FP4), scheme=MX)), "b must have an NVFP4 scheme, got f8E4M3FN"),
+        (
+            lambda: cpu.qgemm(FP4, replace(cpu.pack(FP4), scheme=MX)),
+            "b must have an NVFP4 scheme with blocks of 16, got f8E4M3FN",
+        ),
         (lambda: cpu.unpack(replace(cpu.pack(FP4), shape=(32, 128))), "weight.data must be contiguous torch.uint8"),
         (lambda: cpu.quantize(torch.ones(4, 32), "mxfp8", None), "row must be a Scheme, got 'mxfp8'"),
         (lambda: cpu.quantize(torch.ones(4, 32), None, 3), "col must be a Scheme, got 3"),
@@ -313,7 +316,10 @@ def test_both_gemms_refuse_the_same_options(qgemm, options, says):
 def test_both_gemms_refuse_what_is_no_copy():
     copy, _ = cpu.quantize(torch.randn(4, 32), MX, None)
     for qgemm in (cpu.qgemm, reference.qgemm):
-        with pytest.raises(ConstraintError, match="must be quantized copies, got QuantizedCopy and Tensor"):
+        with pytest.raises(
+            ConstraintError,
+            match="must be quantized copies, or a tensor and a quantized copy, got QuantizedCopy and Tensor",
+        ):
             qgemm(copy, torch.randn(4, 32))
 
 

@@ -101,6 +101,11 @@ def gemm_scales_are_transposed(scheme: Scheme, columnwise: bool) -> bool:
     return scheme.block == "1x128" or (columnwise and scheme.family == "mx")
 
 
+def has_packed_form(scheme: Scheme) -> bool:
+    """Whether copies of a scheme can be packed for the CPU's GEMMs: NVFP4 in blocks of 16."""
+    return scheme.family == "nvfp4" and scheme.block_sizes[1] == 16
+
+
 def packed_size(rows: int, columns: int, row_scaled: bool) -> int:
     """Bytes of a packed copy: units of 8 rows by 16 columns, their scales, and the amaxes on a line of their own."""
     units = ceil_div(rows, 8) * ceil_div(columns, 16)

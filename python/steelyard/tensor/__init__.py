@@ -8,6 +8,8 @@ from steelyard.tensor.float8_blockwise import (
     Float8BlockwiseQTensor,
     Float8BlockwiseQTensorStorage,
 )
+from steelyard.tensor.float8_row import Float8RowQuantizer, Float8RowTensor, Float8RowTensorStorage
+from steelyard.tensor.mxfp4 import MXFP4Quantizer, MXFP4Tensor, MXFP4TensorStorage
 from steelyard.tensor.mxfp8 import MXFP8Quantizer, MXFP8Tensor, MXFP8TensorStorage
 from steelyard.tensor.nvfp4 import NVFP4Quantizer, NVFP4Tensor, NVFP4TensorStorage
 from steelyard.tensor.quantized_tensor import QuantizedTensor, rebuild_tensor
@@ -20,8 +22,14 @@ __all__ = [
     "Float8BlockwiseQTensorStorage",
     "Float8CurrentScalingQuantizer",
     "Float8Quantizer",
+    "Float8RowQuantizer",
+    "Float8RowTensor",
+    "Float8RowTensorStorage",
     "Float8Tensor",
     "Float8TensorStorage",
+    "MXFP4Quantizer",
+    "MXFP4Tensor",
+    "MXFP4TensorStorage",
     "MXFP8Quantizer",
     "MXFP8Tensor",
     "MXFP8TensorStorage",
@@ -44,7 +52,11 @@ torch.serialization.add_safe_globals(
         Float8BlockwiseQTensor,
         Float8CurrentScalingQuantizer,
         Float8Quantizer,
+        Float8RowQuantizer,
+        Float8RowTensor,
         Float8Tensor,
+        MXFP4Quantizer,
+        MXFP4Tensor,
         MXFP8Quantizer,
         MXFP8Tensor,
         NVFP4Quantizer,

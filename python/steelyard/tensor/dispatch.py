@@ -254,7 +254,7 @@ def _takes_codes(dst, src) -> bool:
         return False
     if not all(_root_has(root, dst, columnwise) for columnwise in usages):
         return False
-    if dst.numel() != root.numel() and dst._quantizer.row_scheme.family in ("tensor", "nvfp4"):
+    if dst.numel() != root.numel() and dst._quantizer.row_scheme.family in ("tensor", "row", "nvfp4"):
         return False
     present = [columnwise for columnwise in (False, True) if dst._has(columnwise)]
     return all(src._has(each) and src._scheme(each) == dst._scheme(each) for each in present)

@@ -3,6 +3,7 @@
 import torch
 
 from steelyard.errors import RecipeError, shown
+from steelyard.formats.schemes import CHOICES
 from steelyard.recipes import EPSILON, is_epsilon
 
 HIGH_PRECISION = (torch.float32, torch.bfloat16, torch.float16)
@@ -15,6 +16,7 @@ ELEMENT_DTYPES = {
     "f8E5M2": torch.float8_e5m2,
     "f4E2M1FN": torch.float4_e2m1fn_x2,
 }
+_SCALE_RULES = CHOICES["rule"]
 _FP8 = {torch.float8_e4m3fn: "f8E4M3FN", torch.float8_e5m2: "f8E5M2"}
 
 
@@ -30,6 +32,13 @@ def check_epsilon(quantizer) -> None:
     if not is_epsilon(quantizer.amax_epsilon):
         name = f"{type(quantizer).__name__}.amax_epsilon"
         raise RecipeError(f"{name} must be {EPSILON}, got {shown(quantizer.amax_epsilon)}")
+
+
+def check_scale_rule(quantizer) -> None:
+    """Refuse a rule for power-of-two scales that does not exist."""
+    if not isinstance(quantizer.scale_rule, str) or quantizer.scale_rule not in _SCALE_RULES:
+        name = f"{type(quantizer).__name__}.scale_rule"
+        raise RecipeError(f"{name} must be one of {', '.join(_SCALE_RULES)}, got {shown(quantizer.scale_rule)}")
 
 
 def matrix_shape(shape) -> tuple[int, int]:

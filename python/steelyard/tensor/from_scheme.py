@@ -6,6 +6,8 @@ from steelyard.formats.schemes import Scheme
 from steelyard.tensor.elements import ELEMENT_DTYPES
 from steelyard.tensor.float8 import Float8CurrentScalingQuantizer, Float8Quantizer
 from steelyard.tensor.float8_blockwise import Float8BlockQuantizer
+from steelyard.tensor.float8_row import Float8RowQuantizer
+from steelyard.tensor.mxfp4 import MXFP4Quantizer
 from steelyard.tensor.mxfp8 import MXFP8Quantizer
 from steelyard.tensor.nvfp4 import NVFP4Quantizer
 from steelyard.tensor.scheme_quantizer import SchemeQuantizer
@@ -28,6 +30,15 @@ def _tensor(scheme: Scheme, scale: torch.Tensor | None) -> SchemeQuantizer | Non
     return Float8Quantizer(scale.detach().clone(), torch.zeros(()), dtype, columnwise=False)
 
 
+def _row(scheme: Scheme, _) -> SchemeQuantizer:
+    return Float8RowQuantizer(
+        ELEMENT_DTYPES[scheme.element],
+        force_pow_2_scales=scheme.power_of_two,
+        amax_epsilon=scheme.epsilon,
+        columnwise=False,
+    )
+
+
 def _block(scheme: Scheme, _) -> SchemeQuantizer:
     return Float8BlockQuantizer(
         ELEMENT_DTYPES[scheme.element],
@@ -47,13 +58,18 @@ def _mx(scheme: Scheme, _) -> SchemeQuantizer:
     )
 
 
+def _mxfp4(scheme: Scheme, _) -> SchemeQuantizer:
+    return MXFP4Quantizer(scale_rule=scheme.rule, columnwise=False)
+
+
 def _nvfp4(scheme: Scheme, _) -> SchemeQuantizer:
     return NVFP4Quantizer(
         with_2d_quantization=scheme.is_tiled,
         row_scaled=scheme.second_level == "row",
         four_over_six=None if scheme.four_over_six == "none" else scheme.four_over_six,
+        block_size=scheme.block_sizes[1],
         columnwise=False,
     )
 
 
-_MAKERS = {"tensor": _tensor, "block": _block, "mx": _mx, "nvfp4": _nvfp4}
+_MAKERS = {"tensor": _tensor, "row": _row, "block": _block, "mx": _mx, "mxfp4": _mxfp4, "nvfp4": _nvfp4}

@@ -68,6 +68,11 @@ def _check_shard(tensor, world_size: int, outer_size) -> None:
         scheme = tensor._scheme(columnwise)
         stored_rows, stored_columns = scheme.block_shape or (1, 1)
         transposed = is_stored_transposed(scheme, columnwise)
+        if transposed and scheme.family == "row":
+            raise RecipeError(
+                "a parameter to shard must have no scales that span the rows of all shards, got a columnwise copy with "
+                "one scale per column; quantize it rowwise only"
+            )
         multiple = max(multiple, stored_columns if transposed else stored_rows)
     whole = matrix_shape(outer_size)[0]
     if rows % multiple or rows * world_size != whole:

@@ -16,4 +16,4 @@ def needs_padding(shape: Sequence[int], multiples: tuple[int, int]) -> bool:
 def for_gemm(copy: QuantizedCopy, multiples: tuple[int, int]) -> QuantizedCopy:
     """A rowwise copy, padded to multiples and with its scales in order; it shares the memory of what is so already."""
     padded = padded_copy(copy, multiples)
-    return padded if copy.scheme.family == "tensor" else replace(padded, scales=kernels.swizzle(padded))
+    return replace(padded, scales=kernels.swizzle(padded)) if copy.scheme.has_blocks else padded

@@ -40,8 +40,11 @@ def fit(copy: QuantizedCopy, codes: str, scales: str, amax: str | None, *, swizz
 
 
 def _with_dims(part: torch.Tensor | None, expected: Shape) -> Any:
-    """One value may be given with any number of dims."""
-    return part.reshape(expected) if part is not None and part.numel() == math.prod(expected) == 1 else part
+    """One value may be given with any number of dims, and one value per row without the dim of size 1."""
+    if part is None:
+        return part
+    is_one = part.numel() == math.prod(expected) == 1
+    return part.reshape(expected) if is_one or (*part.shape, 1) == expected else part
 
 
 def _without_padding(scales: torch.Tensor | None, compact: Shape, padded: Shape) -> Any:

@@ -6,15 +6,13 @@ from typing import Any
 
 import torch
 
-from steelyard.errors import RecipeError, shown
+from steelyard.errors import RecipeError
 from steelyard.formats.schemes import Scheme
-from steelyard.tensor.elements import fp8_element
+from steelyard.tensor.elements import check_scale_rule, fp8_element
 from steelyard.tensor.float8 import as_codes, shape_of
 from steelyard.tensor.quantized_tensor import QuantizedTensor
 from steelyard.tensor.scheme_quantizer import SchemeQuantizer
 from steelyard.tensor.scheme_storage import CopyFields, SchemeStorage
-
-SCALE_RULES = ("rceil", "floor", "ceil", "even")
 
 
 @cache
@@ -84,9 +82,7 @@ class MXFP8Quantizer(SchemeQuantizer):
 
     def __post_init__(self):
         self._check_flags()
-        if not isinstance(self.scale_rule, str) or self.scale_rule not in SCALE_RULES:
-            rules = ", ".join(SCALE_RULES)
-            raise RecipeError(f"MXFP8Quantizer.scale_rule must be one of {rules}, got {shown(self.scale_rule)}")
+        check_scale_rule(self)
         fp8_element(self.fp8_dtype)
 
     def _make_scheme(self, columnwise: bool) -> Scheme:

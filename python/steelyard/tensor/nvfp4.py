@@ -1,4 +1,4 @@
-"""NVFP4: E2M1 codes, two per byte, with one E4M3 scale per 16 elements under one float32 scale."""
+"""NVFP4: E2M1 codes, two per byte, with one E4M3 scale per 16 or 32 elements under one float32 scale."""
 
 from dataclasses import dataclass, field
 from functools import cache, wraps
@@ -10,6 +10,7 @@ from steelyard.errors import RecipeError, shown
 from steelyard.formats.schemes import Scheme
 from steelyard.tensor.arguments import check_flag, check_strided
 from steelyard.tensor.autograd import DequantizeFunction
+from steelyard.tensor.float4 import as_packed_codes, unpacked_shape
 from steelyard.tensor.float8 import as_codes
 from steelyard.tensor.quantized_tensor import QuantizedTensor
 from steelyard.tensor.scheme_quantizer import SchemeQuantizer
@@ -63,6 +64,7 @@ class NVFP4TensorStorage(SchemeStorage):
         with_gemm_swizzled_scales: bool = False,
         row_scaled_nvfp4: bool | None = None,
         nvfp4_use_4over6: bool | None = None,
+        block_size: int | None = None,
     ):
         self._check_quantizer(quantizer)
         check_flag(row_scaled_nvfp4, "row_scaled_nvfp4", or_none=True)
@@ -71,39 +73,34 @@ class NVFP4TensorStorage(SchemeStorage):
             if amax is not None:
                 check_strided(amax, name)
         parts = {
-            "rowwise_data": as_codes("rowwise_data", rowwise_data),
+            "rowwise_data": as_packed_codes("rowwise_data", rowwise_data),
             "rowwise_scale_inv": as_codes("rowwise_scale_inv", rowwise_scale_inv, torch.float8_e4m3fn),
             "amax_rowwise": amax_rowwise,
-            "columnwise_data": as_codes("columnwise_data", columnwise_data),
+            "columnwise_data": as_packed_codes("columnwise_data", columnwise_data),
             "columnwise_scale_inv": as_codes("columnwise_scale_inv", columnwise_scale_inv, torch.float8_e4m3fn),
             "amax_columnwise": amax_columnwise,
         }
         if shape is None:
-            shape = _unpacked_shape(rowwise_data, columnwise_data)
+            shape = unpacked_shape(rowwise_data, columnwise_data)
         if quantizer is None:
             has_rows = amax_rowwise is not None and amax_rowwise.numel() > 1
             quantizer = NVFP4Quantizer(
                 row_scaled=has_rows if row_scaled_nvfp4 is None else row_scaled_nvfp4,
                 four_over_six="mae" if nvfp4_use_4over6 else None,
+                block_size=16 if block_size is None else block_size,
             )
-        for name, given in (("row_scaled_nvfp4", row_scaled_nvfp4), ("nvfp4_use_4over6", nvfp4_use_4over6)):
+        options = {
+            "row_scaled_nvfp4": row_scaled_nvfp4,
+            "nvfp4_use_4over6": nvfp4_use_4over6,
+            "block_size": block_size,
+        }
+        for name, given in options.items():
             if given not in (None, getattr(quantizer, name)):
                 raise RecipeError(f"{name} must be that of the quantizer {quantizer}, got {given}; leave it out")
         self._initialize(shape, dtype, quantizer, parts, swizzled=with_gemm_swizzled_scales)
 
     def _traits(self) -> dict[str, Any]:
         return {"with_gemm_swizzled_scales": self._with_gemm_swizzled_scales}
-
-
-def _unpacked_shape(rowwise: torch.Tensor | None, columnwise: torch.Tensor | None) -> tuple[int, ...]:
-    """The shape of a tensor, from its packed codes. An odd last dim cannot be told from them and must be given."""
-    if rowwise is not None and rowwise.dim():
-        return (*rowwise.shape[:-1], 2 * rowwise.shape[-1])
-    if columnwise is not None and columnwise.dim() == 2:
-        return 2 * columnwise.shape[1], columnwise.shape[0]
-    if rowwise is not None or columnwise is not None:
-        raise RecipeError("packed codes must have the dims of the tensor, got none; give the tensor's shape")
-    raise RecipeError("a quantized tensor needs the codes and scales of at least one copy, got none")
 
 
 class NVFP4Tensor(QuantizedTensor, NVFP4TensorStorage):  # pyright: ignore[reportIncompatibleVariableOverride, reportIncompatibleMethodOverride]
@@ -144,7 +141,7 @@ def _respelled(options: dict[str, Any]) -> dict[str, Any]:
 @_with_other_spellings
 @dataclass(eq=False)
 class NVFP4Quantizer(SchemeQuantizer):
-    """Quantizes in blocks of 16, or in 16x16 tiles.
+    """Quantizes in blocks of 16 or 32, or in 16x16 tiles.
 
     The random Hadamard transform is on the columnwise copy only. Stochastic rounding draws its seed from torch's
     generator, so `torch.manual_seed` makes it repeatable.
@@ -160,14 +157,27 @@ class NVFP4Quantizer(SchemeQuantizer):
     """The rowwise copy has one amax per row instead of one per tensor."""
     four_over_six: str | None = field(default=None, kw_only=True)
     """Each block also tries to map its amax to 4 instead of 6, and keeps the smaller error: `mae` or `mse`."""
+    block_size: int = field(default=16, kw_only=True)
+    """How many elements share a scale, 16 or 32. Blocks of 32 have none of the options above."""
 
     def __post_init__(self):
         self._check_flags()
+        if type(self.block_size) is not int or self.block_size not in (16, 32):
+            raise RecipeError(f"NVFP4Quantizer.block_size must be 16 or 32, got {shown(self.block_size)}")
+        self._check_wide()
         if not isinstance(self.four_over_six, str | None) or self.four_over_six not in (None, "mae", "mse"):
             raise RecipeError(f"NVFP4Quantizer.four_over_six must be None, mae or mse, got {shown(self.four_over_six)}")
         for one, other in _EXCLUSIVE:
             if getattr(self, one) and getattr(self, other):
                 raise RecipeError(f"NVFP4Quantizer.{one} and {other} exclude each other, got both; turn one off")
+
+    def _check_wide(self) -> None:
+        """Refuse what blocks of 32 cannot be combined with."""
+        for option in _OF_SIXTEEN:
+            if self.block_size == 32 and getattr(self, option):
+                raise RecipeError(
+                    f"NVFP4Quantizer.{option} needs block_size=16, got 32; turn it off, or leave block_size out"
+                )
 
     @property
     def row_scaled_nvfp4(self) -> bool:
@@ -181,7 +191,7 @@ class NVFP4Quantizer(SchemeQuantizer):
 
     def _make_scheme(self, columnwise: bool) -> Scheme:
         return _scheme(
-            "16x16" if self.with_2d_quantization else "1x16",
+            "16x16" if self.with_2d_quantization else f"1x{self.block_size}",
             "row" if self.row_scaled and not columnwise else "tensor",
             "stochastic" if self.stochastic_rounding else "nearest",
             self.with_rht and columnwise,
@@ -195,6 +205,7 @@ class NVFP4Quantizer(SchemeQuantizer):
         return operands
 
 
+_OF_SIXTEEN = ("with_rht", "with_2d_quantization", "stochastic_rounding", "row_scaled", "four_over_six")
 _EXCLUSIVE = (
     ("row_scaled", "with_rht"),
     ("row_scaled", "with_2d_quantization"),

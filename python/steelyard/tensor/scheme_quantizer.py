@@ -16,6 +16,7 @@ from steelyard.tensor.autograd import QuantizeFunction
 from steelyard.tensor.elements import ELEMENT_DTYPES, fp8_element, matrix_shape
 from steelyard.tensor.quantizer import Quantizer, check_kind, check_quantized, is_high_precision, is_noop, overrides
 from steelyard.tensor.scheme_storage import SchemeStorage
+from steelyard.tensor.storage import QuantizedTensorStorage
 
 Copies = tuple[QuantizedCopy | None, QuantizedCopy | None]
 
@@ -163,7 +164,7 @@ class SchemeQuantizer(Quantizer):
 
     def assemble(self, copies: Copies, shape, dtype: torch.dtype) -> Any:
         """A storage or a tensor made of copies."""
-        swizzled = self.optimize_for_gemm and self.row_scheme.family != "tensor"
+        swizzled = self.optimize_for_gemm and self.row_scheme.has_blocks
         if swizzled:
             _swizzle(copies)
         storage = self.STORAGE._from_copies(copies, shape, dtype, self.copy(), swizzled=swizzled)
@@ -172,20 +173,14 @@ class SchemeQuantizer(Quantizer):
     def qgemm(
         self, a: Any, b: Any, *, kind: str = "fprop", bias=None, accumulate=None, out_dtype=torch.float32
     ) -> torch.Tensor:
+        """As `Quantizer.qgemm`. The operands may be of different formats, and `a` of fprop and dgrad a plain tensor."""
         check_kind(kind)
-        copies = []
-        check_quantized(a, b, storage_class=SchemeStorage)
-        for operand, columnwise in zip((a, b), reads_columnwise(kind), strict=True):
-            if not operand._has(columnwise):
-                usage = "columnwise" if columnwise else "rowwise"
-                raise RecipeError(f"{kind} needs the {usage} copy of an operand, got {operand.get_usages()}")
-            if operand._matrix != matrix_shape(operand.shape):
-                raise RecipeError(
-                    f"an operand of shape {tuple(operand.shape)} must be quantized along its last dim, got codes of a "
-                    f"{operand._matrix[0]}x{operand._matrix[1]} matrix; dequantize and quantize it in its new shape"
-                )
-            copies.append(operand._copy(columnwise))
-        return kernels.qgemm(*copies, bias=bias, accumulate=accumulate, out_dtype=out_dtype)
+        left_usage, right_usage = reads_columnwise(kind)
+        is_plain = kind != "wgrad" and _is_plain(a)
+        check_quantized(*([b] if is_plain else [a, b]), storage_class=SchemeStorage)
+        left = a.detach().reshape(matrix_shape(a.shape)) if is_plain else _operand(a, kind, columnwise=left_usage)
+        right = _operand(b, kind, columnwise=right_usage)
+        return kernels.qgemm(left, right, bias=bias, accumulate=accumulate, out_dtype=out_dtype)
 
     def encode(self, tensor: torch.Tensor, shape: tuple[int, int], row: Scheme | None, col: Scheme | None) -> Copies:
         """The copies of a tensor as a matrix of this shape, by these schemes; no state is updated."""
@@ -221,6 +216,25 @@ class SchemeQuantizer(Quantizer):
     def _options(self) -> dict[str, Any]:
         # A process group is meaningful only in its own process.
         return {**vars(self), "amax_reduction_group": None}
+
+
+def _is_plain(operand: Any) -> bool:
+    """Whether this is a tensor in high precision that is not quantized."""
+    return is_high_precision(operand) and not isinstance(operand, QuantizedTensorStorage)
+
+
+def _operand(tensor: SchemeStorage, kind: str, *, columnwise: bool) -> QuantizedCopy:
+    """The copy of a tensor that a GEMM reads."""
+    copy = tensor._copy(columnwise)
+    if copy is None:
+        usage = "columnwise" if columnwise else "rowwise"
+        raise RecipeError(f"{kind} needs the {usage} copy of an operand, got {tensor.get_usages()}")
+    if tensor._matrix != matrix_shape(tensor.shape):
+        raise RecipeError(
+            f"an operand of shape {tuple(tensor.shape)} must be quantized along its last dim, got codes of a "
+            f"{tensor._matrix[0]}x{tensor._matrix[1]} matrix; dequantize and quantize it in its new shape"
+        )
+    return copy
 
 
 def _swizzle(copies: Copies) -> None:

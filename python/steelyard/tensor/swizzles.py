@@ -14,7 +14,7 @@ def swizzled_shape(copy: QuantizedCopy, compact: tuple[int, ...]) -> tuple[int, 
 def unswizzle(copy: QuantizedCopy) -> torch.Tensor:
     """The compact scales of a copy whose scales are swizzled."""
     rows, columns = scales_shape(copy.scheme, copy.stored_shape, copy.columnwise) or (0, 0)
-    if copy.scheme.family == "tensor":
+    if not copy.scheme.has_blocks:
         return copy.scales
     if copy.scheme.block == "1x128":
         return copy.scales[:, :rows].T

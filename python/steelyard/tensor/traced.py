@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from steelyard.formats.copies import QuantizedCopy
-from steelyard.formats.parts import packed_size, stored_shape
+from steelyard.formats.parts import packed_size, part_names, stored_shape
 from steelyard.formats.schemes import Scheme
 from steelyard.runtime import cpu
 
@@ -50,7 +50,7 @@ def quantize(x, row: Scheme | None, col: Scheme | None, *, scale=None, amax=None
             copies.append(None)
             continue
         codes, scales = parts.pop(0), parts.pop(0)
-        amax = None if scheme.family in ("block", "mx") else parts.pop(0)
+        amax = parts.pop(0) if "amax" in part_names(scheme) else None
         copies.append(QuantizedCopy(codes, scales, amax, scheme, tuple(x.shape), columnwise))
     return tuple(copies)
 

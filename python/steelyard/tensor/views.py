@@ -87,7 +87,9 @@ def _narrow(copy: QuantizedCopy, box: Box) -> QuantizedCopy | None:
     scales, amax = copy.scales, copy.amax
     if copy.scheme.family != "tensor":
         per_row, per_column = _scale_extent(copy)
-        scales = scales[_slice(rows, per_row), _slice(columns, per_column)]
+        scales = scales[_slice(rows, per_row)]
+        if copy.scheme.family != "row":
+            scales = scales[:, _slice(columns, per_column)]
     if amax is not None and copy.scheme.second_level == "row":
         amax = amax[_slice(rows)]
     return replace(copy, codes=codes, scales=scales, amax=amax, shape=shape)

@@ -6,6 +6,7 @@ import torch
 from steelyard.tensor import (
     Float8CurrentScalingQuantizer,
     Float8Quantizer,
+    Float8RowQuantizer,
     MXFP8Quantizer,
     NVFP4Quantizer,
     QuantizedTensor,
@@ -131,6 +132,16 @@ def test_copy_into_part_of_a_tensor_keeps_the_rest():
     expected = target.dequantize()
     expected[:4] = source.dequantize()
     target[:4].copy_(source)
+    assert same_parts(target, quantizer(expected))
+
+
+@pytest.mark.parametrize("part", [(slice(4), slice(None)), (slice(None), slice(4))], ids=["rows", "columns"])
+def test_copy_into_part_of_a_tensor_with_a_scale_per_row(part):
+    quantizer = Float8RowQuantizer()
+    target, source = quantizer(torch.randn(8, 8)), quantizer(torch.randn(8, 8) * 100)
+    expected = target.dequantize()
+    expected[part] = source[part].dequantize()
+    target[part].copy_(source[part])
     assert same_parts(target, quantizer(expected))
 
 

@@ -9,7 +9,9 @@ from steelyard.tensor import (
     Float8BlockwiseQTensor,
     Float8CurrentScalingQuantizer,
     Float8Quantizer,
+    Float8RowTensor,
     Float8Tensor,
+    MXFP4Tensor,
     MXFP8Quantizer,
     MXFP8Tensor,
     NVFP4Quantizer,
@@ -68,6 +70,38 @@ def test_an_amax_per_row():
             row_scaled_nvfp4=True,
             quantizer=NVFP4Quantizer(),
         )
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 1)])
+def test_a_scale_per_row(shape):
+    codes = torch.tensor([[0x3C, 0x38], [0x40, 0xB8]], dtype=torch.uint8)
+    scales = torch.tensor([0.5, 4.0]).reshape(shape)
+    tensor = Float8RowTensor(fp8_dtype=E4M3, rowwise_data=codes.view(E4M3), rowwise_scale_inv=scales)
+    assert tensor.dequantize().tolist() == [[0.75, 0.5], [8.0, -4.0]]
+    assert tensor._rowwise_scale_inv.shape == (2, 1)
+    transposed = Float8RowTensor(fp8_dtype=E4M3, columnwise_data=codes, columnwise_scale_inv=scales)
+    assert transposed.dequantize().tolist() == [[0.75, 8.0], [0.5, -4.0]]
+    with pytest.raises(RecipeError, match=r"_rowwise_scale_inv must be torch.float32 of shape \(2, 1\)"):
+        Float8RowTensor(fp8_dtype=E4M3, rowwise_data=codes, rowwise_scale_inv=torch.ones(3))
+
+
+def test_packed_codes_in_blocks_of_32():
+    # Codes 1 to 4 are 0.5, 1, 1.5 and 2; the last block is ragged.
+    codes = torch.tensor([[0x21] * 16 + [0x43]], dtype=torch.uint8)
+    expected = torch.tensor([[0.5, 1.0] * 16 + [3.0, 4.0]])
+    bytes_ = torch.tensor([[127, 128]], dtype=torch.uint8)
+    for data, scales in ((codes, bytes_), (codes.view(torch.float4_e2m1fn_x2), bytes_.view(torch.float8_e8m0fnu))):
+        assert torch.equal(MXFP4Tensor(rowwise_data=data, rowwise_scale_inv=scales).dequantize(), expected)
+    columnwise = MXFP4Tensor(columnwise_data=codes, columnwise_scale_inv=bytes_, shape=(34, 1))
+    assert torch.equal(columnwise.dequantize(), expected.T)
+    # E4M3 scales 1 and 2 under an amax of 2688.
+    parts = {"rowwise_scale_inv": torch.tensor([[0x38, 0x40]], dtype=torch.uint8), "amax_rowwise": torch.tensor(2688.0)}
+    for options in ({"block_size": 32}, {"quantizer": NVFP4Quantizer(block_size=32)}):
+        assert torch.equal(NVFP4Tensor(rowwise_data=codes, **parts, **options).dequantize(), expected)
+    with pytest.raises(RecipeError, match=r"_rowwise_scale_inv must be torch.uint8 of shape \(1, 3\)"):
+        NVFP4Tensor(rowwise_data=codes, **parts)
+    with pytest.raises(RecipeError, match=r"block_size must be that of the quantizer .* got 32; leave it out"):
+        NVFP4Tensor(rowwise_data=codes, **parts, block_size=32, quantizer=NVFP4Quantizer())
 
 
 @pytest.mark.parametrize("shape", ONE)

@@ -99,4 +99,7 @@ def test_errors(pair):
         PackedNVFP4Tensor(packed_data=packed._packed_data[1:], shape=SHAPE, quantizer=packed._quantizer)
     with pytest.raises(RecipeError, match="must make one copy"):
         PackedNVFP4Tensor(packed_data=packed._packed_data, shape=SHAPE, quantizer=NVFP4Quantizer())
+    wide = NVFP4Quantizer(block_size=32, columnwise=False)
+    with pytest.raises(RecipeError, match="of a packed tensor must have blocks of 16, got block 1x32"):
+        PackedNVFP4Tensor(packed_data=packed._packed_data, shape=SHAPE, quantizer=wide)
     assert packed.get_usages() == usages

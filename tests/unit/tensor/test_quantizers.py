@@ -15,8 +15,12 @@ from steelyard.tensor import (
     Float8BlockwiseQTensor,
     Float8CurrentScalingQuantizer,
     Float8Quantizer,
+    Float8RowQuantizer,
+    Float8RowTensor,
     Float8Tensor,
     Float8TensorStorage,
+    MXFP4Quantizer,
+    MXFP4Tensor,
     MXFP8Quantizer,
     MXFP8Tensor,
     NVFP4Quantizer,
@@ -51,6 +55,20 @@ def test_delayed_scaling_uses_the_scale_it_is_given_and_records_the_amax():
     assert amax.tolist() == [1000.0]
 
 
+def test_row_scaling_bytes():
+    # Rows with amax 2 and 4: scales 224 and 112; 1 * 224 and 3 * 112 = 336, a tie, to 320.
+    quantized = Float8RowQuantizer()(torch.tensor([[1.0, 2.0], [3.0, -4.0]]))
+    assert type(quantized) is Float8RowTensor
+    assert quantized._rowwise_data.tolist() == [[0x76, 0x7E], [0x7A, 0xFE]]
+    assert torch.equal(quantized._rowwise_scale_inv, torch.tensor([[1 / 224], [1 / 112]]))
+    # Columns with amax 3 and 4: 1 * 448 / 3 = 149.3, to 144; 2 * 112 = 224.
+    assert quantized._columnwise_data.tolist() == [[0x71, 0x7E], [0x76, 0xFE]]
+    assert torch.equal(quantized._columnwise_scale_inv, 1 / (torch.tensor([[448.0]]) / torch.tensor([[3.0], [4.0]])))
+    rounded = Float8RowQuantizer(E5M2, force_pow_2_scales=True, columnwise=False)(torch.tensor([[3.0, -1.5]]))
+    # 57344 / 3 rounded down is 2^14: 3 * 2^14 and -1.5 * 2^14.
+    assert (rounded._rowwise_data.tolist(), rounded._rowwise_scale_inv.item()) == ([[0x7A, 0xF6]], 2.0**-14)
+
+
 def test_block_scaling_bytes():
     # amax 3: 448 / 3 rounded down to a power of two is 128.
     quantized = Float8BlockQuantizer(fp8_dtype=E4M3, block_scaling_dim=1)(torch.tensor([[1.0, 3.0]]))
@@ -70,6 +88,44 @@ def test_mxfp8_bytes():
     # 1/448 lies above 2^-9, so its scale is 2^-8; not transposed.
     assert quantized._columnwise_data.tolist() == [[0x78, 0x7E]]
     assert quantized._columnwise_scale_inv.tolist() == [[119, 126]]
+
+
+@pytest.mark.parametrize(
+    ("rule", "scale", "codes"),
+    [
+        # 7 / 6 is above 1: the scale is 2, and 7 / 2 = 3.5, a tie, becomes 4.
+        ("rceil", 128, 0x06),
+        ("ceil", 128, 0x06),
+        # The exponent of 7 is that of 6: the scale is 1, and 7 saturates.
+        ("floor", 127, 0x07),
+        # 7 has the mantissa 1.75, which rounds up to the next power of two.
+        ("even", 128, 0x06),
+    ],
+)
+def test_mxfp4_bytes(rule, scale, codes):
+    quantized = MXFP4Quantizer(scale_rule=rule)(torch.tensor([[7.0, -1.0]]))
+    assert type(quantized) is MXFP4Tensor
+    # -1 is -0.5 (code 9) under a scale of 2, and -1 (code 10) under 1.
+    assert quantized._rowwise_data.tolist() == [[codes | (0x90 if scale == 128 else 0xA0)]]
+    assert quantized._rowwise_scale_inv.tolist() == [[scale]]
+    # A column of one value: 1 has the exponent 0, that of 6 is 2; under rceil 1/6 is above 2^-3.
+    assert quantized._columnwise_scale_inv[1].tolist() == [125]
+    assert quantized._columnwise_data[1].tolist() == [0x0E]
+
+
+def test_nvfp4_in_blocks_of_32():
+    values = [6.0] * 16 + [1.5] * 16 + [-0.75, 0.0]
+    quantized = NVFP4Quantizer(block_size=32)(torch.tensor([values]))
+    # The amax, 6, makes the second level 1/448, the first block's scale 448 and that of a block of 0.75 56.
+    assert quantized._rowwise_scale_inv.tolist() == [[0x7E, 0x66]]
+    assert quantized._rowwise_data.tolist() == [[0x77] * 8 + [0x33] * 8 + [0x0F]]
+    assert quantized._amax_rowwise == 6
+    assert quantized.dequantize().tolist() == [values]
+    for option in ("with_rht", "with_2d_quantization", "stochastic_rounding", "row_scaled"):
+        with pytest.raises(RecipeError, match=rf"NVFP4Quantizer\.{option} needs block_size=16, got 32"):
+            NVFP4Quantizer(block_size=32, **{option: True})
+    with pytest.raises(RecipeError, match="block_size must be 16 or 32, got 64"):
+        NVFP4Quantizer(block_size=64)
 
 
 def test_nvfp4_bytes():
@@ -122,7 +178,11 @@ def test_fields_hold_the_bytes_of_the_reference(make_quantizer, shape, dtype, us
         ("fp8-current", "grad_output", Float8CurrentScalingQuantizer(E5M2)),
         ("fp8-block", "input", Float8BlockQuantizer(E4M3, block_scaling_dim=1)),
         ("fp8-block", "weight", Float8BlockQuantizer(E4M3)),
+        ("fp8-row", "weight", Float8RowQuantizer()),
+        ("fp8-row", "grad_output", Float8RowQuantizer(E5M2)),
         ("mxfp8", "input", MXFP8Quantizer(E4M3)),
+        ("mxfp4", "weight", MXFP4Quantizer()),
+        ("mxfp4/mxfp8", "input", MXFP8Quantizer(E4M3)),
         ("nvfp4", "input", NVFP4Quantizer(with_rht=True)),
         ("nvfp4", "weight", NVFP4Quantizer(with_2d_quantization=True)),
         ("nvfp4", "grad_output", NVFP4Quantizer(with_rht=True, stochastic_rounding=True)),
@@ -304,6 +364,31 @@ def test_qgemm_of_each_kind(kind):
     torch.testing.assert_close(found.double(), expected + bias + accumulate, rtol=1e-5, atol=1e-4)
 
 
+MIXED = {
+    "mxfp8 x mxfp4": (MXFP8Quantizer(), MXFP4Quantizer()),
+    "fp8 x nvfp4": (Float8CurrentScalingQuantizer(E4M3), NVFP4Quantizer()),
+    "1x128 x mxfp4": (Float8BlockQuantizer(E4M3, block_scaling_dim=1), MXFP4Quantizer()),
+    "rows x nvfp4 in 32": (Float8RowQuantizer(), NVFP4Quantizer(block_size=32)),
+    "values x rows": (None, Float8RowQuantizer()),
+    "values x nvfp4": (None, NVFP4Quantizer()),
+}
+
+
+@pytest.mark.parametrize("kind", ["fprop", "dgrad"])
+@pytest.mark.parametrize("pair", MIXED)
+def test_qgemm_of_two_formats_and_of_plain_activations(pair, kind):
+    of_input, of_weight = MIXED[pair]
+    x, w = torch.randn(2, 12, 40), torch.randn(32, 40)
+    left = x if of_input is None else of_input(x)
+    # The columnwise copy of a matrix has the values of the rowwise copy of its transpose.
+    right = of_weight(w if kind == "fprop" else w.T.contiguous())
+    expected = (x if of_input is None else left.dequantize()).reshape(24, 40).double() @ of_weight(
+        w
+    ).dequantize().T.double()
+    found = of_weight.qgemm(left, right, kind=kind)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)
+
+
 def test_qgemm_refuses_what_it_cannot_multiply():
     quantizer = MXFP8Quantizer(E4M3, columnwise=False)
     x, w = quantizer(torch.randn(8, 64)), quantizer(torch.randn(8, 64))
@@ -313,6 +398,8 @@ def test_qgemm_refuses_what_it_cannot_multiply():
         quantizer.qgemm(x, w, kind="forward")
     with pytest.raises(RecipeError, match="must be quantized along its last dim"):
         quantizer.qgemm(x.view(16, 32), w.view(16, 32))
+    with pytest.raises(RecipeError, match="operand must be a SchemeStorage, got Tensor; quantize it first"):
+        quantizer.qgemm(torch.randn(8, 64), MXFP8Quantizer()(torch.randn(8, 64)), kind="wgrad")
 
 
 @pytest.mark.parametrize(

@@ -246,7 +246,7 @@ CODES = torch.zeros(2, 4, dtype=torch.uint8)
         ),
         (
             lambda: NVFP4Tensor(rowwise_data=CODES.view(E4M3), rowwise_scale_inv=CODES[:, :1]),
-            "rowwise_data must be uint8 or int8, got torch.float8_e4m3fn",
+            "rowwise_data must be uint8, int8 or torch.float4_e2m1fn_x2, got torch.float8_e4m3fn",
         ),
         (
             lambda: Float8Tensor(data=[1, 2], fp8_dtype=E4M3, fp8_scale_inv=1.0),
