@@ -114,7 +114,7 @@ class GemmOp(ScaledOp, name="gemm", traits=[ext.Pure]):
     - gemm_c4: two copies in 128x128 tiles cannot be multiplied
     - gemm_c5: both copies have the random Hadamard transform, or neither
     - gemm_c6: a second level per row is on lhs only
-    - gemm_c7: only a gradient (lhs of dgrad and wgrad) is rounded stochastically
+    - gemm_c7: only a gradient (lhs of dgrad and wgrad, one side of a product with batch dims) is rounded stochastically
     - gemm_c8: 0 <= batch_dims, and each operand has the dims its kind needs beyond them
     - gemm_c9: batch dims agree
     - gemm_c10: the reduced dims agree
@@ -146,7 +146,7 @@ class GemmOp(ScaledOp, name="gemm", traits=[ext.Pure]):
     def check(self) -> None:
         kind = string_attribute(self, "kind", KINDS, "gemm_c1")
         lhs, rhs = lhs_info(self.lhs), scaled_info(self.rhs, "gemm_c2", "rhs")
-        require_pair(*copies_read(kind, lhs, rhs), kind)
+        require_pair(*copies_read(kind, lhs, rhs), kind, batched=self.batch_dims.value > 0)
         may_be_plain = kind != "wgrad" and not self.batch_dims.value
         message = f"lhs of {kind} must be a !scaled.tensor, got {self.lhs.type}"
         require(may_be_plain or isinstance(lhs, ScaledInfo), "gemm_c2", message)
@@ -212,7 +212,7 @@ def _copy_read(kind: str, info: ScaledInfo, usage: str, name: str) -> Scheme:
     return scheme
 
 
-def require_pair(lhs: Scheme | None, rhs: Scheme, kind: str) -> None:
+def require_pair(lhs: Scheme | None, rhs: Scheme, kind: str, *, batched: bool = False) -> None:
     """Require that a gemm can multiply the two copies, or a plain lhs by a copy."""
     custom = "" if lhs is None else lhs.custom
     message = f"custom copies must be of one quantizer on both sides, got {_family_name(lhs)} and {_family_name(rhs)}"
@@ -224,18 +224,20 @@ def require_pair(lhs: Scheme | None, rhs: Scheme, kind: str) -> None:
     message = f"both copies or none must be in the gemm layout, and none turned, got {layouts[0]} and {layouts[1]}"
     fits = "turned" not in layouts and ("gemm" not in layouts or layouts[0] == layouts[1])
     require(fits, "gemm_c17", message)
-    _require_nearest(rhs, "rhs", kind, gradient=False)
+    # A product of attention may have its gradient on either side.
+    _require_nearest(rhs, "rhs", kind, gradient=batched)
     if lhs is not None:
-        _require_lhs(lhs, rhs, kind)
+        _require_lhs(lhs, rhs)
+        may_be_gradient = kind != "fprop" or (batched and rhs.rounding == "nearest")
+        _require_nearest(lhs, "lhs", kind, gradient=may_be_gradient)
 
 
-def _require_lhs(lhs: Scheme, rhs: Scheme, kind: str) -> None:
+def _require_lhs(lhs: Scheme, rhs: Scheme) -> None:
     """What holds of the copy of lhs alone, or of the blocks of both."""
     both_tiled = lhs.block == rhs.block == "128x128"
     remedy = "quantize one in 1x128 blocks"
     require(not both_tiled, "gemm_c4", f"at most one copy may be in 128x128 tiles, got both; {remedy}")
     require(lhs.layout != "packed", "gemm_c16", "a packed copy must be on rhs, got it on lhs")
-    _require_nearest(lhs, "lhs", kind, gradient=kind != "fprop")
 
 
 def product_shape(kind: str, lhs: Shape, rhs: Shape, batch_dims: int, op: str, first: int) -> Shape:

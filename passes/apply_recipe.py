@@ -7,13 +7,12 @@ from torch_mlir import ir
 from steelyard import recipes
 from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.matmul import MatmulOp, require_pair
-from steelyard.dialect.types import tensor_info
 from steelyard.errors import ConstraintError
 from steelyard.formats.gemms import OPERAND_ROLES, OPERAND_USAGES
 from steelyard.formats.schemes import Scheme
 from steelyard.ir.attributes import DECODED, DELAYED, HIGH_PRECISION
 from steelyard.ir.functions import functions_of
-from steelyard.ir.gradients import find_gradients
+from steelyard.ir.gradients import find_gradients, operand_roles
 from steelyard.ir.torch_ops import parameter_of, walk_ops
 from steelyard.passes.pipeline.registry import fail, register_pass
 from steelyard.passes.support.sensitive_layers import SensitiveLayers
@@ -45,8 +44,8 @@ def apply_recipe(
     router's is, and those whose weight has fewer than 16 in-features.
 
     A GEMM without a parameter operand stays as it is unless `without-parameters` is set. A batched product, such as
-    those of attention, stays as it is unless `attention` is set; then both of its operands are quantized like inputs,
-    in the forward only.
+    those of attention, stays as it is unless `attention` is set. Then its operands get the rowwise schemes of gradients
+    and inputs, whichever they are.
     """
     if unmatched not in ("fail", "allow"):
         fail(module, f"unmatched must be fail or allow, got '{unmatched}'")
@@ -77,21 +76,19 @@ def apply_recipe(
 
 
 def _annotate_batched(op: MatmulOp, recipe: recipes.Recipe, gradients: set[ir.Value]) -> str | None:
-    """Put the scheme of inputs on both operands of a batched product; returns the reason where that cannot be."""
-    if op.lhs in gradients or op.rhs in gradients:
-        return "a batched product of the backward, such as those of attention"
-    scheme, _ = recipe.schemes(recipes.Role("input", op.layer.value))
-    if scheme is None or scheme.custom or scheme.source == "delayed":
-        return "a batched product, whose operands have no quantizer or state of their own"
-    infos = [tensor_info(operand.type) for operand in (op.lhs, op.rhs)]
-    if any(info is None or info.shape[-1] is None for info in infos):
-        return "a batched product that reduces over a size known only at run time"
-    try:
-        require_pair(scheme, scheme, "fprop")
-    except ConstraintError as error:
-        return f"its operands do not go together: {error}"
-    op.attributes["lhs_scheme"] = op.attributes["rhs_scheme"] = SchemeAttr.from_scheme(scheme)
-    return None
+    """Put the rowwise schemes of their roles on the operands of a batched product; returns the reason against it."""
+    roles = operand_roles(op, gradients)
+    if roles == ("grad_output", "grad_output"):
+        return "a batched product of two gradients"
+    schemes: list[Scheme] = []
+    for name in roles:
+        scheme, _ = recipe.schemes(recipes.Role(name, op.layer.value))
+        if scheme is None:
+            return f"the recipe leaves the {name} of batched products in high precision"
+        if scheme.custom or scheme.source == "delayed":
+            return "a batched product, whose operands have no quantizer or state of their own"
+        schemes.append(scheme)
+    return _pair(op, *schemes)
 
 
 def _reason_against(op: MatmulOp, without_parameters: bool) -> str | None:
@@ -111,15 +108,21 @@ def _annotate(op: MatmulOp, recipe: recipes.Recipe) -> str | None:
     if rhs is None or (lhs is None and not by_weight_alone):
         role = OPERAND_ROLES[kind][0 if lhs is None else 1]
         return f"the recipe leaves the {role} of {kind} in high precision"
+    reason = _pair(op, lhs, rhs)
+    if reason is None and (delayed := recipe.delayed()) is not None:
+        _annotate_delayed(op, delayed)
+    return reason
+
+
+def _pair(op: MatmulOp, lhs: Scheme | None, rhs: Scheme) -> str | None:
+    """Put the schemes of both operands on a matmul; returns the reason if no gemm multiplies them."""
     try:
-        require_pair(lhs, rhs, kind)
+        require_pair(lhs, rhs, op.kind.value, batched=op.batch_dims.value > 0)
     except ConstraintError as error:
         return f"its operands do not go together: {error}"
     if lhs is not None:
         op.attributes["lhs_scheme"] = SchemeAttr.from_scheme(lhs)
     op.attributes["rhs_scheme"] = SchemeAttr.from_scheme(rhs)
-    if (delayed := recipe.delayed()) is not None:
-        _annotate_delayed(op, delayed)
     return None
 
 

@@ -9,10 +9,11 @@ from steelyard.dialect.matmul import MatmulOp, gemm
 from steelyard.dialect.quantize import dequantize, quantize
 from steelyard.dialect.scale import advance_rng, update_scale
 from steelyard.dialect.types import TensorInfo, tensor_info
-from steelyard.formats.gemms import OPERAND_ROLES, OPERAND_USAGES
+from steelyard.formats.gemms import OPERAND_USAGES, Role
 from steelyard.formats.schemes import Scheme
 from steelyard.ir.attributes import DECODED, DELAYED, LAYER, REDUCE, RNG, STATE
 from steelyard.ir.functions import add_argument, append_results, argument_name, functions_of, is_training
+from steelyard.ir.gradients import find_gradients, operand_roles
 from steelyard.ir.torch_ops import flatten_root, walk_ops
 from steelyard.passes.pipeline.registry import fail, register_pass
 
@@ -32,13 +33,14 @@ def insert_quantize(module: ir.Operation) -> None:
     """
     for function in functions_of(module):
         state = _State(function)
-        for op in walk_ops(function):
-            if not isinstance(op.opview, MatmulOp):
-                continue
+        gradients = find_gradients(function)
+        products = [op.opview for op in walk_ops(function) if isinstance(op.opview, MatmulOp)]
+        # Told before anything is replaced: what makes an operand may be.
+        for op, roles in [(product, operand_roles(product, gradients)) for product in products]:
             if "rhs_scheme" in op.attributes:
-                _quantize_operands(op.opview, state)
+                _quantize_operands(op, roles, state)
             elif DECODED in op.attributes:
-                _decode_operand(op.opview, state)
+                _decode_operand(op, roles[1], state)
         state.finish()
 
 
@@ -144,11 +146,10 @@ class _State:
         return [(f"{name}.scale", moved.new_scale), (f"{name}.amax_history", moved.new_history)]
 
 
-def _quantize_operands(op: MatmulOp, state: _State) -> None:
+def _quantize_operands(op: MatmulOp, roles: tuple[Role, Role], state: _State) -> None:
     kind = op.kind.value
     operands: list[ir.Value] = []
     with ir.InsertionPoint(op), op.location:
-        roles = ("input", "input") if op.batch_dims.value else OPERAND_ROLES[kind]
         for name, role, usage in zip(("lhs", "rhs"), roles, OPERAND_USAGES[kind], strict=True):
             operand = getattr(op, name)
             if f"{name}_scheme" in op.attributes:
@@ -169,11 +170,11 @@ def _quantize_operands(op: MatmulOp, state: _State) -> None:
     op.operation.erase()
 
 
-def _decode_operand(op: MatmulOp, state: _State) -> None:
+def _decode_operand(op: MatmulOp, role: Role, state: _State) -> None:
     """Multiply in high precision what the forward quantized: rhs, as its rowwise copy decodes."""
     scheme = SchemeAttr(op.attributes[DECODED]).scheme
     with ir.InsertionPoint(op), op.location:
-        made = state.quantize(op, op.rhs, scheme, OPERAND_ROLES[op.kind.value][1], "rowwise")
+        made = state.quantize(op, op.rhs, scheme, role, "rowwise")
         op.operation.operands[1] = dequantize(made, op.rhs.type).result
 
 

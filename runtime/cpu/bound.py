@@ -209,7 +209,7 @@ def _bind_batched_gemm(call: GemmCall) -> Bound:
     """One product for each entry of the batch dims; blocks of scales run along rows, so that each has its own."""
     batch_dims, shape = call.batch_dims, call.lhs_shape
     copies, runtime_sizes = call.read_copies, call.sizes
-    bits, columns = scheme_bits(copies[0].scheme), shape[-1]
+    bits, (_, _, reduced) = [scheme_bits(copy.scheme) for copy in copies], call.product_sizes
     (dtype,) = _result_dtypes(call)
     parts = [(copy.codes, copy.scales, copy.amax) for copy in copies]
 
@@ -219,10 +219,12 @@ def _bind_batched_gemm(call: GemmCall) -> Bound:
         count, tokens = prod(lead[:batch_dims]), prod(lead[batch_dims:])
         tensors: list[list[Any]] = [[None if i is None else values[i] for i in part] for part in parts]
         rows = tensors[1][0].shape[0] // count if count else 0
+        columns = reduced if reduced is not None else min(map(_columns_of, tensors, copies))
         out = torch.empty((*lead, rows), dtype=dtype)
         for entry in range(count if out.numel() else 0):
             left, right = (
-                _entry(bits, tensor, entry, each, columns) for tensor, each in zip(tensors, (tokens, rows), strict=True)
+                _entry(own_bits, tensor, entry, each, columns)
+                for own_bits, tensor, each in zip(bits, tensors, (tokens, rows), strict=True)
             )
             address = out.data_ptr() + entry * tokens * rows * dtype.itemsize
             target = address, DTYPES[dtype], tokens, rows, rows, 1
@@ -230,6 +232,11 @@ def _bind_batched_gemm(call: GemmCall) -> Bound:
         return (out,)
 
     return batched_gemm, None
+
+
+def _columns_of(tensors: list, copy: CopySlots) -> int:
+    """How long rows are, where only their codes tell; the last byte of FP4 codes may hold a zero beyond them."""
+    return tensors[0].shape[1] * (2 if copy.scheme.element == "f4E2M1FN" else 1)
 
 
 def _entry(bits: int, tensors: list, entry: int, rows: int, columns: Any) -> tuple:

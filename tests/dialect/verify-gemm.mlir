@@ -131,6 +131,17 @@ func.func @f(%a: !scaled.tensor<64x64xf32, none, #nvfp4_1x16_stochastic>, %b: !s
 
 // -----
 
+// gemm_c7: with batch dims either side may be a gradient, but not both.
+func.func @f(%a: !scaled.tensor<2x64x64xf32, #nvfp4_1x16>, %b: !scaled.tensor<2x64x64xf32, #nvfp4_1x16_stochastic>) {
+  %0 = scaled.gemm fprop %a, %b batch_dims(1) : !scaled.tensor<2x64x64xf32, #nvfp4_1x16>, !scaled.tensor<2x64x64xf32, #nvfp4_1x16_stochastic> -> tensor<2x64x64xf32>
+  %1 = scaled.gemm fprop %b, %a batch_dims(1) : !scaled.tensor<2x64x64xf32, #nvfp4_1x16_stochastic>, !scaled.tensor<2x64x64xf32, #nvfp4_1x16> -> tensor<2x64x64xf32>
+  // expected-error @+1 {{lhs of fprop is no gradient and must be rounded to nearest, got stochastic [gemm_c7] (layer 'attn')}}
+  %2 = scaled.gemm fprop %b, %b batch_dims(1) at "attn" : !scaled.tensor<2x64x64xf32, #nvfp4_1x16_stochastic>, !scaled.tensor<2x64x64xf32, #nvfp4_1x16_stochastic> -> tensor<2x64x64xf32>
+  return
+}
+
+// -----
+
 // gemm_c8
 func.func @f(%a: !scaled.tensor<64x64xf32, #mxfp8_1x32>, %b: !scaled.tensor<2x64x64xf32, #mxfp8_1x32>) {
   // expected-error @+1 {{rhs of fprop must have 2 dims, got [2,64,64] [gemm_c8] (layer 'mlp')}}

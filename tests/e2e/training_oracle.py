@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from transformers.pytorch_utils import Conv1D
 
 from steelyard import recipes, reference
@@ -96,6 +97,56 @@ def quantized_linear(x, weight, bias, layer: str, numerics: Numerics) -> torch.T
     """A linear layer on an input of any rank."""
     product = _Linear.apply(x.reshape(-1, x.shape[-1]), weight, bias, layer, numerics)
     return product.view(*x.shape[:-1], weight.shape[0])
+
+
+class _Product(torch.autograd.Function):
+    """A batched product and its two gradients, each operand quantized along what the product reduces over."""
+
+    @staticmethod
+    def forward(ctx, left, right, numerics):
+        ctx.numerics = numerics
+        ctx.save_for_backward(left, right)
+        return _multiply(numerics, (left, "input"), (right, "input"))
+
+    @staticmethod
+    def backward(ctx, gradient):
+        left, right = (operand.transpose(-1, -2) for operand in ctx.saved_tensors)
+        given = gradient, "grad_output"
+        return (
+            _multiply(ctx.numerics, given, (right, "input")),
+            _multiply(ctx.numerics, (left, "input"), given),
+            None,
+        )
+
+
+def _multiply(numerics: Numerics, left: tuple, right: tuple) -> torch.Tensor:
+    """The product of two tensors, each given with its role."""
+    (lhs, lhs_role), (rhs, rhs_role) = left, right
+    return (_decoded(numerics, lhs, lhs_role) @ _decoded(numerics, rhs.transpose(-1, -2), rhs_role).mT).to(lhs.dtype)
+
+
+def _decoded(numerics: Numerics, x: torch.Tensor, role: str) -> torch.Tensor:
+    row, _ = numerics.recipe.schemes(role)
+    copy_, _ = reference.quantize(x.detach(), row, None, rng=numerics.rng)
+    return reference.dequantize(copy_).double().reshape(x.shape)
+
+
+def quantized_product(left: torch.Tensor, right: torch.Tensor, numerics: Numerics) -> torch.Tensor:
+    """A product of attention with its gradients."""
+    return _Product.apply(left, right, numerics)
+
+
+class QuantizedProducts(TorchFunctionMode):
+    """Every product of two tensors of heads is quantized."""
+
+    def __init__(self, numerics: Numerics):
+        super().__init__()
+        self._numerics = numerics
+
+    def __torch_function__(self, function, types, arguments=(), options=None):
+        if function is torch.matmul and all(operand.dim() == 4 for operand in arguments):
+            return quantized_product(*arguments, self._numerics)
+        return function(*arguments, **(options or {}))
 
 
 def make_training_oracle(model: nn.Module, numerics: Numerics) -> nn.Module:

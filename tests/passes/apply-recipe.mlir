@@ -97,3 +97,21 @@ func.func @narrow(%x: !torch.vtensor<[64,15],f32>, %w: !torch.vtensor<[32,15],f3
   %5 = scaled.matmul wgrad %dz, %few at "wide" : !torch.vtensor<[4,8],f32>, !torch.vtensor<[4,16],f32> -> !torch.vtensor<[8,16],f32>
   return
 }
+
+// RUN: steelyard-opt %s -p 'scaled-apply-recipe{recipe=nvfp4 attention}' | FileCheck %s --check-prefix=ATTENTION
+// RUN: steelyard-opt %s -p 'scaled-apply-recipe{recipe=nvfp4}' | FileCheck %s --check-prefix=PLAIN
+// A gradient on either side of a batched product is quantized as one, the rest as inputs, and nothing is transformed.
+// ATTENTION-LABEL: func.func @attention
+// PLAIN-LABEL: func.func @attention
+func.func @attention(%q: !torch.vtensor<[6,17,40],f32>, %k: !torch.vtensor<[6,?,40],f32>, %dy: !torch.vtensor<[6,17,?],f32> {scaled.tangent}, %kt: !torch.vtensor<[6,40,?],f32>) {
+  // ATTENTION: scaled.matmul fprop %arg0, %arg1 batch_dims(1) {lhs_scheme = #nvfp4_1x16, rhs_scheme = #nvfp4_1x16}
+  // PLAIN: scaled.matmul fprop {{.*}}scaled.high_precision = "a batched product, such as those of attention"
+  %0 = scaled.matmul fprop %q, %k batch_dims(1) : !torch.vtensor<[6,17,40],f32>, !torch.vtensor<[6,?,40],f32> -> !torch.vtensor<[6,17,?],f32>
+  // ATTENTION: scaled.matmul fprop %arg2, %arg3 batch_dims(1) {lhs_scheme = #nvfp4_1x16_stochastic, rhs_scheme = #nvfp4_1x16}
+  %1 = scaled.matmul fprop %dy, %kt batch_dims(1) : !torch.vtensor<[6,17,?],f32>, !torch.vtensor<[6,40,?],f32> -> !torch.vtensor<[6,17,40],f32>
+  // ATTENTION: scaled.matmul fprop %arg3, %arg2 batch_dims(1) {lhs_scheme = #nvfp4_1x16, rhs_scheme = #nvfp4_1x16_stochastic}
+  %2 = scaled.matmul fprop %kt, %dy batch_dims(1) : !torch.vtensor<[6,40,?],f32>, !torch.vtensor<[6,17,?],f32> -> !torch.vtensor<[6,40,17],f32>
+  // ATTENTION: scaled.matmul fprop {{.*}}scaled.high_precision = "a batched product of two gradients"
+  %3 = scaled.matmul fprop %dy, %dy batch_dims(1) : !torch.vtensor<[6,17,?],f32>, !torch.vtensor<[6,17,?],f32> -> !torch.vtensor<[6,17,17],f32>
+  return
+}

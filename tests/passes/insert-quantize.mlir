@@ -1,4 +1,4 @@
-// RUN: steelyard-opt %s -p 'scaled-apply-recipe{recipe=mxfp8 without-parameters},scaled-insert-quantize' | FileCheck %s --check-prefix=MX
+// RUN: steelyard-opt %s -p 'scaled-apply-recipe{recipe=mxfp8 without-parameters attention},scaled-insert-quantize' | FileCheck %s --check-prefix=MX
 // RUN: steelyard-opt %s -p 'scaled-apply-recipe{recipe=fp8-block without-parameters},scaled-insert-quantize,cse' | FileCheck %s --check-prefix=BLOCK
 // RUN: steelyard-opt %s -p 'scaled-apply-recipe{recipe=fp8-current without-parameters},scaled-insert-quantize' | FileCheck %s --check-prefix=CURRENT
 // RUN: steelyard-opt %s -p 'scaled-apply-recipe{recipe=mxfp4/none without-parameters},scaled-insert-quantize' | FileCheck %s --check-prefix=WEIGHTS
@@ -65,4 +65,15 @@ func.func @training(%x: tensor<8x64xf32>, %w: tensor<48x64xf32>, %dy: tensor<8x4
   %y = scaled.matmul fprop %x, %w at "mlp.up" : tensor<8x64xf32>, tensor<48x64xf32> -> tensor<8x48xf32>
   %dx = scaled.matmul dgrad %dy, %w at "mlp.up" : tensor<8x48xf32>, tensor<48x64xf32> -> tensor<8x64xf32>
   return %y, %dx : tensor<8x48xf32>, tensor<8x64xf32>
+}
+
+// In a batched product of the backward the gradient is a gradient, on whichever side, and the rest are inputs.
+// RUN: steelyard-opt %s -p 'scaled-apply-recipe{recipe=nvfp4 attention},scaled-insert-quantize' | FileCheck %s --check-prefix=BATCHED
+// BATCHED-LABEL: func.func @attention
+// BATCHED: %[[P:.*]] = scaled.quantize input %arg0 :
+// BATCHED: %[[DY:.*]] = scaled.quantize grad_output %arg1 rng(
+// BATCHED: scaled.gemm fprop %[[P]], %[[DY]] batch_dims(1)
+func.func @attention(%p: tensor<6x21x17xf32>, %dy: tensor<6x40x17xf32> {scaled.tangent}) -> (tensor<6x21x40xf32> {scaled.gradient = "input 0"}) {
+  %0 = scaled.matmul fprop %p, %dy batch_dims(1) : tensor<6x21x17xf32>, tensor<6x40x17xf32> -> tensor<6x21x40xf32>
+  return %0 : tensor<6x21x40xf32>
 }

@@ -19,7 +19,9 @@ from steelyard.formats.gemms import gemm_sizes
 from steelyard.formats.schemes import Scheme
 from steelyard.frontend.flops import PRODUCTS
 from steelyard.ir.attributes import HIGH_PRECISION
+from steelyard.ir.functions import functions_of
 from steelyard.ir.gemm_plans import GemmPlan, plan_gemm
+from steelyard.ir.gradients import find_gradients, operand_roles
 from steelyard.ir.locations import flops_of, layer_of
 from steelyard.ir.torch_ops import defining_op, op_name, parameter_of, walk_ops
 from steelyard.targets import CPU, cuda_target
@@ -136,14 +138,25 @@ def rows_of(module: ir.Module, target: str = CPU) -> list[Row]:
     """The rows of a module after quantization, as a target runs its GEMMs."""
     rows = []
     chosen = cuda_target(target)
+    gradients = set[ir.Value]().union(*map(find_gradients, functions_of(module.operation)))
     for op in walk_ops(module.operation):
         view = op.opview
         if isinstance(view, GemmOp):
             row = _gemm_row(view)
-            rows.append(row if chosen is None else _on_cuda(row, plan_gemm(view, chosen)))
+            row = row if chosen is None else _on_cuda(row, plan_gemm(view, chosen))
         elif HIGH_PRECISION in op.attributes:
-            rows.append(_high_precision_row(op))
+            row = _high_precision_row(op)
+        else:
+            continue
+        rows.append(replace(row, kind="dgrad") if _is_batched_gradient(view, gradients) else row)
     return rows
+
+
+def _is_batched_gradient(view: ir.OpView, gradients: set[ir.Value]) -> bool:
+    """Whether a batched product is the gradient of an operand of another; the IR calls every product of rows fprop."""
+    if not isinstance(view, GemmOp | MatmulOp) or not view.batch_dims.value:
+        return False
+    return "grad_output" in operand_roles(view, gradients)
 
 
 def _gemm_row(op: GemmOp) -> Row:

@@ -69,7 +69,7 @@ def compile(
             takes a model and arguments on the CPU, and `ir("ptx")` shows the code of the kernels.
         overrides: Patterns of layer names, and for each another recipe, or None for high precision. The first pattern
             that matches a layer decides.
-        attention: Quantize the products of attention, too, in the forward only, with both operands like inputs.
+        attention: Quantize the products of attention and their gradients, too.
         save: `"compact"` keeps less between forward and backward: the inputs of gelu and attention in bf16, and no
             codes that can be computed again from what is kept.
         check_finite: Raise `NonFiniteError` at the first operand of a GEMM that is not finite.

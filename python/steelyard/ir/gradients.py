@@ -1,7 +1,9 @@
-"""Which values of a function are gradients: an analysis."""
+"""Which values of a function are gradients, and so the roles of a product's operands: an analysis."""
 
 from torch_mlir import ir
 
+from steelyard.dialect.matmul import GemmOp, MatmulOp
+from steelyard.formats.gemms import OPERAND_ROLES, Role
 from steelyard.ir.attributes import TANGENT
 from steelyard.ir.functions import argument_attributes
 
@@ -17,3 +19,14 @@ def find_gradients(function: ir.Operation) -> set[ir.Value]:
         if any(operand in gradients for operand in op.operands):
             gradients.update(op.results)
     return gradients
+
+
+def operand_roles(op: MatmulOp | GemmOp, gradients: set[ir.Value]) -> tuple[Role, Role]:
+    """The roles of lhs and rhs. A product with batch dims has no weight, and may have a gradient on either side."""
+    if not op.batch_dims.value:
+        return OPERAND_ROLES[op.kind.value]
+    return _batched_role(op.lhs, gradients), _batched_role(op.rhs, gradients)
+
+
+def _batched_role(operand: ir.Value, gradients: set[ir.Value]) -> Role:
+    return "grad_output" if operand in gradients else "input"
