@@ -21,6 +21,7 @@ TORCH_FUNCTIONS: dict[str, tuple[str, ...]] = {
     "zero": (TENSOR,),
     "copy": (TENSOR, TENSOR),
     "product": (TENSOR, TENSOR, TENSOR),
+    "scaled_product": (TENSOR, TENSOR, TENSOR, SIZE, TENSOR, SIZE, TENSOR),
     "batched_product": (TENSOR, TENSOR, TENSOR, SIZE),
     "largest_of_ranks": (TENSOR, TENSOR),
     "pick_amax": (TENSOR, TENSOR, TENSOR),

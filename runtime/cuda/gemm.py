@@ -112,24 +112,47 @@ def _multiply(
     )
 
 
-def decode(kernels: "Kernels", copy: QuantizedCopy) -> torch.Tensor:
-    """The values of a copy in float32, its rows along the reduction.
+class OuterScale(NamedTuple):
+    """What sums are multiplied by: the scale of a tensor, or one of each row, divided by a number."""
 
-    Those of a copy with the Hadamard transform stay transformed, and none is left out: the rounding of what the
-    transform put behind the last row is part of the product, as in a native GEMM.
+    scale: torch.Tensor
+    range: int
+
+    def factor(self) -> torch.Tensor:
+        """0-d, or one value per row."""
+        return self.scale.reshape(-1) / self.range if self.scale.dim() else self.scale / self.range
+
+
+def multiply_decoded(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    out: torch.Tensor,
+    left_scale: OuterScale | None = None,
+    right_scale: OuterScale | None = None,
+) -> torch.Tensor:
+    """`left @ right` of bf16 or float32 matrices, or batches of the latter, into `out`: summed in float32, scaled, and
+    rounded once.
+
+    Values in float32 have more bits than TF32 keeps, so that it is off in here, whatever the user chose elsewhere.
     """
-    return kernels.decode(copy)
-
-
-def multiply_decoded(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """`left @ right` of float32 matrices, or batches of them, into `out`: summed in float32 and rounded once.
-
-    Decoded values have more bits than TF32 keeps, so that it is off in here, whatever the user chose elsewhere.
-    """
+    if left.dtype == torch.bfloat16:
+        product = _multiply_bf16(left, right)
+        if left_scale is not None:
+            product.mul_(left_scale.factor().reshape(-1, 1))
+        if right_scale is not None:
+            product.mul_(right_scale.factor())
+        return out.copy_(product)
     with exact_products():
         if out.dtype == torch.float32:
             return torch.matmul(left, right, out=out)
         return out.copy_(torch.matmul(left, right))
+
+
+def _multiply_bf16(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """A product in float32; the CPU, where this is tested, has none of bf16."""
+    if left.is_cuda:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return torch.mm(left.float(), right.float())
 
 
 class Scaling(NamedTuple):

@@ -12,7 +12,7 @@ import torch
 from steelyard.codegen.launches import copies as copy_plans
 from steelyard.codegen.launches import quantize as quantize_plans
 from steelyard.codegen.launches.plan import OPERAND, RESULT, Buffer, Memory, PlanBuilder
-from steelyard.codegen.launches.products import finish_product
+from steelyard.codegen.launches.products import finish_product, multiply_into
 from steelyard.codegen.launches.sources import Filling, fill_from, fill_from_producer
 from steelyard.codegen.launches.state import compute_scale_into, update_scale_into
 from steelyard.codegen.launches.values import VECTOR_BYTES, Matrix, StoredCopy, Vector
@@ -100,14 +100,12 @@ class Kernels:
         copy_plans.dequantize_into(call.plan, call.copy(copy), call.given_matrix(out))
         return call.run(self.launch)[0]
 
-    def decode(self, copy: QuantizedCopy) -> torch.Tensor:
-        """The values of a copy as an emulated GEMM multiplies them: float32, its rows along the reduction."""
+    def emulate(self, a: QuantizedCopy | torch.Tensor, b: QuantizedCopy, out: torch.Tensor) -> None:
+        """`a b^T` into `out` as an emulated GEMM computes it; `a` may be a matrix that is not quantized."""
         call = _Call()
-        read, is_turned = copy_plans.as_multiplied(call.copy(copy))
-        out = Matrix.contiguous(call.result(read.shape), "f32", *read.shape)
-        copy_plans.dequantize_into(call.plan, read, out)
-        decoded = call.run(self.launch)[0]
-        return decoded.t() if is_turned else decoded
+        left = call.matrix(a) if isinstance(a, torch.Tensor) else call.copy(a)
+        multiply_into(call.plan, left, call.copy(b), call.given_matrix(out).buffer, None)
+        call.run(self.launch)
 
     def transpose(self, copy: QuantizedCopy) -> QuantizedCopy:
         """The copy of the other usage, from the codes."""

@@ -57,6 +57,7 @@ class PlannedCall:
             "launcher_on": launcher_on,
             "copy": _copy,
             "product": _product,
+            "scaled_product": _scaled_product,
             "batched_product": _batched_product,
             "largest_of_ranks": _largest_of_ranks,
             "pick_amax": _picking(pick),
@@ -158,6 +159,15 @@ def _copy(source: torch.Tensor, out: torch.Tensor) -> None:
 
 def _product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
     gemm.multiply_decoded(left.reshape(-1, left.shape[-1]), right.t(), out.view(-1, out.shape[-1]))
+
+
+def _scaled_product(left, right, left_scale, left_range, right_scale, right_range, out: torch.Tensor) -> None:
+    """A product whose sums are multiplied by scales of either side; a range of 0 stands for no scale."""
+    outer = [
+        gemm.OuterScale(scale, by) if by else None
+        for scale, by in ((left_scale, left_range), (right_scale, right_range))
+    ]
+    gemm.multiply_decoded(left.reshape(-1, left.shape[-1]), right.t(), out.view(-1, out.shape[-1]), *outer)
 
 
 def _batched_product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, count: int) -> None:

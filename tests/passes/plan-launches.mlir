@@ -50,12 +50,12 @@ func.func private @produce_quantize_0(!torch.vtensor<[32,30],f32>) -> (!torch.vt
 // CHECK-NEXT: scaled.launch @quantize_f32_rms_norm_f32_row_e4m3_1x32("source", 64, "temporary0", "weight", 1, 32, 64, "out.row.codes", "out.row.scales") blocks(1)
 func.func private @produce_quantize_1(!torch.vtensor<[32,64],f32>, !torch.vtensor<[64],f32>) -> (!torch.vtensor<[32,64],ui8>, !torch.vtensor<[32,2],ui8>) attributes {scaled.config = {epsilon = 1.0e-5 : f64, producer = "rms_norm", role = "input", row = #mx}, scaled.destinations, scaled.device = "cuda", scaled.kernel = "produce_quantize", scaled.operands = ["source", "weight"], scaled.results = ["row.codes", "row.scales"]}
 
-// Operands of an emulated product are decoded; torch multiplies. MX columns are read by columns.
+// Operands of an emulated product are decoded, to bf16 where that is exact; torch multiplies. MX columns are read by columns.
 // CHECK: @gemm_0(
-// CHECK: scaled.allocate temporary0(32, 64) of f32
-// CHECK-NEXT: scaled.allocate temporary1(64, 16) of f32
-// CHECK-NEXT: scaled.launch @dequantize_row_e4m3_1x32_f32("lhs.codes", "lhs.scales", "temporary0", 32, 64) blocks(1)
-// CHECK-NEXT: scaled.launch @dequantize_col_e4m3_32x1_f32("rhs.codes", "rhs.scales", "temporary1", 64, 16) blocks(1)
+// CHECK: scaled.allocate temporary0(32, 64) of bf16
+// CHECK-NEXT: scaled.allocate temporary1(64, 16) of bf16
+// CHECK-NEXT: scaled.launch @dequantize_inner_row_e4m3_1x32_bf16("lhs.codes", "lhs.scales", "temporary0", 32, 64) blocks(1)
+// CHECK-NEXT: scaled.launch @dequantize_inner_col_e4m3_32x1_bf16("rhs.codes", "rhs.scales", "temporary1", 64, 16) blocks(1)
 // CHECK-NEXT: scaled.torch_call product("temporary0", "temporary1^T", "out.result")
 func.func private @gemm_0(!torch.vtensor<[32,64],ui8>, !torch.vtensor<[32,2],ui8>, !torch.vtensor<[64,16],ui8>, !torch.vtensor<[2,16],ui8>) -> !torch.vtensor<[32,16],f32> attributes {scaled.config = {kind = "dgrad", lhs = #mx, lhs_shape = array<i64: 32, 64>, path = "emulated", rhs = #mx_columns, rhs_shape = array<i64: 64, 16>}, scaled.destinations, scaled.device = "cuda", scaled.kernel = "gemm", scaled.operands = ["lhs.codes", "lhs.scales", "rhs.codes", "rhs.scales"], scaled.results = ["result"]}
 
@@ -65,8 +65,10 @@ func.func private @gemm_0(!torch.vtensor<[32,64],ui8>, !torch.vtensor<[32,2],ui8
 // CHECK: @gemm_2(
 func.func private @gemm_1(!torch.vtensor<[32,64],ui8>, !torch.vtensor<[],f32>, !torch.vtensor<[],f32>, !torch.vtensor<[16,64],ui8>, !torch.vtensor<[],f32>, !torch.vtensor<[],f32>) -> !torch.vtensor<[32,16],f32> attributes {scaled.config = {kind = "fprop", lhs = #fp8, lhs_shape = array<i64: 32, 64>, path = "native", rhs = #fp8, rhs_shape = array<i64: 16, 64>}, scaled.device = "cuda", scaled.kernel = "gemm", scaled.operands = ["lhs.codes", "lhs.scales", "lhs.amax", "rhs.codes", "rhs.scales", "rhs.amax"], scaled.results = ["result"]}
 
-// Columns are stored as lines, of an unknown length here, which takes the code for any size.
-// CHECK: scaled.launch @dequantize_row_e2m1_1x16_second_level_tensor_f32_any("lhs.codes", "lhs.scales", "lhs.amax", "temporary0", 64, "size") blocks("(size + 63) // 64")
+// Columns are stored as lines, of an unknown length here, which takes the code for any size. Sums are multiplied by the
+// second level: the amax over 6 * 448.
+// CHECK: scaled.launch @dequantize_inner_row_e2m1_1x16_second_level_tensor_bf16_any("lhs.codes", "lhs.scales", "temporary0", 64, "size") blocks("(size + 63) // 64")
+// CHECK: scaled.torch_call scaled_product("temporary0", "temporary1", "lhs.amax", 2688, "rhs.amax", 2688, "out.result")
 func.func private @gemm_2(!torch.vtensor<[64,?],ui8>, !torch.vtensor<[64,?],ui8>, !torch.vtensor<[],f32>, !torch.vtensor<[32,?],ui8>, !torch.vtensor<[32,?],ui8>, !torch.vtensor<[],f32>, !torch.int) -> !torch.vtensor<[64,32],f32> attributes {scaled.config = {kind = "wgrad", lhs = #fp4, lhs_shape = array<i64: -1, 64>, path = "emulated", rhs = #fp4, rhs_shape = array<i64: -1, 32>}, scaled.destinations, scaled.device = "cuda", scaled.kernel = "gemm", scaled.operands = ["lhs.codes", "lhs.scales", "lhs.amax", "rhs.codes", "rhs.scales", "rhs.amax", "size"], scaled.results = ["result"]}
 
 // CHECK: @epilogue_0(

@@ -31,20 +31,35 @@ _PITCH = 4 * (_SIDE + 1)
 
 @dataclass(frozen=True)
 class DequantizeKernel(Kernel):
-    """Decodes runs of 16 along the stored rows; a transposed copy is turned in shared memory."""
+    """Decodes runs of 16 along the stored rows; a transposed copy is turned in shared memory.
+
+    `inner`: without the scales that all values of a tensor or of a row share, which products apply to their sums.
+    """
 
     copy: Copy
     dtype: str
+    inner: bool = False
 
     @property
     def name(self) -> str:
-        return f"dequantize_{self.copy.name}_{self.dtype}{'' if self.copy.aligned else '_any'}"
+        inner = "_inner" if self.inner else ""
+        return f"dequantize{inner}_{self.copy.name}_{self.dtype}{'' if self.copy.aligned else '_any'}"
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        amax = (Parameter("amax"),) if self.copy.scheme.second_level != "none" else ()
+        names = ["codes"]
+        names += ["scales"] if self.reads_scales else []
+        names += ["amax"] if self.reads_amax else []
         sizes = (Parameter("rows", "i32"), Parameter("columns", "i32"))
-        return (Parameter("codes"), Parameter("scales"), *amax, Parameter("out"), *sizes)
+        return (*(Parameter(name) for name in names), Parameter("out"), *sizes)
+
+    @property
+    def reads_scales(self) -> bool:
+        return self.copy.scheme.has_blocks or not self.inner
+
+    @property
+    def reads_amax(self) -> bool:
+        return self.copy.scheme.second_level != "none" and not self.inner
 
     def blocks(self, rows: Size, columns: Size) -> Size:
         return tiles_of(rows, columns, _SIDE)
@@ -95,9 +110,10 @@ class _TileOfCopy:
         own_line = minimum_signed(self.first_line + line, self.lines - 1)
         begin = self.first_along + along
         begin = select(begin < self.length, begin, 0)
-        codes = decode_words(self._read_words(own_line, begin), self.copy.scheme.element, self.scope.target)
-        values = [code * scale for code, scale in zip(codes, self._scales(own_line, begin), strict=True)]
-        if self.copy.scheme.second_level != "none":
+        values = decode_words(self._read_words(own_line, begin), self.copy.scheme.element, self.scope.target)
+        if self.kernel.reads_scales:
+            values = [code * scale for code, scale in zip(values, self._scales(own_line, begin), strict=True)]
+        if self.kernel.reads_amax:
             amax = self._amax(own_line)
             factor = float(np.float32(1 / nvfp4_range(self.copy.scheme)))
             values = [value * amax * factor for value in values]

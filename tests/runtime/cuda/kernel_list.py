@@ -57,7 +57,9 @@ def copy_kernels(aligned: bool) -> list[Kernel]:
     """Dequantize of every scheme and usage, into dtypes in turn."""
     copies = {Copy(s, bool(c), aligned) for pair in scheme_pairs() for c, s in enumerate(pair)}
     ordered = sorted(copies, key=str)
-    return [DequantizeKernel(copy, DTYPES[index % 3]) for index, copy in enumerate(ordered)]
+    values: list[Kernel] = [DequantizeKernel(copy, DTYPES[index % 3]) for index, copy in enumerate(ordered)]
+    inner = {DequantizeKernel(Copy(c.scheme, False, aligned), "bf16", True) for c in ordered if not c.columnwise}
+    return values + sorted(inner, key=str)
 
 
 def producers() -> list[Producer]:

@@ -158,12 +158,32 @@ def multiply_on(
     return out
 
 
-def multiply_decoded_on(heap: Heap, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    def run(a: torch.Tensor, b: torch.Tensor, into: torch.Tensor) -> None:
-        into.copy_(product_of(a, b))
+def multiply_decoded_on(
+    heap: Heap,
+    left: torch.Tensor,
+    right: torch.Tensor,
+    out: torch.Tensor,
+    left_scale: gemm.OuterScale | None = None,
+    right_scale: gemm.OuterScale | None = None,
+) -> torch.Tensor:
+    """The product of values with all of their scales, which a GPU would apply to sums."""
+    assert left.dtype == right.dtype
+    ranges = [None if scale is None else scale.range for scale in (left_scale, right_scale)]
 
-    heap.enqueue(run, (left, right, out), heap.stream_of(out))
+    def run(a: torch.Tensor, b: torch.Tensor, into: torch.Tensor, *scales: torch.Tensor | None) -> None:
+        into.copy_(product_of(_scaled(a, scales[0], ranges[0]), _scaled(b.mT, scales[1], ranges[1]).mT))
+
+    scales = [None if scale is None else scale.scale for scale in (left_scale, right_scale)]
+    heap.enqueue(run, (left, right, out, *scales), heap.stream_of(out))
     return out
+
+
+def _scaled(values: torch.Tensor, scale: torch.Tensor | None, by: int | None) -> torch.Tensor:
+    """The values of rows with their scales, in the order of the reference."""
+    if scale is None or by is None:
+        return values.float()
+    scaled = values.float() * (scale.reshape(-1, 1) if scale.dim() else scale)
+    return scaled if by == 1 else scaled * torch.tensor(1 / by)
 
 
 def _check_on_meta(a: gemm.GemmOperand, b: gemm.GemmOperand, bias, out_dtype: torch.dtype) -> torch.Size:

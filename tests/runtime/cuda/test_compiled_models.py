@@ -123,7 +123,7 @@ def test_what_is_shown_is_what_runs(monkeypatch, library):
     assert sorted(text[text.index(".version") :].strip() for text in launcher.driver.texts) == sorted(shown)
 
 
-@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4", "fp8-row", "mxfp4/none"])
 def test_sizes_known_only_at_run_time(monkeypatch, library, recipe):
     model, _ = make_mlp()
 
@@ -192,13 +192,14 @@ def test_attention_is_emulated(monkeypatch, library):
         assert (found[name] - expected[name]).norm() <= 0.25 * (expected[name] - value).norm(), name
 
 
-def test_bf16_models(monkeypatch, library):
+@pytest.mark.parametrize("recipe", ["fp8-current", "fp8-row", "nvfp4/none"])
+def test_bf16_models(monkeypatch, library, recipe):
     model, x = make_mlp(torch.bfloat16)
     with reference_gemms(monkeypatch):
-        expected = train(model, x, "fp8-current", "cpu", 1)
+        expected = train(model, x, recipe, "cpu", 1)
     torch._dynamo.reset()
     with mock_gpu(monkeypatch, library, "sm_90a"):
-        assert_same(train(model, x, "fp8-current", "cuda:sm_90a", 1), expected)
+        assert_same(train(model, x, recipe, "cuda:sm_90a", 1), expected)
 
 
 def test_cuda_is_the_device_that_the_tensors_are_on(monkeypatch, library):

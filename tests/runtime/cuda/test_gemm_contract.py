@@ -180,11 +180,13 @@ def test_the_contract_refuses_what_is_not_padded():
         gemm.multiply(*operands)
 
 
-def copy_of(scheme: Scheme, columnwise: bool, rows: int, reduction: int):
-    """The copy whose rows run along the reduction when a GEMM reads it."""
+def copy_of(scheme: Scheme | None, columnwise: bool, rows: int, reduction: int):
+    """The copy whose rows run along the reduction when a GEMM reads it; without a scheme, its values."""
     shape = (reduction, rows) if columnwise else (rows, reduction)
-    schemes = (None, scheme) if columnwise else (scheme, None)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+    if scheme is None:
+        return x
+    schemes = (None, scheme) if columnwise else (scheme, None)
     scale = torch.tensor(2.0) if scheme.source == "delayed" else None
     return reference.quantize(x, *schemes, scale=scale, rng=(1, 2))[columnwise]
 
@@ -197,18 +199,44 @@ def test_turned_operands_hold_the_same_values():
     assert torch.equal(operand.scales, reference.swizzle(copy))
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+EMULATED_RECIPES = (*RECIPES, "nvfp4/mxfp8", "mxfp4/fp8-row", "nvfp4/fp8-block", "fp8-row/none", "nvfp4/none")
+
+
+@pytest.mark.parametrize("recipe", EMULATED_RECIPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_emulated_products_are_within_the_bound(recipe, kind):
     schemes = schemes_of(recipes.get(recipe), kind)
+    if None in schemes and kind == "wgrad":
+        return  # in high precision
     rows_a, rows_b, reduction = (size // 5 for size in sizes(kind))
     pairs = zip(schemes, COLUMNWISE[kind], (rows_a, rows_b), strict=True)
     a, b = (copy_of(scheme, columnwise, rows, reduction) for scheme, columnwise, rows in pairs)
+    check_emulated(a, b)
+    if isinstance(a, torch.Tensor):
+        check_emulated(a.float() * 1.001, b)
+        check_emulated(a.half(), b)
+
+
+def check_emulated(a, b) -> None:
     left, right = (torch.from_numpy(operand(copy)) for copy in (a, b))
-    decoded = [gemm.decode(simulated("sm_90a"), copy) for copy in (a, b)]
-    found = gemm.multiply_decoded(decoded[0], decoded[1].t(), torch.empty(rows_a, rows_b))
-    bound = (reduction + 8) * 2.0**-24 * (left.abs() @ right.abs().t())
+    found = torch.empty(left.shape[0], right.shape[0])
+    simulated("sm_90a").emulate(a, b, found)
+    bound = (left.shape[1] + 8) * 2.0**-24 * (left.abs() @ right.abs().t())
     assert bool(((found.double() - left @ right.t()).abs() <= bound).all())
+
+
+def test_which_products_are_in_bf16():
+    """Those whose operands are exact in it: no float32 activations, and no float32 scales of blocks."""
+    row, tile = Scheme("f8E4M3FN", "row", "f32"), Scheme("f8E4M3FN", "128x128", "f32")
+    weight, plain = copy_of(row, False, 16, 128), torch.zeros(16, 128)
+    seen = []
+    multiply = gemm.multiply_decoded
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gemm, "multiply_decoded", lambda *given: seen.append(given[0].dtype) or multiply(*given))
+        for a, b in ((plain.bfloat16(), weight), (plain, weight), (plain.half(), weight), (weight, weight)):
+            simulated("sm_90a").emulate(a, b, torch.empty(16, 16))
+        simulated("sm_90a").emulate(weight, copy_of(tile, False, 16, 128), torch.empty(16, 16))
+    assert seen == [torch.bfloat16, torch.float32, torch.float32, torch.bfloat16, torch.float32]
 
 
 def exact_scaled_mm(a, b, scale_a, scaling_a, scale_b, scaling_b, *, bias, output_dtype, **_):

@@ -266,7 +266,7 @@ def test_wrong_products_are_found(place, monkeypatch, mxfp8_only, target, factor
     """Native ones on one target, emulated ones on the other."""
     multiply_decoded = gemm.multiply_decoded
     monkeypatch.setattr(gemm, "multiply", lambda *operands, **options: factor * mock_gpu.multiply(*operands, **options))
-    monkeypatch.setattr(gemm, "multiply_decoded", lambda *operands: factor * multiply_decoded(*operands))
+    monkeypatch.setattr(gemm, "multiply_decoded", lambda *operands: multiply_decoded(*operands).mul_(factor))
     checks = list(itertools.islice(gemm_checks(place, TARGETS[target], 64), 2))
     assert [detail.partition(" is off by ")[1] for detail in failures(checks).values()] == [" is off by "] * 2
 

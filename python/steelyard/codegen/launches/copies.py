@@ -19,13 +19,16 @@ def part_memory(scheme: Scheme, shape: tuple[Size, Size], columnwise: bool) -> d
     return {name: Memory(sizes, dtype) for name, (sizes, dtype) in parts.items()}  # pyright: ignore[reportArgumentType]
 
 
-def dequantize_into(plan: PlanBuilder, copy: StoredCopy, out: Matrix) -> None:
-    """The values of a copy as a logical matrix; the random Hadamard transform is undone."""
+def dequantize_into(plan: PlanBuilder, copy: StoredCopy, out: Matrix, *, inner: bool = False) -> None:
+    """The values of a copy as a logical matrix; the random Hadamard transform is undone.
+
+    `inner`: without the scales that all values of a tensor or of a row share.
+    """
     rows, columns = copy.shape
     spec = copy.spec()
     # Runs of 16 are stored whole.
     aligned = spec.aligned and is_multiple(columns, 16) and out.begins_aligned
-    kernel = DequantizeKernel(replace(spec, aligned=aligned), out.dtype)
+    kernel = DequantizeKernel(replace(spec, aligned=aligned), out.dtype, inner)
     named: dict[str, Argument] = {"codes": copy.codes, "scales": copy.scales, "out": out.buffer}
     named |= {"rows": rows, "columns": columns}
     if copy.amax is not None:
@@ -33,22 +36,18 @@ def dequantize_into(plan: PlanBuilder, copy: StoredCopy, out: Matrix) -> None:
     plan.launch(kernel, named, rows, columns)
 
 
-def decode(plan: PlanBuilder, copy: StoredCopy) -> Buffer | Transposed:
-    """The values of a copy in float32, its rows along the reduction.
+def decode(plan: PlanBuilder, copy: StoredCopy, dtype: str = "f32", *, inner: bool = False) -> Buffer | Transposed:
+    """The values of a copy, its rows along the reduction.
 
     Those of a copy with the Hadamard transform stay transformed, and none is left out: the rounding of what the
     transform put behind the last row is part of the product, as in a native GEMM.
     """
-    read, is_turned = as_multiplied(copy)
-    out = plan.temporary(*read.shape)
-    dequantize_into(plan, read, Matrix.contiguous(out, "f32", *read.shape))
-    return Transposed(out) if is_turned else out
-
-
-def as_multiplied(copy: StoredCopy) -> tuple[StoredCopy, bool]:
-    """The copy as it is read for a product, and whether that reads it by columns, as it does MX's columnwise ones."""
+    # MX's columnwise copies are read by columns.
     is_turned = copy.columnwise and copy.scheme.family == "mx"
-    return (copy if is_turned else copy.as_stored()), is_turned
+    read = copy if is_turned else copy.as_stored()
+    out = plan.temporary(*read.shape, dtype=dtype)
+    dequantize_into(plan, read, Matrix.contiguous(out, dtype, *read.shape), inner=inner)
+    return Transposed(out) if is_turned else out
 
 
 def transpose_into(plan: PlanBuilder, copy: StoredCopy, other: StoredCopy) -> None:

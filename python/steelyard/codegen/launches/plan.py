@@ -77,9 +77,9 @@ class PlanBuilder:
         self._temporaries: list[Memory] = []
         self._steps: list[PlannedLaunch | TorchCall] = []
 
-    def temporary(self, *shape: Size) -> Buffer:
-        """Memory for float32 values that only this call needs."""
-        self._temporaries.append(Memory(shape))
+    def temporary(self, *shape: Size, dtype: str = "f32") -> Buffer:
+        """Memory for values that only this call needs."""
+        self._temporaries.append(Memory(shape, dtype))
         return Buffer(TEMPORARY, len(self._temporaries) - 1)
 
     def launch(self, kernel: Kernel, named: Mapping[str, Argument], rows: Size, columns: Size) -> None:

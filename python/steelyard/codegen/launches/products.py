@@ -6,6 +6,7 @@ from steelyard.codegen.epilogue import EpilogueKernel
 from steelyard.codegen.launches.copies import decode
 from steelyard.codegen.launches.plan import Argument, Buffer, PlanBuilder
 from steelyard.codegen.launches.values import Matrix, StoredCopy, Vector
+from steelyard.codegen.scale_rules import nvfp4_range
 from steelyard.codegen.sizes import Size, is_multiple
 from steelyard.codegen.tile import ITEM_BYTES
 
@@ -13,13 +14,45 @@ from steelyard.codegen.tile import ITEM_BYTES
 def multiply_into(
     plan: PlanBuilder, lhs: StoredCopy | Matrix, rhs: StoredCopy, out: Buffer, batches: Size | None
 ) -> None:
-    """The product of two copies, or of a matrix and a copy, decoded to float32; `batches` of them where the operands
-    are batches."""
+    """The product of two copies, or of a matrix and a copy; `batches` of them where the operands are batches.
+
+    Codes are decoded to bf16 where that is exact, with the scales of tensors and rows left for the sums, and to float32
+    elsewhere.
+    """
+    if batches is None and _fits_bf16(lhs) and _fits_bf16(rhs):
+        _multiply_in_bf16(plan, lhs, rhs, out)
+        return
     left, right = (_widen(plan, lhs) if isinstance(lhs, Matrix) else decode(plan, lhs)), decode(plan, rhs)
     if batches is None:
         plan.call("product", left, right, out)
     else:
         plan.call("batched_product", left, right, out, batches)
+
+
+def _fits_bf16(operand: StoredCopy | Matrix) -> bool:
+    """Whether an operand is exact in bf16: codes times the byte of a block's scale are, float32 scales of blocks not."""
+    return operand.dtype == "bf16" if isinstance(operand, Matrix) else operand.scheme.family != "block"
+
+
+def _multiply_in_bf16(plan: PlanBuilder, lhs: StoredCopy | Matrix, rhs: StoredCopy, out: Buffer) -> None:
+    left = lhs.buffer if isinstance(lhs, Matrix) else decode(plan, lhs, "bf16", inner=True)
+    right = decode(plan, rhs, "bf16", inner=True)
+    scales = _outer_scale(lhs), _outer_scale(rhs)
+    if scales == (None, None):
+        plan.call("product", left, right, out)
+        return
+    # What stands in the place of a scale that there is none of is not read.
+    (left_scale, left_range), (right_scale, right_range) = (scale or (left, 0) for scale in scales)
+    plan.call("scaled_product", left, right, left_scale, left_range, right_scale, right_range, out)
+
+
+def _outer_scale(operand: StoredCopy | Matrix) -> tuple[Buffer, int] | None:
+    """What all values of a tensor or of each row are multiplied by, and what that is divided by."""
+    if isinstance(operand, Matrix) or operand.scheme.scale == "f8E8M0FNU":
+        return None
+    if operand.amax is not None and operand.scheme.second_level != "none":
+        return operand.amax, int(nvfp4_range(operand.scheme))
+    return operand.scales, 1
 
 
 def multiplied_rows(copy: StoredCopy) -> Size:
