@@ -179,7 +179,7 @@ def _on_cuda(row: Row, plan: GemmPlan) -> Row:
     if plan.path == CUSTOM:
         return row
     family = row.kernel.split()[1]
-    kernel = f"{_CUDA}{family} {'scaled_mm' if plan.path == NATIVE else 'emulated'}"
+    kernel = f"{_CUDA}{family} {'scaled_mm' if plan.path == NATIVE else f'emulated in {plan.decoded}'}"
     dims = zip("MNK", plan.sizes, plan.multiples, plan.padded, strict=True)
     padding = ", ".join(_padding(name, size, by) for name, size, by, is_padded in dims if is_padded)
     own_kernel = " (own kernel)" if plan.leaves_epilogue else ""

@@ -15,7 +15,7 @@ from steelyard.dialect.types import Shape, TensorType, scaled_info_of, tensor_in
 from steelyard.formats.gemms import OPERAND_USAGES, gemm_sizes
 from steelyard.ir.torch_ops import defining_op
 from steelyard.targets.architectures import Target
-from steelyard.targets.gemm_paths import CUSTOM, EMULATED, NATIVE, gemm_path, takes_bias
+from steelyard.targets.gemm_paths import CUSTOM, EMULATED, NATIVE, emulated_dtype, gemm_path, takes_bias
 
 _BATCHED = "torch has no product of batches of quantized matrices"
 _UNTOLD = "its result would be padded along a size that is known only at run time, and no tensor here tells it"
@@ -43,6 +43,8 @@ class GemmPlan:
     """What those are padded to."""
     leaves_epilogue: bool
     """The GEMM stores its product in f32, and another kernel does the rest."""
+    decoded: str
+    """The dtype that an emulated GEMM decodes its operands to."""
 
     @property
     def padded(self) -> tuple[bool, bool, bool]:
@@ -65,8 +67,11 @@ class GemmPlan:
 def plan_gemm(op: GemmOp, target: Target) -> GemmPlan:
     """How a target runs this GEMM."""
     kind = op.kind.value
-    found = gemm_path(kind, *copies_read(kind, lhs_info(op.lhs), scaled_info_of(op.rhs)), target)
-    plan = GemmPlan(found.path, found.reason, _sizes(op), found.multiples, False)
+    lhs = lhs_info(op.lhs)
+    left, right = copies_read(kind, lhs, scaled_info_of(op.rhs))
+    found = gemm_path(kind, left, right, target)
+    decoded = emulated_dtype(lhs.dtype if left is None else left, right, batched=bool(op.batch_dims.value))
+    plan = GemmPlan(found.path, found.reason, _sizes(op), found.multiples, False, decoded)
     if plan.path == NATIVE:
         reason = _BATCHED if op.batch_dims.value else "" if _knows_sizes(op, plan) else _UNTOLD
         plan = replace(plan, reason=reason, path=EMULATED if reason else NATIVE)

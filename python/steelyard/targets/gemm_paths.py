@@ -24,7 +24,7 @@ _OUTSIDE_SUMS = {"tensor", "row"}
 class GemmPath:
     """How a GEMM runs on a target.
 
-    Emulated: quantized as the recipe says, decoded to float32 and multiplied by torch, within the same error bound.
+    Emulated: quantized as the recipe says, decoded and multiplied by torch, within the same error bound.
     High precision: not quantized. Custom: multiplied by the user's own quantizer.
     """
 
@@ -111,6 +111,16 @@ def _nvfp4(_kind: str, lhs: Scheme, rhs: Scheme, target: Target) -> GemmPath:
 def _too_old(what: str, needed: Version, target: Target) -> str:
     assert target.cublaslt is not None
     return "{} cuBLASLt {}.{} or newer, and torch has {}.{}".format(what, *needed, *target.cublaslt)
+
+
+def emulated_dtype(lhs: Scheme | str, rhs: Scheme, *, batched: bool = False) -> str:
+    """What an emulated GEMM multiplies: bf16 where both operands are exact in it, else f32. A plain lhs is its dtype.
+
+    Scales of tensors and rows are left for the sums. Codes times the byte of a block's scale have few enough bits; times
+    a float32 scale of a block they have not.
+    """
+    fits = [side == "bf16" if isinstance(side, str) else side.family != "block" for side in (lhs, rhs)]
+    return "bf16" if all(fits) and not batched else "f32"
 
 
 def with_library(target: Target, cublaslt: Version | None) -> Target:

@@ -87,7 +87,7 @@ def test_a_net_asks_for_the_library_of_its_gpu(monkeypatch, library):
         net = steelyard.compile(model, "fp8-block", target="cuda")
         net(x)
         (row,) = net.explain().rows
-        assert row.kernel == "cuda block emulated"
+        assert row.kernel == "cuda block emulated in f32"
         assert row.reason == "1x128 and 128x128 scales need cuBLASLt 12.9 or newer, and torch has 12.6"
         torch._dynamo.reset()
         fixed = steelyard.compile(model, "fp8-block", target="cuda:sm_90a")

@@ -16,13 +16,20 @@ from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.parts import part_shapes
 from steelyard.ir.kernel_calls import callee_of, calls_of
 from steelyard.passes import build_pass_manager, parse_pipeline
-from steelyard.recipes import Float8BlockScaling, Float8CurrentScaling, MXFP8BlockScaling, NVFP4BlockScaling
+from steelyard.recipes import (
+    Float8BlockScaling,
+    Float8CurrentScaling,
+    Float8RowScaling,
+    MXFP8BlockScaling,
+    NVFP4BlockScaling,
+)
 from steelyard.reference.gemm import EPILOGUES, operand
 
 RECIPES = {
     "cuda:sm_89": Float8CurrentScaling(),
     "cuda:sm_90a": Float8BlockScaling(),
     "cuda:sm_100a": MXFP8BlockScaling(),
+    "cuda:sm_103a": Float8RowScaling(),
     "cuda:sm_120a": NVFP4BlockScaling(stochastic_rounding=False),
 }
 ROLES = {"fprop": ("input", "weight"), "dgrad": ("grad_output", "weight"), "wgrad": ("grad_output", "input")}
@@ -142,7 +149,7 @@ class Machine:
         """The values of an operand as a native GEMM reads them."""
         codes, scales = given[f"{side}.codes"], given[f"{side}.scales"]
         compact = replace(scheme, layout="compact")
-        if scheme.family != "tensor":
+        if scheme.has_blocks:
             assert scheme.layout == "gemm"
             scales = self.unswizzled(compact, scales, shape, columnwise)
         if scheme.family == "mx" and columnwise:

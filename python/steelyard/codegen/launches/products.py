@@ -9,6 +9,7 @@ from steelyard.codegen.launches.values import Matrix, StoredCopy, Vector
 from steelyard.codegen.scale_rules import nvfp4_range
 from steelyard.codegen.sizes import Size, is_multiple
 from steelyard.codegen.tile import ITEM_BYTES
+from steelyard.targets.gemm_paths import emulated_dtype
 
 
 def multiply_into(
@@ -19,7 +20,8 @@ def multiply_into(
     Codes are decoded to bf16 where that is exact, with the scales of tensors and rows left for the sums, and to float32
     elsewhere.
     """
-    if batches is None and _fits_bf16(lhs) and _fits_bf16(rhs):
+    left_format = lhs.dtype if isinstance(lhs, Matrix) else lhs.scheme
+    if emulated_dtype(left_format, rhs.scheme, batched=batches is not None) == "bf16":
         _multiply_in_bf16(plan, lhs, rhs, out)
         return
     left, right = (_widen(plan, lhs) if isinstance(lhs, Matrix) else decode(plan, lhs)), decode(plan, rhs)
@@ -27,11 +29,6 @@ def multiply_into(
         plan.call("product", left, right, out)
     else:
         plan.call("batched_product", left, right, out, batches)
-
-
-def _fits_bf16(operand: StoredCopy | Matrix) -> bool:
-    """Whether an operand is exact in bf16: codes times the byte of a block's scale are, float32 scales of blocks not."""
-    return operand.dtype == "bf16" if isinstance(operand, Matrix) else operand.scheme.family != "block"
 
 
 def _multiply_in_bf16(plan: PlanBuilder, lhs: StoredCopy | Matrix, rhs: StoredCopy, out: Buffer) -> None:
