@@ -6,7 +6,7 @@ from steelyard.tools.console import show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--recipe", help="only this recipe, as in mxfp8")
+    parser.add_argument("--recipe", help="only this recipe, as in mxfp8 or nvfp4/none")
     parser.add_argument("--target", help="only this target, as in sm_100a or cuda:sm_100a")
 
 
@@ -29,7 +29,7 @@ def table(recipe: str | None = None, target: str | None = None) -> str:
 
     # `steelyard.compile` and the IR spell a target with its family before it.
     chosen_targets = [target_of(target.removeprefix("cuda:"))] if target else list(TARGETS.values())
-    names = [recipes.get(recipe).name] if recipe else list(recipes.NAMES)
+    names = [recipe] if recipe else list(recipes.NAMES)
     gemms = [(name, kind, schemes_of(recipes.get(name), kind)) for name in names for kind in KINDS]
     reasons: dict[str, int] = {}
 

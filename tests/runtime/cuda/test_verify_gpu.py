@@ -26,7 +26,7 @@ from steelyard.tools.gpu import models as gpu_models
 from steelyard.tools.gpu import speed as gpu_speed
 from steelyard.tools.gpu.checks import CheckFailed, Device, Result, guarded
 from steelyard.tools.gpu.gemms import gemm_checks
-from steelyard.tools.gpu.kernels import kernel_checks, recipe_variants
+from steelyard.tools.gpu.kernels import kernel_checks, mixed_recipes, recipe_variants
 from steelyard.tools.gpu.predictions import prediction_of
 
 
@@ -121,9 +121,11 @@ def test_every_option_of_a_recipe_has_its_checks():
     variants = recipe_variants(every_option=True)
     assert len(variants) == len({(name, role) for name, role, _ in variants})
     schemes = {scheme for _, _, pair in variants for scheme in pair}
-    assert {scheme.rule for scheme in schemes if scheme.family == "mx"} == {"rceil", "floor", "ceil", "even"}
+    for family in ("mx", "mxfp4"):
+        assert {scheme.rule for scheme in schemes if scheme.family == family} == {"rceil", "floor", "ceil", "even"}
     assert {scheme.block for scheme in schemes} == {
         "tensor",
+        "row",
         "1x128",
         "128x128",
         "1x32",
@@ -253,9 +255,13 @@ def place(monkeypatch):
 
 def test_every_native_and_emulated_gemm_is_checked(place):
     names = [check.name for check in gemm_checks(place, TARGETS["sm_100a"], 128)]
-    is_native = {"fp8-delayed", "fp8-current", "mxfp8", "nvfp4", "fp8-delayed E4M3", "fp8-current E4M3"}
-    backward = ("fp8-delayed E4M3", "fp8-current E4M3", "fp8-block HYBRID", "mxfp8 HYBRID")
+    per_tensor_or_row = {"fp8-delayed", "fp8-current", "fp8-row"}
+    is_native = {*per_tensor_or_row, *(f"{name} E4M3" for name in per_tensor_or_row), "mxfp8", "nvfp4", "nvfp4-4over6"}
+    is_native.add("fp8-row/fp8-current")
+    backward = ("fp8-delayed E4M3", "fp8-current E4M3", "fp8-row E4M3", "fp8-block HYBRID", "mxfp8 HYBRID")
     kinds = [(recipe, kind) for recipe in recipes.NAMES for kind in KINDS]
+    # What multiplies two activations was checked with their own recipe.
+    kinds += [(recipe, kind) for recipe in mixed_recipes() for kind in ("fprop", "dgrad")]
     # Another format is one of gradients, which the forward has none of.
     kinds += [(recipe, kind) for recipe in backward for kind in ("dgrad", "wgrad")]
     assert names == [f"{recipe} {kind} {'native' if recipe in is_native else 'emulated'}" for recipe, kind in kinds]
@@ -289,9 +295,9 @@ def test_every_recipe_is_measured(place):
         )
     speeds = list(gpu_speed.measure_gemms(place, TARGETS["sm_100a"], 128, 1))
     assert [result.what for result in speeds] == ["gemm bf16", *(f"gemm {name}" for name in recipes.NAMES)]
-    assert [result.passed for result in speeds] == [True, True, True, None, True, True]
-    assert speeds[3].detail == "emulated: torch has 1x128 and 128x128 scales on sm_90 only"
-    assert speeds[4].detail == f"0 TFLOP/s, 1.00 x bf16; {prediction_of('sm_100a', 'gemm mxfp8')}"
+    assert [result.passed for result in speeds] == [True, True, True, True, None, True, None, True, True]
+    assert speeds[4].detail == "emulated: torch has 1x128 and 128x128 scales on sm_90 only"
+    assert speeds[5].detail == f"0 TFLOP/s, 1.00 x bf16; {prediction_of('sm_100a', 'gemm mxfp8')}"
 
 
 def test_a_measurement_that_fails_leaves_the_others_their_turn(place, monkeypatch):
@@ -301,7 +307,7 @@ def test_a_measurement_that_fails_leaves_the_others_their_turn(place, monkeypatc
     monkeypatch.setattr(gemm, "multiply", refuse)
     bf16, *others = gpu_speed.measure_gemms(place, TARGETS["sm_100a"], 128, 1)
     assert bf16.passed
-    assert [result.passed for result in others] == [False, False, None, False, False]
+    assert [result.passed for result in others] == [False, False, False, None, False, None, False, False]
     assert others[0].detail == "RuntimeError: no such product"
 
 

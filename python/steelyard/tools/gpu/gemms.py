@@ -12,27 +12,27 @@ from steelyard.runtime.cuda import gemm
 from steelyard.targets.architectures import Target
 from steelyard.targets.gemm_paths import EMULATED, NATIVE, gemm_path, schemes_of
 from steelyard.tools.gpu.checks import Check, CheckFailed, Device
-from steelyard.tools.gpu.kernels import copy_on, other_formats
+from steelyard.tools.gpu.kernels import copy_on, mixed_recipes, other_formats
 
 GROUP = "gemms"
 _MOST_NATIVE = 2.0**-8
 """bf16 rounds to 2^-9; the accumulators of tensor cores may keep fewer bits than float32."""
 _ROUNDING = 2.0**-24
-Schemes = tuple[Scheme, Scheme]
+Schemes = tuple[Scheme | None, Scheme]
 
 
 def gemm_checks(place: Device, target: Target, size: int) -> Iterator[Check]:
     """Every GEMM that is native or emulated on this GPU. Detail is the largest error over sum|a||b|."""
-    named = [(name, recipes.get(name)) for name in recipes.NAMES] + other_formats()
+    named = [(name, recipes.get(name)) for name in (*recipes.NAMES, *mixed_recipes())] + other_formats()
     known = set()
     for name, recipe in named:
         for kind in KINDS:
             lhs, rhs = schemes_of(recipe, kind)
-            if lhs is None or rhs is None or (name not in recipes.NAMES and (kind, lhs, rhs) in known):
+            path = gemm_path(kind, lhs, rhs, target).path
+            if rhs is None or (name not in recipes.NAMES and (kind, lhs, rhs) in known):
                 continue
             known.add((kind, lhs, rhs))
-            path, schemes = gemm_path(kind, lhs, rhs, target).path, (lhs, rhs)
-            what = f"{name} {kind} {path}"
+            schemes, what = (lhs, rhs), f"{name} {kind} {path}"
             if path == NATIVE:
                 yield Check(GROUP, what, lambda k=kind, s=schemes: _compare_native(place, k, s, size))
             elif path == EMULATED:
@@ -40,12 +40,16 @@ def gemm_checks(place: Device, target: Target, size: int) -> Iterator[Check]:
 
 
 def quantized_operands(place: Device, kind: str, schemes: Schemes, size: int) -> list:
-    """What a GEMM reads: (size, size) of the left operand, and twice as many rows of the right one."""
+    """What a GEMM reads: (size, size) of the left operand, and twice as many rows of the right one; values where there
+    is no scheme."""
     copies = []
     for scheme, is_columnwise, rows in zip(schemes, reads_columnwise(kind), (size, 2 * size), strict=True):
         generator = torch.Generator().manual_seed(len(copies))
         shape = (size, rows) if is_columnwise else (rows, size)
         x = torch.randn(shape, generator=generator).bfloat16().to(place.name)
+        if scheme is None:
+            copies.append(x)
+            continue
         scale = torch.tensor(2.0).to(place.name) if scheme.source == "delayed" else None
         pair = (None, scheme) if is_columnwise else (scheme, None)
         rng = torch.tensor((1, 2)).to(place.name)
@@ -55,6 +59,8 @@ def quantized_operands(place: Device, kind: str, schemes: Schemes, size: int) ->
 
 def _decoded(copy) -> torch.Tensor:
     """The values of a copy in float64 on the CPU, its rows along the reduction."""
+    if isinstance(copy, torch.Tensor):
+        return copy.cpu().double()
     values = torch.from_numpy(decode_stored(copy_on(copy, "cpu"))).double()
     return values.T if copy.columnwise and not copy.is_stored_transposed else values
 

@@ -22,16 +22,23 @@ _PRODUCERS = ("relu", "gelu", "gelu_tanh", "silu", "silu_and_multiply", "add", "
 _ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fp8-current", {"power_of_two": True, "epsilon": 0.5}),
+    ("fp8-row", {"power_of_two": True, "epsilon": 0.5}),
     ("fp8-block", {"power_of_two": False, "weight_tiles": False}),
     ("mxfp8", {"scale_rule": "floor"}),
     ("mxfp8", {"scale_rule": "ceil"}),
     ("mxfp8", {"scale_rule": "even"}),
     ("mxfp8", {"weight_tiles": True}),
+    ("mxfp4", {"scale_rule": "floor"}),
+    ("mxfp4", {"scale_rule": "ceil"}),
+    ("mxfp4", {"scale_rule": "even"}),
     ("nvfp4", {"row_scaled": True, "rht": False, "weight_tiles": False, "stochastic_rounding": False}),
     ("nvfp4", {"four_over_six": "weights"}),
     ("nvfp4", {"four_over_six": "all", "four_over_six_error": "mse", "rht": False}),
 )
 """Options of recipes that choose other kernels."""
+_MIXED = ("fp8-row/none", "mxfp4/none", "nvfp4/none", "mxfp4/mxfp8", "nvfp4/mxfp8", "nvfp4/fp8-row", "fp8-row/fp8-current")
+_WIDE = Scheme("f4E2M1FN", "1x32", "f8E4M3FN", second_level="tensor")
+"""NVFP4 in 1x32, which checkpoints have and no recipe makes."""
 
 
 def kernel_checks(
@@ -80,7 +87,7 @@ def _checks_of_copies(place: Device, variants: list[Variant], shape: Shape) -> I
         size = f"{shape[0]}x{shape[1]}"
         yield _check(place, f"dequantize {recipe} {size}", _compare_dequantize, copies, shape)
         yield _check(place, f"transpose {recipe} {size}", _compare_transpose, copies, shape)
-        if any(scheme.family != "tensor" for scheme, _ in copies):
+        if any(scheme.has_blocks for scheme, _ in copies):
             yield _check(place, f"swizzle {recipe} {size}", _compare_swizzle, copies, shape)
 
 
@@ -105,7 +112,14 @@ def recipe_variants(*, every_option: bool) -> list[Variant]:
             if schemes not in known:
                 known.add(schemes)
                 found.append((name, role, schemes))
+    if "nvfp4" in recipes.NAMES:
+        found.append(("nvfp4 1x32", "weight", (_WIDE, _WIDE)))
     return found
+
+
+def mixed_recipes() -> tuple[str, ...]:
+    """Formats of weights beside others of activations, or beside activations that are not quantized."""
+    return tuple(name for name in _MIXED if set(name.split("/")) <= {*recipes.NAMES, recipes.NONE})
 
 
 def other_formats() -> list[tuple[str, Recipe]]:
@@ -259,7 +273,7 @@ def _compare_transpose(place: Device, copies: list[tuple[Scheme, bool]], shape: 
 
 def _compare_swizzle(place: Device, copies: list[tuple[Scheme, bool]], shape: Shape) -> None:
     for copy in _reference_copies(copies, shape):
-        if copy.scheme.family != "tensor":
+        if copy.scheme.has_blocks:
             found = place.kernels.swizzle(copy_on(copy, place.name))
             require(same(found, reference.swizzle(copy)), f"scales of {_named(copy)} differ")
 

@@ -12,7 +12,7 @@ from steelyard import recipes, reference
 from steelyard.errors import SteelyardError, TargetError
 from steelyard.formats.schemes import Scheme
 from steelyard.tools.gpu.checks import Check, CheckFailed, CheckSkipped, Device
-from steelyard.tools.gpu.kernels import compare_copies, finite_values, require, same
+from steelyard.tools.gpu.kernels import compare_copies, finite_values, mixed_recipes, require, same
 
 _MOST_SHARE = 0.25
 _SLEEP = 20_000_000
@@ -49,12 +49,12 @@ def model_checks(place: Device, width: int, *, is_quick: bool) -> Iterator[Check
     makers: dict[str, Callable[[], Made]] = {"mlp": mlp}
     if not is_quick:
         makers |= {"bf16 mlp": lambda: make_mlp(width, torch.bfloat16), "block": block}
-    for recipe in recipes.NAMES:
+    for recipe in (*recipes.NAMES, *mixed_recipes()):
         for name, make in makers.items():
             yield _check("models", name, compare_model, place, recipe, make)
     for recipe in () if is_quick else recipes.NAMES:
         yield _check("models", "attention", _compare_attention, place, recipe, block)
-    for recipe in recipes.NAMES:
+    for recipe in (*recipes.NAMES, *mixed_recipes()):
         yield _check("models", "quantized weights", _compare_quantized_weights, place, recipe, mlp)
 
 
