@@ -225,7 +225,7 @@ def test_serialization_round_trips_and_equality_is_by_value(recipe):
 
 
 def test_toml_spells_none_where_a_field_may_be_none():
-    assert "weight_tiles = \"none\"\n" in NVFP4BlockScaling().to_toml()
+    assert 'weight_tiles = "none"\n' in NVFP4BlockScaling().to_toml()
     assert Float8BlockScaling.from_toml('weight_tiles = "none"').weight_tiles is None
     assert NVFP4BlockScaling.from_toml('four_over_six = "none"').four_over_six == "none"
 

@@ -79,7 +79,11 @@ def small_kernels(dtype: str, aligned: bool) -> list[Kernel]:
     """All kernels other than quantize and dequantize."""
     source = Source(dtype, aligned)
     delayed = Scheme("f8E4M3FN", "tensor", "f32", source="delayed")
-    amaxes = [AmaxKernel(source), AmaxKernel(source, True, rht=True), *(AmaxKernel(source, c, per_line=True) for c in (False, True))]
+    amaxes = [
+        AmaxKernel(source),
+        AmaxKernel(source, True, rht=True),
+        *(AmaxKernel(source, c, per_line=True) for c in (False, True)),
+    ]
     return [
         *amaxes,
         *(ProduceKernel(Source(dtype, aligned, producer)) for producer in producers()),

@@ -54,7 +54,15 @@ def make_block(dtype=torch.float32):
 
 MODELS = {"mlp": make_mlp, "block": make_block}
 RECIPES = ("fp8-delayed", "fp8-current", "fp8-row", "fp8-block", "mxfp8", "mxfp4", "nvfp4")
-MIXED = ("fp8-row/none", "mxfp4/none", "nvfp4/none", "nvfp4/mxfp8", "mxfp4/mxfp8", "nvfp4/fp8-row", "fp8-row/fp8-current")
+MIXED = (
+    "fp8-row/none",
+    "mxfp4/none",
+    "nvfp4/none",
+    "nvfp4/mxfp8",
+    "mxfp4/mxfp8",
+    "nvfp4/fp8-row",
+    "fp8-row/fp8-current",
+)
 """Formats of weights and of activations."""
 ALL = tuple(itertools.product(MODELS, (*RECIPES, *MIXED), TARGETS))
 

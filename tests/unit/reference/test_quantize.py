@@ -96,6 +96,23 @@ def test_per_tensor_power_of_two_and_epsilon():
     assert quantize_one(torch.tensor([1.0]), plain).amax.item() == 1
 
 
+@pytest.mark.parametrize("power_of_two", [False, True])
+@given(shape=shapes, seed=seeds, dtype=dtypes, columnwise=st.booleans())
+@settings(max_examples=6, deadline=None)
+def test_rows(power_of_two, shape, seed, dtype, columnwise):
+    x = make(shape, seed, dtype)
+    copy = quantize_one(x, Scheme("f8E4M3FN", "row", "f32", power_of_two=power_of_two), columnwise)
+    stored = x.float().numpy().T if columnwise else x.float().numpy()
+    assert (copy.scales.shape, copy.amax) == ((stored.shape[0], 1), None)
+    for values, codes, scale_inv in zip(stored, copy.codes.numpy(), copy.scales.numpy(), strict=True):
+        amax = np.abs(values).max()
+        scale = F32(448) / amax if amax else F32(1)
+        scale = F32(2.0 ** math.floor(math.log2(scale))) if power_of_two else scale
+        assert scale_inv == F32(1) / scale
+        expected = np.clip(values * scale, -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+        np.testing.assert_array_equal(codes, expected)
+
+
 @pytest.mark.parametrize("block", ["1x128", "128x128"])
 @pytest.mark.parametrize("power_of_two", [False, True])
 @given(shape=st.tuples(st.integers(1, 140), st.integers(1, 270)), seed=seeds, columnwise=st.booleans())
@@ -144,12 +161,37 @@ def test_mx(element, columnwise, tiled, shape, seed):
         np.testing.assert_array_equal(copy.codes.numpy()[where], expected)
 
 
-@pytest.mark.parametrize("tiled", [False, True])
+def mxfp4_exponent(amax: float, rule: str) -> int:
+    """The scale's exponent in float64: the mantissa of an E2M1 value has one bit, and its largest exponent is 2."""
+    mantissa, exponent = math.frexp(amax)
+    mantissa, exponent = 2 * mantissa, exponent - 1
+    if rule == "rceil":
+        return exponent - 2 + (mantissa > 1.5)
+    return exponent - 2 + {"floor": 0, "ceil": mantissa > 1, "even": mantissa >= 1.75}[rule]
+
+
+@pytest.mark.parametrize("rule", ["rceil", "floor", "ceil", "even"])
+@given(shape=st.tuples(st.integers(1, 20), st.integers(1, 70)), seed=seeds, columnwise=st.booleans(), dtype=dtypes)
+@settings(max_examples=6, deadline=None)
+def test_mxfp4(rule, shape, seed, columnwise, dtype):
+    x = make(shape, seed, dtype)
+    copy = quantize_one(x, Scheme("f4E2M1FN", "1x32", "f8E8M0FNU", rule=rule), columnwise)
+    stored = x.float().numpy().T if columnwise else x.float().numpy()
+    assert (copy.scales.shape, copy.amax) == ((stored.shape[0], -(-stored.shape[1] // 32)), None)
+    codes = codes_of(copy)
+    for where, amax in naive_blocks(stored, copy.scheme):
+        exponent = mxfp4_exponent(float(amax), rule) if amax else -127
+        assert (copy.scales.numpy()[where[0], where[1].start // 32] == 127 + exponent).all()
+        expected = [[cast(value * F32(2.0**-exponent), "f4E2M1FN") for value in row] for row in stored[where]]
+        np.testing.assert_array_equal(codes[where], expected)
+
+
+@pytest.mark.parametrize("block", ["1x16", "16x16", "1x32"])
 @given(shape=st.tuples(st.integers(1, 40), st.integers(1, 40)), seed=seeds, columnwise=st.booleans(), dtype=dtypes)
 @settings(max_examples=8, deadline=None)
-def test_nvfp4(tiled, shape, seed, columnwise, dtype):
+def test_nvfp4(block, shape, seed, columnwise, dtype):
     x = make(shape, seed, dtype)
-    scheme = Scheme("f4E2M1FN", "16x16" if tiled else "1x16", "f8E4M3FN", second_level="tensor")
+    scheme = Scheme("f4E2M1FN", block, "f8E4M3FN", second_level="tensor")
     copy = quantize_one(x, scheme, columnwise)
     stored = x.float().numpy().T if columnwise else x.float().numpy()
     amax = np.abs(stored).max()
@@ -157,10 +199,11 @@ def test_nvfp4(tiled, shape, seed, columnwise, dtype):
     encode_scale = F32(2688) / amax if amax else F32(1)
     decode_scale = F32(1) / encode_scale
     codes = codes_of(copy)
-    assert copy.scales.shape == (stored.shape[0], -(-stored.shape[1] // 16))
+    size = scheme.block_sizes[1]
+    assert copy.scales.shape == (stored.shape[0], -(-stored.shape[1] // size))
     for where, block_amax in naive_blocks(stored, scheme):
         byte = cast(block_amax * (encode_scale * F32(1 / 6)), "f8E4M3FN")
-        assert (copy.scales.numpy()[where[0], where[1].start // 16] == byte).all()
+        assert (copy.scales.numpy()[where[0], where[1].start // size] == byte).all()
         decoded = np.array(byte, np.uint8).view(ml_dtypes.float8_e4m3fn).astype(F32)
         factor = min(F32(1) / (decoded * decode_scale), FLT_MAX) if byte else FLT_MAX
         expected = [[cast(value * factor, "f4E2M1FN") for value in row] for row in stored[where]]
@@ -275,7 +318,8 @@ def test_dequantize_is_near_the_source(pair, shape, dtype):
         decoded = reference.dequantize(copy, torch.bfloat16)
         assert decoded.dtype == torch.bfloat16
         # Rules that round the scale down saturate the top of the binade: 512 becomes 448.
-        bound = ERROR[copy.scheme.element] if copy.scheme.rule in ("rceil", "ceil") else 1 / 8
+        bound = ERROR[copy.scheme.element]
+        bound = bound if copy.scheme.rule in ("rceil", "ceil") else max(bound, 1 / 8)
         assert (decoded.double() - x.double()).norm() < bound * x.double().norm()
 
 
@@ -288,9 +332,9 @@ def test_dequantize_equals_float64_of_codes_and_scales(pair, shape):
             continue
         values = codes_of(copy).view(ORACLE[copy.scheme.element]).astype(np.float64)
         scales = copy.scales.numpy()
-        if copy.scheme.family == "mx":
+        if copy.scheme.scale == "f8E8M0FNU":
             scales = scales.view(ml_dtypes.float8_e8m0fnu)
-        if copy.scheme.family == "nvfp4":
+        if copy.scheme.scale == "f8E4M3FN":
             scales = scales.view(ml_dtypes.float8_e4m3fn)
         scales = np.broadcast_to(scales.astype(np.float64), scales.shape or (1, 1))
         down, across = (-(-size // count) for size, count in zip(values.shape, scales.shape, strict=True))
