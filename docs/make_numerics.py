@@ -10,10 +10,13 @@ import numpy as np
 import torch
 
 from steelyard import reference
+from steelyard.formats.schemes import Scheme
 from steelyard.recipes import (
     DelayedScaling,
     Float8BlockScaling,
     Float8CurrentScaling,
+    Float8RowScaling,
+    MXFP4BlockScaling,
     MXFP8BlockScaling,
     NVFP4BlockScaling,
 )
@@ -24,11 +27,13 @@ from matplotlib import pyplot as plt
 
 IMAGES = Path(__file__).parent / "images"
 PLAIN_FP4 = {"weight_tiles": False, "rht": False, "stochastic_rounding": False}
+WIDE_FP4 = Scheme("f4E2M1FN", "1x32", "f8E4M3FN", second_level="tensor")
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#2a6f97", "#e07a1f", "#3a8a4d", "#b23a48", "#6a4c93", "#555555"
 SCHEMES = {
     "E4M3, one scale per tensor": Float8CurrentScaling().schemes("input"),
     "E5M2, one scale per tensor": Float8CurrentScaling().schemes("grad_output"),
     "E4M3, scale fixed at 1 (first delayed step)": DelayedScaling().schemes("input"),
+    "E4M3, one scale per row": Float8RowScaling().schemes("input"),
     "FP8 1x128": Float8BlockScaling().schemes("input"),
     "FP8 128x128": Float8BlockScaling().schemes("weight"),
     "MXFP8, rule rceil": MXFP8BlockScaling().schemes("input"),
@@ -37,8 +42,13 @@ SCHEMES = {
     "MXFP8, rule even": MXFP8BlockScaling(scale_rule="even").schemes("input"),
     "MXFP8 32x32": MXFP8BlockScaling(weight_tiles=True).schemes("weight"),
     "MXFP8, E5M2": MXFP8BlockScaling(fp8_format="HYBRID").schemes("grad_output"),
+    "MXFP4, rule rceil": MXFP4BlockScaling().schemes("input"),
+    "MXFP4, rule floor": MXFP4BlockScaling(scale_rule="floor").schemes("input"),
+    "MXFP4, rule ceil": MXFP4BlockScaling(scale_rule="ceil").schemes("input"),
+    "MXFP4, rule even": MXFP4BlockScaling(scale_rule="even").schemes("input"),
     "NVFP4 1x16 (columnwise: RHT)": NVFP4BlockScaling().schemes("input"),
     "NVFP4 16x16": NVFP4BlockScaling().schemes("weight"),
+    "NVFP4 1x32": (WIDE_FP4, WIDE_FP4),
     "NVFP4 1x16, stochastic (columnwise: RHT)": NVFP4BlockScaling().schemes("grad_output"),
     "NVFP4 1x16, row-scaled (columnwise: per tensor)": NVFP4BlockScaling(row_scaled=True, **PLAIN_FP4).schemes("input"),
     "NVFP4 1x16, four-over-six mae": NVFP4BlockScaling(four_over_six="all", **PLAIN_FP4).schemes("input"),

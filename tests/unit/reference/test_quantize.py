@@ -186,6 +186,17 @@ def test_mxfp4(rule, shape, seed, columnwise, dtype):
         np.testing.assert_array_equal(codes[where], expected)
 
 
+def test_mxfp4_ties_go_to_even_codes_and_zeros_keep_their_signs():
+    x = torch.zeros(2, 32)
+    x[0, :8] = torch.tensor([6.0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
+    x[1, :2] = torch.tensor([0.0, -0.0])
+    row = quantize_one(x, Scheme("f4E2M1FN", "1x32", "f8E8M0FNU"))
+    assert row.scales.tolist() == [[127], [0]]
+    # ModelOpt, which rounds ties down, has 0x07, 0x21, 0x43 and 0x65, and 0x88 for each pair of zeros.
+    assert row.codes[0].tolist() == [0x07, 0x22, 0x44, 0x66] + 12 * [0]
+    assert row.codes[1].tolist() == [0x80] + 15 * [0]
+
+
 @pytest.mark.parametrize("block", ["1x16", "16x16", "1x32"])
 @given(shape=st.tuples(st.integers(1, 40), st.integers(1, 40)), seed=seeds, columnwise=st.booleans(), dtype=dtypes)
 @settings(max_examples=8, deadline=None)

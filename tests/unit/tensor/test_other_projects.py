@@ -54,14 +54,26 @@ def test_mxfp4_by_the_rule_even_writes_the_bytes_of_compressed_tensors(dtype):
     assert torch.equal(loaded.dequantize(), decoded.float())
 
 
-def test_fp8_rows_write_the_bytes_of_compressed_tensors_where_scales_are_exact():
+def of_compressed_tensors(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    theirs, _ = compress("FP8_DYNAMIC", weight)
+    return theirs["weight"], theirs["weight_scale"]
+
+
+def of_torchao(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    torchao = pytest.importorskip("torchao.quantization.quant_primitives")
+    scale = torchao._choose_scale_float8(weight, [1, weight.shape[1]])
+    return torchao._quantize_affine_float8(weight, scale), scale
+
+
+@pytest.mark.parametrize("quantize", [of_compressed_tensors, of_torchao], ids=lambda quantize: quantize.__name__)
+def test_fp8_rows_write_the_bytes_of_others_where_scales_are_exact(quantize):
     weight = make_weight()
     # 448 / 7 = 64, so that amax / 448 and 1 / (448 / amax) are the same power of two.
     weight[:, 5] = 7 * weight.abs().amax(1).log2().ceil().exp2()
-    theirs, _ = compress("FP8_DYNAMIC", weight)
+    codes, scales = quantize(weight)
     ours = Float8RowQuantizer(columnwise=False)(weight)
-    assert torch.equal(ours._rowwise_scale_inv, theirs["weight_scale"])
-    assert torch.equal(ours._rowwise_data, theirs["weight"].view(torch.uint8))
+    assert torch.equal(ours._rowwise_scale_inv, scales)
+    assert torch.equal(ours._rowwise_data, codes.view(torch.uint8))
 
 
 def test_fp8_rows_differ_from_compressed_tensors_by_a_rounding_of_the_scale():
