@@ -42,7 +42,7 @@ class ProduceQuantizeOp(ScaledOp, name="produce_quantize", traits=[ext.Pure]):
     - produce_quantize_c4: result is a !scaled.tensor of the source's shape and dtype
     - produce_quantize_c5: epsilon is positive for norms and 0 for everything else
     - produce_quantize_c6: role is input, weight or grad_output
-    - produce_quantize_c7: rounding is to nearest, and only a delayed scheme takes a scale, an f32 scalar
+    - produce_quantize_c7: rounding is to nearest, and only a delayed or static scheme takes a scale, an f32 scalar
     """
 
     assembly_format = (
@@ -94,10 +94,10 @@ class ProduceQuantizeOp(ScaledOp, name="produce_quantize", traits=[ext.Pure]):
     def _check_state(self, source: TensorInfo, schemes: tuple[Scheme, ...]) -> None:
         nearest = all(scheme.rounding == "nearest" for scheme in schemes)
         require(nearest, "produce_quantize_c7", "rounding must be to nearest, got stochastic")
-        delayed = any(scheme.source == "delayed" for scheme in schemes)
+        given = any(scheme.source != "current" for scheme in schemes)
         found = "none" if self.scale is None else "one"
-        message = f"scale must be there for a delayed scheme and only then, got {found}"
-        require(delayed == (self.scale is not None), "produce_quantize_c7", message)
+        message = f"scale must be there for a delayed or static scheme and only then, got {found}"
+        require(given == (self.scale is not None), "produce_quantize_c7", message)
         if self.scale is not None:
             require_tensor(self.scale, source.with_((), "f32"), "produce_quantize_c7", "scale")
 

@@ -23,15 +23,16 @@ from steelyard.formats.schemes import Scheme
 class QuantizeOp(ScaledOp, name="quantize", traits=[ext.Pure]):
     """Quantize a tensor into the copies that its result type names.
 
-    `scale` is a scale known beforehand, the state of a delayed scheme, and `rng` the seed and offset of stochastic
-    rounding. The result `new_amax` is the amax of the source, where it is kept. `layer` names the layer whose state the
+    `scale` is a scale known beforehand, the state of a delayed scheme or what the values of a static one are decoded by,
+    and `rng` the seed and offset of stochastic rounding. The result `new_amax` is the amax of the source, where it is kept. `layer` names the layer whose state the
     op reads. It is empty where there is no state, so that equal quantizations are equal ops.
 
     Constraints:
     - quantize_c1: source is a ranked tensor of f32, bf16 or f16
     - quantize_c2: result is a !scaled.tensor of the source's shape and dtype
     - quantize_c3: role is input, weight or grad_output
-    - quantize_c4: a delayed scheme needs a scale, and only schemes with one scale per tensor take one
+    - quantize_c4: a delayed or static scheme needs a scale, and only static schemes and those with one scale per tensor
+      take one
     - quantize_c5: stochastic rounding needs rng, and only stochastic rounding takes it
     - quantize_c6: only role grad_output is rounded stochastically
     - quantize_c7: only schemes with one amax per tensor or per row return a new_amax
@@ -65,10 +66,10 @@ class QuantizeOp(ScaledOp, name="quantize", traits=[ext.Pure]):
 
     def _check_scale(self, source: TensorInfo, schemes: tuple[Scheme, ...]) -> None:
         if self.scale is None:
-            delayed = any(scheme.source == "delayed" for scheme in schemes)
-            require(not delayed, "quantize_c4", "a delayed scheme needs the operand scale, got none")
+            source_of = next((scheme.source for scheme in schemes if scheme.source != "current"), None)
+            require(source_of is None, "quantize_c4", f"a {source_of} scheme needs the operand scale, got none")
             return
-        one_scale = all(scheme.family in ("tensor", "custom") for scheme in schemes)
+        one_scale = all(scheme.family in ("tensor", "custom") or scheme.source == "static" for scheme in schemes)
         require(one_scale, "quantize_c4", "the operand scale needs schemes with one scale per tensor, got block scales")
         require_tensor(self.scale, source.with_((), "f32"), "quantize_c8", "scale")
 

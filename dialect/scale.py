@@ -1,4 +1,4 @@
-"""Scales and the state they and the random bits come from: `amax`, `update_scale`, `advance_rng`."""
+"""Scales and the state they and the random bits come from: `amax`, `update_scale`, `count_saturated`, `advance_rng`."""
 
 from typing import Any, Literal, get_args
 
@@ -106,6 +106,50 @@ def update_scale(
         "algorithm": ir.StringAttr.get(algorithm),
     }
     return build(UpdateScaleOp, [scale, history, amax], [scale.type, history.type], attributes, loc, ip)
+
+
+class CountSaturatedOp(ScaledOp, name="count_saturated", traits=[ext.Pure]):
+    """A count plus the number of values of a tensor that are too large for a static scale, and saturate.
+
+    Those are the values whose magnitude, after the encoding factor `1 / scale`, is above the largest code, and for FP4
+    above the largest code times the largest block scale. NaN is none of them.
+
+    Constraints:
+    - count_saturated_c1: source is a ranked tensor of f32, bf16 or f16
+    - count_saturated_c2: scheme has a static scale
+    - count_saturated_c3: scale is an f32 scalar
+    - count_saturated_c4: count and result are a 64-bit integer
+    """
+
+    assembly_format = "$source, $scale, $count for $scheme"
+
+    source: ext.Operand[Any]
+    scale: ext.Operand[Any]
+    count: ext.Operand[Any]
+    result: ext.Result[Any]
+    scheme: SchemeAttr
+
+    def check(self) -> None:
+        info = float_info(self.source, "count_saturated_c1", "source")
+        source = self.scheme.scheme.source
+        require(source == "static", "count_saturated_c2", f"scheme must have a static scale, got a {source} one")
+        require_tensor(self.scale, info.with_((), "f32"), "count_saturated_c3", "scale")
+        for name in ("count", "result"):
+            require_tensor(getattr(self, name), info.counter(), "count_saturated_c4", name)
+
+
+def count_saturated(
+    source: ir.Value,
+    scale: ir.Value,
+    count: ir.Value,
+    scheme: Scheme,
+    *,
+    loc: ir.Location | None = None,
+    ip: ir.InsertionPoint | None = None,
+) -> CountSaturatedOp:
+    """Build a `scaled.count_saturated`."""
+    attributes = {"scheme": SchemeAttr.from_scheme(scheme)}
+    return build(CountSaturatedOp, [source, scale, count], [count.type], attributes, loc, ip)
 
 
 class AdvanceRngOp(ScaledOp, name="advance_rng", traits=[ext.Pure]):

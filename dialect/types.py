@@ -38,6 +38,10 @@ class TensorInfo:
         """The seed and offset of stochastic rounding, beside this tensor."""
         return self.with_((2,), "si64" if self.namespace == "torch" else "i64")
 
+    def counter(self) -> "TensorInfo":
+        """A whole number, beside this tensor."""
+        return self.random_state().with_(())
+
     def __str__(self) -> str:
         if self.namespace == "torch":
             return f"!torch.vtensor<{format_shape(self.shape)},{self.dtype}>"

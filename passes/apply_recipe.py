@@ -85,7 +85,7 @@ def _annotate_batched(op: MatmulOp, recipe: recipes.Recipe, gradients: set[ir.Va
         scheme, _ = recipe.schemes(recipes.Role(name, op.layer.value))
         if scheme is None:
             return f"the recipe leaves the {name} of batched products in high precision"
-        if scheme.custom or scheme.source == "delayed":
+        if scheme.custom or scheme.source != "current":
             return "a batched product, whose operands have no quantizer or state of their own"
         schemes.append(scheme)
     return _pair(op, *schemes)

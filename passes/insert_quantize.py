@@ -7,7 +7,7 @@ from torch_mlir import ir
 from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.matmul import MatmulOp, gemm
 from steelyard.dialect.quantize import dequantize, quantize
-from steelyard.dialect.scale import advance_rng, update_scale
+from steelyard.dialect.scale import advance_rng, count_saturated, update_scale
 from steelyard.dialect.types import TensorInfo, tensor_info
 from steelyard.formats.gemms import OPERAND_USAGES, Role
 from steelyard.formats.schemes import Scheme
@@ -29,7 +29,8 @@ def insert_quantize(module: ir.Operation) -> None:
 
     State becomes arguments of the function: a delayed scale is `layer.role.scale`, random bits come from `rng`. In a
     function with gradients state is updated: amaxes go into `layer.role.amax_history`, the next scale follows from
-    that, and both are results of the function with the same names.
+    that, and both are results of the function with the same names. A static scale is `layer.role.scale`, too, and never
+    updated; the values that it saturates are counted in `layer.role.saturated`, in every function.
     """
     for function in functions_of(module):
         state = _State(function)
@@ -76,6 +77,8 @@ class _State:
         self._is_training = is_training(function)
         self._known: dict[str, ir.Value] = {}
         self._recorded: dict[str, _Recorded] = {}
+        self._counts: dict[str, ir.Value] = {}
+        """By their names, the counts of saturated values so far."""
         for argument in self._block.arguments:
             name = argument_name(argument, STATE)
             if name is not None:
@@ -90,11 +93,13 @@ class _State:
         if scheme.rounding == "stochastic":
             rng = self._argument(RNG, _info(source).random_state(), op.location)
             return quantize(source, row, col, role=role, rng=rng).result
-        if scheme.source != "delayed":
+        if scheme.source == "current":
             return quantize(source, row, col, role=role).result
         name = f"{layer}.{role}" if layer else role
         scale = self._argument(f"{name}.scale", _info(source).with_((), "f32"), op.location)
-        if not self._is_training:
+        if scheme.source == "static" and op.kind.value == "fprop":
+            self._count(name, source, scale, scheme, op.location)
+        if not self._is_training or scheme.source == "static":
             return quantize(source, row, col, role=role, layer=layer, scale=scale).result
         made = quantize(source, row, col, role=role, layer=layer, scale=scale, new_amax=True)
         new = _Recorded(scheme, layer, _delayed_settings(op), scale, op.location)
@@ -102,6 +107,12 @@ class _State:
         assert made.new_amax is not None, "asked for above"
         recorded.amaxes.setdefault(flatten_root(source), made.new_amax)
         return made.result
+
+    def _count(self, name: str, source: ir.Value, scale: ir.Value, scheme: Scheme, location: ir.Location) -> None:
+        """Count the values that a static scale saturates."""
+        name = f"{name}.saturated"
+        before = self._counts.get(name) or self._argument(name, _info(source).counter(), location)
+        self._counts[name] = count_saturated(source, scale, before, scheme).result
 
     def _argument(self, name: str, info: TensorInfo, location: ir.Location) -> ir.Value:
         if name not in self._known:
@@ -111,8 +122,13 @@ class _State:
 
     def finish(self) -> None:
         """Move the state on, at the end of the function."""
-        if not self._is_training:
-            return
+        moved = list(self._counts.items())
+        if self._is_training:
+            moved += self._updates()
+        append_results(self._function, [(value, {STATE: ir.StringAttr.get(name)}) for name, value in moved])
+
+    def _updates(self) -> list[tuple[str, ir.Value]]:
+        """The delayed and the random state of the next step."""
         moved: list[tuple[str, ir.Value]] = []
         with ir.InsertionPoint.at_block_terminator(self._block):
             for name, recorded in self._recorded.items():
@@ -120,7 +136,7 @@ class _State:
             if RNG in self._known:
                 with ir.Location.unknown():
                     moved.append((RNG, advance_rng(self._known[RNG]).result))
-        append_results(self._function, [(value, {STATE: ir.StringAttr.get(name)}) for name, value in moved])
+        return moved
 
     def _update(self, name: str, recorded: _Recorded) -> list[tuple[str, ir.Value]]:
         settings = recorded.settings

@@ -12,7 +12,7 @@ from steelyard.dialect.layout import FlattenOp, PackOp, PadOp, SwizzleOp, TurnOp
 from steelyard.dialect.matmul import GemmOp, copies_read, lhs_info
 from steelyard.dialect.produce import PRODUCERS, ProduceQuantizeOp
 from steelyard.dialect.quantize import DequantizeOp, NarrowOp, QuantizeOp, TransposeOp
-from steelyard.dialect.scale import ALGORITHMS, AdvanceRngOp, AmaxOp, UpdateScaleOp
+from steelyard.dialect.scale import ALGORITHMS, AdvanceRngOp, AmaxOp, CountSaturatedOp, UpdateScaleOp
 from steelyard.dialect.types import ScaledInfo, TensorInfo, TensorType, scaled_info_of, tensor_info
 from steelyard.errors import ConstraintError
 from steelyard.formats.activations import EPILOGUES
@@ -25,6 +25,7 @@ from steelyard.ir.kernel_calls import (
     SIZE,
     AdvanceRngCall,
     AmaxCall,
+    CountSaturatedCall,
     Declarations,
     DequantizeCall,
     EpilogueCall,
@@ -366,6 +367,11 @@ class _Lowering:
         )
         self._replace(op, call, operands)
 
+    def count_saturated(self, op: CountSaturatedOp) -> None:
+        operands: Named = [("source", op.source), ("scale", op.scale), ("count", op.count)]
+        results = _result_slots(op, "result")
+        self._replace(op, CountSaturatedCall(operands=_slots(operands), results=results, scheme=op.scheme.scheme), operands)
+
     def advance_rng(self, op: AdvanceRngOp) -> None:
         operands: Named = [("rng", op.rng)]
         self._replace(op, AdvanceRngCall(operands=_slots(operands), results=_result_slots(op, "result")), operands)
@@ -398,6 +404,7 @@ _LOWERINGS: dict[type, Callable[[_Lowering, Any], None]] = {
     UnpadOp: _Lowering.unpad,
     AmaxOp: _Lowering.amax,
     UpdateScaleOp: _Lowering.update_scale,
+    CountSaturatedOp: _Lowering.count_saturated,
     AdvanceRngOp: _Lowering.advance_rng,
 }
 

@@ -1,7 +1,7 @@
-"""The state of a net: delayed scales, histories of amaxes and random bits, as plain tensors by name."""
+"""The state of a net: scales, histories of amaxes, counts and random bits, as plain tensors by name."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch_mlir import ir
@@ -14,7 +14,10 @@ from steelyard.runtime.cuda.streams import Moment, is_capturing, moment_on
 from steelyard.runtime.draws import Draws
 from steelyard.runtime.dtypes import shape_of
 
-_NAME = re.compile(rf"(?:.+\.)?(?:{'|'.join(ROLES)})\.(scale|amax_history)")
+_NAME = re.compile(rf"(?:.+\.)?(?:{'|'.join(ROLES)})\.(scale|amax_history|saturated)")
+_STATIC = re.compile(r"(?:(.+)\.)?input\.scale")
+SATURATED = ".saturated"
+"""How the names of counts of saturated values end."""
 
 
 class State:
@@ -31,6 +34,8 @@ class State:
         """Calls of the net so far."""
         self.runs = 0
         """Forwards of programs so far, several in a call."""
+        self.input_scale: Callable[[str], float | None] = _measured
+        """The static scale of a layer's input; None if it is measured."""
         self.has_net = True
         """Whether a net says when its calls begin; otherwise each forward of a program is one."""
 
@@ -53,7 +58,12 @@ class State:
         """A state by name, as recipes say it begins."""
         # Made at the first call and not when compiling, where torch would make a fake tensor of it.
         found = self.tensors.get(name)
-        return self.tensors.setdefault(name, _initial(name, shape)) if found is None else found
+        return self.tensors.setdefault(name, self._initial(name, shape)) if found is None else found
+
+    def _initial(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        static = _STATIC.fullmatch(name)
+        given = self.input_scale(static[1] or "") if static else None
+        return _initial(name, shape) if given is None else torch.tensor(given, dtype=torch.float32)
 
     def get_on(self, device: torch.device, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """A state by name on a device, where it stays from then on."""
@@ -104,11 +114,17 @@ class State:
             self._draws.leave(self.tensors[RNG])
 
     def __getstate__(self) -> dict:
-        # What a thread has drawn, and what streams have done, is no part of a copy.
-        return {name: value for name, value in vars(self).items() if name not in ("_draws", "_used")}
+        # What a thread has drawn, and what streams have done, is no part of a copy; nor is what a net's settings say.
+        apart = ("_draws", "_used", "input_scale")
+        return {name: value for name, value in vars(self).items() if name not in apart}
 
     def __setstate__(self, copied: dict) -> None:
-        vars(self).update(copied, _draws=Draws(), _used={})
+        vars(self).update(copied, _draws=Draws(), _used={}, input_scale=_measured)
+
+
+def _measured(_layer: str) -> None:
+    """The static scale of a layer without one."""
+    return
 
 
 def _initial(name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -118,18 +134,28 @@ def _initial(name: str, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.tensor([seed - 2**64 if seed >= 2**63 else seed, 0])
     if name.endswith(".amax_history") or name == "amax_history":
         return torch.zeros(shape)
+    if _is_count(name):
+        return torch.zeros(shape, dtype=torch.int64)
     return torch.ones(shape)
+
+
+def _is_count(name: str) -> bool:
+    return name.endswith(SATURATED)
 
 
 def _checked(name: str, tensor: torch.Tensor, shape: tuple[int, ...] | None) -> torch.Tensor:
     """A copy of a loaded state, as kernels read it."""
     found = _NAME.fullmatch(name)
     if name != RNG and found is None:
-        known = f"{RNG}, or <layer>.<role>.scale and .amax_history with a role of {', '.join(ROLES)}"
+        known = f"{RNG}, or <layer>.<role>.scale, .amax_history and .saturated with a role of {', '.join(ROLES)}"
         raise StateError(f"the state of a net has names like {known}, got {name!r}; load the state dict of a net")
     if name == RNG:
         taken = converted(name, tensor, torch.int64)
         _check_shape(name, taken, (2,))
+        return taken
+    if _is_count(name):
+        taken = converted(name, tensor, torch.int64)
+        _check_shape(name, taken, ())
         return taken
     taken = converted(name, tensor, torch.float32)
     if found is not None and found.group(1) == "scale":

@@ -19,7 +19,7 @@ _OPTIONS = {
     "block": ("power_of_two", "layout"),
     "mx": ("rule", "layout"),
     "mxfp4": ("rule", "layout"),
-    "nvfp4": ("rounding", "rht", "second_level", "four_over_six", "layout"),
+    "nvfp4": ("source", "rounding", "rht", "second_level", "four_over_six", "layout"),
 }
 """The options that schemes of a family can have."""
 _FLAG = (False, True)

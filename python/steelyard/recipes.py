@@ -17,6 +17,8 @@ from steelyard.formats.gemms import ROLES
 from steelyard.formats.schemes import Scheme
 
 Schemes = tuple[Scheme | None, Scheme | None]
+InputScales = Mapping[str, float] | tuple[tuple[str, float], ...]
+"""Numbers by patterns of layer names. A recipe takes a mapping, and keeps pairs."""
 
 AMAX_ALGORITHM = "amax_compute_algo"
 """Among the quantizers of a layer, the key of a user's own amax algorithm: it stands where a role would."""
@@ -40,7 +42,8 @@ _SMALLEST = {"margin": 0, "amax_history_len": 1}
 # 2^-margin must be a normal float32, and epsilon, unless it is 0, must not overflow or vanish in float32.
 _LARGEST = {"margin": 126}
 _EPSILON_RANGE = (2.0**-149, (2 - 2.0**-23) * 2.0**127)
-EPSILON = "0 or a finite, positive number that float32 holds, from {:.3g} to {:.3g}".format(*_EPSILON_RANGE)
+SCALE = "a finite, positive number that float32 holds, from {:.3g} to {:.3g}".format(*_EPSILON_RANGE)
+EPSILON = f"0 or {SCALE}"
 
 
 class Role(str):
@@ -74,6 +77,9 @@ class Recipe(ABC):
         for name in _OPTIONAL:
             if getattr(self, name, None) == NONE:
                 object.__setattr__(self, name, None)
+        scales = getattr(self, "input_scales", ())
+        if isinstance(scales, Mapping):
+            object.__setattr__(self, "input_scales", tuple(scales.items()))
         for each in fields(self):
             _check_field(type(self).__name__, each.name, each.type, getattr(self, each.name))
         if isinstance(self, DelayedScaling) and isinstance(_activations_of(self), DelayedScaling):
@@ -102,6 +108,31 @@ class Recipe(ABC):
     def delayed(self) -> "DelayedScaling | None":
         """The recipe among this one and that of its activations whose scales are state."""
         return next((each for each in (self, _activations_of(self)) if isinstance(each, DelayedScaling)), None)
+
+    def input_scale(self, layer: str) -> float | None:
+        """What a layer's input is decoded by where that is given; None if it is measured."""
+        if self.activations is None or self.activations != OWN:
+            return None if self.activations is None else get(self.activations).input_scale(layer)
+        scales = dict(getattr(self, "input_scales", ()))
+        return next((scale for pattern, scale in scales.items() if fnmatchcase(layer, pattern)), None)
+
+    @property
+    def has_input_scales(self) -> bool:
+        """Whether it gives static scales to inputs."""
+        other = isinstance(self.activations, Recipe) and self.activations.has_input_scales
+        return bool(getattr(self, "input_scales", ())) or other
+
+    def unused_input_scales(self, layers: Iterable[str]) -> list[str]:
+        """The patterns of static scales that match none of these layers."""
+        names = list(layers)
+        own = [pattern for pattern, _ in getattr(self, "input_scales", ())]
+        other = self.activations.unused_input_scales(names) if isinstance(self.activations, Recipe) else []
+        return [each for each in own if not any(fnmatchcase(name, each) for name in names)] + other
+
+    def _is_static(self, role: str) -> bool:
+        """Whether this recipe gives the scale of an operand."""
+        scales = getattr(self, "input_scales", ())
+        return role == "input" and any(fnmatchcase(getattr(role, "layer", ""), pattern) for pattern, _ in scales)
 
     def set_quantizer_factory(self, factory: Callable[[str], Any]) -> "CustomRecipe":
         """A recipe whose quantizers a factory makes, with the backward of this one, which stays as it is.
@@ -140,6 +171,8 @@ class Recipe(ABC):
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         if isinstance(self.activations, Recipe):
             values["activations"] = self.activations.to_dict()
+        if "input_scales" in values:
+            values["input_scales"] = dict(values["input_scales"])
         for name, value in values.items():
             if callable(value):
                 raise RecipeError(
@@ -215,10 +248,15 @@ class Float8CurrentScaling(Recipe):
     """Scales are rounded down to a power of two."""
     epsilon: float = 0.0
     """A lower bound of the amax."""
+    input_scales: InputScales = ()
+    """Static scales: what the codes of a layer's input are multiplied by to decode them, by patterns of layer names. The
+    first that matches a layer decides. Such inputs are not measured; what is out of range saturates, and is counted."""
 
     def _schemes(self, role: str) -> Schemes:
         element = _fp8_element(self.fp8_format, role)
         scheme = Scheme(element, "tensor", "f32", power_of_two=self.power_of_two, epsilon=float(self.epsilon))
+        if self._is_static(role):
+            scheme = Scheme(element, "tensor", "f32", source="static")
         return scheme, scheme
 
 
@@ -323,6 +361,9 @@ class NVFP4BlockScaling(Recipe):
     """Where each block also tries to map its amax to 4 instead of 6: none, weights, activations (inputs) or all."""
     four_over_six_error: str = "mae"
     """The error that decides between 4 and 6: mae or mse."""
+    input_scales: InputScales = ()
+    """Static second levels of rowwise inputs: what their codes and block scales are multiplied by, by patterns of layer
+    names. The first that matches a layer decides. What is out of range saturates, and is counted."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -347,7 +388,9 @@ class NVFP4BlockScaling(Recipe):
             return scheme, scheme
         if role == "input":
             level = "row" if self.row_scaled else "tensor"
-            return self._scheme("activations", second_level=level), self._scheme("activations", rht=self.rht)
+            row = self._scheme("activations", second_level=level)
+            is_static = self._is_static(role)
+            return self._scheme("", source="static") if is_static else row, self._scheme("activations", rht=self.rht)
         rounding = "stochastic" if self.stochastic_rounding else "nearest"
         return self._scheme("", rounding=rounding), self._scheme("", rounding=rounding, rht=self.rht)
 
@@ -495,6 +538,8 @@ def _check_field(owner: str, name: str, kind: Any, value: Any) -> None:
         expected = f"one of {', '.join(_CHOICES[name])}" + (" or a callable" if name == "amax_compute_algo" else "")
     elif name == "activations":
         holds, expected = _are_activations(value), f"{OWN!r}, None, or another recipe or its name"
+    elif name == "input_scales":
+        holds, expected = _are_scales(value), f"numbers by patterns of layer names, each {SCALE}"
     elif name == "factory":
         holds, expected = callable(value), "a callable from a role to a quantizer"
     elif kind is float:
@@ -516,6 +561,14 @@ def _are_activations(value: Any) -> bool:
     return isinstance(value, Recipe) and value.activations == OWN
 
 
+def _are_scales(value: Any) -> bool:
+    pairs: Any = value if isinstance(value, tuple) else ((None, None),)
+    return all(
+        isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and is_epsilon(pair[1]) and pair[1]
+        for pair in pairs
+    )
+
+
 def is_epsilon(value: Any) -> bool:
     """Whether a value is a valid lower bound of amaxes; `EPSILON` says the condition in words."""
     smallest, largest = _EPSILON_RANGE
@@ -526,5 +579,6 @@ def _toml_value(value: Any) -> str:
     if value is None:
         return json.dumps(NONE)
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{name} = {_toml_value(each)}" for name, each in value.items()) + "}"
+        pairs: dict[str, Any] = value
+        return "{" + ", ".join(f"{json.dumps(name)} = {_toml_value(each)}" for name, each in pairs.items()) + "}"
     return repr(value) if type(value) is float else json.dumps(value)

@@ -9,10 +9,12 @@ from steelyard.runtime.cpu.gemm import qgemm
 from steelyard.runtime.cpu.packing import PackedWeight, pack, unpack
 from steelyard.runtime.cpu.producers import produce, quantize_produced
 from steelyard.runtime.cpu.quantization import amax, empty_copy, quantize, quantize_into
+from steelyard.runtime.cpu.saturation import count_saturated
 
 __all__ = [
     "PackedWeight",
     "amax",
+    "count_saturated",
     "dequantize",
     "empty_copy",
     "instruction_sets",

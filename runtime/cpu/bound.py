@@ -22,6 +22,7 @@ from steelyard.ir.kernel_calls import (
     AmaxCall,
     CopyCall,
     CopySlots,
+    CountSaturatedCall,
     DequantizeCall,
     GemmCall,
     GemmOperand,
@@ -35,7 +36,7 @@ from steelyard.ir.kernel_calls import (
     matrix_shape,
 )
 from steelyard.runtime import _cpu, dtypes
-from steelyard.runtime.cpu import decoding, delayed, producers, quantization
+from steelyard.runtime.cpu import decoding, delayed, producers, quantization, saturation
 from steelyard.runtime.cpu.arguments import ACTIVATIONS, DTYPES, flat, plain_matrix, scheme_bits
 from steelyard.runtime.cpu.gemm import PACKED
 from steelyard.runtime.quantizers import Quantizers, own_algorithm
@@ -351,6 +352,16 @@ def _bind_update_scale(call: UpdateScaleCall, quantizers: Quantizers) -> Bound:
         return delayed.update_scale(scale, history, call.scheme, margin=call.margin, algorithm=algorithm)
 
     return update_scale, None
+
+
+@bind.register
+def _bind_count_saturated(call: CountSaturatedCall, _: Quantizers) -> Bound:
+    scheme = call.scheme
+
+    def count_saturated(source: torch.Tensor, scale: torch.Tensor, count: torch.Tensor) -> tuple[torch.Tensor]:
+        return (count + saturation.count_saturated(source.detach(), scale, scheme),)
+
+    return count_saturated, None
 
 
 @bind.register

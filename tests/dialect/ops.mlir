@@ -130,13 +130,15 @@ func.func @epilogue(%x: tensor<?x64xf32>, %bias: tensor<64xbf16>, %residual: ten
 }
 
 // CHECK-LABEL: func.func @state
-func.func @state(%x: tensor<4x?xbf16>, %scale: tensor<f32>, %history: tensor<1024xf32>, %rng: tensor<2xi64>) {
+func.func @state(%x: tensor<4x?xbf16>, %scale: tensor<f32>, %history: tensor<1024xf32>, %rng: tensor<2xi64>, %count: tensor<i64>) {
   // CHECK: %{{.*}} = scaled.amax %arg0 per_row : tensor<4x?xbf16> -> tensor<4xf32>
   %rows = scaled.amax %x per_row : tensor<4x?xbf16> -> tensor<4xf32>
   // CHECK: %{{.*}} = scaled.amax %arg0 rht : tensor<4x?xbf16> -> tensor<f32>
   %amax = scaled.amax %x rht : tensor<4x?xbf16> -> tensor<f32>
   // CHECK: %{{.*}}:2 = scaled.update_scale %arg1, %arg2, %{{.*}} for #fp8_tensor_delayed algorithm(most_recent) margin(1) : tensor<f32>, tensor<1024xf32>, tensor<f32> -> tensor<f32>, tensor<1024xf32>
   %s:2 = scaled.update_scale %scale, %history, %amax for #fp8_tensor_delayed algorithm(most_recent) margin(1) : tensor<f32>, tensor<1024xf32>, tensor<f32> -> tensor<f32>, tensor<1024xf32>
+  // CHECK: %{{.*}} = scaled.count_saturated %arg0, %arg1, %arg4 for #nvfp4_1x16_static : tensor<4x?xbf16>, tensor<f32>, tensor<i64> -> tensor<i64>
+  %more = scaled.count_saturated %x, %scale, %count for #nvfp4_1x16_static : tensor<4x?xbf16>, tensor<f32>, tensor<i64> -> tensor<i64>
   // CHECK: %{{.*}} = scaled.advance_rng %arg3 : tensor<2xi64> -> tensor<2xi64>
   %next = scaled.advance_rng %rng : tensor<2xi64> -> tensor<2xi64>
   return

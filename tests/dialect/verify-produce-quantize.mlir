@@ -112,7 +112,7 @@ func.func @f(%x: tensor<64x64xf32>) {
 
 // produce_quantize_c7
 func.func @f(%x: tensor<64x64xf32>) {
-  // expected-error @+1 {{scale must be there for a delayed scheme and only then, got none [produce_quantize_c7]}}
+  // expected-error @+1 {{scale must be there for a delayed or static scheme and only then, got none [produce_quantize_c7]}}
   %0 = scaled.produce_quantize input gelu %x : tensor<64x64xf32> -> !scaled.tensor<64x64xf32, #fp8_tensor_delayed>
   return
 }
@@ -121,7 +121,7 @@ func.func @f(%x: tensor<64x64xf32>) {
 
 // produce_quantize_c7
 func.func @f(%x: tensor<64x64xf32>, %scale: tensor<f32>) {
-  // expected-error @+1 {{scale must be there for a delayed scheme and only then, got one [produce_quantize_c7]}}
+  // expected-error @+1 {{scale must be there for a delayed or static scheme and only then, got one [produce_quantize_c7]}}
   %0 = scaled.produce_quantize input gelu %x scale(%scale) : tensor<64x64xf32>, tensor<f32> -> !scaled.tensor<64x64xf32, #mxfp8_1x32>
   return
 }

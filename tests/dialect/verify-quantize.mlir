@@ -57,6 +57,15 @@ func.func @f(%x: tensor<64x64xf32>) {
 // -----
 
 // quantize_c4
+func.func @f(%x: tensor<64x64xf32>) {
+  // expected-error @+1 {{a static scheme needs the operand scale, got none [quantize_c4]}}
+  %0 = scaled.quantize input %x : tensor<64x64xf32> -> !scaled.tensor<64x64xf32, #nvfp4_1x16_static>
+  return
+}
+
+// -----
+
+// quantize_c4
 func.func @f(%x: tensor<64x64xf32>, %s: tensor<f32>) {
   // expected-error @+1 {{the operand scale needs schemes with one scale per tensor, got block scales [quantize_c4]}}
   %0 = scaled.quantize input %x scale(%s) : tensor<64x64xf32>, tensor<f32> -> !scaled.tensor<64x64xf32, #mxfp8_1x32>

@@ -1,6 +1,6 @@
 // RUN: steelyard-opt %s --split-input-file --verify-diagnostics
 
-// The constraints of scaled.amax, scaled.update_scale and scaled.advance_rng.
+// The constraints of scaled.amax, scaled.update_scale, scaled.count_saturated and scaled.advance_rng.
 
 // amax_c0
 func.func @f(%x: tensor<64x64xf32>) {
@@ -114,5 +114,50 @@ func.func @f(%x: tensor<3xi64>) {
 func.func @f(%x: tensor<2xi64>) {
   // expected-error @+1 {{result must be tensor<2xi64>, got tensor<2xi32> [advance_rng_c1]}}
   %0 = scaled.advance_rng %x : tensor<2xi64> -> tensor<2xi32>
+  return
+}
+
+// -----
+
+// count_saturated_c1
+func.func @f(%x: tensor<64xi32>, %s: tensor<f32>, %n: tensor<i64>) {
+  // expected-error @+1 {{source must be a ranked tensor of f32, bf16, f16, got tensor<64xi32> [count_saturated_c1]}}
+  %0 = scaled.count_saturated %x, %s, %n for #fp8_tensor_static : tensor<64xi32>, tensor<f32>, tensor<i64> -> tensor<i64>
+  return
+}
+
+// -----
+
+// count_saturated_c2
+func.func @f(%x: tensor<64xf32>, %s: tensor<f32>, %n: tensor<i64>) {
+  // expected-error @+1 {{scheme must have a static scale, got a delayed one [count_saturated_c2]}}
+  %0 = scaled.count_saturated %x, %s, %n for #fp8_tensor_delayed : tensor<64xf32>, tensor<f32>, tensor<i64> -> tensor<i64>
+  return
+}
+
+// -----
+
+// count_saturated_c3
+func.func @f(%x: tensor<64xf32>, %s: tensor<1xf32>, %n: tensor<i64>) {
+  // expected-error @+1 {{scale must be tensor<f32>, got tensor<1xf32> [count_saturated_c3]}}
+  %0 = scaled.count_saturated %x, %s, %n for #nvfp4_1x16_static : tensor<64xf32>, tensor<1xf32>, tensor<i64> -> tensor<i64>
+  return
+}
+
+// -----
+
+// count_saturated_c4
+func.func @f(%x: tensor<64xf32>, %s: tensor<f32>, %n: tensor<f32>) {
+  // expected-error @+1 {{count must be tensor<i64>, got tensor<f32> [count_saturated_c4]}}
+  %0 = scaled.count_saturated %x, %s, %n for #fp8_tensor_static : tensor<64xf32>, tensor<f32>, tensor<f32> -> tensor<f32>
+  return
+}
+
+// -----
+
+// count_saturated_c4
+func.func @f(%x: !torch.vtensor<[64],f32>, %s: !torch.vtensor<[],f32>, %n: !torch.vtensor<[],si64>) {
+  // expected-error @+1 {{result must be !torch.vtensor<[],si64>, got !torch.vtensor<[1],si64> [count_saturated_c4]}}
+  %0 = scaled.count_saturated %x, %s, %n for #fp8_tensor_static : !torch.vtensor<[64],f32>, !torch.vtensor<[],f32>, !torch.vtensor<[],si64> -> !torch.vtensor<[1],si64>
   return
 }

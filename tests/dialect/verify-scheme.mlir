@@ -40,7 +40,7 @@ func.func @f(%x: !scaled.tensor<64x64xf32, #scaled.scheme<f8E4M3FN, "tensor", f3
 
 // scheme_c2
 func.func @f(%x: !scaled.tensor<64x64xf32, #scaled.scheme<f8E4M3FN, "tensor", f32, {source = "later"}>>) {
-  // expected-error @+1 {{source must be one of current, delayed, got 'later' [scheme_c2]}}
+  // expected-error @+1 {{source must be one of current, delayed, static, got 'later' [scheme_c2]}}
   %0 = scaled.dequantize rowwise %x : !scaled.tensor<64x64xf32, #scaled.scheme<f8E4M3FN, "tensor", f32, {source = "later"}>> -> tensor<64x64xf32>
   return
 }
@@ -222,5 +222,41 @@ func.func @f(%x: !scaled.tensor<64x64xf32, #scaled.scheme<f8E4M3FN, "1x32", f8E8
 func.func @f(%x: !scaled.tensor<64x64xf32, none, #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {layout = "turned", second_level = "tensor"}>>) {
   // expected-error @+1 {{the turned layout needs FP8 with f8E8M0FNU scales, got f4E2M1FN with f8E4M3FN [scheme_c11]}}
   %0 = scaled.dequantize columnwise %x : !scaled.tensor<64x64xf32, none, #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {layout = "turned", second_level = "tensor"}>> -> tensor<64x64xf32>
+  return
+}
+
+// -----
+
+// scheme_c3
+func.func @f(%x: !scaled.tensor<64x64xf32, #scaled.scheme<f8E4M3FN, "1x128", f32, {source = "static"}>>) {
+  // expected-error @+1 {{a static scale must be one for the whole tensor, got block 1x128 [scheme_c3]}}
+  %0 = scaled.dequantize rowwise %x : !scaled.tensor<64x64xf32, #scaled.scheme<f8E4M3FN, "1x128", f32, {source = "static"}>> -> tensor<64x64xf32>
+  return
+}
+
+// -----
+
+// scheme_c3
+func.func @f(%x: !scaled.tensor<64x64xf32, #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {second_level = "row", source = "static"}>>) {
+  // expected-error @+1 {{a static scale must be one for the whole tensor, got block 1x16 [scheme_c3]}}
+  %0 = scaled.dequantize rowwise %x : !scaled.tensor<64x64xf32, #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {second_level = "row", source = "static"}>> -> tensor<64x64xf32>
+  return
+}
+
+// -----
+
+// scheme_c13
+func.func @f(%x: !scaled.tensor<64x64xf32, #scaled.scheme<f8E4M3FN, "tensor", f32, {power_of_two, source = "static"}>>) {
+  // expected-error @+1 {{a static scale excludes power_of_two, epsilon, four_over_six, rht, rounding, got power_of_two [scheme_c13]}}
+  %0 = scaled.dequantize rowwise %x : !scaled.tensor<64x64xf32, #scaled.scheme<f8E4M3FN, "tensor", f32, {power_of_two, source = "static"}>> -> tensor<64x64xf32>
+  return
+}
+
+// -----
+
+// scheme_c13
+func.func @f(%x: !scaled.tensor<64x64xf32, #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {four_over_six = "mse", second_level = "tensor", source = "static"}>>) {
+  // expected-error @+1 {{a static scale excludes power_of_two, epsilon, four_over_six, rht, rounding, got four_over_six [scheme_c13]}}
+  %0 = scaled.dequantize rowwise %x : !scaled.tensor<64x64xf32, #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {four_over_six = "mse", second_level = "tensor", source = "static"}>> -> tensor<64x64xf32>
   return
 }

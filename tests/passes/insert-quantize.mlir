@@ -77,3 +77,20 @@ func.func @attention(%p: tensor<6x21x17xf32>, %dy: tensor<6x40x17xf32> {scaled.t
   %0 = scaled.matmul fprop %p, %dy batch_dims(1) : tensor<6x21x17xf32>, tensor<6x40x17xf32> -> tensor<6x21x40xf32>
   return %0 : tensor<6x21x40xf32>
 }
+
+// A static scale is state that nothing updates; what it saturates is counted once per product of the forward, in
+// evaluation, too.
+// RUN: steelyard-opt %s -p 'scaled-insert-quantize' | FileCheck %s --check-prefix=STATIC
+// STATIC-LABEL: func.func @static
+// STATIC-SAME: %arg3: tensor<f32> {scaled.state = "mlp.up.input.scale"}, %arg4: tensor<i64> {scaled.state = "mlp.up.input.saturated"})
+// STATIC-SAME: -> (tensor<8x48xf32>, tensor<48x64xf32>, tensor<i64> {scaled.state = "mlp.up.input.saturated"})
+// STATIC: %[[COUNT:.*]] = scaled.count_saturated %arg0, %arg3, %arg4 for #fp8_tensor_static
+// STATIC: scaled.quantize input %arg0 scale(%arg3) at "mlp.up" {{.*}} -> !scaled.tensor<8x64xf32, #fp8_tensor_static>
+// STATIC: scaled.quantize input %arg0 scale(%arg3) at "mlp.up" {{.*}} -> !scaled.tensor<8x64xf32, none, #fp8_tensor_static>
+// STATIC-NOT: scaled.count_saturated
+// STATIC: return %{{.*}}, %{{.*}}, %[[COUNT]]
+func.func @static(%x: tensor<8x64xf32>, %w: tensor<48x64xf32>, %dy: tensor<8x48xf32>) -> (tensor<8x48xf32>, tensor<48x64xf32>) {
+  %y = scaled.matmul fprop %x, %w at "mlp.up" {lhs_scheme = #fp8_tensor_static, rhs_scheme = #fp8_tensor} : tensor<8x64xf32>, tensor<48x64xf32> -> tensor<8x48xf32>
+  %dw = scaled.matmul wgrad %dy, %x at "mlp.up" {lhs_scheme = #fp8_tensor, rhs_scheme = #fp8_tensor_static} : tensor<8x48xf32>, tensor<8x64xf32> -> tensor<48x64xf32>
+  return %y, %dw : tensor<8x48xf32>, tensor<48x64xf32>
+}

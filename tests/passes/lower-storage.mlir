@@ -51,6 +51,14 @@ func.func @state(%scale: tensor<f32>, %history: tensor<4xf32>, %amax: tensor<f32
   return %0#0, %0#1 : tensor<f32>, tensor<4xf32>
 }
 
+// CHECK-LABEL: func.func @count
+// CHECK: %[[COUNT:.*]] = call @count_saturated_0(%arg0, %arg1, %arg2)
+// CHECK: return %[[COUNT]]
+func.func @count(%x: tensor<8x64xf32>, %scale: tensor<f32>, %count: tensor<i64>) -> tensor<i64> {
+  %0 = scaled.count_saturated %x, %scale, %count for #fp8_tensor_static : tensor<8x64xf32>, tensor<f32>, tensor<i64> -> tensor<i64>
+  return %0 : tensor<i64>
+}
+
 // How many rows a saved matrix has, its codes tell.
 // CHECK-LABEL: func.func @saved
 // CHECK: %[[M:.*]] = torch.aten.size.int %arg0, %int0

@@ -47,6 +47,7 @@ def test_kernels_read_from_the_bits_what_the_scheme_says(scheme, columnwise):
         "wide": scheme.family == "nvfp4" and scheme.block == "1x32",
         "packed": False,
         "borrowed": False,
+        "is_static": False,
     }
 
 

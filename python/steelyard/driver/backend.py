@@ -61,6 +61,7 @@ class Backend:
         self.state = State() if state is None else state
         """The net's state by name, shared by all its programs."""
         self.state.has_net = root is not None
+        self.state.input_scale = settings.input_scale
         self.root = root
         self.shared = self if root is None else cast(Backend, weakref.proxy(self))
         self.compilations: list[Compilation] = []

@@ -242,7 +242,7 @@ def _format(scheme: Scheme) -> str:
     if scheme.custom:
         return scheme.custom
     element = {"f8E4M3FN": "e4m3", "f8E5M2": "e5m2", "f4E2M1FN": "e2m1"}[scheme.element]
-    return f"{element} {scheme.block}"
+    return f"{element} {scheme.block}{' static' * (scheme.source == 'static')}"
 
 
 def _text(rows: list[Row]) -> list[str]:

@@ -20,6 +20,7 @@ from steelyard.errors import RecipeError, SteelyardError, UnsupportedModelError,
 from steelyard.files import write_folder
 from steelyard.ir.nesting import graph_names
 from steelyard.runtime.arena import Arenas
+from steelyard.runtime.state import SATURATED
 from steelyard.targets import CPU
 
 
@@ -63,10 +64,20 @@ def explain(backend: Backend, parameters: Mapping[str, torch.Tensor]) -> Explana
         _compilations(backend)
     kept = backend.kept_weights
     notes = [backend.settings.settled] if backend.settings.settled else []
+    notes += _saturated_notes(backend)
     notes += [note for compilation in backend.compilations for note in compilation.notes]
     notes += [f"{name} stays in high precision beside its codes: {reason}" for name, reason in kept.items()]
     rows = [replace(row, stays=kept.get(row.weight, "")) if kept else row for row in backend.rows]
     return Explanation(rows, notes, parameters)
+
+
+def _saturated_notes(backend: Backend) -> list[str]:
+    """What calls so far counted of values that static scales saturate."""
+    counts = {name: int(tensor) for name, tensor in backend.state.tensors.items() if name.endswith(SATURATED)}
+    if not counts:
+        return []
+    found = [f"{name.removesuffix(SATURATED)}: {count} values saturated" for name, count in counts.items() if count]
+    return [f"static scales: {len(counts)}, {sum(counts.values())} values saturated so far", *found]
 
 
 def measure_memory(backend: Backend, parameters: Iterable[torch.Tensor]) -> Memory:
@@ -107,6 +118,10 @@ def check_found(backend: Backend) -> None:
     if unmatched:
         pattern, known = sorted(unmatched)[0], ", ".join(sorted(filter(None, layers)))
         raise RecipeError(f"override pattern {pattern!r} matches no layer; the layers with GEMMs: {known}")
+    unused = [name for each in backend.settings.recipes for name in each.unused_input_scales(layers)]
+    if unused:
+        known = ", ".join(sorted(filter(None, layers)))
+        raise RecipeError(f"input_scales has {unused[0]!r}, which matches no layer; the layers with GEMMs: {known}")
     if backend.has_warned:
         return
     around = [row for row in rows if row.reason == AROUND_BLOCKS] if backend.settings.blocks == AUTO else []

@@ -48,7 +48,18 @@ class Settings:
         """Whether two layers are quantized alike; a user's own quantizers may differ from layer to layer."""
         pattern = self.overrides.pattern_of(layer)
         is_custom = isinstance(self.overrides.recipe_of(layer, self.recipe), CustomRecipe)
-        return pattern == self.overrides.pattern_of(other) and not is_custom
+        are_measured_alike = (self.input_scale(layer) is None) == (self.input_scale(other) is None)
+        return pattern == self.overrides.pattern_of(other) and not is_custom and are_measured_alike
+
+    def input_scale(self, layer: str) -> float | None:
+        """The static scale of a layer's input; None if it is measured."""
+        recipe = self.overrides.recipe_of(layer, self.recipe)
+        return None if recipe is None else recipe.input_scale(layer)
+
+    @property
+    def recipes(self) -> list[Recipe]:
+        """The recipe, and those of overrides."""
+        return [self.recipe, *(each for each in self.overrides.values() if each is not None)]
 
     def stage_options(self) -> dict[str, dict[str, Any]]:
         """The options of the pipeline that leads to each stage."""
@@ -65,7 +76,7 @@ class Settings:
 
 def settle(settings: Settings, model: nn.Module) -> Settings:
     """The settings of a net of a model, with what recipes leave open decided once, for training or for inference."""
-    opened = [each for each in (settings.recipe, *settings.overrides.values()) if each is not None and each.is_open]
+    opened = [each for each in settings.recipes if each.is_open]
     if not opened:
         return settings
     reason = _reason_for_inference(model)

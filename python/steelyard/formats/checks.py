@@ -93,8 +93,8 @@ def check_scheme(scheme: Scheme, *, columnwise: bool, scale: Any, rng: Any) -> N
         raise ConstraintError("quantize_scheme", f"the scheme must be a built-in one with compact scales, got {scheme}")
     if scheme.family == "mx" and scheme.block == refused:
         raise ConstraintError("quantize_block", f"a {usage} MX copy must have {taken} blocks or 32x32, got {refused}")
-    if scheme.source == "delayed" and scale is None:
-        raise ConstraintError("quantize_scale", "a delayed scheme needs its scale, got None; pass scale=")
+    if scheme.source != "current" and scale is None:
+        raise ConstraintError("quantize_scale", f"a {scheme.source} scheme needs its scale, got None; pass scale=")
     if scheme.rounding == "stochastic" and rng is None:
         raise ConstraintError("quantize_rng", "stochastic rounding needs rng, got None; pass rng=(seed, offset)")
 

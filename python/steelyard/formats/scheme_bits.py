@@ -27,5 +27,6 @@ def scheme_bits(scheme: Scheme) -> int:
         (scheme.rounding == "stochastic", 12),
         (scheme.second_level == "row", 13),
         (scheme.block == "1x32" and scheme.family == "nvfp4", 14),
+        (scheme.source == "static", 17),
     )
     return sum(int(value) << shift for value, shift in fields)

@@ -23,6 +23,7 @@ from steelyard.reference.scales import (
     nvfp4_range,
     nvfp4_tensor_scale,
     scale_from_amax,
+    static_encode_factor,
 )
 
 
@@ -49,7 +50,7 @@ def quantize(
 ) -> tuple[QuantizedCopy | None, QuantizedCopy | None]:
     """The rowwise and the columnwise copy of `x`, its leading dims flattened; None for a copy without a scheme.
 
-    `scale`: the scale of per-tensor copies (required for delayed ones); `amax`: an amax that is already reduced, for
+    `scale`: the scale of per-tensor copies (required for delayed ones), or what static ones decode by; `amax`: an amax that is already reduced, for
     per-tensor and NVFP4 copies, or a pair (row, col); `rng`: (seed, offset) of stochastic rounding.
     """
     matrix = _matrix(x)
@@ -116,6 +117,8 @@ def _tensor(part: np.ndarray) -> torch.Tensor:
 def _per_tensor(stored: np.ndarray, scheme: Scheme, request: _Request) -> tuple:
     amax = _amax(stored) if request.amax is None else _given("amax", request.amax, ())
     scale = None if request.scale is None else _given("scale", request.scale, ())
+    if scale is not None and scheme.source == "static":
+        return encode(stored * static_encode_factor(scale), FORMATS[scheme.element]), scale, amax
     if scale is None:
         scale = scale_from_amax(amax, scheme.element_max, epsilon=scheme.epsilon, power_of_two=scheme.power_of_two)
     return encode(stored * scale, FORMATS[scheme.element]), np.float32(1) / scale, amax
@@ -158,12 +161,18 @@ def _mx(stored: np.ndarray, scheme: Scheme, request: _Request) -> tuple:
 
 def _nvfp4(stored: np.ndarray, scheme: Scheme, request: _Request) -> tuple:
     per_row = scheme.second_level == "row"
-    if request.amax is None:
+    if scheme.source == "static":
+        assert request.scale is not None
+        amax = _given("scale", request.scale, ())
+    elif request.amax is None:
         amax = _amax(stored, axis=1 if per_row else None)
     else:
         amax = _given("amax", request.amax, stored.shape[:1] if per_row else ())
     over_blocks = amax.reshape(-1, 1, 1, 1)
-    encode_scale, decode_scale = nvfp4_tensor_scale(over_blocks, nvfp4_range(scheme))
+    if scheme.source == "static":
+        encode_scale, decode_scale = static_encode_factor(over_blocks), over_blocks
+    else:
+        encode_scale, decode_scale = nvfp4_tensor_scale(over_blocks, nvfp4_range(scheme))
     blocks = to_blocks(stored, scheme.block_sizes)
     block_amax = _amax(blocks, axis=(1, 3), keepdims=True)
     if scheme.four_over_six != "none":

@@ -58,7 +58,9 @@ def e8m0_encode_factor(byte: np.ndarray) -> np.ndarray:
 
 
 def nvfp4_range(scheme: Scheme) -> float:
-    """The largest code times the largest block scale: what the amax is mapped to."""
+    """The largest code times the largest block scale: what the amax is mapped to; 1 where the second level is given."""
+    if scheme.source == "static":
+        return 1.0
     return 6 * (448.0 if scheme.four_over_six == "none" else FOUR_OVER_SIX_E4M3_MAX)
 
 
@@ -66,6 +68,12 @@ def nvfp4_tensor_scale(amax: np.ndarray, largest: float) -> tuple[np.ndarray, np
     """S_enc and S_dec, the second level. They map the amax to `largest`, a code times a block scale."""
     encode_scale = scale_from_amax(amax, largest)
     return encode_scale, np.float32(1) / encode_scale
+
+
+def static_encode_factor(multiplier: np.ndarray) -> np.ndarray:
+    """The factor of values before the cast, where that of decoded ones is given."""
+    with np.errstate(divide="ignore", over="ignore"):
+        return np.minimum(np.float32(1) / multiplier, FLT_MAX)
 
 
 def nvfp4_block_scale(block_amax: np.ndarray, encode_scale: np.ndarray) -> np.ndarray:

@@ -30,9 +30,7 @@ void run_dequantize(const StoredCopy &copy, void *out, Dtype dtype,
   call.scales = copy.scales;
   call.scales_stride = copy.scale_row();
   call.amax = copy.amax;
-  call.inverse_range = static_cast<float>(
-      1.0 /
-      (6.0 * (scheme.four_over_six() == FourOverSix::none ? 448.0 : 256.0)));
+  call.inverse_range = static_cast<float>(1.0 / scheme.range());
   set_scale_extent(scheme, copy.columnwise, call);
   call.out = out;
   call.dtype = dtype;

@@ -54,6 +54,17 @@ static inline float e8m0_encode_factor(int32_t byte) {
   return float_of(byte == 255 ? 0x7fc00000u : bits);
 }
 
+// At most `limit`; NaN stays.
+static inline float at_most(float value, float limit) {
+  return value > limit ? limit : value;
+}
+
+// What values are multiplied by before the cast where the factor of decoded
+// ones is given.
+static inline float static_encode_factor(float multiplier) {
+  return at_most(1.0f / multiplier, kFloatMax);
+}
+
 // The second level of NVFP4.
 struct TwoLevel {
   float amax, encode, decode;
@@ -62,11 +73,6 @@ struct TwoLevel {
 static inline TwoLevel nvfp4_tensor_scale(float amax, float range) {
   const float encode = scale_from_amax(amax, range, 0.0f, false, kFloatMax);
   return {amax, encode, 1.0f / encode};
-}
-
-// At most `limit`; NaN stays.
-static inline float at_most(float value, float limit) {
-  return value > limit ? limit : value;
 }
 
 static inline uint32_t nvfp4_block_scale(float block_amax, float encode_scale) {

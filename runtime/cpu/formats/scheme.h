@@ -45,11 +45,15 @@ inline constexpr SchemeField kWideField{"wide", 14, 1};
 // the other usage.
 inline constexpr SchemeField kPackedField{"packed", 15, 1};
 inline constexpr SchemeField kBorrowedField{"borrowed", 16, 1};
+// The scale is given as the factor of decoded values; of nvfp4, its second
+// level is, which the copy keeps where others keep their amax.
+inline constexpr SchemeField kStaticField{"is_static", 17, 1};
 
 inline constexpr const SchemeField *kSchemeFields[] = {
     &kFamilyField,    &kElementField,    &kRuleField,   &kFourOverSixField,
     &kTiledField,     &kPowerOfTwoField, &kRhtField,    &kStochasticField,
-    &kRowScaledField, &kWideField,       &kPackedField, &kBorrowedField};
+    &kRowScaledField, &kWideField,       &kPackedField, &kBorrowedField,
+    &kStaticField};
 
 struct SchemeBits {
   int bits;
@@ -70,6 +74,7 @@ struct SchemeBits {
   bool wide() const { return kWideField.of(bits); }
   bool is_packed_weight() const { return kPackedField.of(bits); }
   bool borrowed() const { return kBorrowedField.of(bits); }
+  bool is_static() const { return kStaticField.of(bits); }
 
   // The side of a block of scales; 1 where a scale is that of a tensor or row.
   int64_t block_side() const {
@@ -78,6 +83,14 @@ struct SchemeBits {
   }
   bool has_amax() const {
     return family() == Family::tensor || family() == Family::nvfp4;
+  }
+  // nvfp4: what decoded values are divided by beside their second level.
+  float range() const {
+    constexpr float codes = 6.0f, scales = 448.0f, fewer_scales = 256.0f;
+    return is_static() ? 1.0f
+                       : codes * (four_over_six() == FourOverSix::none
+                                      ? scales
+                                      : fewer_scales);
   }
 };
 

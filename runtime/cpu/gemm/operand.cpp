@@ -115,14 +115,12 @@ OperandMemory describe_operand(const StoredCopy &copy, GemmOperand &x) {
     x.scales = x.codes + layout.scales();
     levels = reinterpret_cast<const float *>(x.codes + layout.amax());
   }
-  const bool four_over_six = scheme.four_over_six() != FourOverSix::none;
-  const double e4m3_max = four_over_six ? 256.0 : 448.0;
   const bool per_row = scheme.family() == Family::row;
   if (scheme.family() == Family::tensor || per_row)
     describe_second(static_cast<const float *>(x.scales), per_row, 1.0, x,
                     memory);
   if (scheme.family() == Family::nvfp4)
-    describe_second(levels, scheme.row_scaled(), 6.0 * e4m3_max, x, memory);
+    describe_second(levels, scheme.row_scaled(), scheme.range(), x, memory);
   return memory;
 }
 

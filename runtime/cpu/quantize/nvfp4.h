@@ -18,6 +18,8 @@ static inline bool is_plain(const CopyCall &copy) {
 }
 
 static inline TwoLevel level_of(const CopyCall &copy, int64_t stored_row) {
+  if (copy.is_static)
+    return {*copy.amax, static_encode_factor(*copy.amax), *copy.amax};
   const float range = copy.four_over_six == FourOverSix::none
                           ? 6.0f * 448.0f
                           : kFourOverSixRange;

@@ -20,14 +20,16 @@ struct CopyCall {
   Element element;
   Rule rule;
   FourOverSix four_over_six;
-  bool columnwise, tiled, power_of_two, rht, stochastic, row_scaled, wide;
+  bool columnwise, tiled, power_of_two, rht, stochastic, row_scaled, wide,
+      is_static;
   float epsilon;
 
   uint8_t *codes;
   int64_t codes_stride; // bytes per stored row
   uint8_t *scales;
   int64_t scales_stride; // bytes per row of scales
-  float *amax;           // tensor, nvfp4: one, or one per stored row
+  float *amax; // tensor, nvfp4: one, or one per stored row; of a static nvfp4
+               // copy its second level
 
   float scale;              // tensor: what values are multiplied by
   const float *row_factors; // row: the same, one per stored row

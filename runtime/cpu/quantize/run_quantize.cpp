@@ -51,6 +51,7 @@ Copy make_copy(const TargetCopy &target, const QuantizeArguments &arguments,
   copy.stochastic = scheme.stochastic();
   copy.row_scaled = scheme.row_scaled() || scheme.family() == Family::row;
   copy.wide = scheme.wide();
+  copy.is_static = scheme.is_static();
   copy.epsilon = target.epsilon;
   copy.codes = target.codes;
   copy.codes_stride = target.code_row();
@@ -64,6 +65,10 @@ Copy make_copy(const TargetCopy &target, const QuantizeArguments &arguments,
     copy.amax = copy.rows.data();
     copy.amax_given = false;
     copy.amax_size = stored.rows;
+  }
+  if (scheme.is_static() && scheme.family() == Family::nvfp4) {
+    *copy.amax = *arguments.scale;
+    copy.amax_given = true;
   }
   copy.limit = largest(x.dtype);
   copy.seed = arguments.seed;
@@ -128,10 +133,12 @@ void set_scale(Copy &copy, const float *given) {
     return set_row_scales(copy);
   if (copy.family != Family::tensor)
     return;
-  copy.scale = given ? *given : scale_of(copy, *copy.amax);
+  copy.scale = !given           ? scale_of(copy, *copy.amax)
+               : copy.is_static ? static_encode_factor(*given)
+                                : *given;
   copy.bounded = !given && !copy.amax_given &&
                  *copy.amax <= std::numeric_limits<float>::max();
-  const float inverse = 1.0f / copy.scale;
+  const float inverse = copy.is_static ? *given : 1.0f / copy.scale;
   std::memcpy(copy.scales, &inverse, sizeof inverse);
 }
 
@@ -144,6 +151,7 @@ bool share_codes(const Copy &row, const Copy &col) {
                      row.four_over_six == col.four_over_six &&
                      row.power_of_two == col.power_of_two &&
                      row.epsilon == col.epsilon &&
+                     row.is_static == col.is_static &&
                      row.stochastic == col.stochastic;
   if (!transposable || !alike)
     return false;

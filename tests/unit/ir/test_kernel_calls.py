@@ -11,6 +11,7 @@ from steelyard.formats.schemes import Scheme
 from steelyard.ir.kernel_calls import (
     AdvanceRngCall,
     AmaxCall,
+    CountSaturatedCall,
     Declarations,
     DequantizeCall,
     EpilogueCall,
@@ -144,6 +145,12 @@ CASES = {
         [("scale", SCALAR), ("history", "tensor<4xf32>"), ("amax", SCALAR)],
         [("new_scale", SCALAR), ("new_history", "tensor<4xf32>")],
         {"scheme": DELAYED, "margin": -1, "algorithm": "custom", "reduce": True, "layer": "up"},
+    ),
+    "count_saturated": (
+        CountSaturatedCall,
+        [("source", F32), ("scale", SCALAR), ("count", "tensor<i64>")],
+        [("result", "tensor<i64>")],
+        {"scheme": replace(FP8, source="static")},
     ),
     "advance_rng": (AdvanceRngCall, [("rng", "tensor<2xi64>")], [("result", "tensor<2xi64>")], {}),
 }

@@ -11,6 +11,7 @@ from steelyard.codegen.produce import ProduceKernel
 from steelyard.codegen.quantize import QuantizeKernel
 from steelyard.codegen.sizes import Size, is_zero
 from steelyard.codegen.state import ComputeScaleKernel, EmptyRowScalesKernel, InverseScaleKernel
+from steelyard.errors import ConstraintError
 
 
 def find_amax(
@@ -47,6 +48,8 @@ def quantize_into(
     `scale`: that of per-tensor copies; `amaxes`: those that are known already, one for each copy; `rng`: seed and
     offset of stochastic rounding.
     """
+    if any(copy.scheme.source == "static" for copy in copies):
+        raise ConstraintError("quantize_scheme", "static scales have no kernels on CUDA; use them on the CPU")
     given = list(amaxes or [None] * len(copies))
     copies = [_with_amax(plan, copy) for copy in copies]
     found: dict[tuple[bool, bool, bool], Buffer] = {}

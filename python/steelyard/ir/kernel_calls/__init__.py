@@ -29,7 +29,7 @@ from steelyard.ir.kernel_calls.quantize import (
     QuantizingCall,
     TransposeCall,
 )
-from steelyard.ir.kernel_calls.state import AdvanceRngCall, AmaxCall, UpdateScaleCall
+from steelyard.ir.kernel_calls.state import AdvanceRngCall, AmaxCall, CountSaturatedCall, UpdateScaleCall
 
 __all__ = [
     "DEVICES",
@@ -38,6 +38,7 @@ __all__ = [
     "AmaxCall",
     "CopyCall",
     "CopySlots",
+    "CountSaturatedCall",
     "Declarations",
     "DequantizeCall",
     "Device",

@@ -45,6 +45,18 @@ class UpdateScaleCall(KernelCall):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CountSaturatedCall(KernelCall):
+    """Count the values that are too large for a static scale."""
+
+    OPERATION: ClassVar[str] = "count_saturated"
+
+    scheme: Scheme
+
+    def operand_names(self) -> Names:
+        return Names(("source", "scale", "count"))
+
+
+@dataclass(frozen=True, kw_only=True)
 class AdvanceRngCall(KernelCall):
     """The random state of the next backward."""
 
