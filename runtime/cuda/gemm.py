@@ -70,9 +70,7 @@ def multiply(
     return (product if bias is None else product.add_(bias)).to(out_dtype)
 
 
-def _multiply_rows(
-    a: GemmOperand, b: GemmOperand, bias: torch.Tensor | None, out_dtype: torch.dtype
-) -> torch.Tensor:
+def _multiply_rows(a: GemmOperand, b: GemmOperand, bias: torch.Tensor | None, out_dtype: torch.dtype) -> torch.Tensor:
     """A product of which at least one operand has a scale per row.
 
     torch's own multiplies E4M3 with such scales on both sides, and writes bf16 on every GPU. For other operands and
@@ -81,8 +79,8 @@ def _multiply_rows(
     """
     is_plain = a.scheme.element == b.scheme.element == "f8E4M3FN" and a.scheme.family == b.scheme.family
     if is_plain and out_dtype == torch.bfloat16:
-        rows = [Scaling([scales], [ScalingType.RowWise], None) for scales in (a.scales, b.scales.t())]
-        return _multiply(a, b, *rows, bias, out_dtype)
+        left, right = (Scaling([scales], [ScalingType.RowWise], None) for scales in (a.scales, b.scales.t()))
+        return _multiply(a, b, left, right, bias, out_dtype)
     one = Scaling([torch.ones((), device=a.codes.device)], [ScalingType.TensorWise], None)
     product = _multiply(a, b, one, one, None, torch.float32).mul_(a.scales).mul_(b.scales.t())
     return (product if bias is None else product.add_(bias)).to(out_dtype)

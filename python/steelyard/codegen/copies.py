@@ -448,8 +448,8 @@ class CopyPass:
         begins = (start_along + strip.along).equals(0)
         first = self._pointer("scales").at((signed_to(start_across, "i64") + convert(strip.across, "i64")) * 4)
         for line, factor in enumerate(factors):
-            inside = begins & (strip.across + line < limit)
-            when(inside, lambda at=first.at(4 * line), f=factor: at.store(1.0 / f))
+            place, inside = first.at(4 * line), begins & (strip.across + line < limit)
+            when(inside, lambda p=place, f=factor: p.store(1.0 / f))
 
     @property
     def _scales_lie_along_rows(self) -> bool:
@@ -546,9 +546,7 @@ class CopyPass:
         self._address(line, offset).store(byte)
 
 
-def _nvfp4_scales(
-    block_amaxes: list[Value], levels: list[tuple[Value, Value]]
-) -> tuple[list[Value], list[Value]]:
+def _nvfp4_scales(block_amaxes: list[Value], levels: list[tuple[Value, Value]]) -> tuple[list[Value], list[Value]]:
     """The E4M3 byte of each line's block, and what its values are multiplied by."""
     scale_bytes = [nvfp4_block_byte(amax, level[0]) for amax, level in zip(block_amaxes, levels, strict=True)]
     return scale_bytes, [nvfp4_encode_factor(byte, level[1]) for byte, level in zip(scale_bytes, levels, strict=True)]

@@ -116,7 +116,7 @@ def _too_old(what: str, needed: Version, target: Target) -> str:
 def emulated_dtype(lhs: Scheme | str, rhs: Scheme, *, batched: bool = False) -> str:
     """What an emulated GEMM multiplies: bf16 where both operands are exact in it, else f32. A plain lhs is its dtype.
 
-    Scales of tensors and rows are left for the sums. Codes times the byte of a block's scale have few enough bits; times
+    Scales of tensors and rows are left for the sums. Codes times the byte of a block's scale have few enough bits; with
     a float32 scale of a block they have not.
     """
     fits = [side == "bf16" if isinstance(side, str) else side.family != "block" for side in (lhs, rhs)]

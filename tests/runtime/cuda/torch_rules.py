@@ -1,8 +1,9 @@
 """What torch 2.13 asks of `scaled_mm` on CUDA, written down from its sources and apart from our table of paths.
 
 Which formats go together is asked of torch's own library: its CPU build has the functions by which the CUDA build
-chooses a product. Left out is that of MXFP4, which only some builds have. The rest is compiled for CUDA only, and is data here: which GPUs and which cuBLASLt a product needs,
-how scales lie, which biases it takes. The meta device checks only a part of it.
+chooses a product. Left out is that of MXFP4, which only some builds have. The rest is compiled for CUDA only, and is
+data here: which GPUs and which cuBLASLt a product needs, how scales lie, which biases it takes. The meta device checks
+only a part of it.
 """
 
 import ctypes

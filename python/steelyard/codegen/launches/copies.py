@@ -109,7 +109,8 @@ def swizzled_shape(scheme: Scheme, columnwise: bool, sizes: tuple[Size, Size]) -
     """The shape of scales in the layout that GPU GEMMs read."""
     if not scheme.has_blocks:
         raise ConstraintError(
-            "swizzle_scheme", f"the gemm layout needs block scales, got block {scheme.block}; use the scales as they are"
+            "swizzle_scheme",
+            f"the gemm layout needs block scales, got block {scheme.block}; use the scales as they are",
         )
     turned = scheme.block == "1x128" or (scheme.family == "mx" and columnwise)
     rows, columns = sizes[::-1] if turned else sizes

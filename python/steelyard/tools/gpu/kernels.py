@@ -36,7 +36,8 @@ _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("nvfp4", {"four_over_six": "all", "four_over_six_error": "mse", "rht": False}),
 )
 """Options of recipes that choose other kernels."""
-_MIXED = ("fp8-row/none", "mxfp4/none", "nvfp4/none", "mxfp4/mxfp8", "nvfp4/mxfp8", "nvfp4/fp8-row", "fp8-row/fp8-current")
+_WEIGHT_ONLY = ("fp8-row/none", "mxfp4/none", "nvfp4/none")
+_MIXED = ("mxfp4/mxfp8", "nvfp4/mxfp8", "nvfp4/fp8-row", "fp8-row/fp8-current")
 _WIDE = Scheme("f4E2M1FN", "1x32", "f8E4M3FN", second_level="tensor")
 """NVFP4 in 1x32, which checkpoints have and no recipe makes."""
 
@@ -119,7 +120,7 @@ def recipe_variants(*, every_option: bool) -> list[Variant]:
 
 def mixed_recipes() -> tuple[str, ...]:
     """Formats of weights beside others of activations, or beside activations that are not quantized."""
-    return tuple(name for name in _MIXED if set(name.split("/")) <= {*recipes.NAMES, recipes.NONE})
+    return tuple(name for name in (*_WEIGHT_ONLY, *_MIXED) if set(name.split("/")) <= {*recipes.NAMES, recipes.NONE})
 
 
 def other_formats() -> list[tuple[str, Recipe]]:
