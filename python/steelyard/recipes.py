@@ -116,12 +116,6 @@ class Recipe(ABC):
         scales = dict(getattr(self, "input_scales", ()))
         return next((scale for pattern, scale in scales.items() if fnmatchcase(layer, pattern)), None)
 
-    @property
-    def has_input_scales(self) -> bool:
-        """Whether it gives static scales to inputs."""
-        other = isinstance(self.activations, Recipe) and self.activations.has_input_scales
-        return bool(getattr(self, "input_scales", ())) or other
-
     def unused_input_scales(self, layers: Iterable[str]) -> list[str]:
         """The patterns of static scales that match none of these layers."""
         names = list(layers)

@@ -17,6 +17,7 @@ from steelyard.formats.parts import is_stored_transposed, part_shapes
 from steelyard.ir.kernel_calls import (
     AdvanceRngCall,
     CopySlots,
+    CountSaturatedCall,
     GemmCall,
     KernelCall,
     PadCall,
@@ -103,6 +104,18 @@ def _bind_unpad(call: UnpadCall) -> Callable[..., tuple]:
         return (source.contiguous(),)
 
     return unpad
+
+
+@bind.register
+def _bind_count_saturated(call: CountSaturatedCall) -> Callable[..., tuple]:
+    """By torch's own kernels, so that nothing is read back."""
+    limit, largest = call.scheme.largest_encoded, torch.finfo(torch.float32).max
+
+    def count_saturated(source: torch.Tensor, scale: torch.Tensor, count: torch.Tensor) -> tuple[torch.Tensor]:
+        encoded = source.detach().float() * (1 / scale).clamp(max=largest)
+        return (count + (encoded.abs() > limit).sum(),)
+
+    return count_saturated
 
 
 @bind.register

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.nn.functional import ScalingType, SwizzleType, scaled_mm
 
+from steelyard.codegen.scale_rules import nvfp4_range
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.schemes import Scheme
 from steelyard.runtime.cuda.exact_products import exact_products
@@ -177,7 +178,7 @@ def _scaling(operand: GemmOperand) -> Scaling:
 def _second_level(operand: GemmOperand) -> torch.Tensor:
     """The scale above the block scales of FP4."""
     assert operand.amax is not None
-    return operand.amax / (6.0 * (448.0 if operand.scheme.four_over_six == "none" else 256.0))
+    return operand.amax / nvfp4_range(operand.scheme)
 
 
 def _with_second(scaling: Scaling, second: torch.Tensor) -> Scaling:

@@ -26,6 +26,7 @@ from steelyard.codegen.scale_rules import (
     nvfp4_encode_factor,
     nvfp4_range,
     scale_from_amax,
+    static_encode_factor,
 )
 from steelyard.codegen.sources import Place
 from steelyard.codegen.strips import (
@@ -230,20 +231,24 @@ class CopyPass:
         """What one tensor's values share: encode and decode scale."""
         if self.copy.scheme.family == "nvfp4":
             return self._second_level(self._pointer("amax").load("f32"))
-        scale = self._per_tensor_scale()
-        inverse = 1.0 / scale
+        scale, inverse = self._per_tensor_scales()
         first = (self.scope.thread | self.scope.block).equals(0)
         when(first, lambda: self._pointer("scales").store(inverse))
         return scale, inverse
 
-    def _per_tensor_scale(self) -> Value:
+    def _per_tensor_scales(self) -> tuple[Value, Value]:
         scheme = self.copy.scheme
         if self.copy.given_scale:
-            return self._pointer("scale").load("f32")
+            given = self._pointer("scale").load("f32")
+            return (static_encode_factor(given), given) if scheme.source == "static" else (given, 1.0 / given)
         amax = self._pointer("amax").load("f32")
-        return scale_from_amax(amax, scheme.element_max, epsilon=scheme.epsilon, power_of_two=scheme.power_of_two)
+        options = {"epsilon": scheme.epsilon, "power_of_two": scheme.power_of_two}
+        scale = scale_from_amax(amax, scheme.element_max, **options)
+        return scale, 1.0 / scale
 
     def _second_level(self, amax: Value) -> tuple[Value, Value]:
+        if self.copy.scheme.source == "static":
+            return static_encode_factor(amax), amax
         encode_scale = scale_from_amax(amax, nvfp4_range(self.copy.scheme))
         return encode_scale, 1.0 / encode_scale
 

@@ -99,8 +99,6 @@ def compile(
         target=target,
         blocks=blocks,
     )
-    if target != CPU and any(each.has_input_scales for each in settings.recipes):
-        raise TargetError(f"static input_scales run on the CPU only, got target {target}; leave them out")
     settings = settle(settings, model)
     if isinstance(settings.blocks, tuple):
         find_blocks(model, settings.blocks, settings.overrides)

@@ -12,6 +12,7 @@ from torch import nn
 
 import steelyard
 from steelyard.errors import NonFiniteError, TargetError
+from steelyard.recipes import Float8CurrentScaling, NVFP4BlockScaling
 from steelyard.targets.architectures import TARGETS
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
@@ -120,6 +121,32 @@ def test_training_leaves_the_bytes_of_the_cpu(monkeypatch, library, name, recipe
         found = train(model, x, recipe, f"cuda:{target}", steps)
     assert launcher.launches
     assert_same(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "target"),
+    [
+        (Float8CurrentScaling(input_scales={"*": 0.004}), "sm_90a"),
+        (NVFP4BlockScaling(input_scales={"0": 0.0004}, weight_tiles=False), "sm_100a"),
+    ],
+    ids=["fp8", "nvfp4"],
+)
+def test_static_scales_leave_the_bytes_of_the_cpu(monkeypatch, library, recipe, target):
+    """Native products with a scale that is given; what saturates is counted on the GPU."""
+    model, x = make_mlp()
+
+    def run(target):
+        net = steelyard.compile(copy.deepcopy(model).eval(), recipe, target=target)
+        with torch.no_grad():
+            found = {"first": net(x), "second": net(x)}
+        return found | {name: tensor.clone() for name, tensor in net.state_dict().items()}
+
+    with reference_gemms(monkeypatch):
+        expected = run("cpu")
+    torch._dynamo.reset()
+    with mock_gpu(monkeypatch, library, target):
+        assert_same(run(f"cuda:{target}"), expected)
+    assert expected["_steelyard.0.input.saturated"] > 0
 
 
 def test_what_is_shown_is_what_runs(monkeypatch, library):

@@ -13,6 +13,7 @@ from kernel_cases import (
     operands,
     pair_name,
     same_bytes,
+    same_values,
     scheme_pairs,
     with_layout,
 )
@@ -112,6 +113,28 @@ def test_amaxes_that_are_given():
     assert_same_copies("sm_90a", wide_values(20, 40), PAIRS[0][0], ROW[1], amax=amaxes)
     rows = torch.linspace(1, 5, 20)
     assert_same_copies("sm_90a", wide_values(20, 40), nvfp4(second_level="row"), None, amax=rows)
+
+
+STATIC = (
+    *(Scheme(element, "tensor", "f32", source="static") for element in ("f8E4M3FN", "f8E5M2")),
+    *(nvfp4(block, source="static") for block in ("1x16", "1x32", "16x16")),
+)
+
+
+@pytest.mark.parametrize("index", range(len(STATIC)), ids=[pair_name((scheme,)) for scheme in STATIC])
+def test_static_scales(index):
+    """Usual ones, and those whose inverse is no number."""
+    scheme, target = STATIC[index], ("sm_90a", "sm_100a")[index % 2]
+    for scale in (0.0004, 0.37, 0.0, 1e-45, float("inf"), float("nan")):
+        x = with_special_values(21, 70)
+        given = {"scale": torch.tensor(scale), "amax": torch.tensor(2.0)}
+        assert_same_copies(target, x, scheme, scheme, **given)
+        row, col = reference.quantize(x, scheme, scheme, **given)
+        for copy in (row, col):
+            assert same_values(simulated(target).dequantize(copy), reference.dequantize(copy))
+    assert_same_copies(target, torch.zeros(0, 40), scheme, scheme, scale=torch.tensor(0.37))
+    # A copy beside it measures its own amax.
+    assert_same_copies(target, wide_values(20, 40), scheme, nvfp4(rht=True), scale=torch.tensor(0.37))
 
 
 def test_random_bits_follow_seed_offset_and_copy():

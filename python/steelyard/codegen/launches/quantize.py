@@ -11,7 +11,6 @@ from steelyard.codegen.produce import ProduceKernel
 from steelyard.codegen.quantize import QuantizeKernel
 from steelyard.codegen.sizes import Size, is_zero
 from steelyard.codegen.state import ComputeScaleKernel, EmptyRowScalesKernel, InverseScaleKernel
-from steelyard.errors import ConstraintError
 
 
 def find_amax(
@@ -45,11 +44,9 @@ def quantize_into(
 ) -> None:
     """Copies of a matrix by one kernel, after the amaxes that their codes wait for.
 
-    `scale`: that of per-tensor copies; `amaxes`: those that are known already, one for each copy; `rng`: seed and
-    offset of stochastic rounding.
+    `scale`: that of per-tensor copies, or what static ones decode by; `amaxes`: those that are known already, one for
+    each copy; `rng`: seed and offset of stochastic rounding.
     """
-    if any(copy.scheme.source == "static" for copy in copies):
-        raise ConstraintError("quantize_scheme", "static scales have no kernels on CUDA; use them on the CPU")
     given = list(amaxes or [None] * len(copies))
     copies = [_with_amax(plan, copy) for copy in copies]
     found: dict[tuple[bool, bool, bool], Buffer] = {}
@@ -58,7 +55,8 @@ def quantize_into(
     _launch_quantize(plan, filling, copies, scale, rng)
     _scale_nothing(plan, filling, copies, scale)
     for copy, known in zip(copies, given, strict=True):
-        if scale is not None and known is not None and copy.amax is not None:
+        is_tensor = copy.scheme.family == "tensor"
+        if is_tensor and scale is not None and known is not None and copy.amax is not None:
             plan.call("copy", known, copy.amax)
 
 
@@ -81,6 +79,10 @@ def _prepare_amax(
     if copy.amax is None:
         return
     scheme = copy.scheme
+    if scheme.source == "static" and scheme.family == "nvfp4":
+        assert scale is not None, "a static scheme has its scale"
+        plan.call("copy", scale, copy.amax)  # the second level is kept as it was given
+        return
     if given is not None and scheme.family != "row":
         plan.call("copy", given, copy.amax)
         return
@@ -118,6 +120,9 @@ def _scale_nothing(plan: PlanBuilder, filling: Filling, copies: Sequence[StoredC
         if copy.scheme.family == "row":
             _scale_empty_rows(plan, copy, blocks)
         if blocks == 0 or copy.scheme.family != "tensor" or copy.amax is None:
+            continue
+        if scale is not None and copy.scheme.source == "static":
+            plan.call("copy", scale, copy.scales)
             continue
         own = scale
         if own is None:

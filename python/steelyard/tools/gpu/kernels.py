@@ -38,8 +38,13 @@ _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 """Options of recipes that choose other kernels."""
 _WEIGHT_ONLY = ("fp8-row/none", "mxfp4/none", "nvfp4/none")
 _MIXED = ("mxfp4/mxfp8", "nvfp4/mxfp8", "nvfp4/fp8-row", "fp8-row/fp8-current")
-_WIDE = Scheme("f4E2M1FN", "1x32", "f8E4M3FN", second_level="tensor")
-"""NVFP4 in 1x32, which checkpoints have and no recipe makes."""
+_NVFP4 = {"element": "f4E2M1FN", "scale": "f8E4M3FN", "second_level": "tensor"}
+_APART = (
+    ("fp8-current", "static", Scheme("f8E4M3FN", "tensor", "f32", source="static")),
+    ("nvfp4", "static", Scheme(block="1x16", source="static", **_NVFP4)),
+    ("nvfp4", "1x32", Scheme(block="1x32", **_NVFP4)),
+)
+"""What no recipe makes by itself: static scales, which layers have, and NVFP4 in 1x32, which checkpoints have."""
 
 
 def kernel_checks(
@@ -113,9 +118,8 @@ def recipe_variants(*, every_option: bool) -> list[Variant]:
             if schemes not in known:
                 known.add(schemes)
                 found.append((name, role, schemes))
-    if "nvfp4" in recipes.NAMES:
-        found.append(("nvfp4 1x32", "weight", (_WIDE, _WIDE)))
-    return found
+    apart = [(f"{name} {what}", "input", (each, each)) for name, what, each in _APART if name in recipes.NAMES]
+    return found + apart
 
 
 def mixed_recipes() -> tuple[str, ...]:
@@ -155,8 +159,8 @@ def _copies_by_recipe(variants: list[Variant]) -> dict[str, list[tuple[Scheme, b
     return found
 
 
-def _is_delayed(schemes: Schemes) -> bool:
-    return any(scheme is not None and scheme.source == "delayed" for scheme in schemes)
+def _needs_scale(schemes: Schemes) -> bool:
+    return any(scheme is not None and scheme.source != "current" for scheme in schemes)
 
 
 def _short(dtype: torch.dtype) -> str:
@@ -180,7 +184,7 @@ def _with_special_values(x: torch.Tensor) -> torch.Tensor:
 
 def _compare_quantize(place: Device, schemes: Schemes, shape: Shape, dtype: torch.dtype) -> None:
     x = finite_values(shape, dtype)
-    given = {"rng": _RNG, "scale": torch.tensor(0.5) if _is_delayed(schemes) else None}
+    given = {"rng": _RNG, "scale": torch.tensor(0.5) if _needs_scale(schemes) else None}
     for what, values in (("", x), (" of values that are not finite", _with_special_values(x))):
         found = place.kernels.quantize(values.to(place.name), *schemes, **moved(place, given))
         compare_copies(found, reference.quantize(values, *schemes, **given), what)
@@ -214,7 +218,7 @@ def _compare_producer(place: Device, producer: str, shape: Shape, dtype: torch.d
 
 def _compare_produced(place: Device, producer: str, schemes: Schemes, shape: Shape, dtype: torch.dtype) -> None:
     inputs = _producer_inputs(producer, shape, dtype)
-    given = {"rng": _RNG, "scale": torch.tensor(0.5) if _is_delayed(schemes) else None}
+    given = {"rng": _RNG, "scale": torch.tensor(0.5) if _needs_scale(schemes) else None}
     found = place.kernels.quantize_produced(producer, _moved_all(place, inputs), *schemes, **moved(place, given))
     compare_copies(found, reference.quantize(cpu.produce(producer, inputs, dtype), *schemes, **given))
 
@@ -245,7 +249,7 @@ def _reference_copies(copies: list[tuple[Scheme, bool]], shape: Shape) -> Iterat
     x = finite_values(shape, torch.float32)
     for scheme, columnwise in copies:
         schemes = (None, scheme) if columnwise else (scheme, None)
-        scale = torch.tensor(0.5) if scheme.source == "delayed" else None
+        scale = torch.tensor(0.5) if scheme.source != "current" else None
         copy = reference.quantize(x, *schemes, scale=scale, rng=_RNG)[columnwise]
         assert copy is not None
         yield copy
