@@ -4,11 +4,12 @@ from collections.abc import Callable
 
 import torch
 
+from steelyard.formats.parts import can_pack
 from steelyard.formats.schemes import Scheme
 from steelyard.runtime import _cpu, cpu
 from steelyard.runtime.cpu.arguments import plain_matrix
 from steelyard.runtime.cpu.gemm import _matrix, _operand
-from steelyard.runtime.cpu.quantization import _copy_arguments, empty_copy
+from steelyard.runtime.cpu.quantization import _target_arguments, empty_copy
 
 E4M3 = Scheme("f8E4M3FN", "tensor", "f32")
 MXFP8, MXFP8_COLUMNS = Scheme("f8E4M3FN", "1x32", "f8E8M0FNU"), Scheme("f8E4M3FN", "32x1", "f8E8M0FNU")
@@ -20,10 +21,10 @@ NO_MATRIX = (0, 0, 0, 0, 0, 0)
 
 
 def quantized_weight(w: torch.Tensor, scheme: Scheme):
-    """A weight as programs keep it: NVFP4 packed."""
+    """A weight as programs keep it: FP4 packed."""
     copy = cpu.quantize(w, scheme, None)[0]
     assert copy is not None
-    return cpu.pack(copy) if scheme.family == "nvfp4" else copy
+    return cpu.pack(copy) if can_pack(scheme) else copy
 
 
 def linear(x: torch.Tensor, scheme: Scheme, weight, out: torch.Tensor) -> Callable[[], None]:
@@ -33,7 +34,7 @@ def linear(x: torch.Tensor, scheme: Scheme, weight, out: torch.Tensor) -> Callab
 
     def run() -> None:
         threads = torch.get_num_threads()
-        _cpu.quantize(plain_matrix(x), _copy_arguments(copy, None), None, 0, 0, 0, threads, None)
+        _cpu.quantize(plain_matrix(x), _target_arguments(copy, None), None, 0, 0, 0, threads, None)
         _cpu.qgemm(_operand(copy), _operand(weight), NO_MATRIX, NO_MATRIX, _matrix(out), threads, None)
 
     return run

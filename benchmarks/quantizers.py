@@ -9,7 +9,7 @@ from timing import interleave
 from steelyard.formats.schemes import Scheme
 from steelyard.runtime import _cpu, cpu
 from steelyard.runtime.cpu.arguments import matrix_of
-from steelyard.runtime.cpu.quantization import _copy_arguments
+from steelyard.runtime.cpu.quantization import _target_arguments
 
 SPEED, SPEED_BEST = "speed, copy = 1", "speed, copy = 1, best"
 # Name, rowwise and columnwise scheme, and the speed that is aimed at for float32 input.
@@ -52,7 +52,7 @@ def _row(x: torch.Tensor, name: str, row, col, aim: str, repeats: int) -> list[s
     moved = sum(part.numel() * part.element_size() for part in parts)
     source = torch.ones(moved // 2, dtype=torch.uint8)
     target = torch.empty_like(source)
-    arguments = matrix_of(x)[1], *(_copy_arguments(copy, None) for copy in copies)
+    arguments = matrix_of(x)[1], *(_target_arguments(copy, None) for copy in copies)
     works = {
         "copy": lambda: target.copy_(source),
         "quantize": lambda: _cpu.quantize(*arguments, 0, 0, 0, torch.get_num_threads(), None),

@@ -7,7 +7,7 @@ from torch_mlir import ir
 from steelyard.dialect.layout import pack
 from steelyard.dialect.matmul import GemmOp
 from steelyard.dialect.types import TensorType, scaled_info_of
-from steelyard.formats.parts import has_packed_form
+from steelyard.formats.parts import can_pack
 from steelyard.ir.functions import functions_of, refresh_type, replace_results, terminator_of, weight_arguments
 from steelyard.ir.weights import describe_weight
 from steelyard.passes.pipeline.registry import register_pass
@@ -22,10 +22,10 @@ _RIGHT = 1
 def pack_weights(module: ir.Operation, *, target: str) -> None:
     """Pack weights once, in the order that a target's GEMMs read them.
 
-    Takes the functions that make weights, as `scaled-hoist-weights` leaves them. On the CPU, an NVFP4 weight in
-    blocks of 16 that is only read by GEMMs, as their right operand, is packed by its function (`scaled.pack`), and the
-    arguments that stand for it have the packed type. One packed copy serves GEMMs with any number of rows. The function
-    says so in `scaled.weight_form`. Other formats are read as they are.
+    Takes the functions that make weights, as `scaled-hoist-weights` leaves them. On the CPU, an FP4 weight that is
+    only read by GEMMs, as their right operand, is packed by its function (`scaled.pack`), and the arguments that stand
+    for it have the packed type. One packed copy serves GEMMs with any number of rows. The function says so in
+    `scaled.weight_form`. Other formats are read as they are.
     """
     if read_target(module, target) is not None:
         return
@@ -38,7 +38,7 @@ def pack_weights(module: ir.Operation, *, target: str) -> None:
 def _can_pack(argument: ir.BlockArgument) -> bool:
     info = scaled_info_of(argument)
     is_matrix = len(info.shape) == 2 and None not in info.shape
-    if not is_matrix or any(not has_packed_form(s) or s.layout != "compact" for s in info.schemes):
+    if not is_matrix or not all(map(can_pack, info.schemes)):
         return False
     return all(isinstance(use.owner.opview, GemmOp) and use.operand_number == _RIGHT for use in argument.uses)
 

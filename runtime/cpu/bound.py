@@ -291,13 +291,14 @@ def _bind_pack(call: PackCall, _: Quantizers) -> Bound:
     rows, columns = (size or 0 for size in matrix_shape(call.shape, "shape"))
     copies = []
     for read, made in call.pairs:
-        parts = (read.codes, read.scales, read.places["amax"])
+        parts = (read.codes, read.scales, read.places.get("amax"))
         stored = stored_shape(read.scheme, (rows, columns), read.columnwise)
-        copies.append((parts, (*stored, read.scheme.second_level == "row"), made.codes))
+        copies.append((scheme_bits(read.scheme), parts, stored, made.codes))
 
     def pack(*values: Any) -> None:
-        for parts, described, packed in copies:
-            _cpu.pack_weight((*(values[part] for part in parts), *described), values[packed])
+        for bits, parts, stored, packed in copies:
+            pointers = (0 if part is None else values[part] for part in parts)
+            _cpu.pack_weight((bits, *pointers, *stored), values[packed])
 
     return pack, _allocate_products(call)
 

@@ -7,7 +7,8 @@ import torch
 from steelyard.errors import ConstraintError
 from steelyard.formats.checks import check_described, check_is_copy
 from steelyard.formats.copies import QuantizedCopy
-from steelyard.formats.parts import has_packed_form
+from steelyard.formats.parts import can_pack
+from steelyard.formats.scheme_bits import scheme_bits
 from steelyard.formats.schemes import Scheme
 from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.arguments import check_copy, check_part, require
@@ -22,7 +23,7 @@ class PackedWeight:
     """
 
     data: torch.Tensor
-    """Flat uint8: the units of packed_weight.h, their scales and the amaxes."""
+    """Flat uint8: the units of packed_weight.h, their scales, and the amaxes or ranges of scales."""
     scheme: Scheme
     shape: tuple[int, int]
     """Logical (M, N) of the copy."""
@@ -30,17 +31,17 @@ class PackedWeight:
 
 
 def pack(copy: QuantizedCopy) -> PackedWeight:
-    """An NVFP4 copy in blocks of 16, packed."""
+    """An FP4 copy, packed."""
     check_is_copy(copy, "copy")
     require(
-        has_packed_form(copy.scheme),
+        can_pack(copy.scheme),
         "pack_scheme",
-        f"only NVFP4 copies in blocks of 16 have a packed form, got {copy.scheme.element} with block "
-        f"{copy.scheme.block}; GEMMs read other copies as they are",
+        f"only FP4 copies have a packed form, got {copy.scheme.element} with block {copy.scheme.block}; "
+        "GEMMs read other copies as they are",
     )
     check_copy(copy, "copy")
     columns, k = copy.stored_shape
-    data = torch.empty(_cpu.packed_size(columns, k, _is_row_scaled(copy)), dtype=torch.uint8)
+    data = torch.empty(_cpu.packed_size(scheme_bits(copy.scheme), columns, k), dtype=torch.uint8)
     _cpu.pack_weight(_weight(copy), data.data_ptr())
     return PackedWeight(data, copy.scheme, copy.shape, copy.columnwise)
 
@@ -61,13 +62,12 @@ def check_packed(weight: PackedWeight, what: str) -> None:
         )
     check_described(weight, what)
     require(
-        has_packed_form(weight.scheme),
+        can_pack(weight.scheme),
         "pack_scheme",
-        f"{what} must have an NVFP4 scheme with blocks of 16, got {weight.scheme.element} with block "
-        f"{weight.scheme.block}",
+        f"{what} must have an FP4 scheme, got {weight.scheme.element} with block {weight.scheme.block}",
     )
     copy = describe(weight)
-    size = _cpu.packed_size(*copy.stored_shape, _is_row_scaled(copy))
+    size = _cpu.packed_size(scheme_bits(weight.scheme), *copy.stored_shape)
     check_part(weight.data, f"{what}.data", torch.uint8, (size,))
 
 
@@ -76,11 +76,6 @@ def describe(weight: PackedWeight) -> QuantizedCopy:
     return QuantizedCopy(weight.data, weight.data, None, weight.scheme, weight.shape, weight.columnwise)
 
 
-def _is_row_scaled(copy: QuantizedCopy) -> bool:
-    return copy.scheme.second_level == "row"
-
-
 def _weight(copy: QuantizedCopy) -> tuple:
-    assert copy.amax is not None
-    pointers = copy.codes.data_ptr(), copy.scales.data_ptr(), copy.amax.data_ptr()
-    return *pointers, *copy.stored_shape, _is_row_scaled(copy)
+    amax = 0 if copy.amax is None else copy.amax.data_ptr()
+    return scheme_bits(copy.scheme), copy.codes.data_ptr(), copy.scales.data_ptr(), amax, *copy.stored_shape

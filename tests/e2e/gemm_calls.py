@@ -8,6 +8,7 @@ import torch
 
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.parts import part_shapes
+from steelyard.formats.scheme_bits import scheme_bits
 from steelyard.runtime import _cpu, cpu
 from steelyard.runtime.dtypes import DTYPES
 
@@ -44,7 +45,7 @@ def read_copy(scheme, shape, named, sizes, operand, columnwise):
 
 def read_packed(address, scheme, shape, columnwise):
     stored = shape[::-1] if columnwise else shape
-    data = read_memory(address, (_cpu.packed_size(*stored, False),), torch.uint8)
+    data = read_memory(address, (_cpu.packed_size(scheme_bits(scheme), *stored),), torch.uint8)
     return cpu.unpack(cpu.PackedWeight(data, scheme, shape, columnwise))
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernel_cases import scheme_pairs
+from kernel_cases import mxfp4, nvfp4, scheme_pairs
 
 from steelyard.formats.activations import EPILOGUES
 from steelyard.formats.dtypes import ITEM_SIZES
@@ -73,6 +73,6 @@ def test_parts_have_the_sizes_that_kernels_expect(scheme, columnwise, shape):
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, (8, 16), (9, 17), (7, 15), (4096, 11008)], ids=str)
-@pytest.mark.parametrize("row_scaled", [False, True])
-def test_packed_weights_have_the_size_that_kernels_expect(shape, row_scaled):
-    assert packed_size(*shape, row_scaled) == _cpu.packed_size(*shape, row_scaled)
+@pytest.mark.parametrize("scheme", [nvfp4(), nvfp4(second_level="row"), nvfp4("1x32"), mxfp4()], ids=str)
+def test_packed_weights_have_the_size_that_kernels_expect(shape, scheme):
+    assert packed_size(scheme, *shape) == _cpu.packed_size(scheme_bits(scheme), *shape)

@@ -3,19 +3,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from gemm_cases import LAYOUTS, assert_within_bound, random_copy, scheme_pairs
+from gemm_cases import LAYOUTS, assert_within_bound, random_copy, rounded, scheme_pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_cases import DTYPES, assert_same_copy, nvfp4, same_bytes
+from kernel_cases import DTYPES, assert_same_copy, matrices, mxfp4, nvfp4, same_bytes
 
 from steelyard.errors import ConstraintError
-from steelyard.formats.parts import packed_size
+from steelyard.formats.parts import can_pack, packed_size
+from steelyard.formats.scheme_bits import scheme_bits
 from steelyard.formats.schemes import Scheme
 from steelyard.runtime import _cpu, cpu
 
-SCHEMES = {
-    layout: [pair for pair in scheme_pairs(layout) if pair[0].family == "nvfp4"] for layout in ("fprop", "dgrad")
-}
+SCHEMES = {layout: [pair for pair in scheme_pairs(layout) if can_pack(pair[1])] for layout in ("fprop", "dgrad")}
+WEIGHTS = [nvfp4(), nvfp4("16x16"), nvfp4(second_level="row"), nvfp4("1x32"), mxfp4()]
 
 
 def copy_of(outer, k, seed=0, scheme=None, columnwise=False):
@@ -24,7 +24,7 @@ def copy_of(outer, k, seed=0, scheme=None, columnwise=False):
 
 @st.composite
 def weight_products(draw):
-    """A product that a packed weight may take part in: any NVFP4 schemes, few rows and many."""
+    """A product that a packed weight may take part in: any rows, few of them and many."""
     layout = draw(st.sampled_from(sorted(SCHEMES)))
     schemes = draw(st.sampled_from(SCHEMES[layout]))
     outers = draw(st.one_of(st.integers(1, 10), st.integers(1, 70))), draw(st.integers(1, 90))
@@ -37,9 +37,9 @@ def weight_products(draw):
     )
 
 
-@given(rows=st.integers(0, 100), columns=st.integers(0, 100), row_scaled=st.booleans())
-def test_size_of_a_packed_copy_is_known_without_kernels(rows, columns, row_scaled):
-    assert packed_size(rows, columns, row_scaled) == _cpu.packed_size(rows, columns, row_scaled)
+@given(rows=st.integers(0, 100), columns=st.integers(0, 100), scheme=st.sampled_from(WEIGHTS))
+def test_size_of_a_packed_copy_is_known_without_kernels(rows, columns, scheme):
+    assert packed_size(scheme, rows, columns) == _cpu.packed_size(scheme_bits(scheme), rows, columns)
 
 
 @pytest.mark.parametrize("name", cpu.instruction_sets())
@@ -54,10 +54,27 @@ def test_product_with_a_packed_weight_is_within_the_bound(name, operands, dtype,
     assert same_bytes(found, cpu.qgemm(a, b, out_dtype=dtype))
 
 
-@given(columns=st.integers(0, 40), k=st.integers(0, 80), columnwise=st.booleans(), row_scaled=st.booleans())
-@settings(max_examples=80, deadline=None)
-def test_unpack_gives_the_copy_back(columns, k, columnwise, row_scaled):
-    copy = copy_of(columns, k, columns, nvfp4(second_level="row" if row_scaled else "tensor"), columnwise)
+@pytest.mark.parametrize("name", cpu.instruction_sets())
+@settings(max_examples=150, deadline=None)
+@given(
+    values=matrices(max_side=70),
+    scheme=st.sampled_from(WEIGHTS),
+    columns=st.integers(1, 90),
+    special=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_a_matrix_that_is_not_quantized_times_a_packed_weight(name, values, scheme, columns, special, seed):
+    cpu.set_isa(name)
+    weight = random_copy(np.random.default_rng(seed), scheme, columns, values.shape[1], False, special)
+    found = cpu.qgemm(values, cpu.pack(weight))
+    assert_within_bound(found, values, weight)
+    assert same_bytes(found, cpu.qgemm(values, weight))
+
+
+@given(columns=st.integers(0, 40), k=st.integers(0, 80), columnwise=st.booleans(), scheme=st.sampled_from(WEIGHTS))
+@settings(max_examples=100, deadline=None)
+def test_unpack_gives_the_copy_back(columns, k, columnwise, scheme):
+    copy = copy_of(columns, k, columns, scheme, columnwise)
     if k % 2:
         copy.codes[:, -1] &= 15
     assert_same_copy(cpu.unpack(cpu.pack(copy)), copy)
@@ -88,6 +105,95 @@ def test_every_pair_of_codes_at_every_k(isa, rows):
             expected = (values[code] * values).expand(rows, 16)
             assert torch.equal(cpu.qgemm(a, b), expected)
             assert torch.equal(cpu.qgemm(a, cpu.pack(b)), expected)
+
+
+E4M3, MX = Scheme("f8E4M3FN", "tensor", "f32"), Scheme("f8E4M3FN", "1x32", "f8E8M0FNU")
+FP4_VALUES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def _one_code_at_each_k(k):
+    """A column per k and code, which holds the code at that k and zeros elsewhere; scales and factor are 1."""
+    weight = replace(copy_of(16 * k, k), amax=torch.tensor(2688.0))
+    weight.scales.fill_(0x38)
+    weight.codes.zero_()
+    for position in range(k):
+        nibbles = torch.arange(16, dtype=torch.uint8) << (position % 2 * 4)
+        weight.codes[16 * position : 16 * position + 16, position // 2] = nibbles
+    return weight
+
+
+@pytest.mark.parametrize("rows", [1, 4, 5])
+def test_every_e4m3_code_times_every_fp4_code_at_every_k(isa, rows):
+    """Each product is exact, and NaN is NaN even times zero."""
+    weight = cpu.pack(_one_code_at_each_k(38))
+    a = replace(copy_of(rows, 38, scheme=E4M3), scales=torch.tensor(1.0))
+    found = []
+    for code in range(256):
+        a.codes.fill_(code)
+        found.append(cpu.qgemm(a, weight))
+    every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    expected = (every[:, None] * FP4_VALUES).repeat(1, 38)[:, None].expand(256, rows, 16 * 38)
+    torch.testing.assert_close(torch.stack(found), expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 5])
+@pytest.mark.parametrize("value", [1.0, 3.0e38, 1.1e-45, float("inf"), float("nan")])
+def test_a_value_times_every_fp4_code_at_every_k(isa, rows, value):
+    weight = _one_code_at_each_k(38)
+    values = torch.full((rows, 38), value)
+    assert_within_bound(cpu.qgemm(values, cpu.pack(weight)), values, weight)
+
+
+@pytest.mark.parametrize("scheme", [mxfp4(), MX, None], ids=["mxfp4", "mxfp8", "values"])
+def test_every_mxfp4_scale_byte_against_every_power_of_two(isa, scheme):
+    """2^(i - 127) 2^(j - 127): the whole range of products, from zero through subnormals to infinity."""
+    powers = np.exp2(np.arange(256.0) - 127)
+    powers[255] = np.nan
+    weight = copy_of(256, 1, scheme=mxfp4())
+    weight.codes.fill_(2)
+    weight.scales.copy_(torch.arange(256, dtype=torch.uint8)[:, None])
+    packed = cpu.pack(weight)
+    found = []
+    for first in range(0, 256, 4):
+        a = torch.from_numpy(powers[first : first + 4].astype(np.float32))[:, None]
+        if scheme is not None:
+            a = copy_of(4, 1, scheme=scheme)
+            a.codes.fill_(2 if scheme == mxfp4() else 0x38)
+            a.scales.copy_(torch.arange(first, first + 4, dtype=torch.uint8)[:, None])
+        found.append(cpu.qgemm(a, packed))
+    expected = rounded(powers[:, None] * powers, torch.float32)
+    torch.testing.assert_close(torch.cat(found), expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 12, 40])
+@pytest.mark.parametrize("scheme", [mxfp4(), MX, nvfp4()], ids=["mxfp4", "mxfp8", "nvfp4"])
+def test_extreme_scales_beside_ordinary_ones(isa, rows, scheme):
+    """Products of huge and tiny blocks are ordinary numbers, even next to blocks of zeros with extreme scales."""
+    a, b = copy_of(rows, 96, scheme=scheme), copy_of(40, 96, seed=1, scheme=mxfp4())
+    b.scales.copy_(torch.tensor([0, 254, 127], dtype=torch.uint8))
+    if scheme.scale == "f8E8M0FNU":
+        a.scales.copy_(torch.tensor([254, 0, 127], dtype=torch.uint8))
+    assert_within_bound(cpu.qgemm(a, cpu.pack(b)), a, b)
+    b.codes[:, :32] = 0x80
+    assert_within_bound(cpu.qgemm(a, cpu.pack(b)), a, b)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16])
+@pytest.mark.parametrize("scheme", [nvfp4(), mxfp4(), MX, None], ids=["nvfp4", "mxfp4", "mxfp8", "values"])
+def test_few_rows_times_columns_longer_than_a_strip(isa, rows, scheme):
+    """And their bytes depend neither on threads nor on the columns beside them."""
+    weight = copy_of(77, 6001, seed=1, scheme=mxfp4())
+    a = torch.randn(rows, 6001, generator=torch.Generator().manual_seed(0))
+    a = a if scheme is None else copy_of(rows, 6001, scheme=scheme)
+    found = []
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        found.append(cpu.qgemm(a, cpu.pack(weight)))
+    assert_within_bound(found[0], a, weight)
+    assert same_bytes(found[1], found[0])
+    assert same_bytes(found[2], found[0])
+    part = replace(weight, codes=weight.codes[:11].clone(), scales=weight.scales[:11].clone(), shape=(11, 6001))
+    assert same_bytes(cpu.qgemm(a, cpu.pack(part)), found[0][:, :11])
 
 
 @pytest.mark.parametrize("rows", [2, 70])

@@ -4,6 +4,7 @@ The parts are `codes`, `scales` and, if the scheme has one, `amax`. A packed cop
 known only at run time is None. Nothing here imports torch, so that every framework can use it.
 """
 
+import math
 from typing import Literal, TypeVar, cast, get_args
 
 from steelyard.formats.schemes import Scheme
@@ -25,7 +26,7 @@ def part_shapes(scheme: Scheme, shape: tuple[Size, Size], columnwise: bool) -> d
         rows, columns = stored
         assert rows is not None
         assert columns is not None
-        return {"packed": ((packed_size(rows, columns, scheme.second_level == "row"),), BYTES)}
+        return {"packed": ((packed_size(scheme, rows, columns),), BYTES)}
     codes, scales = codes_shape(scheme, stored), scales_shape(scheme, stored, columnwise)
     if scheme.layout in ("turned", "gemm") and columnwise and scheme.family == "mx":
         codes = codes[::-1]
@@ -101,16 +102,19 @@ def gemm_scales_are_transposed(scheme: Scheme, columnwise: bool) -> bool:
     return scheme.block == "1x128" or (columnwise and scheme.family == "mx")
 
 
-def has_packed_form(scheme: Scheme) -> bool:
-    """Whether copies of a scheme can be packed for the CPU's GEMMs: NVFP4 in blocks of 16."""
-    return scheme.family == "nvfp4" and scheme.block_sizes[1] == 16
+def can_pack(scheme: Scheme) -> bool:
+    """Whether a copy has a packed form: FP4 in the compact layout."""
+    return scheme.family in ("mxfp4", "nvfp4") and scheme.layout == "compact"
 
 
-def packed_size(rows: int, columns: int, row_scaled: bool) -> int:
-    """Bytes of a packed copy: units of 8 rows by 16 columns, their scales, and the amaxes on a line of their own."""
-    units = ceil_div(rows, 8) * ceil_div(columns, 16)
-    codes_and_scales = units * (64 + 8)
-    return round_up(codes_and_scales, 64) + 4 * (rows if row_scaled else 1)
+def packed_size(scheme: Scheme, rows: int, columns: int) -> int:
+    """Bytes of a packed copy of a stored array: units of 8 rows by 16 columns, their scales, and on a line of their own
+    the amaxes, or four numbers about scales that have none above them.
+    """
+    groups = ceil_div(rows, 8)
+    codes, scales = 64 * groups * ceil_div(columns, 16), 8 * groups * ceil_div(columns, scheme.block_sizes[1])
+    amax = amax_shape(scheme, (rows, columns))
+    return round_up(codes + scales, 64) + 4 * (4 if amax is None else math.prod(amax))
 
 
 def ceil_div(size: AnySize, divisor: int) -> AnySize:

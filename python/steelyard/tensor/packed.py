@@ -6,7 +6,7 @@ import torch
 
 from steelyard.errors import RecipeError, shown
 from steelyard.formats.copies import QuantizedCopy
-from steelyard.formats.parts import has_packed_form, packed_size, stored_shape
+from steelyard.formats.parts import packed_size, stored_shape
 from steelyard.runtime import cpu
 from steelyard.runtime.cpu.packing import check_packed
 from steelyard.tensor import traced
@@ -34,15 +34,11 @@ class PackedNVFP4Storage(NVFP4TensorStorage):
             raise RecipeError(f"the quantizer of a packed tensor must be an NVFP4Quantizer, got {shown(quantizer)}")
         if quantizer.rowwise == quantizer.columnwise:
             raise RecipeError(f"the quantizer of a packed tensor must make one copy, got {quantizer.get_usages()}")
-        if not has_packed_form(quantizer.row_scheme):
-            raise RecipeError(
-                f"the quantizer of a packed tensor must have blocks of 16, got block {quantizer.row_scheme.block}"
-            )
         check_tensor_dtype(dtype)
         check_strided(packed_data, "packed_data")
         self._shape, self._dtype, self._quantizer = as_shape(shape), dtype, quantizer
         self._matrix = matrix_shape(self._shape)
-        size = packed_size(*self._stored_shape(), self._packed_scheme().second_level == "row")
+        size = packed_size(self._packed_scheme(), *self._stored_shape())
         if packed_data.dtype != torch.uint8 or tuple(packed_data.shape) != (size,):
             found = f"{packed_data.dtype} of shape {tuple(packed_data.shape)}"
             raise RecipeError(f"packed_data of shape {tuple(shape)} must be {size} bytes of uint8, got {found}")

@@ -87,7 +87,7 @@ def _pack(
 @_pack.register_fake
 def _(codes, scales, amax, scheme, rows, columns, columnwise):
     known = _scheme(scheme)
-    size = packed_size(*stored_shape(known, (rows, columns), columnwise), known.second_level == "row")
+    size = packed_size(known, *stored_shape(known, (rows, columns), columnwise))
     return codes.new_empty((size,))
 
 

@@ -178,19 +178,20 @@ inline GemmResult result_of(const MatrixArguments &out,
   return result;
 }
 
-// codes, scales, amax, columns, k, whether each column has its own amax
+// scheme bits, codes, scales, amax (or 0), columns, k
 using WeightArguments =
-    std::tuple<uintptr_t, uintptr_t, uintptr_t, int64_t, int64_t, bool>;
+    std::tuple<int, uintptr_t, uintptr_t, uintptr_t, int64_t, int64_t>;
 
 inline CompactWeight weight_of(const WeightArguments &arguments) {
-  const auto &[codes, scales, amax, columns, k, row_scaled] = arguments;
+  const auto &[bits, codes, scales, amax, columns, k] = arguments;
+  const SchemeBits scheme = scheme_of(bits);
   const bool empty = is_empty(columns, k);
-  return {memory<uint8_t>(codes, empty),
+  return {scheme,
+          memory<uint8_t>(codes, empty),
           memory<uint8_t>(scales, empty),
-          memory<float>(amax, columns == 0),
+          memory<float>(amax, columns == 0 || !scheme.has_amax()),
           columns,
-          k,
-          row_scaled};
+          k};
 }
 
 } // namespace steelyard

@@ -69,11 +69,12 @@ void bind_contract(nb::module_ &m) {
         "bytes per row, and the number of amaxes.");
   m.def(
       "packed_size",
-      [](int64_t columns, int64_t k, bool row_scaled) {
+      [](int bits, int64_t columns, int64_t k) {
         is_empty(columns, k);
-        return PackedLayout::of(columns, k, row_scaled).size();
+        return PackedLayout::of(scheme_of(bits), columns, k).size();
       },
-      "Bytes of a packed NVFP4 weight.");
+      nb::arg("bits"), nb::arg("columns"), nb::arg("k"),
+      "Bytes of a packed FP4 weight.");
 }
 
 } // namespace steelyard

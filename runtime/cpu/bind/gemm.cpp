@@ -14,7 +14,7 @@ static void bind_packing(nb::module_ &m) {
         const CompactWeight copy = weight_of(weight);
         pack_weight(copy, memory<uint8_t>(packed, copy.layout().size() == 0));
       },
-      "Pack a rowwise NVFP4 copy.");
+      "Pack an FP4 copy.");
   m.def(
       "unpack_weight",
       [](uintptr_t packed, const WeightArguments &weight) {

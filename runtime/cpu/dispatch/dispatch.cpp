@@ -19,7 +19,8 @@ extern const KernelTable table;
 }
 namespace avx512_vnni {
 void multiply_integers(const GemmCall &call, int64_t begin, int64_t end);
-}
+void multiply_few_fp4(const GemmCall &call, int64_t begin, int64_t end);
+} // namespace avx512_vnni
 
 // Of AVX-512 but for products of integers.
 static const KernelTable *vnni_table() {
@@ -27,6 +28,7 @@ static const KernelTable *vnni_table() {
     KernelTable made = avx512::table;
     made.name = "avx512_vnni";
     made.multiply_integers = avx512_vnni::multiply_integers;
+    made.multiply_few_fp4 = avx512_vnni::multiply_few_fp4;
     return made;
   }();
   return &table;

@@ -14,11 +14,14 @@
 namespace steelyard::STEELYARD_ISA {
 
 using GemmKernel = void (*)(const GemmCall &call, int64_t begin, int64_t end);
-// integer.cpp is compiled for instruction sets with vectors only.
+// Compiled for instruction sets with vectors only.
 static constexpr GemmKernel kFillIntegerRows =
                                 kHasVectors ? fill_integer_rows : nullptr,
                             kMultiplyIntegers =
-                                kHasVectors ? multiply_integers : nullptr;
+                                kHasVectors ? multiply_integers : nullptr,
+                            kFillFewFp4 = kHasVectors ? fill_few_fp4 : nullptr,
+                            kMultiplyFewFp4 =
+                                kHasVectors ? multiply_few_fp4 : nullptr;
 
 extern const KernelTable table;
 const KernelTable table{
@@ -33,6 +36,8 @@ const KernelTable table{
     .multiply_panels = multiply_panels,
     .fill_integer_rows = kFillIntegerRows,
     .multiply_integers = kMultiplyIntegers,
+    .fill_few_fp4 = kFillFewFp4,
+    .multiply_few_fp4 = kMultiplyFewFp4,
     .gemm_scale_range = gemm_scale_range,
 };
 

@@ -82,7 +82,20 @@ static inline int64_t k_block(const GemmOperand &x) {
   return int64_t{1} << x.k_shift;
 }
 
+// The byte of a packed weight that holds its code (i, p).
+static inline int64_t packed_code(const GemmOperand &x, int64_t i, int64_t p) {
+  const int64_t units = (x.k + kUnitBlock - 1) / kUnitBlock;
+  const int64_t unit = i / kGroupColumns * units + p / kUnitBlock;
+  const int64_t quad = p % kUnitBlock / 8 * kGroupColumns + i % kGroupColumns;
+  return unit * kUnitBytes + quad * 4 + p % 8 / 2;
+}
+
 static inline int64_t scale_index(const GemmOperand &x, int64_t i, int64_t p) {
+  if (x.is_packed_weight) {
+    const int64_t blocks = (x.k + k_block(x) - 1) >> x.k_shift;
+    return (i / kGroupColumns * blocks + (p >> x.k_shift)) * kGroupColumns +
+           i % kGroupColumns;
+  }
   return (i >> x.outer_shift) * x.outer_stride + (p >> x.k_shift) * x.k_stride;
 }
 
@@ -105,6 +118,10 @@ static inline float panel_scale(float scale, double unit) {
 }
 
 static inline float code_at(const GemmOperand &x, int64_t i, int64_t p) {
+  if (x.is_packed_weight) {
+    const uint8_t pair = x.codes[packed_code(x, i, p)];
+    return decode_e2m1(p % 2 ? pair >> 4 : pair & 15);
+  }
   const int64_t row = x.k_major ? p : i, column = x.k_major ? i : p;
   const uint8_t *codes = x.codes + row * x.codes_stride;
   if (x.element == Element::e4m3)

@@ -9,6 +9,7 @@
 // the tiles, so bytes do not depend on the split.
 #pragma once
 
+#include "cpu/gemm/packed_weight.h"
 #include "cpu/gemm/plan.h"
 #include "cpu/gemm/problem.h"
 
@@ -41,12 +42,6 @@ static inline int64_t tiles_across(const GemmCall &call) {
          call.plan.tile_columns;
 }
 
-// Binary exponents of the scales that are finite and not zero; low > high when
-// there is none.
-struct ScaleRange {
-  int low, high;
-};
-
 #ifdef STEELYARD_ISA
 namespace STEELYARD_ISA {
 // Tasks: row_units() * slices. Task t fills unit t / slices of slice t %
@@ -57,6 +52,9 @@ void multiply_panels(const GemmCall &call, int64_t begin, int64_t end);
 // The same with panels of integers, where `has_vectors` says so.
 void fill_integer_rows(const GemmCall &call, int64_t begin, int64_t end);
 void multiply_integers(const GemmCall &call, int64_t begin, int64_t end);
+// The same for few rows and FP4 columns. Tasks of the first: slices.
+void fill_few_fp4(const GemmCall &call, int64_t begin, int64_t end);
+void multiply_few_fp4(const GemmCall &call, int64_t begin, int64_t end);
 // `skip_zeros` leaves out blocks whose codes are all zero.
 ScaleRange gemm_scale_range(const GemmOperand &operand, bool skip_zeros);
 } // namespace STEELYARD_ISA

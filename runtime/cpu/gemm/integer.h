@@ -1,19 +1,15 @@
-// NVFP4 x NVFP4 in integers, exact within each block of 16: a doubled E2M1
-// value is an integer of at most 12. Included by kernel sources only.
+// FP4 x FP4 in integers, exact within each unit of 16 k: a doubled E2M1 value
+// is an integer of at most 12. Included by kernel sources only.
 //
 // Processors multiply unsigned by signed bytes, so one side is offset by 12,
 // and 12 times the sum of the other is taken off again. A column that comes
 // from memory must be the signed one, a column in a register may be unsigned.
 #pragma once
 
-#include "cpu/gemm/gemm.h"
-#include "cpu/gemm/packed_weight.h"
-#include "cpu/simd/simd.h"
-#include "cpu/tiles/tile.h"
+#include "cpu/gemm/fp4_columns.h"
 
 namespace steelyard::STEELYARD_ISA {
 
-static constexpr int64_t kSliceBlocks = kSlice / kUnitBlock;
 // Groups of columns whose sums a row keeps in registers.
 static constexpr int64_t kPanelGroups = kColumnUnit / kGroupColumns;
 static constexpr int kCodeOffset = 12;
@@ -22,8 +18,8 @@ static constexpr int kCodeOffset = 12;
 // below 8, even k from 8, odd k from 8.
 struct IntegerRow {
   uint8_t codes[kSlice]; // offset by 12, or signed
-  float scales[kSliceBlocks];
-  float offsets[kSliceBlocks]; // -12 * sum of codes * scale; for signed codes
+  float scales[kSliceUnits];
+  float offsets[kSliceUnits]; // -12 * sum of codes * scale; for signed codes
 };
 
 // 8 columns by 16 k, the same quads of each column.
@@ -32,30 +28,11 @@ struct alignas(32) IntegerUnit {
   float scales[8], offsets[8];
 };
 
-// Where the units of a group lie: as packed, or staged.
-struct GroupUnits {
-  const uint8_t *codes, *scales;
-};
-
-struct alignas(64) StagedUnits {
-  uint8_t codes[kSliceBlocks][kUnitBytes];
-  uint8_t scales[kSliceBlocks][kGroupColumns];
-};
-
 // Doubled values of E2M1 codes, with an offset.
 static inline Bytes16 doubled_codes(int offset) {
   constexpr Bytes16 table = {0, 1,    2,    3,    4,    6,    8,    12,
                              0, 0xff, 0xfe, 0xfd, 0xfc, 0xfa, 0xf8, 0xf4};
   return table + static_cast<uint8_t>(offset);
-}
-
-// Half the values of 8 E4M3 bytes: both operands are doubled.
-static inline Floats8 half_scales(const uint8_t *bytes) {
-  const SignedWords8 wide = widen_signed_bytes(bytes);
-  const SignedWords8 nan = (wide & 0x7f) == broadcast(int32_t{0x7f});
-  const Words8 placed = as<Words8>(wide) << 20 & 0x87f00000u;
-  const Floats8 value = as<Floats8>(placed) * 0x1p119f;
-  return as<Floats8>(as<SignedWords8>(value) | nan);
 }
 
 // The four quads of 8 columns of a unit.
@@ -73,7 +50,7 @@ static inline SignedWords8 sum_of_pairs(SignedHalves16 pairs) {
   return dot_pairs(pairs, as<SignedHalves16>(broadcast(uint16_t{1})));
 }
 
-static inline void store_unit(const uint8_t *codes, const uint8_t *scale_bytes,
+static inline void store_unit(const uint8_t *codes, Floats8 scales,
                               IntegerUnit &unit) {
   const Bytes16 table = doubled_codes(0);
   Bytes32 quads[4];
@@ -84,7 +61,6 @@ static inline void store_unit(const uint8_t *codes, const uint8_t *scale_bytes,
   constexpr uint16_t offset_pair = kCodeOffset << 8 | kCodeOffset;
   const SignedWords8 total = sum_of_pairs(
       dot_pairs(as<Bytes32>(broadcast(offset_pair)), as<SignedBytes32>(sums)));
-  const Floats8 scales = half_scales(scale_bytes);
   store(unit.scales, scales);
   store(unit.offsets, to_float(total) * -scales);
 }
@@ -93,6 +69,33 @@ static inline Bytes32 broadcast_quad(const uint8_t *codes) {
   int32_t quad;
   std::memcpy(&quad, codes, sizeof quad);
   return as<Bytes32>(broadcast(quad));
+}
+
+// `k` of row `i` from `p`.
+static inline void fill_integer_row(const GemmOperand &x, int64_t i, int64_t p,
+                                    int64_t k, int offset, IntegerRow &row) {
+  alignas(32) uint8_t codes[kSlice / 2];
+  copy_codes(x, i, p, k, codes);
+  const Bytes16 table = doubled_codes(offset);
+  for (int64_t q = 0; q < k; q += 32) {
+    const Bytes16 pairs = load<Bytes16>(codes + q / 2);
+    const Words4 even = as<Words4>(look_up(table, pairs & uint8_t{15})),
+                 odd = as<Words4>(look_up(table, pairs >> 4));
+    store(row.codes + q, zip_low(even, odd));
+    store(row.codes + q + 16, zip_high(even, odd));
+  }
+  with_scales(x, [&](const auto &scales) {
+    alignas(16) uint8_t bytes[kSliceUnits] = {};
+    alignas(32) float found[kSliceUnits];
+    if (k > 0)
+      std::memcpy(bytes,
+                  static_cast<const uint8_t *>(x.scales) + scale_index(x, i, p),
+                  blocks_in(x, k));
+    for (int64_t b = 0; b < kSliceUnits; b += 8)
+      store(found + b, scales.at(bytes + b));
+    for (int64_t b = 0; b < kSliceUnits; ++b)
+      row.scales[b] = found[b / scales.kUnits];
+  });
 }
 
 // sums (+)= one row, offset, times a panel of units [block][kPanelGroups].
@@ -126,10 +129,10 @@ static inline void multiply_integer_row(const IntegerRow &row,
     store(sums + 8 * g, sum[g]);
 }
 
-// sum + block `b` of a signed row times that of 8 columns.
-static inline Floats8 add_block(const IntegerRow &row, int64_t b,
-                                const Bytes32 (&quads)[4], Floats8 scale,
-                                Floats8 sum) {
+// sum + unit `b` of a signed row times that of 8 columns.
+static inline Floats8 add_unit(const IntegerRow &row, int64_t b,
+                               const Bytes32 (&quads)[4], Floats8 scale,
+                               Floats8 sum) {
   Halves16 pairs{};
 #pragma GCC unroll 4
   for (int j = 0; j < 4; ++j)
@@ -140,39 +143,6 @@ static inline Floats8 add_block(const IntegerRow &row, int64_t b,
       multiply_add(to_float(sum_of_pairs(as<SignedHalves16>(pairs))),
                    broadcast(row.scales[b]), broadcast(row.offsets[b]));
   return multiply_add(product, scale, sum);
-}
-
-// sums (+)= `Rows` signed rows times the units of groups of columns, expanded
-// on the way: memory is read once and nothing is written. The sums of groups
-// are `apart` from each other.
-template <int Rows, int Groups>
-static inline void multiply_integer_groups(const IntegerRow *rows,
-                                           const GroupUnits (&units)[Groups],
-                                           int64_t blocks, float *sums,
-                                           int64_t stride, int64_t apart,
-                                           bool first) {
-  const Bytes16 doubled = doubled_codes(kCodeOffset);
-  const Bytes32 table = join(doubled, doubled);
-  Floats8 sum[Groups][Rows];
-  for (int g = 0; g < Groups; ++g)
-    for (int r = 0; r < Rows; ++r)
-      sum[g][r] =
-          first ? Floats8{} : load<Floats8>(sums + r * stride + g * apart);
-  for (int64_t b = 0; b < blocks; ++b)
-#pragma GCC unroll 4
-    for (int g = 0; g < Groups; ++g) {
-      const uint8_t *codes = units[g].codes + kUnitBytes * b;
-      __builtin_prefetch(codes + kBytesAhead);
-      Bytes32 quads[4];
-      expand_unit(codes, table, quads);
-      const Floats8 scale = half_scales(units[g].scales + kGroupColumns * b);
-#pragma GCC unroll 4
-      for (int r = 0; r < Rows; ++r)
-        sum[g][r] = add_block(rows[r], b, quads, scale, sum[g][r]);
-    }
-  for (int g = 0; g < Groups; ++g)
-    for (int r = 0; r < Rows; ++r)
-      store(sums + r * stride + g * apart, sum[g][r]);
 }
 
 } // namespace steelyard::STEELYARD_ISA

@@ -110,10 +110,14 @@ OperandMemory describe_operand(const StoredCopy &copy, GemmOperand &x) {
   describe_scales(copy, x);
   const float *levels = copy.amax;
   if (scheme.is_packed_weight()) {
-    const auto layout = PackedLayout::of(x.outer, x.k, scheme.row_scaled());
+    const auto layout = PackedLayout::of(scheme, x.outer, x.k);
+    const uint8_t *tail = x.codes + layout.levels();
     x.is_packed_weight = true;
     x.scales = x.codes + layout.scales();
-    levels = reinterpret_cast<const float *>(x.codes + layout.amax());
+    if (scheme.has_amax())
+      levels = reinterpret_cast<const float *>(tail);
+    else
+      x.ranges = reinterpret_cast<const PackedRanges *>(tail);
   }
   const bool per_row = scheme.family() == Family::row;
   if (scheme.family() == Family::tensor || per_row)
@@ -130,18 +134,6 @@ void describe_values(const Matrix &values, GemmOperand &x) {
   x.outer = values.rows;
   x.k = values.columns;
   x.unit = x.factor = 1.0;
-}
-
-void unpack_operand(GemmOperand &x, OperandMemory &memory) {
-  const int64_t codes = x.outer * x.codes_stride,
-                scales = x.outer * x.outer_stride;
-  memory.unpacked.resize(codes + scales);
-  uint8_t *unpacked = memory.unpacked.data();
-  unpack_weight(x.codes,
-                {unpacked, unpacked + codes, nullptr, x.outer, x.k, false});
-  x.codes = unpacked;
-  x.scales = unpacked + codes;
-  x.is_packed_weight = false;
 }
 
 } // namespace steelyard

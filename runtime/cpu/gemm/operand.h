@@ -12,7 +12,6 @@ namespace steelyard {
 struct OperandMemory {
   std::vector<double> factors;
   std::vector<float> fold;
-  std::vector<uint8_t> unpacked; // codes and scales of a packed weight
 };
 
 // Fills in all of `x`, which must be zero.
@@ -20,9 +19,5 @@ OperandMemory describe_operand(const StoredCopy &copy, GemmOperand &x);
 
 // The same for (outer, k) values that are not quantized.
 void describe_values(const Matrix &values, GemmOperand &x);
-
-// Gives the operand of a packed weight the compact codes and scales that panels
-// of float32 are made from.
-void unpack_operand(GemmOperand &x, OperandMemory &memory);
 
 } // namespace steelyard

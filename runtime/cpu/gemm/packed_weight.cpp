@@ -6,7 +6,7 @@
 namespace steelyard {
 namespace {
 
-constexpr int64_t kBlockBytes = kUnitBlock / 2, kQuadBytes = kBlockBytes / 2;
+constexpr int64_t kUnitRowBytes = kUnitBlock / 2, kQuadBytes = 4;
 
 // Calls `move(row bytes, unit bytes, number)` for each quad of codes.
 template <class F>
@@ -15,8 +15,8 @@ void for_each_quad(const CompactWeight &weight, const F &move) {
   const int64_t row_bytes = (weight.k + 1) / 2;
   for (int64_t column = 0; column < weight.columns; ++column)
     for (int64_t byte = 0; byte < row_bytes; byte += kQuadBytes) {
-      const int64_t unit = column / kGroupColumns * layout.blocks +
-                           byte / kBlockBytes,
+      const int64_t unit = column / kGroupColumns * layout.units +
+                           byte / kUnitRowBytes,
                     half = byte / kQuadBytes % 2, lane = column % kGroupColumns;
       move(column * row_bytes + byte,
            unit * kUnitBytes + (half * kGroupColumns + lane) * kQuadBytes,
@@ -34,6 +34,38 @@ void for_each_scale(const CompactWeight &weight, const F &move) {
                column % kGroupColumns);
 }
 
+// Of one block of a column.
+bool has_values(const CompactWeight &weight, int64_t column, int64_t block) {
+  const int64_t row_bytes = (weight.k + 1) / 2,
+                bytes = weight.scheme.block_side() / 2;
+  const uint8_t *row = weight.codes + column * row_bytes;
+  return std::any_of(row + block * bytes,
+                     row + std::min((block + 1) * bytes, row_bytes),
+                     [](uint8_t pair) { return (pair & 0x77) != 0; });
+}
+
+void include(ScaleRange &range, int exponent) {
+  range.low = std::min(range.low, exponent);
+  range.high = std::max(range.high, exponent);
+}
+
+PackedRanges ranges_of(const CompactWeight &weight) {
+  constexpr ScaleRange none{1000, -1000};
+  constexpr int bias = 127, nan = 255;
+  PackedRanges ranges{none, none};
+  const int64_t blocks = weight.layout().blocks;
+  for (int64_t column = 0; column < weight.columns; ++column)
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int byte = weight.scales[column * blocks + block];
+      if (byte == nan)
+        continue;
+      include(ranges.all, byte - bias);
+      if (has_values(weight, column, block))
+        include(ranges.used, byte - bias);
+    }
+  return ranges;
+}
+
 } // namespace
 
 // A weight without columns may have no memory at all.
@@ -41,7 +73,7 @@ void pack_weight(const CompactWeight &weight, uint8_t *packed) {
   const PackedLayout layout = weight.layout();
   if (!packed)
     return;
-  std::memset(packed, 0, layout.amax());
+  std::memset(packed, 0, layout.levels());
   const int64_t row_bytes = (weight.k + 1) / 2;
   for_each_quad(weight, [&](int64_t from, int64_t to, int64_t bytes) {
     std::memcpy(packed + to, weight.codes + from, bytes);
@@ -51,9 +83,12 @@ void pack_weight(const CompactWeight &weight, uint8_t *packed) {
   for_each_scale(weight, [&](int64_t from, int64_t to) {
     packed[layout.scales() + to] = weight.scales[from];
   });
-  if (layout.levels > 0)
-    std::memcpy(packed + layout.amax(), weight.amax,
-                layout.levels * sizeof(float));
+  if (!weight.scheme.has_amax()) {
+    const PackedRanges ranges = ranges_of(weight);
+    std::memcpy(packed + layout.levels(), &ranges, sizeof ranges);
+  } else if (layout.level_bytes > 0) {
+    std::memcpy(packed + layout.levels(), weight.amax, layout.level_bytes);
+  }
 }
 
 void unpack_weight(const uint8_t *packed, const CompactWeight &weight) {
@@ -66,9 +101,8 @@ void unpack_weight(const uint8_t *packed, const CompactWeight &weight) {
   for_each_scale(weight, [&](int64_t to, int64_t from) {
     weight.scales[to] = packed[layout.scales() + from];
   });
-  if (weight.amax && layout.levels > 0)
-    std::memcpy(weight.amax, packed + layout.amax(),
-                layout.levels * sizeof(float));
+  if (weight.amax && layout.level_bytes > 0)
+    std::memcpy(weight.amax, packed + layout.levels(), layout.level_bytes);
 }
 
 } // namespace steelyard

@@ -141,6 +141,8 @@ private:
         put(q, columns > 0 ? k_line(first, p + q) : Bytes16{});
       return;
     }
+    if (x_.is_packed_weight)
+      return fill_packed(first, columns, p, k, put);
     for (int64_t q = 0; q < k; q += kStaged * kPerByte<E>)
       fill_staged(first, columns, p, q, k, put);
   }
@@ -165,14 +167,40 @@ private:
     alignas(16) uint8_t lines[16][16];
     for (int64_t byte = 0; byte < bytes; byte += 16) {
       transpose_16x16(staged[0] + byte, kStaged, lines[0], 16);
-      put_lines(lines, q + byte * kPerByte<E>, k, put);
+      put_lines(lines, 16, q + byte * kPerByte<E>, k, put);
+    }
+  }
+
+  // The same from units of a packed weight.
+  template <class Put>
+  void fill_packed(int64_t first, int64_t columns, int64_t p, int64_t k,
+                   const Put &put) const {
+    alignas(16) uint8_t lines[8][16] = {};
+    for (int64_t q = 0; q < k; q += kUnitBlock) {
+      for (int64_t c = 0; c < columns; c += kGroupColumns)
+        spread_unit(x_.codes + packed_code(x_, first + c, p + q), c, lines);
+      put_lines(lines, 8, q, k, put);
+    }
+  }
+
+  // The bytes of 8 columns of a unit, into the columns of lines from `column`.
+  static void spread_unit(const uint8_t *unit, int64_t column,
+                          uint8_t (*lines)[16]) {
+    constexpr Bytes16 order = {0, 4, 8,  12, 1, 5, 9,  13,
+                               2, 6, 10, 14, 3, 7, 11, 15};
+    for (int64_t quads = 0; quads < 4; ++quads) {
+      alignas(16) uint8_t bytes[4][4];
+      store(bytes, look_up(load<Bytes16>(unit + 16 * quads), order));
+      for (int64_t b = 0; b < 4; ++b)
+        std::memcpy(lines[quads / 2 * 4 + b] + column + quads % 2 * 4, bytes[b],
+                    4);
     }
   }
 
   template <class Put>
-  static void put_lines(const uint8_t (*lines)[16], int64_t q, int64_t k,
-                        const Put &put) {
-    for (int64_t s = 0; s < 16 && q < k; ++s) {
+  static void put_lines(const uint8_t (*lines)[16], int64_t count, int64_t q,
+                        int64_t k, const Put &put) {
+    for (int64_t s = 0; s < count && q < k; ++s) {
       const Bytes16 codes = load<Bytes16>(lines[s]);
       if constexpr (E == Element::e2m1) {
         put(q++, e5m2_of_e2m1(codes & 15));

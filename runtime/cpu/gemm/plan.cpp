@@ -56,6 +56,16 @@ void lift_few_rows(GemmProblem &problem) {
   b.factor *= std::ldexp(1.0, placed);
 }
 
+// What rows are multiplied by FP4 columns as.
+void choose_fp4_rows(const GemmOperand &a, GemmPlan &plan) {
+  const bool fp4 = a.element == Element::e2m1 && !a.fold;
+  const bool digits = a.element == Element::e4m3 && !a.fold && !a.k_major &&
+                      a.outer <= kDigitRows;
+  plan.few_rows = a.outer <= (fp4 ? kFewIntegerRows : kFewRows);
+  if (fp4 || digits)
+    plan.panels = Panels::integers;
+}
+
 // Chooses the units of panels, or float64 where no units would do.
 void choose_range(GemmProblem &problem, const KernelTable &table,
                   GemmPlan &plan) {
@@ -74,17 +84,14 @@ void choose_range(GemmProblem &problem, const KernelTable &table,
     set_unit(a, a_range);
   if (has_wide_range(b))
     set_unit(b, b_range);
-  plan.few_rows = table.has_vectors && a.outer <= kFewRows && !b.k_major &&
-                  !b.fold && b.element != Element::e2m1 &&
-                  binades(a_range) + binades(b_range) <= kFewBinades;
+  if (!table.has_vectors || b.k_major || b.fold)
+    return;
+  if (b.element == Element::e2m1)
+    return choose_fp4_rows(a, plan);
+  plan.few_rows =
+      a.outer <= kFewRows && binades(a_range) + binades(b_range) <= kFewBinades;
   if (plan.few_rows)
     lift_few_rows(problem);
-}
-
-// Blocks of 16 codes under E4M3 scales, as integer.h multiplies them.
-bool has_integers(const GemmOperand &x) {
-  return x.element == Element::e2m1 && x.scale_type == ScaleType::e4m3 &&
-         x.k_shift == 4 && !x.fold;
 }
 
 // The size of parts of at most `most`, as few and as even as can be.
@@ -122,12 +129,7 @@ void *workspace(WorkspaceUse use, int64_t elements, Panels panels) {
 
 GemmPlan plan_panels(GemmProblem &problem, const KernelTable &table) {
   GemmPlan plan{};
-  if (table.has_vectors && has_integers(problem.a) && has_integers(problem.b)) {
-    plan.panels = Panels::integers;
-    plan.few_rows = problem.a.outer <= kFewIntegerRows;
-  } else {
-    choose_range(problem, table, plan);
-  }
+  choose_range(problem, table, plan);
   return plan;
 }
 

@@ -23,9 +23,11 @@ inline constexpr int64_t kRowStride = kSlice + 16;
 // The largest power of two that panels hold, before the code is multiplied: no
 // sum overflows.
 inline constexpr int kPanelExponent = 30;
-// Up to this many rows, FP8 columns are decoded, and NVFP4 columns expanded, on
-// the way to the sums; no panel of columns is made.
+// Up to this many rows, columns are decoded on the way to the sums; no panel of
+// columns is made. Rows of FP4 codes are integers.
 inline constexpr int64_t kFewRows = 16, kFewIntegerRows = 8;
+// Up to this many rows of E4M3 codes are digits, see few_fp4.h.
+inline constexpr int64_t kDigitRows = 4;
 // Up to this many of them, block scales are multiplied into the sums, beyond
 // into the decoded values.
 inline constexpr int64_t kFewestRows = 4;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu/formats/scheme.h"
+#include "cpu/gemm/packed_weight.h"
 #include "cpu/gemm/result.h"
 #include "cpu/tiles/matrix.h"
 
@@ -25,6 +26,7 @@ struct GemmOperand {
   int outer_shift, k_shift;       // the sides of a block are powers of two
   int64_t outer_stride, k_stride; // in scales
   int64_t scale_count;            // e8m0: bytes of `scales`
+  const PackedRanges *ranges;     // e8m0 of a packed weight
 
   // Panels hold code * scale * unit * fold; the rest of the value is left to
   // the factors at the end.

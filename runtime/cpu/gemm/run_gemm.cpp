@@ -10,12 +10,22 @@
 namespace steelyard {
 namespace {
 
+struct Kernels {
+  void (*fill)(const GemmCall &call, int64_t begin, int64_t end);
+  void (*multiply)(const GemmCall &call, int64_t begin, int64_t end);
+};
+
+Kernels kernels_of(const GemmCall &call, const KernelTable &table) {
+  if (call.plan.few_rows && call.problem.b.element == Element::e2m1)
+    return {table.fill_few_fp4, table.multiply_few_fp4};
+  if (call.plan.panels == Panels::integers)
+    return {table.fill_integer_rows, table.multiply_integers};
+  return {table.fill_row_panels, table.multiply_panels};
+}
+
 // All of k for the block where the call is.
 void run_block(GemmCall &call, int threads, const KernelTable &table) {
-  const bool integers = call.plan.panels == Panels::integers;
-  const auto fill = integers ? table.fill_integer_rows : table.fill_row_panels;
-  const auto multiply =
-      integers ? table.multiply_integers : table.multiply_panels;
+  const Kernels kernels = kernels_of(call, table);
   const int64_t k = call.problem.a.k, slab = call.plan.slab_slices;
   const int64_t slices = std::max<int64_t>(ceil_div(k, kSlice), 1);
   for (int64_t slice = 0; slice < slices; slice += slab) {
@@ -23,11 +33,13 @@ void run_block(GemmCall &call, int threads, const KernelTable &table) {
     call.at.slices = std::min(slab, slices - slice);
     call.at.first_slab = slice == 0;
     call.at.last_slab = slice + call.at.slices == slices;
-    parallel_for(row_units(call) * call.at.slices, 2, threads,
-                 [&](int64_t begin, int64_t end) { fill(call, begin, end); });
     parallel_for(
-        tiles_down(call) * tiles_across(call), 1, threads,
-        [&](int64_t begin, int64_t end) { multiply(call, begin, end); });
+        row_units(call) * call.at.slices, 2, threads,
+        [&](int64_t begin, int64_t end) { kernels.fill(call, begin, end); });
+    parallel_for(tiles_down(call) * tiles_across(call), 1, threads,
+                 [&](int64_t begin, int64_t end) {
+                   kernels.multiply(call, begin, end);
+                 });
   }
 }
 
@@ -40,11 +52,9 @@ void run_gemm(const GemmArguments &arguments, int threads) {
     a = describe_operand(*copy, problem.a);
   else
     describe_values(std::get<Matrix>(arguments.a), problem.a);
-  OperandMemory b = describe_operand(arguments.b, problem.b);
+  const OperandMemory b = describe_operand(arguments.b, problem.b);
   const KernelTable &table = kernels();
   GemmPlan plan = plan_panels(problem, table);
-  if (problem.b.is_packed_weight && plan.panels != Panels::integers)
-    unpack_operand(problem.b, b);
   plan_tiles(problem, threads, plan);
   const int64_t M = problem.a.outer, N = problem.b.outer;
   GemmCall call{problem, plan, {}};

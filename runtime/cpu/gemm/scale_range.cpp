@@ -84,6 +84,8 @@ static ScaleRange range_of_values(const GemmOperand &x) {
 ScaleRange gemm_scale_range(const GemmOperand &x, bool skip_zeros) {
   if (x.element == Element::values)
     return range_of_values(x);
+  if (x.ranges)
+    return skip_zeros ? x.ranges->used : x.ranges->all;
   if (x.scale_type != ScaleType::e8m0 || skip_zeros)
     return range_of_blocks(x, skip_zeros);
   return range_of_bytes(static_cast<const uint8_t *>(x.scales), x.scale_count);

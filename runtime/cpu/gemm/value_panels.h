@@ -30,14 +30,16 @@ public:
 
   void fill_rows(int64_t first, int64_t rows, int64_t p, int64_t k,
                  float *out) const {
-    const float unit = static_cast<float>(x_.unit);
+    // Two factors, because the unit of subnormal values is beyond float32.
+    const float lift = x_.unit > 0x1p64 ? 0x1p64f : 1.0f;
+    const float unit = static_cast<float>(x_.unit / lift);
     const int64_t whole = (k + 31) / 32 * 32;
     for (int64_t r = 0; r < rows; ++r, out += kRowStride) {
       const int64_t n = first + r < x_.outer ? k : 0;
       if (n > 0)
         load_values(x_.values, first + r, p, n, out);
       for (int64_t j = 0; j < n; ++j)
-        out[j] *= unit;
+        out[j] = out[j] * lift * unit;
       std::memset(out + n, 0, (whole - n) * sizeof *out);
     }
   }

@@ -128,6 +128,10 @@ static inline Floats4 sums_of_4(const Floats8 (&x)[4]) {
                              _mm256_extractf128_ps(pairs, 1));
 }
 
+static inline Floats8 sums_of_pairs(Floats8 a, Floats8 b) {
+  return (Floats8)_mm256_hadd_ps((__m256)a, (__m256)b);
+}
+
 #if defined(__AVX512VNNI__)
 typedef SignedWords8 ByteProducts;
 

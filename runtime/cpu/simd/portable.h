@@ -214,6 +214,12 @@ static inline Floats4 sums_of_4(const Floats8 (&x)[4]) {
   return out;
 }
 
+// Sums of neighbouring lanes: in each 16 bytes those of a, then those of b.
+static inline Floats8 sums_of_pairs(Floats8 a, Floats8 b) {
+  return Floats8{a[0] + a[1], a[2] + a[3], b[0] + b[1], b[2] + b[3],
+                 a[4] + a[5], a[6] + a[7], b[4] + b[5], b[6] + b[7]};
+}
+
 // Sums of products of unsigned and signed bytes, four lanes at a time; how they
 // are held while they are summed is the instruction set's affair. The sum of
 // any two neighbouring products, and of all those of pairs, fits 16 bits.

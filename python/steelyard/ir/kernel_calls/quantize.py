@@ -10,7 +10,7 @@ from steelyard.dialect.base import require
 from steelyard.dialect.produce import PRODUCERS, Producer
 from steelyard.dialect.types import Shape
 from steelyard.formats.gemms import Role, Usage
-from steelyard.formats.parts import Part
+from steelyard.formats.parts import Part, can_pack
 from steelyard.formats.schemes import Scheme
 from steelyard.ir.kernel_calls.base import KernelCall, Names, matrix_shape
 from steelyard.ir.kernel_calls.copies import CopySlots, named_parts
@@ -229,7 +229,7 @@ class PackCall(KernelCall):
 
     def check_settings(self) -> None:
         schemes = [scheme for scheme in (self.row, self.col) if scheme is not None]
-        fits = all(scheme.family == "nvfp4" and scheme.layout == "compact" for scheme in schemes)
+        fits = all(map(can_pack, schemes))
         require(len(schemes) > 0 and fits, "call_c2", "pack needs f4E2M1FN schemes in the compact layout, row or col")
 
     def operand_names(self) -> Names:
