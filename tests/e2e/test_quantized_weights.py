@@ -162,11 +162,11 @@ def test_state_dicts_are_compact_and_load(recipe, assign, tmp_path):
 FORMATS = {
     # The bytes of an element: its code, and its share of a scale and of partial blocks.
     "fp8-row": ("Float8RowTensor", 1.1),
-    "mxfp4": ("MXFP4Tensor", 0.55),
-    "mxfp4/mxfp8": ("MXFP4Tensor", 0.55),
+    "mxfp4": ("PackedMXFP4Tensor", 0.56),
+    "mxfp4/mxfp8": ("PackedMXFP4Tensor", 0.56),
     "nvfp4/fp8-row": ("PackedNVFP4Tensor", 0.6),
     "fp8-row/none": ("Float8RowTensor", 1.1),
-    "mxfp4/none": ("MXFP4Tensor", 0.55),
+    "mxfp4/none": ("PackedMXFP4Tensor", 0.56),
     "nvfp4/none": ("PackedNVFP4Tensor", 0.6),
 }
 

@@ -15,7 +15,7 @@ from steelyard.runtime.weights import WeightArgument
 from steelyard.tensor import kernels
 from steelyard.tensor.from_scheme import make_quantizer
 from steelyard.tensor.gemm_layout import needs_padding
-from steelyard.tensor.packed import PackedNVFP4Tensor
+from steelyard.tensor.packed import PackedTensor, packed_tensor
 from steelyard.tensor.quantized_tensor import QuantizedTensor
 
 
@@ -109,7 +109,7 @@ def _is_stored(parameter: torch.Tensor, weight: WeightArgument) -> bool:
     assert form is not None
     if not isinstance(parameter, QuantizedTensor):
         return False
-    if isinstance(parameter, PackedNVFP4Tensor) != (form.layout == "packed"):
+    if isinstance(parameter, PackedTensor) != (form.layout == "packed"):
         return False
     if parameter._with_gemm_swizzled_scales != _can_swizzle(parameter, form):
         return False
@@ -178,7 +178,7 @@ def _packed(data: torch.Tensor, form: WeightForm, parameter: torch.Tensor) -> to
     assert quantizer is not None
     alone = quantizer.of_transpose() if form.is_transposed else quantizer
     alone.set_usage(rowwise=not form.is_transposed, columnwise=form.is_transposed)
-    return PackedNVFP4Tensor(packed_data=data, shape=parameter.shape, quantizer=alone, dtype=parameter.dtype)
+    return packed_tensor(data, parameter.shape, alone, parameter.dtype)
 
 
 def assemble(

@@ -1,6 +1,6 @@
-"""NVFP4 in the layout that the CPU's GEMMs read, in which a compiled net keeps its weights."""
+"""FP4 in the layout that the CPU's GEMMs read, in which a compiled net keeps its weights."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -12,26 +12,31 @@ from steelyard.runtime.cpu.packing import check_packed
 from steelyard.tensor import traced
 from steelyard.tensor.arguments import as_shape, check_strided, check_tensor_dtype
 from steelyard.tensor.elements import matrix_shape
+from steelyard.tensor.mxfp4 import MXFP4Quantizer, MXFP4Tensor, MXFP4TensorStorage
 from steelyard.tensor.nvfp4 import NVFP4Quantizer, NVFP4Tensor, NVFP4TensorStorage
+from steelyard.tensor.quantized_tensor import QuantizedTensor
+from steelyard.tensor.scheme_quantizer import SchemeQuantizer
 from steelyard.tensor.scheme_storage import SchemeStorage
 
 
-class PackedNVFP4Storage(NVFP4TensorStorage):
+class PackedStorage(SchemeStorage):
     """One packed copy of a matrix; its quantizer tells which usage it is.
 
     The compact parts are made on demand. They are what is saved.
     """
 
     PARTS = ("_packed_data",)
+    QUANTIZER: ClassVar[type[SchemeQuantizer]]
+    """The class of the quantizers that make it."""
 
     _packed_data: Any
     """The only part; None once it is cleared."""
-    _rowwise_data = _rowwise_scale_inv = _amax_rowwise = None
-    _columnwise_data = _columnwise_scale_inv = _amax_columnwise = None
+    _rowwise_data = _rowwise_scale_inv = _columnwise_data = _columnwise_scale_inv = None
 
-    def __init__(self, *, packed_data: torch.Tensor, shape, quantizer: NVFP4Quantizer, dtype=torch.float32):
-        if not isinstance(quantizer, NVFP4Quantizer):
-            raise RecipeError(f"the quantizer of a packed tensor must be an NVFP4Quantizer, got {shown(quantizer)}")
+    def __init__(self, *, packed_data: torch.Tensor, shape, quantizer: Any, dtype=torch.float32):
+        if not isinstance(quantizer, self.QUANTIZER):
+            wanted = self.QUANTIZER.__name__
+            raise RecipeError(f"the quantizer of a packed tensor must be an {wanted}, got {shown(quantizer)}")
         if quantizer.rowwise == quantizer.columnwise:
             raise RecipeError(f"the quantizer of a packed tensor must make one copy, got {quantizer.get_usages()}")
         check_tensor_dtype(dtype)
@@ -47,7 +52,7 @@ class PackedNVFP4Storage(NVFP4TensorStorage):
     def unpacked(self) -> SchemeStorage:
         """The same values in the compact layout."""
         copies = [self._raw_copy(columnwise) for columnwise in (False, True)]
-        return NVFP4TensorStorage._from_copies(copies, self._shape, self._dtype, self._quantizer.copy())
+        return self.QUANTIZER.STORAGE._from_copies(copies, self._shape, self._dtype, self._quantizer.copy())
 
     def get_metadata(self) -> dict[str, Any]:
         return self.unpacked().get_metadata()
@@ -96,25 +101,52 @@ class PackedNVFP4Storage(NVFP4TensorStorage):
             self._packed_data = None
 
 
-class PackedNVFP4Tensor(NVFP4Tensor, PackedNVFP4Storage):  # pyright: ignore[reportIncompatibleVariableOverride, reportIncompatibleMethodOverride]
-    """An NVFP4 tensor whose one copy is packed; it is saved in the compact layout."""
-
-    STORAGE = PackedNVFP4Storage
+class PackedTensor(QuantizedTensor, PackedStorage):  # pyright: ignore[reportIncompatibleVariableOverride, reportIncompatibleMethodOverride]
+    """A quantized tensor whose one copy is packed; it is saved in the compact layout."""
 
     def __reduce_ex__(self, protocol):
-        tensor = NVFP4Tensor._wrap(self.unpacked(), requires_grad=self.requires_grad)
+        tensor = self.QUANTIZER.TENSOR._wrap(self.unpacked(), requires_grad=self.requires_grad)
         saved = torch.nn.Parameter(tensor, self.requires_grad) if isinstance(self, torch.nn.Parameter) else tensor
         return saved.__reduce_ex__(protocol)
 
-    def _compact(self) -> NVFP4Tensor:
-        return NVFP4Tensor._wrap(self.unpacked())
+    def _compact(self) -> QuantizedTensor:
+        return self.QUANTIZER.TENSOR._wrap(self.unpacked())
 
-    def _stored(self, compact: Any) -> "PackedNVFP4Tensor | None":
+    def _stored(self, compact: Any) -> "PackedTensor | None":
         columnwise = self._quantizer.columnwise
-        copy = compact._copy(columnwise) if isinstance(compact, NVFP4Tensor) else None
+        copy = compact._copy(columnwise) if isinstance(compact, self.QUANTIZER.TENSOR) else None
         if copy is None or copy.scheme != self._scheme(columnwise) or copy.shape != matrix_shape(compact.shape):
             return None
         quantizer = self._quantizer.copy()
-        return PackedNVFP4Tensor(
-            packed_data=traced.pack(copy), shape=compact.shape, quantizer=quantizer, dtype=compact.dtype
-        )
+        return type(self)(packed_data=traced.pack(copy), shape=compact.shape, quantizer=quantizer, dtype=compact.dtype)
+
+
+class PackedNVFP4Storage(PackedStorage, NVFP4TensorStorage):
+    """A packed copy of NVFP4."""
+
+    QUANTIZER = NVFP4Quantizer
+    _amax_rowwise = _amax_columnwise = None
+
+
+class PackedNVFP4Tensor(PackedTensor, NVFP4Tensor, PackedNVFP4Storage):  # pyright: ignore[reportIncompatibleVariableOverride, reportIncompatibleMethodOverride]
+    """An NVFP4 tensor whose one copy is packed."""
+
+    STORAGE = PackedNVFP4Storage
+
+
+class PackedMXFP4Storage(PackedStorage, MXFP4TensorStorage):
+    """A packed copy of MXFP4."""
+
+    QUANTIZER = MXFP4Quantizer
+
+
+class PackedMXFP4Tensor(PackedTensor, MXFP4Tensor, PackedMXFP4Storage):  # pyright: ignore[reportIncompatibleVariableOverride, reportIncompatibleMethodOverride]
+    """An MXFP4 tensor whose one copy is packed."""
+
+    STORAGE = PackedMXFP4Storage
+
+
+def packed_tensor(data: torch.Tensor, shape, quantizer: Any, dtype: torch.dtype) -> PackedTensor:
+    """The packed tensor of what a quantizer of FP4 makes."""
+    kind = PackedMXFP4Tensor if isinstance(quantizer, MXFP4Quantizer) else PackedNVFP4Tensor
+    return kind(packed_data=data, shape=shape, quantizer=quantizer, dtype=dtype)
