@@ -23,9 +23,10 @@ from steelyard.formats.schemes import Scheme
 class QuantizeOp(ScaledOp, name="quantize", traits=[ext.Pure]):
     """Quantize a tensor into the copies that its result type names.
 
-    `scale` is a scale known beforehand, the state of a delayed scheme or what the values of a static one are decoded by,
-    and `rng` the seed and offset of stochastic rounding. The result `new_amax` is the amax of the source, where it is kept. `layer` names the layer whose state the
-    op reads. It is empty where there is no state, so that equal quantizations are equal ops.
+    `scale` is a scale known beforehand: the state of a delayed scheme, or what the values of a static one are decoded
+    by. `rng` is the seed and offset of stochastic rounding. The result `new_amax` is the amax of the source, where it
+    is kept. `layer` names the layer whose state the op reads. It is empty where there is no state, so that equal
+    quantizations are equal ops.
 
     Constraints:
     - quantize_c1: source is a ranked tensor of f32, bf16 or f16

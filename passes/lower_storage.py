@@ -370,7 +370,9 @@ class _Lowering:
     def count_saturated(self, op: CountSaturatedOp) -> None:
         operands: Named = [("source", op.source), ("scale", op.scale), ("count", op.count)]
         results = _result_slots(op, "result")
-        self._replace(op, CountSaturatedCall(operands=_slots(operands), results=results, scheme=op.scheme.scheme), operands)
+        self._replace(
+            op, CountSaturatedCall(operands=_slots(operands), results=results, scheme=op.scheme.scheme), operands
+        )
 
     def advance_rng(self, op: AdvanceRngOp) -> None:
         operands: Named = [("rng", op.rng)]

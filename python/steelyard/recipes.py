@@ -243,8 +243,9 @@ class Float8CurrentScaling(Recipe):
     epsilon: float = 0.0
     """A lower bound of the amax."""
     input_scales: InputScales = ()
-    """Static scales: what the codes of a layer's input are multiplied by to decode them, by patterns of layer names. The
-    first that matches a layer decides. Such inputs are not measured; what is out of range saturates, and is counted."""
+    """Static scales: what the codes of a layer's input are multiplied by to decode them, by patterns of layer names;
+    the first that matches a layer decides. Such inputs are not measured. Values out of range saturate, and are counted.
+    """
 
     def _schemes(self, role: str) -> Schemes:
         element = _fp8_element(self.fp8_format, role)
@@ -357,7 +358,7 @@ class NVFP4BlockScaling(Recipe):
     """The error that decides between 4 and 6: mae or mse."""
     input_scales: InputScales = ()
     """Static second levels of rowwise inputs: what their codes and block scales are multiplied by, by patterns of layer
-    names. The first that matches a layer decides. What is out of range saturates, and is counted."""
+    names; the first that matches a layer decides. Values out of range saturate, and are counted."""
 
     def __post_init__(self):
         super().__post_init__()

@@ -53,8 +53,9 @@ def quantize(
 ) -> tuple[QuantizedCopy | None, QuantizedCopy | None]:
     """The rowwise and the columnwise copy of `x`, its leading dims flattened; None where no scheme is given.
 
-    `scale`: the scale of per-tensor copies (needed for delayed ones); `amax`: one already reduced, for per-tensor and
-    NVFP4 copies, or a pair (row, col); `rng`: (seed, offset) of stochastic rounding.
+    `scale`: the scale of per-tensor copies (needed for delayed ones), or what static ones are decoded by; `amax`: one
+    already reduced, for per-tensor and NVFP4 copies, or a pair (row, col); `rng`: (seed, offset) of stochastic
+    rounding.
     """
     x, matrix = matrix_of(x)
     return quantize_source(matrix, row, col, scale=scale, amax=amax, rng=rng)

@@ -12,7 +12,7 @@ from torch import nn
 import steelyard
 from steelyard import reference
 from steelyard.errors import RecipeError
-from steelyard.recipes import Float8CurrentScaling, MXFP4BlockScaling, NVFP4BlockScaling, Recipe
+from steelyard.recipes import Float8CurrentScaling, MXFP4BlockScaling, NVFP4BlockScaling, Recipe, Role
 
 STATE = "_steelyard."
 X = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
@@ -35,9 +35,9 @@ def fp8(values: torch.Tensor, multiplier: float) -> torch.Tensor:
     return torch.from_numpy(scaled.astype(ml_dtypes.float8_e4m3fn).astype(np.float64) * m)
 
 
-def decoded(values: torch.Tensor, recipe: Recipe, role: str) -> torch.Tensor:
+def decoded(values: torch.Tensor, recipe: Recipe, role: str, scale: float | None = None) -> torch.Tensor:
     scheme, _ = recipe.schemes(role)
-    return reference.dequantize(reference.quantize(values.detach(), scheme, None)[0]).double()
+    return reference.dequantize(reference.quantize(values.detach(), scheme, None, scale=scale)[0]).double()
 
 
 def test_fp8_uses_the_given_scale_and_counts_what_saturates():
@@ -60,8 +60,8 @@ def test_fp8_uses_the_given_scale_and_counts_what_saturates():
     explained = net.explain()
     assert [row.lhs for row in explained.rows] == ["e4m3 tensor static", "e4m3 tensor"]
     assert explained.notes == [
-        f"static scales: 1, {2 * saturated} values saturated so far",
-        f"0.input: {2 * saturated} values saturated",
+        f"static scales: 1; values saturated so far: {2 * saturated}",
+        f"0.input: {2 * saturated}",
     ]
 
 
@@ -74,21 +74,23 @@ def test_a_single_product_is_that_of_the_codes_that_the_checkpoint_means():
 
 
 @pytest.mark.parametrize(
-    "recipe",
+    ("recipe", "scale"),
     [
-        NVFP4BlockScaling(input_scales={"*": 0.0006}),
-        NVFP4BlockScaling(activations=Float8CurrentScaling(input_scales={"*": 0.0051})),
-        MXFP4BlockScaling(activations=NVFP4BlockScaling(input_scales={"*": 0.0006})),
+        (NVFP4BlockScaling(input_scales={"*": 0.002}), 0.002),
+        (NVFP4BlockScaling(activations=Float8CurrentScaling(input_scales={"*": 0.0101})), 0.0101),
+        (MXFP4BlockScaling(activations=NVFP4BlockScaling(input_scales={"*": 0.002})), 0.002),
     ],
     ids=["nvfp4", "nvfp4 with fp8 inputs", "mxfp4 with nvfp4 inputs"],
 )
-def test_fp4_and_mixed_operands(recipe):
-    model = make_model()
+def test_fp4_and_mixed_operands(recipe, scale):
+    model = make_model()[0]
     net = steelyard.compile(model, recipe)
-    result, exact = output_of(net), model(X)
-    assert (result - exact).norm() < 0.3 * exact.norm()
+    result = output_of(net).double()
+    x = decoded(X, recipe, Role("input", "any"), scale)
+    w = decoded(model.weight, recipe.settled(trains=False), "weight")
+    assert ((result - x @ w.T).abs() <= (64 + 8) * 2.0**-24 * (x.abs() @ w.abs().T)).all()
     assert all(row.lhs.endswith(" static") for row in net.explain().rows)
-    assert net.explain().notes[-1] == "static scales: 2, 0 values saturated so far"
+    assert net.explain().notes[-1] == "static scales: 1; values saturated so far: 0"
 
 
 @pytest.mark.parametrize("recipe", [Float8CurrentScaling, NVFP4BlockScaling])

@@ -94,7 +94,9 @@ def test_a_static_copy_beside_one_that_is_measured():
 
 
 @pytest.mark.parametrize("left", SCHEMES, ids=lambda s: f"{s.element}-{s.block}")
-@pytest.mark.parametrize("right", [Scheme("f8E4M3FN", "tensor", "f32"), nvfp4(), BLOCKS], ids=["fp8", "nvfp4", "static"])
+@pytest.mark.parametrize(
+    "right", [Scheme("f8E4M3FN", "tensor", "f32"), nvfp4(), BLOCKS], ids=["fp8", "nvfp4", "static"]
+)
 def test_products_are_those_of_the_decoded_operands(left, right):
     generator = torch.Generator().manual_seed(3)
     a, _ = cpu.quantize(torch.randn(9, 96, generator=generator), left, None, scale=torch.tensor(0.003))

@@ -76,8 +76,8 @@ def _saturated_notes(backend: Backend) -> list[str]:
     counts = {name: int(tensor) for name, tensor in backend.state.tensors.items() if name.endswith(SATURATED)}
     if not counts:
         return []
-    found = [f"{name.removesuffix(SATURATED)}: {count} values saturated" for name, count in counts.items() if count]
-    return [f"static scales: {len(counts)}, {sum(counts.values())} values saturated so far", *found]
+    found = [f"{name.removesuffix(SATURATED)}: {count}" for name, count in counts.items() if count]
+    return [f"static scales: {len(counts)}; values saturated so far: {sum(counts.values())}", *found]
 
 
 def measure_memory(backend: Backend, parameters: Iterable[torch.Tensor]) -> Memory:

@@ -13,7 +13,17 @@ from steelyard.ir.functions import argument_attributes, result_attributes
 from steelyard.ir.kernel_calls import is_declaration, read_call
 from steelyard.ir.torch_ops import constant_int, info_of, walk_ops
 
-_QUANTIZING = ("advance_rng", "amax", "count_saturated", "dequantize", "gemm", "matmul", "quantize", "transpose", "update_scale")
+_QUANTIZING = (
+    "advance_rng",
+    "amax",
+    "count_saturated",
+    "dequantize",
+    "gemm",
+    "matmul",
+    "quantize",
+    "transpose",
+    "update_scale",
+)
 OPS = {
     "traced": (),
     "raised": ("matmul",),

@@ -50,8 +50,9 @@ def quantize(
 ) -> tuple[QuantizedCopy | None, QuantizedCopy | None]:
     """The rowwise and the columnwise copy of `x`, its leading dims flattened; None for a copy without a scheme.
 
-    `scale`: the scale of per-tensor copies (required for delayed ones), or what static ones decode by; `amax`: an amax that is already reduced, for
-    per-tensor and NVFP4 copies, or a pair (row, col); `rng`: (seed, offset) of stochastic rounding.
+    `scale`: the scale of per-tensor copies (required for delayed ones), or what static ones are decoded by; `amax`: an
+    amax that is already reduced, for per-tensor and NVFP4 copies, or a pair (row, col); `rng`: (seed, offset) of
+    stochastic rounding.
     """
     matrix = _matrix(x)
     input_max = torch.finfo(x.dtype).max

@@ -87,10 +87,10 @@ struct SchemeBits {
   // nvfp4: what decoded values are divided by beside their second level.
   float range() const {
     constexpr float codes = 6.0f, scales = 448.0f, fewer_scales = 256.0f;
-    return is_static() ? 1.0f
-                       : codes * (four_over_six() == FourOverSix::none
-                                      ? scales
-                                      : fewer_scales);
+    return is_static()
+               ? 1.0f
+               : codes * (four_over_six() == FourOverSix::none ? scales
+                                                               : fewer_scales);
   }
 };
 

@@ -26,6 +26,13 @@ static inline TwoLevel level_of(const CopyCall &copy, int64_t stored_row) {
   return nvfp4_tensor_scale(copy.amax[copy.row_scaled ? stored_row : 0], range);
 }
 
+// The bits of the amax that an encoding is chosen by: NaN where a given second
+// level is so large that factors are 0 or NaN.
+static inline int32_t amax_for_range(const CopyCall &copy, int32_t largest) {
+  const bool usual = !copy.is_static || *copy.amax * 448.0f <= kFloatMax;
+  return usual ? largest : 0x7fc00000;
+}
+
 static inline void scale_blocks(const int32_t *__restrict amax, int64_t n,
                                 const TwoLevel &level,
                                 uint8_t *__restrict bytes,

@@ -192,7 +192,8 @@ static void encode_plain_squares(const TileOf<T> &tile, const CopyCall *row,
                                  const CopyCall *col) {
   SquareScales scales;
   CodeTile codes;
-  const int32_t amax = scale_plain_squares(tile, row, col, scales);
+  const int32_t amax = amax_for_range(
+      row ? *row : *col, scale_plain_squares(tile, row, col, scales));
   const bool is_whole = tile.rows == kTileSide && tile.columns == kTileSide;
   if (kHasVectors && row && col && is_whole) {
     with_range(amax, false, [&](auto range) {

@@ -29,7 +29,8 @@ static void quantize_rows(const TileOf<T> &tile, const CopyCall &copy) {
     std::memcpy(copy.scales + (tile.row + i) * copy.scales_stride +
                     tile.column / kWide,
                 bytes + i * blocks, blocks);
-  with_range(largest_of(amax, count), false, [&](auto range) {
+  const int32_t largest = amax_for_range(copy, largest_of(amax, count));
+  with_range(largest, false, [&](auto range) {
     for (int64_t i = 0; i < tile.rows; ++i) {
       uint8_t *out =
           copy.codes + (tile.row + i) * copy.codes_stride + tile.column / 2;

@@ -47,7 +47,9 @@ static void encode_row_blocks(const Tile &tile, int64_t i, const CopyCall &copy,
                               RowScratch &scratch, uint8_t *out) {
   if (!copy.stochastic) {
     const int64_t blocks = (tile.columns + kBlock - 1) / kBlock;
-    return with_range(largest_of(scratch.amax, blocks), false, [&](auto range) {
+    const int32_t largest =
+        amax_for_range(copy, largest_of(scratch.amax, blocks));
+    return with_range(largest, false, [&](auto range) {
       encode_e2m1_blocks<range>(tile.at(i), tile.columns, scratch.factors, out);
     });
   }
@@ -76,7 +78,8 @@ static void quantize_plain_rows(const TileOf<T> &tile, const CopyCall &copy) {
     std::memcpy(copy.scales + (tile.row + i) * copy.scales_stride +
                     tile.column / kBlock,
                 bytes + i * blocks, blocks);
-  with_range(largest_of(amax, count), false, [&](auto range) {
+  const int32_t largest = amax_for_range(copy, largest_of(amax, count));
+  with_range(largest, false, [&](auto range) {
     for (int64_t i = 0; i < tile.rows; ++i) {
       uint8_t *out =
           copy.codes + (tile.row + i) * copy.codes_stride + tile.column / 2;

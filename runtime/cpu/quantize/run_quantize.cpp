@@ -146,13 +146,12 @@ void set_scale(Copy &copy, const float *given) {
 bool share_codes(const Copy &row, const Copy &col) {
   const bool transposable =
       row.family == Family::tensor || (row.tiled && !row.stochastic);
-  const bool alike = row.family == col.family && row.element == col.element &&
-                     row.tiled == col.tiled && row.rule == col.rule &&
-                     row.four_over_six == col.four_over_six &&
-                     row.power_of_two == col.power_of_two &&
-                     row.epsilon == col.epsilon &&
-                     row.is_static == col.is_static &&
-                     row.stochastic == col.stochastic;
+  const bool alike =
+      row.family == col.family && row.element == col.element &&
+      row.tiled == col.tiled && row.rule == col.rule &&
+      row.four_over_six == col.four_over_six &&
+      row.power_of_two == col.power_of_two && row.epsilon == col.epsilon &&
+      row.is_static == col.is_static && row.stochastic == col.stochastic;
   if (!transposable || !alike)
     return false;
   if (row.family == Family::tensor)
