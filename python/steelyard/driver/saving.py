@@ -114,7 +114,7 @@ def _split(tensor: QuantizedTensor) -> dict[str, torch.Tensor] | None:
     assert copy is not None
     copy = swap_usage(copy) if is_transposed else copy
     scheme, scale = copy.scheme, tensor._quantizer.scale if copy.scheme.source == "delayed" else None
-    if make_quantizer(scheme, scale) is None:
+    if make_quantizer(scheme, copy.amax if scheme.source == "static" else scale) is None:
         return None
     about = {
         "scheme": dataclasses.asdict(scheme),
@@ -136,6 +136,8 @@ def _assemble(name: str, parts: Mapping[str, torch.Tensor]) -> QuantizedTensor:
         shape, is_transposed = tuple(about["shape"]), about["transposed"]
         checked = _checked(name, parts, scheme, shape[::-1] if is_transposed else shape)
         scale = None if ".scale" not in parts else converted(f"{name}.scale", parts[".scale"], torch.float32)
+        # The second level of a static scheme is among the parts.
+        scale = checked[-1] if scheme.source == "static" else scale
         return assemble(checked, scheme, shape, dtype, scale, is_transposed=is_transposed)
     except StateError:
         raise

@@ -109,6 +109,8 @@ def _is_stored(parameter: torch.Tensor, weight: WeightArgument) -> bool:
     assert form is not None
     if not isinstance(parameter, QuantizedTensor):
         return False
+    if getattr(parameter, "_tensor_scale_inv", None) is not None:
+        return True  # the second level that it came with, which programs' own formats do not keep
     if isinstance(parameter, PackedTensor) != (form.layout == "packed"):
         return False
     if parameter._with_gemm_swizzled_scales != _can_swizzle(parameter, form):

@@ -40,7 +40,7 @@ class Float8TensorStorage(SchemeStorage):
         shape=None,
         quantizer: "Float8Quantizer | Float8CurrentScalingQuantizer | None" = None,
     ):
-        scale_inv = _one_float(fp8_scale_inv)
+        scale_inv = one_float(fp8_scale_inv, "fp8_scale_inv")
         self._check_quantizer(quantizer)
         quantizer = quantizer or Float8CurrentScalingQuantizer(fp8_dtype)
         if fp8_element(fp8_dtype) != quantizer.row_scheme.element:
@@ -163,13 +163,13 @@ def as_codes(name: str, data: torch.Tensor | None, dtype: torch.dtype | None = N
     return data.view(torch.uint8)
 
 
-def _one_float(value: Any) -> torch.Tensor:
+def one_float(value: Any, name: str) -> torch.Tensor:
     """The scale of a tensor, given as a number or a tensor."""
     if isinstance(value, Real):
         return torch.tensor(float(value), dtype=torch.float32)
-    check_strided(value, "fp8_scale_inv")
+    check_strided(value, name)
     if value.numel() != 1 or not value.is_floating_point():
-        raise RecipeError(f"fp8_scale_inv must be one value, got {value.dtype} of shape {tuple(value.shape)}")
+        raise RecipeError(f"{name} must be one value, got {value.dtype} of shape {tuple(value.shape)}")
     return value.to(torch.float32).reshape(())
 
 

@@ -14,7 +14,10 @@ from steelyard.tensor.scheme_quantizer import SchemeQuantizer
 
 
 def make_quantizer(scheme: Scheme, scale: torch.Tensor | None = None) -> SchemeQuantizer | None:
-    """A quantizer whose rowwise copies have this scheme; None if there is none. `scale` is for delayed scaling."""
+    """A quantizer whose rowwise copies have this scheme; None if there is none.
+
+    `scale` is that of delayed scaling, or the second level that NVFP4 is given.
+    """
     made = _MAKERS[scheme.family](scheme, scale) if scheme.family in _MAKERS else None
     return made if made is not None and made.row_scheme == scheme else None
 
@@ -62,8 +65,9 @@ def _mxfp4(scheme: Scheme, _) -> SchemeQuantizer:
     return MXFP4Quantizer(scale_rule=scheme.rule, columnwise=False)
 
 
-def _nvfp4(scheme: Scheme, _) -> SchemeQuantizer:
+def _nvfp4(scheme: Scheme, scale: torch.Tensor | None) -> SchemeQuantizer:
     return NVFP4Quantizer(
+        tensor_scale_inv=scale if scheme.source == "static" else None,
         with_2d_quantization=scheme.is_tiled,
         row_scaled=scheme.second_level == "row",
         four_over_six=None if scheme.four_over_six == "none" else scheme.four_over_six,

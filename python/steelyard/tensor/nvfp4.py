@@ -11,16 +11,16 @@ from steelyard.formats.schemes import Scheme
 from steelyard.tensor.arguments import check_flag, check_strided
 from steelyard.tensor.autograd import DequantizeFunction
 from steelyard.tensor.float4 import as_packed_codes, unpacked_shape
-from steelyard.tensor.float8 import as_codes
+from steelyard.tensor.float8 import as_codes, one_float
 from steelyard.tensor.quantized_tensor import QuantizedTensor
-from steelyard.tensor.scheme_quantizer import SchemeQuantizer
+from steelyard.tensor.scheme_quantizer import Copies, SchemeQuantizer
 from steelyard.tensor.scheme_storage import CopyFields, SchemeStorage
 
 QuantizerClass = TypeVar("QuantizerClass", bound=type)
 
 
 @cache
-def _scheme(block: str, second_level: str, rounding: str, rht: bool, four_over_six: str) -> Scheme:
+def _scheme(block: str, second_level: str, rounding: str, rht: bool, four_over_six: str, source: str) -> Scheme:
     return Scheme(
         "f4E2M1FN",
         block,
@@ -29,6 +29,7 @@ def _scheme(block: str, second_level: str, rounding: str, rht: bool, four_over_s
         rounding=rounding,
         rht=rht,
         four_over_six=four_over_six,
+        source=source,
     )
 
 
@@ -43,7 +44,10 @@ class _FromNVFP4Func(DequantizeFunction):
 
 
 class NVFP4TensorStorage(SchemeStorage):
-    """`_rowwise_data`, `_rowwise_scale_inv`, `_amax_rowwise`, and the same of the transpose under `columnwise`."""
+    """`_rowwise_data`, `_rowwise_scale_inv`, `_amax_rowwise`, and the same of the transpose under `columnwise`.
+
+    With `tensor_scale_inv`, the amaxes are that number itself.
+    """
 
     ROWWISE = CopyFields("_rowwise_data", "_rowwise_scale_inv", "_amax_rowwise")
     COLUMNWISE = CopyFields("_columnwise_data", "_columnwise_scale_inv", "_amax_columnwise")
@@ -55,6 +59,7 @@ class NVFP4TensorStorage(SchemeStorage):
         rowwise_data: torch.Tensor | None = None,
         rowwise_scale_inv: torch.Tensor | None = None,
         amax_rowwise: torch.Tensor | None = None,
+        tensor_scale_inv: torch.Tensor | float | None = None,
         columnwise_data: torch.Tensor | None = None,
         columnwise_scale_inv: torch.Tensor | None = None,
         amax_columnwise: torch.Tensor | None = None,
@@ -72,6 +77,11 @@ class NVFP4TensorStorage(SchemeStorage):
         for name, amax in (("amax_rowwise", amax_rowwise), ("amax_columnwise", amax_columnwise)):
             if amax is not None:
                 check_strided(amax, name)
+                _check_alone(name, tensor_scale_inv)
+        if tensor_scale_inv is not None:
+            tensor_scale_inv = one_float(tensor_scale_inv, "tensor_scale_inv")
+            amax_rowwise = None if rowwise_data is None else tensor_scale_inv
+            amax_columnwise = None if columnwise_data is None else tensor_scale_inv
         parts = {
             "rowwise_data": as_packed_codes("rowwise_data", rowwise_data),
             "rowwise_scale_inv": as_codes("rowwise_scale_inv", rowwise_scale_inv, torch.float8_e4m3fn),
@@ -88,7 +98,10 @@ class NVFP4TensorStorage(SchemeStorage):
                 row_scaled=has_rows if row_scaled_nvfp4 is None else row_scaled_nvfp4,
                 four_over_six="mae" if nvfp4_use_4over6 else None,
                 block_size=16 if block_size is None else block_size,
+                tensor_scale_inv=tensor_scale_inv,
             )
+        elif tensor_scale_inv is not None and quantizer.tensor_scale_inv is None:
+            raise RecipeError(f"the quantizer must have a tensor_scale_inv, too, got {quantizer}; leave it out")
         options = {
             "row_scaled_nvfp4": row_scaled_nvfp4,
             "nvfp4_use_4over6": nvfp4_use_4over6,
@@ -99,12 +112,28 @@ class NVFP4TensorStorage(SchemeStorage):
                 raise RecipeError(f"{name} must be that of the quantizer {quantizer}, got {given}; leave it out")
         self._initialize(shape, dtype, quantizer, parts, swizzled=with_gemm_swizzled_scales)
 
+    @property
+    def _tensor_scale_inv(self) -> torch.Tensor | None:
+        """The second level that was given; None if there is an amax instead."""
+        if self._quantizer.tensor_scale_inv is None:
+            return None
+        return next(copy.amax for columnwise in self._decode_order() if (copy := self._raw_copy(columnwise)))
+
     def _traits(self) -> dict[str, Any]:
         return {"with_gemm_swizzled_scales": self._with_gemm_swizzled_scales}
 
 
+def _check_alone(name: str, tensor_scale_inv: Any) -> None:
+    if tensor_scale_inv is not None:
+        raise RecipeError(f"an NVFP4 tensor has {name} or tensor_scale_inv, got both; leave one out")
+
+
 class NVFP4Tensor(QuantizedTensor, NVFP4TensorStorage):  # pyright: ignore[reportIncompatibleVariableOverride, reportIncompatibleMethodOverride]
-    """E2M1 codes with two levels of scales: `NVFP4Tensor(rowwise_data=, rowwise_scale_inv=, amax_rowwise=, ...)`."""
+    """E2M1 codes with two levels of scales: `NVFP4Tensor(rowwise_data=, rowwise_scale_inv=, amax_rowwise=, ...)`.
+
+    In place of the amax, `tensor_scale_inv` may be given: what all decoded values are multiplied by. It is kept as it
+    is, so that a checkpoint that stores it is loaded and saved without a change.
+    """
 
     STORAGE = NVFP4TensorStorage
 
@@ -159,12 +188,17 @@ class NVFP4Quantizer(SchemeQuantizer):
     """Each block also tries to map its amax to 4 instead of 6, and keeps the smaller error: `mae` or `mse`."""
     block_size: int = field(default=16, kw_only=True)
     """How many elements share a scale, 16 or 32. Blocks of 32 have none of the options above."""
+    tensor_scale_inv: float | None = field(default=None, kw_only=True)
+    """The second level, if it is given instead of measured: what decoded values are multiplied by. Larger values than
+    it allows for saturate."""
 
     def __post_init__(self):
         self._check_flags()
         if type(self.block_size) is not int or self.block_size not in (16, 32):
             raise RecipeError(f"NVFP4Quantizer.block_size must be 16 or 32, got {shown(self.block_size)}")
         self._check_wide()
+        if self.tensor_scale_inv is not None:
+            self.tensor_scale_inv = float(one_float(self.tensor_scale_inv, "NVFP4Quantizer.tensor_scale_inv"))
         if not isinstance(self.four_over_six, str | None) or self.four_over_six not in (None, "mae", "mse"):
             raise RecipeError(f"NVFP4Quantizer.four_over_six must be None, mae or mse, got {shown(self.four_over_six)}")
         for one, other in _EXCLUSIVE:
@@ -196,9 +230,18 @@ class NVFP4Quantizer(SchemeQuantizer):
             "stochastic" if self.stochastic_rounding else "nearest",
             self.with_rht and columnwise,
             self.four_over_six or "none",
+            "current" if self.tensor_scale_inv is None else "static",
         )
 
+    def _copies_for(self, dst, src) -> Copies:
+        # The second level of a tensor may have come with codes that were copied to it.
+        alone = self.copy()
+        alone.tensor_scale_inv = None if self.tensor_scale_inv is None else float(dst._tensor_scale_inv)
+        return super(NVFP4Quantizer, alone)._copies_for(dst, src)
+
     def _operands(self, matrix, row, col) -> dict[str, Any]:
+        if self.tensor_scale_inv is not None:
+            return {"scale": torch.full((), self.tensor_scale_inv, dtype=torch.float32, device=matrix.device)}
         operands = self._reduced_amaxes(matrix, row, col)
         if self.stochastic_rounding:
             operands["rng"] = int(torch.randint(2**63 - 1, ())), 0
@@ -213,4 +256,8 @@ _EXCLUSIVE = (
     ("with_2d_quantization", "with_rht"),
     ("four_over_six", "with_rht"),
     ("four_over_six", "stochastic_rounding"),
+    ("tensor_scale_inv", "row_scaled"),
+    ("tensor_scale_inv", "with_rht"),
+    ("tensor_scale_inv", "stochastic_rounding"),
+    ("tensor_scale_inv", "four_over_six"),
 )

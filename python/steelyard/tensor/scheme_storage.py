@@ -10,6 +10,7 @@ from steelyard.errors import RecipeError, shown
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.parts import codes_shape, stored_shape
 from steelyard.formats.schemes import Scheme
+from steelyard.reference.scales import nvfp4_range
 from steelyard.tensor import given_parts, kernels, swizzles, traced
 from steelyard.tensor.arguments import (
     as_shape,
@@ -26,7 +27,7 @@ from steelyard.tensor.storage import QuantizedTensorStorage, size_of
 from steelyard.tensor.views import swap_usage
 
 # What only making codes depends on, not decoding them.
-_OF_QUANTIZING = {"source": "current", "power_of_two": False, "rounding": "nearest", "rule": "rceil", "epsilon": 0.0}
+_OF_QUANTIZING = {"power_of_two": False, "rounding": "nearest", "rule": "rceil", "epsilon": 0.0}
 
 
 class CopyFields(NamedTuple):
@@ -213,12 +214,12 @@ class SchemeStorage(QuantizedTensorStorage):
         """
         is_as_read = layout == "gemm" and self._with_gemm_swizzled_scales and not is_transposed
         if is_as_read and not needs_padding(self._matrix, multiples):
-            copy = self._raw_copy(columnwise=False)
-            return _parts(copy) if copy is not None and copy.scheme.is_readable_as(scheme) else None
+            copy = _read_as(self._raw_copy(columnwise=False), scheme)
+            return None if copy is None else _parts(copy)
         # As it lies: making it contiguous before its usages are swapped would copy it twice.
         found = (self._copy if self._with_gemm_swizzled_scales else self._raw_copy)(is_transposed)
-        copy = found if found is None or not is_transposed else swap_usage(found)
-        if copy is None or not copy.scheme.is_readable_as(scheme) or copy.shape[0] == 0:
+        copy = _read_as(found if found is None or not is_transposed else swap_usage(found), scheme)
+        if copy is None or copy.shape[0] == 0:
             return None
         copy.codes, copy.scales = copy.codes.contiguous(), copy.scales.contiguous()
         # Programs trust the parts of weights.
@@ -332,6 +333,18 @@ class SchemeStorage(QuantizedTensorStorage):
         return kernels.dequantize(copy, kernel_dtype).reshape(self._shape).to(dtype)
 
 
+def _read_as(copy: QuantizedCopy | None, scheme: Scheme) -> QuantizedCopy | None:
+    """A copy as one of a scheme, if it stores what that stores. A second level that was given is read as an amax."""
+    if copy is None:
+        return None
+    own = copy.scheme
+    if own.family == "nvfp4" and (own.source, scheme.source) == ("static", "current"):
+        assert copy.amax is not None
+        own = replace(own, source="current", four_over_six=scheme.four_over_six)
+        copy = replace(copy, scheme=own, amax=copy.amax * nvfp4_range(own))
+    return copy if own.is_readable_as(scheme) else None
+
+
 def _parts(copy: QuantizedCopy) -> tuple[torch.Tensor, ...]:
     return tuple(part for part in (copy.codes, copy.scales, copy.amax) if part is not None)
 
@@ -340,4 +353,14 @@ def _formats(quantizer: Any) -> list[Scheme]:
     """What must be known to decode the codes of a quantizer."""
     schemes = quantizer.row_scheme, quantizer.col_scheme
     six = {True: "none", False: "mae"}
-    return [replace(each, **_OF_QUANTIZING, four_over_six=six[each.four_over_six == "none"]) for each in schemes]
+    # Of FP4, a second level that is given decodes otherwise than one that is measured.
+    source = {True: "static", False: "current"}
+    return [
+        replace(
+            each,
+            **_OF_QUANTIZING,
+            source=source[each.source == "static" and each.family == "nvfp4"],
+            four_over_six=six[each.four_over_six == "none"],
+        )
+        for each in schemes
+    ]

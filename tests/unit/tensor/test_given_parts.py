@@ -1,8 +1,11 @@
 """Tensors made from parts that a user gives: one value with any dims, and padded scales."""
 
+import copy
+
 import pytest
 import torch
 
+from steelyard.driver import saving
 from steelyard.errors import RecipeError
 from steelyard.tensor import (
     Float8BlockQuantizer,
@@ -19,6 +22,7 @@ from steelyard.tensor import (
 )
 
 E4M3 = torch.float8_e4m3fn
+E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
 ONE = [(), (1,), (1, 1)]
 
 
@@ -83,6 +87,46 @@ def test_a_scale_per_row(shape):
     assert transposed.dequantize().tolist() == [[0.75, 8.0], [0.5, -4.0]]
     with pytest.raises(RecipeError, match=r"_rowwise_scale_inv must be torch.float32 of shape \(2, 1\)"):
         Float8RowTensor(fp8_dtype=E4M3, rowwise_data=codes, rowwise_scale_inv=torch.ones(3))
+
+
+# Floats that do not survive being turned into an amax, 2688 times as large, and back.
+MULTIPLIERS = [0x3727C5AD, 0x38D1B717, 0x3A83126F, 0x33D6BF95, 0x00000001, 0x7F000000]
+
+
+@pytest.mark.parametrize("bits", MULTIPLIERS)
+def test_a_second_level_is_kept_as_the_multiplier_it_came_with(bits, tmp_path):
+    multiplier = torch.tensor([bits], dtype=torch.int32).view(torch.float32)
+    codes = torch.randint(256, (32, 16), dtype=torch.uint8)
+    scales = torch.randint(0x30, 0x50, (32, 2), dtype=torch.uint8).view(E4M3)
+    tensor = NVFP4Tensor(rowwise_data=codes, rowwise_scale_inv=scales, tensor_scale_inv=multiplier)
+    low, high = torch.tensor(E2M1)[codes.long() % 16], torch.tensor(E2M1)[codes.long() // 16]
+    values = torch.stack([low, high], dim=-1).reshape(32, 32).double() * scales.double().repeat_interleave(16, dim=1)
+    # The product of a code and a scale is exact, and that with the multiplier is rounded once.
+    assert torch.equal(tensor.dequantize(), (values * multiplier.double()).float())
+    torch.save({"weight": tensor}, tmp_path / "weight.pt")
+    loaded = torch.load(tmp_path / "weight.pt", weights_only=True)["weight"]
+    empty = NVFP4Tensor(rowwise_data=codes * 0, rowwise_scale_inv=scales, tensor_scale_inv=1.0)
+    with torch.no_grad():
+        empty.copy_(tensor)
+    for same in (tensor.clone(), copy.deepcopy(tensor), loaded, empty, tensor[:16], tensor.t().t()):
+        assert torch.equal(same._rowwise_data, codes[: same.shape[0]])
+        assert torch.equal(same._rowwise_scale_inv, scales.view(torch.uint8)[: same.shape[0]])
+        assert same._tensor_scale_inv.view(torch.int32).item() == bits
+    flat = {"weight": tensor}
+    saving.flatten(flat)
+    assert flat["weight.amax"].view(torch.int32).item() == bits
+    assert torch.equal(saving.join(flat)["weight"].dequantize(), tensor.dequantize())
+
+
+def test_a_second_level_is_given_once():
+    codes, scales = torch.zeros(1, 8, dtype=torch.uint8), torch.zeros(1, 1, dtype=torch.uint8)
+    parts = {"rowwise_data": codes, "rowwise_scale_inv": scales}
+    with pytest.raises(RecipeError, match="has amax_rowwise or tensor_scale_inv, got both; leave one out"):
+        NVFP4Tensor(**parts, amax_rowwise=torch.ones(()), tensor_scale_inv=1.0)
+    with pytest.raises(RecipeError, match="the quantizer must have a tensor_scale_inv, too"):
+        NVFP4Tensor(**parts, tensor_scale_inv=1.0, quantizer=NVFP4Quantizer())
+    with pytest.raises(RecipeError, match=r"tensor_scale_inv must be one value, got torch.float32 of shape \(2,\)"):
+        NVFP4Tensor(**parts, tensor_scale_inv=torch.ones(2))
 
 
 def test_packed_codes_in_blocks_of_32():

@@ -128,6 +128,22 @@ def test_nvfp4_in_blocks_of_32():
         NVFP4Quantizer(block_size=64)
 
 
+def test_nvfp4_with_a_second_level_that_is_given():
+    values = torch.zeros(1, 48)
+    values[0, 0], values[0, 16], values[0, 17], values[0, 32] = 1.0, 4.5, -2.25, 2500.0
+    quantized = NVFP4Quantizer(tensor_scale_inv=0.5, columnwise=False)(values)
+    # 1 / 0.5 / 6 = 0.333 is 0.34375 in E4M3, where 1 is 5.8; 4.5 / 0.5 / 6 = 1.5; 2500 / 0.5 / 6 is above 448.
+    assert quantized._rowwise_scale_inv.tolist() == [[0x2B, 0x3C, 0x7E]]
+    assert quantized._rowwise_data[0, ::8].tolist() == [0x07, 0xD7, 0x07]
+    assert quantized._tensor_scale_inv == 0.5
+    assert quantized.dequantize()[0, [0, 16, 17, 32]].tolist() == [6 * 0.34375 * 0.5, 4.5, -2.25, 6 * 448 * 0.5]
+    quantized.quantize_(values / 8)
+    assert quantized._tensor_scale_inv == 0.5
+    for option in ("with_rht", "stochastic_rounding", "row_scaled"):
+        with pytest.raises(RecipeError, match=f"tensor_scale_inv and {option} exclude each other"):
+            NVFP4Quantizer(tensor_scale_inv=0.5, **{option: True})
+
+
 def test_nvfp4_bytes():
     # amax 6 makes every scale 1: the codes are those of the values.
     values = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0, 0.2]
@@ -159,7 +175,7 @@ def test_fields_hold_the_bytes_of_the_reference(make_quantizer, shape, dtype, us
     x = torch.randn(shape).to(dtype)
     quantizer = make_quantizer(rowwise=usage in "rb", columnwise=usage in "cb")
     quantized = quantizer.quantize(x)
-    scale = torch.tensor(2.5) if quantizer.row_scheme.source == "delayed" else None
+    scale = {"delayed": torch.tensor(2.5), "static": torch.tensor(1 / 12)}.get(quantizer.row_scheme.source)
     copies = reference.quantize(x, *quantizer.schemes(), scale=scale)
     assert quantized.get_usages() == {"rowwise": usage in "rb", "columnwise": usage in "cb"}
     for copy in copies:
