@@ -33,6 +33,7 @@ from steelyard.dialect.layout import (
 )
 from steelyard.dialect.matmul import GemmOp, MatmulOp, gemm, matmul
 from steelyard.dialect.memory import FreeOp, free
+from steelyard.dialect.parts import JoinOp, SplitOp, join, split
 from steelyard.dialect.produce import ProduceQuantizeOp, produce_quantize
 from steelyard.dialect.quantize import (
     DequantizeOp,
@@ -65,6 +66,7 @@ __all__ = [
     "FlattenOp",
     "FreeOp",
     "GemmOp",
+    "JoinOp",
     "LaunchOp",
     "MatmulOp",
     "NarrowOp",
@@ -75,6 +77,7 @@ __all__ = [
     "Scaled",
     "ScaledOp",
     "SchemeAttr",
+    "SplitOp",
     "SwizzleOp",
     "TensorType",
     "TorchCallOp",
@@ -92,6 +95,7 @@ __all__ = [
     "flatten",
     "free",
     "gemm",
+    "join",
     "launch",
     "matmul",
     "narrow",
@@ -99,6 +103,7 @@ __all__ = [
     "pad",
     "produce_quantize",
     "quantize",
+    "split",
     "swizzle",
     "torch_call",
     "transpose",

@@ -10,6 +10,7 @@ from steelyard.dialect.base import one_of
 from steelyard.dialect.epilogue import EpilogueOp
 from steelyard.dialect.layout import FlattenOp, PackOp, PadOp, SwizzleOp, TurnOp, UnpadOp, flat_shape
 from steelyard.dialect.matmul import GemmOp, copies_read, lhs_info
+from steelyard.dialect.parts import JoinOp, SplitOp
 from steelyard.dialect.produce import PRODUCERS, ProduceQuantizeOp
 from steelyard.dialect.quantize import DequantizeOp, NarrowOp, QuantizeOp, TransposeOp
 from steelyard.dialect.scale import ALGORITHMS, AdvanceRngOp, AmaxOp, CountSaturatedOp, UpdateScaleOp
@@ -286,6 +287,19 @@ class _Lowering:
         parts = {name: value for name, value in source.parts.items() if name.startswith(prefix)}
         self._stored[op.result] = _Stored(info, parts, source.sizes)
 
+    def split(self, op: SplitOp) -> None:
+        """The parts themselves; no kernel runs."""
+        parts = self._get(op, op.source).parts
+        for part, result in zip(("codes", "scales"), op.results, strict=True):
+            result.replace_all_uses_with(parts[_PREFIXES[ROWWISE] + part])
+
+    def join(self, op: JoinOp) -> None:
+        """The parts themselves; no kernel runs."""
+        prefix = _PREFIXES[ROWWISE]
+        parts: Parts = {f"{prefix}codes": op.codes, f"{prefix}scales": op.scales}
+        info = scaled_info_of(op.result)
+        self._stored[op.result] = _Stored(info, parts, self._sizes(op, info))
+
     def dequantize(self, op: DequantizeOp) -> None:
         source = self._get(op, op.source)
         usage = one_of(op.usage.value, USAGES, "dequantize_c1", "usage")
@@ -400,6 +414,8 @@ _LOWERINGS: dict[type, Callable[[_Lowering, Any], None]] = {
     SwizzleOp: _Lowering.swizzle,
     FlattenOp: _Lowering.flatten,
     NarrowOp: _Lowering.narrow,
+    SplitOp: _Lowering.split,
+    JoinOp: _Lowering.join,
     DequantizeOp: _Lowering.dequantize,
     GemmOp: _Lowering.gemm,
     EpilogueOp: _Lowering.epilogue,

@@ -13,10 +13,15 @@ from steelyard.errors import FileError
 if TYPE_CHECKING:
     from steelyard.driver.net import compile as compile
     from steelyard.driver.saving import plain_state_dict as plain_state_dict
+    from steelyard.tensor.kv_cache import quantize_cache as quantize_cache
 
 __version__ = _distribution_version("steelyard")
 
-_LAZY = {"compile": "steelyard.driver.net", "plain_state_dict": "steelyard.driver.saving"}
+_LAZY = {
+    "compile": "steelyard.driver.net",
+    "plain_state_dict": "steelyard.driver.saving",
+    "quantize_cache": "steelyard.tensor.kv_cache",
+}
 
 
 def __getattr__(name: str):

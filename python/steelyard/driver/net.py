@@ -40,6 +40,7 @@ from steelyard.errors import SteelyardError, TargetError, UnsupportedModelError
 from steelyard.runtime.cuda.devices import device_among, target_among
 from steelyard.runtime.state import State
 from steelyard.targets import CPU, CUDA, check_target
+from steelyard.tensor.kv_cache import quantize_caches
 
 
 def compile(
@@ -52,6 +53,7 @@ def compile(
     save: str | None = None,
     check_finite: bool = False,
     weights: str = "cached",
+    kv_cache: str | None = None,
     blocks: str | bool | Sequence[str] = AUTO,
 ) -> Any:
     """A module like `model` whose matrix multiplications run by a recipe.
@@ -78,6 +80,8 @@ def compile(
             tensor. The model shares its parameters with the net, so nothing holds the high-precision weights any more.
             If the model has frozen parameters, only those are replaced, and the others can be trained; otherwise the
             net is for inference. `explain()` names the weights that stay, and why.
+        kv_cache: `"fp8"` quantizes each KV cache of transformers that a call is given, as calls of `generate` are, by
+            `steelyard.quantize_cache`: E4M3 with one f32 scale per token and head.
         blocks: Repeated blocks, such as the layers of a transformer, are captured and compiled once for all of them.
             `"auto"` finds them where at least four are alike, and the code around them multiplies no matrices and makes
             no checkpoints (`torch.utils.checkpoint`). A list names the modules that hold them, as in
@@ -96,6 +100,7 @@ def compile(
         save=save,
         check_finite=check_finite,
         weights=weights,
+        kv_cache=kv_cache,
         target=target,
         blocks=blocks,
     )
@@ -180,6 +185,8 @@ class CompiledModule(torch.nn.Module):
         is_settled = state.checked == state.backend.graphs
         if not is_settled:
             refuse_disabled_compiler()
+        if state.backend.settings.kv_cache is not None:
+            quantize_caches((*arguments, *keywords.values()))
         runs = state.backend.state.runs
         if not is_within(state.backend):
             state.backend.state.begin_call()

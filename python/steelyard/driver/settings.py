@@ -15,6 +15,7 @@ from steelyard.recipes import CustomRecipe, Overrides, Recipe
 
 WEIGHTS = ("cached", "quantized")
 AUTO = "auto"
+FP8 = "fp8"
 Chosen = str | bool | tuple[str, ...]
 """The repeated blocks that a user chose: `auto`, False, or the names of modules that hold them."""
 
@@ -33,6 +34,8 @@ class Settings:
     """Raise at the first operand of a GEMM that is not finite."""
     weights: str = "cached"
     """`cached`: quantized weights are kept beside the parameters; `quantized`: they replace the parameters."""
+    kv_cache: str | None = None
+    """`fp8`: caches of keys and values that calls are given are quantized."""
     target: str = "cpu"
     """What programs are compiled for, as `steelyard.targets` spells it."""
     blocks: Chosen = AUTO
@@ -115,6 +118,7 @@ def make_settings(
     save: str | None = None,
     check_finite: bool = False,
     weights: str = "cached",
+    kv_cache: str | None = None,
     target: str = "cpu",
     blocks: Any = AUTO,
 ) -> Settings:
@@ -127,6 +131,8 @@ def make_settings(
         raise RecipeError(f"save must be None or {COMPACT!r}, got {shown(save)}")
     if not isinstance(weights, str) or weights not in WEIGHTS:
         raise RecipeError(f"weights must be one of {', '.join(WEIGHTS)}, got {shown(weights)}")
+    if not isinstance(kv_cache, str | None) or kv_cache not in (None, FP8):
+        raise RecipeError(f"kv_cache must be None or {FP8!r}, got {shown(kv_cache)}")
     return Settings(
         recipes.get(recipe),
         chosen,
@@ -134,6 +140,7 @@ def make_settings(
         save=save or "",
         check_finite=check_finite,
         weights=weights,
+        kv_cache=kv_cache,
         target=target,
         blocks=_blocks(blocks),
     )

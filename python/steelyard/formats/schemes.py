@@ -267,3 +267,6 @@ def _check_static(scheme: Scheme) -> None:
 
 
 _CHECKS = (_family, _check_choices, _check_scale, _check_fp4, _check_static)
+
+CACHED = Scheme("f8E4M3FN", "row", "f32")
+"""How a KV cache keeps keys and values: a row is what one head has of one token."""

@@ -14,15 +14,8 @@ from steelyard.ir.kernel_calls import is_declaration, read_call
 from steelyard.ir.torch_ops import constant_int, info_of, walk_ops
 
 _QUANTIZING = (
-    "advance_rng",
-    "amax",
-    "count_saturated",
-    "dequantize",
-    "gemm",
-    "matmul",
-    "quantize",
-    "transpose",
-    "update_scale",
+    *("advance_rng", "amax", "count_saturated", "dequantize", "gemm", "join", "matmul", "quantize", "split"),
+    *("transpose", "update_scale"),
 )
 OPS = {
     "traced": (),
