@@ -160,6 +160,7 @@ def test_generate_quantizes_its_cache():
     for layer in made.past_key_values.layers:
         # The last token is not in the cache.
         assert layer.nbytes == 2 * 2 * model.config.num_key_value_heads * 12 * (width + 4)
+    assert any("keys and values in e4m3" in note for note in net.explain().notes)
 
 
 def test_gradients_and_wrong_arguments_are_refused():

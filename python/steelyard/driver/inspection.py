@@ -64,6 +64,8 @@ def explain(backend: Backend, parameters: Mapping[str, torch.Tensor]) -> Explana
         _compilations(backend)
     kept = backend.kept_weights
     notes = [backend.settings.settled] if backend.settings.settled else []
+    if backend.settings.kv_cache is not None:
+        notes.append("KV caches hold keys and values in e4m3, with one scale per token and head")
     notes += _saturated_notes(backend)
     notes += [note for compilation in backend.compilations for note in compilation.notes]
     notes += [f"{name} stays in high precision beside its codes: {reason}" for name, reason in kept.items()]
