@@ -33,7 +33,20 @@ SUMMARY = (
     ("linear of 2048 x 2048, 256 rows", "gemm", {"M x N x K": "256 x 2048 x 2048"}),
     ("linear of 2048 x 2048, 1 row, weights from DRAM", "gemv", {"M x N x K": "1 x 2048 x 2048"}),
 )
-ORDER = ("models", "gemm", "gemv", "quantizers", "training", "peers", "threads", "scaling", "jax", "compile", "call")
+ORDER = (
+    "models",
+    "experts",
+    "gemm",
+    "gemv",
+    "quantizers",
+    "training",
+    "peers",
+    "threads",
+    "scaling",
+    "jax",
+    "compile",
+    "call",
+)
 
 INTRODUCTION = """\
 <!-- Made by `make bench` from benchmarks/results. Do not edit. -->

@@ -29,13 +29,14 @@ GROUPS = {
     "call": "call_overhead",
     "jax": "jax_dense",
     "models": "whole_models",
+    "experts": "experts",
     "training": "training",
     "peers": "peer_linears",
     "scaling": "scaling",
     "threads": "thread_scaling",
 }
 # What `--quick` runs if no group is named. It takes two minutes, too few for inductor to compile.
-QUICK_GROUPS = ("gemm", "gemv", "quantizers", "call", "models", "training", "peers", "scaling", "threads")
+QUICK_GROUPS = ("gemm", "gemv", "quantizers", "call", "models", "experts", "training", "peers", "scaling", "threads")
 
 
 def main() -> int:

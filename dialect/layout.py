@@ -239,7 +239,8 @@ class PackOp(ScaledOp, name="pack", traits=[ext.Pure]):
     """Bring the codes and scales of every copy of a weight into the order that the CPU's GEMMs read.
 
     Constraints:
-    - pack_c1: source is a matrix of known size, and every copy is f4E2M1FN in the compact layout
+    - pack_c1: source is a matrix of known size, or a stack of matrices in groups, and every copy is f4E2M1FN in the
+      compact layout
     - pack_c2: result is the source with the packed layout in every copy
     """
 
@@ -262,8 +263,9 @@ def pack(source: ir.Value, *, loc: ir.Location | None = None, ip: ir.InsertionPo
 
 def packed(info: ScaledInfo) -> ScaledInfo:
     """The quantized tensor with the packed layout in every copy."""
-    is_matrix = len(info.shape) == 2 and None not in info.shape
-    require(is_matrix, "pack_c1", f"source must be a matrix of known size, got {format_shape(info.shape)}")
+    fits = len(info.shape) == (3 if info.groups else 2) and None not in info.shape
+    wanted = "a matrix of known size, or a stack of matrices in groups"
+    require(fits, "pack_c1", f"source must be {wanted}, got {format_shape(info.shape)}")
     for scheme in info.schemes:
         compact = scheme.element == "f4E2M1FN" and scheme.layout == "compact"
         found = f"{scheme.element} in layout {scheme.layout}"

@@ -23,10 +23,11 @@ from steelyard.formats.schemes import Scheme
 class QuantizeOp(ScaledOp, name="quantize", traits=[ext.Pure]):
     """Quantize a tensor into the copies that its result type names.
 
-    `scale` is a scale known beforehand: the state of a delayed scheme, or what the values of a static one are decoded
-    by. `rng` is the seed and offset of stochastic rounding. The result `new_amax` is the amax of the source, where it
-    is kept. `layer` names the layer whose state the op reads. It is empty where there is no state, so that equal
-    quantizations are equal ops.
+    `scale` is a scale known beforehand, the state of a delayed scheme or what the values of a static one are decoded by,
+    and `rng` the seed and offset of stochastic rounding. A matrix whose rows are in groups, each quantized as a matrix
+    of its own, has the `ends` of these groups (see `grouped_gemm`); rows behind the last group are not quantized. The
+    result `new_amax` is the amax of the source, where it is kept. `layer` names the layer whose state the op reads. It
+    is empty where there is no state, so that equal quantizations are equal ops.
 
     Constraints:
     - quantize_c1: source is a ranked tensor of f32, bf16 or f16
@@ -39,9 +40,10 @@ class QuantizeOp(ScaledOp, name="quantize", traits=[ext.Pure]):
     - quantize_c7: only schemes with one amax per tensor or per row return a new_amax
     - quantize_c8: scale is an f32 scalar; new_amax is an f32 scalar, or f32 for each row where one copy has a second
       level per row; rng is two 64-bit integers
+    - quantize_c9: ends, a 32-bit integer for each group, is there for a matrix in groups and only then
     """
 
-    assembly_format = '$role $source [scale($scale)] [rng($rng)] [at $layer = ""]'
+    assembly_format = '$role $source [ends($ends)] [scale($scale)] [rng($rng)] [at $layer = ""]'
 
     source: ext.Operand[Any]
     result: ext.Result[Any]
@@ -49,6 +51,7 @@ class QuantizeOp(ScaledOp, name="quantize", traits=[ext.Pure]):
     layer: ir.StringAttr
     scale: ext.Operand[Any] | None = None
     rng: ext.Operand[Any] | None = None
+    ends: ext.Operand[Any] | None = None
     new_amax: ext.Result[Any] | None = None
 
     def check(self) -> None:
@@ -64,6 +67,7 @@ class QuantizeOp(ScaledOp, name="quantize", traits=[ext.Pure]):
         self._check_scale(source, result.schemes)
         self._check_new_amax(source, result)
         self._check_rng(source, result.schemes, role)
+        self._check_ends(source, result)
 
     def _check_scale(self, source: TensorInfo, schemes: tuple[Scheme, ...]) -> None:
         if self.scale is None:
@@ -95,6 +99,14 @@ class QuantizeOp(ScaledOp, name="quantize", traits=[ext.Pure]):
         if self.rng is not None:
             require_tensor(self.rng, source.random_state(), "quantize_c8", "rng")
 
+    def _check_ends(self, source: TensorInfo, result: ScaledInfo) -> None:
+        is_wanted = result.groups > 0 and len(source.shape) == 2
+        found = "none" if self.ends is None else "some"
+        message = f"ends must be there for a matrix in groups and only then, got {found} for {self.result.type}"
+        require(is_wanted == (self.ends is not None), "quantize_c9", message)
+        if self.ends is not None:
+            require_tensor(self.ends, source.group_ends(result.groups), "quantize_c9", "ends")
+
 
 def quantize(
     source: ir.Value,
@@ -105,16 +117,18 @@ def quantize(
     layer: str = "",
     scale: ir.Value | None = None,
     rng: ir.Value | None = None,
+    ends: ir.Value | None = None,
+    groups: int = 0,
     new_amax: bool = False,
     loc: ir.Location | None = None,
     ip: ir.InsertionPoint | None = None,
 ) -> QuantizeOp:
     """Build a `scaled.quantize` into a rowwise copy, a columnwise copy, or both."""
     info = float_info(source, "quantize_c1", "source")
-    result = ScaledInfo(info.shape, info.dtype, row, col)
+    result = ScaledInfo(info.shape, info.dtype, row, col, groups)
     results = [result.type(), info.with_(amax_shape(result), "f32").type() if new_amax else None]
     attributes = {"role": ir.StringAttr.get(role), "layer": ir.StringAttr.get(layer)}
-    return build(QuantizeOp, [source, scale, rng], results, attributes, loc, ip)
+    return build(QuantizeOp, [source, scale, rng, ends], results, attributes, loc, ip)
 
 
 def amax_shape(info: ScaledInfo) -> Shape:

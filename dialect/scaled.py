@@ -7,6 +7,7 @@ from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.base import Scaled, ScaledOp
 from steelyard.dialect.blocks import CallBlockOp, call_block
 from steelyard.dialect.epilogue import EpilogueOp, epilogue
+from steelyard.dialect.grouped import GroupedGemmOp, GroupedMatmulOp, grouped_gemm, grouped_matmul
 from steelyard.dialect.launch import (
     AllocateOp,
     ContiguousOp,
@@ -66,6 +67,8 @@ __all__ = [
     "FlattenOp",
     "FreeOp",
     "GemmOp",
+    "GroupedGemmOp",
+    "GroupedMatmulOp",
     "JoinOp",
     "LaunchOp",
     "MatmulOp",
@@ -95,6 +98,8 @@ __all__ = [
     "flatten",
     "free",
     "gemm",
+    "grouped_gemm",
+    "grouped_matmul",
     "join",
     "launch",
     "matmul",

@@ -42,6 +42,10 @@ class TensorInfo:
         """A whole number, beside this tensor."""
         return self.random_state().with_(())
 
+    def group_ends(self, groups: int | None) -> "TensorInfo":
+        """Where each of some groups ends, beside this tensor."""
+        return self.with_((groups,), "si32" if self.namespace == "torch" else "i32")
+
     def __str__(self) -> str:
         if self.namespace == "torch":
             return f"!torch.vtensor<{format_shape(self.shape)},{self.dtype}>"
@@ -60,12 +64,18 @@ class TensorType(Scaled.Type, name="tensor"):
     there, and a columnwise copy that is not there is left out: `!scaled.tensor<2x?x64xbf16, #mxfp8_1x32>`. In full it
     is `!scaled.tensor<tensor<2x?x64xbf16>, #row, #col>`. One SSA value until storage is lowered.
 
+    `!scaled.tensor<?x64xbf16 in 8, #mxfp8_1x32>` is a tensor in 8 groups, each quantized as a matrix of its own: the
+    rows of a matrix, in groups whose ends are known only at run time, or the matrices of a stack, one per expert. In
+    full it is `!scaled.tensor<tensor<?x64xbf16, 8 : i64>, #row, none>`.
+
     Constraints:
     - tensor_c1: the first parameter is a ranked tensor of f32, bf16 or f16 with at least one dim
     - tensor_c2: row and col are `#scaled.scheme` or `none`, and at least one is a scheme
     - tensor_c3: 1x32 blocks of FP8 are rowwise, 32x1 blocks columnwise
     - tensor_c4: the random Hadamard transform is on the columnwise copy only
     - tensor_c5: a second level per row is on the rowwise copy only
+    - tensor_c6: a tensor in groups has at least one, is a matrix or a stack of one matrix per group, of known size but
+      for the rows of a matrix, and no user's own quantizer made it
     """
 
     base: ir.TypeAttr
@@ -86,6 +96,8 @@ class ScaledInfo:
     dtype: str
     row: Scheme | None
     col: Scheme | None
+    groups: int = 0
+    """How many groups are quantized as matrices of their own; 0 where the tensor is quantized as a whole."""
 
     def copy_of(self, usage: str) -> Scheme | None:
         """The scheme of the `rowwise` or `columnwise` copy."""
@@ -102,7 +114,7 @@ class ScaledInfo:
 
     def agrees_with(self, other: "ScaledInfo") -> bool:
         """Whether both can be the same tensor at run time, with the same copies."""
-        same = (self.dtype, self.row, self.col) == (other.dtype, other.row, other.col)
+        same = (self.dtype, self.row, self.col, self.groups) == (other.dtype, other.row, other.col, other.groups)
         return same and shapes_agree(self.shape, other.shape)
 
     def type(self) -> ir.Type:
@@ -118,7 +130,8 @@ def _make_plain_type(info: TensorInfo, context: ir.Context) -> ir.Type:
 @remembered
 def _make_scaled_type(info: ScaledInfo, context: ir.Context) -> TensorType:
     with context:
-        base = TensorInfo("builtin", info.shape, info.dtype).type()
+        plain = TensorInfo("builtin", info.shape, info.dtype)
+        base = ir.Type.parse(f"{str(plain)[:-1]}, {info.groups} : i64>") if info.groups else plain.type()
         return TensorType.get(base, *(_scheme_or_none(scheme) for scheme in (info.row, info.col)))
 
 
@@ -126,15 +139,17 @@ def _make_scaled_type(info: ScaledInfo, context: ir.Context) -> TensorType:
 def tensor_info(type_: ir.Type) -> TensorInfo | None:
     """What a ranked `tensor` or `!torch.vtensor` with a known dtype says; None for any other type."""
     if isinstance(type_, ir.RankedTensorType):
-        if type_.encoding is not None:
-            return None
-        shape = tuple(None if type_.is_dynamic_dim(i) else type_.get_dim_size(i) for i in range(type_.rank))
-        return TensorInfo("builtin", shape, str(type_.element_type))
+        return _ranked_info(type_) if type_.encoding is None else None
     match = _VTENSOR.fullmatch(str(type_))
     if match is None:
         return None
     sizes = [size for size in match["sizes"].split(",") if size]
     return TensorInfo("torch", tuple(None if size == "?" else int(size) for size in sizes), match["dtype"])
+
+
+def _ranked_info(type_: ir.RankedTensorType) -> TensorInfo:
+    shape = tuple(None if type_.is_dynamic_dim(i) else type_.get_dim_size(i) for i in range(type_.rank))
+    return TensorInfo("builtin", shape, str(type_.element_type))
 
 
 _VTENSOR = re.compile(r"!torch\.vtensor<\[(?P<sizes>[0-9?,]*)\],(?P<dtype>[a-z0-9]+)>", re.IGNORECASE)
@@ -194,17 +209,38 @@ def format_shape(shape: Shape) -> str:
 @remembered
 def _scaled_info(type_: TensorType) -> ScaledInfo:
     base, row, col = (parameter.maybe_downcast() for parameter in type_.params)
-    info = tensor_info(base.value) if isinstance(base, ir.TypeAttr) else None
+    info, groups = _base_info(base.value) if isinstance(base, ir.TypeAttr) else (None, None)
     require(
         info is not None and info.namespace == "builtin" and info.dtype in FLOAT_DTYPES and len(info.shape) > 0,
         "tensor_c1",
         f"a !scaled.tensor must stand for a ranked tensor of {', '.join(FLOAT_DTYPES)}, got {base}",
     )
     assert info is not None
-    scaled = ScaledInfo(info.shape, info.dtype, _read_copy(row, "row"), _read_copy(col, "col"))
+    scaled = ScaledInfo(info.shape, info.dtype, _read_copy(row, "row"), _read_copy(col, "col"), groups or 0)
     require(bool(scaled.schemes), "tensor_c2", "a !scaled.tensor must have a rowwise or a columnwise copy, got none")
     _check_usages(scaled)
+    if groups is not None:
+        _check_groups(scaled)
     return scaled
+
+
+def _base_info(type_: ir.Type) -> tuple[TensorInfo | None, int | None]:
+    """What a quantized tensor stands for, and in how many groups it is; None for a tensor that is in none."""
+    encoding = type_.encoding if isinstance(type_, ir.RankedTensorType) else None
+    if not isinstance(type_, ir.RankedTensorType) or not isinstance(encoding, ir.IntegerAttr):
+        return tensor_info(type_), None
+    return _ranked_info(type_), encoding.value
+
+
+def _check_groups(scaled: ScaledInfo) -> None:
+    groups, shape = scaled.groups, scaled.shape
+    require(groups > 0, "tensor_c6", f"there must be at least one group, got {groups}")
+    is_stack = len(shape) == 3 and shape[0] == groups and None not in shape
+    is_matrix = len(shape) == 2 and shape[1] is not None
+    wanted = f"a matrix with a known number of columns, or a stack of {groups} matrices of known size"
+    require(is_stack or is_matrix, "tensor_c6", f"a tensor in groups must be {wanted}, got {format_shape(shape)}")
+    is_own = any(scheme.custom for scheme in scaled.schemes)
+    require(not is_own, "tensor_c6", "a tensor in groups must have built-in schemes, got a user's own quantizer")
 
 
 def _read_copy(attribute: ir.Attribute, name: str) -> Scheme | None:

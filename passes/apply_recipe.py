@@ -6,6 +6,7 @@ from torch_mlir import ir
 
 from steelyard import recipes
 from steelyard.dialect.attributes import SchemeAttr
+from steelyard.dialect.grouped import GroupedMatmulOp
 from steelyard.dialect.matmul import MatmulOp, require_pair
 from steelyard.errors import ConstraintError
 from steelyard.formats.gemms import OPERAND_ROLES, OPERAND_USAGES
@@ -13,12 +14,18 @@ from steelyard.formats.schemes import Scheme
 from steelyard.ir.attributes import DECODED, DELAYED, HIGH_PRECISION
 from steelyard.ir.functions import functions_of
 from steelyard.ir.gradients import find_gradients, operand_roles
-from steelyard.ir.torch_ops import parameter_of, walk_ops
+from steelyard.ir.torch_ops import defining_op, op_name, parameter_of, view_root, walk_ops
 from steelyard.passes.pipeline.registry import fail, register_pass
 from steelyard.passes.support.sensitive_layers import SensitiveLayers
 
 NO_PARAMETER = "no operand is a parameter"
 BATCHED = "a batched product, such as those of attention"
+NO_KERNEL = "the products of experts are quantized on the CPU only"
+PICKED = (
+    "the weights of experts are copied for each token and multiplied as a batch; load the model with "
+    'experts_implementation="grouped_mm"'
+)
+_PICKS = frozenset(f"torch.aten.{name}" for name in ("index.Tensor", "index_select", "embedding"))
 _NO_OVERRIDES = recipes.Overrides()
 
 
@@ -30,38 +37,49 @@ def apply_recipe(
     overrides: Annotated[recipes.Overrides, recipes.Overrides.parse] = _NO_OVERRIDES,
     without_parameters: bool = False,
     attention: bool = False,
+    experts: bool = True,
     unmatched: str = "fail",
 ) -> None:
     """Decide how each GEMM is quantized, or why it is not.
 
-    Takes `scaled.matmul`. Leaves on each one either the schemes of its two operands (`lhs_scheme`, `rhs_scheme`), that
-    of a weight alone, or the reason why it stays in high precision (`scaled.high_precision`).
+    Takes `scaled.matmul` and `scaled.grouped_matmul`. Leaves on each one either the schemes of its two operands
+    (`lhs_scheme`, `rhs_scheme`), that of a weight alone, or the reason why it stays in high precision
+    (`scaled.high_precision`).
 
     `recipe` is the name of a recipe. `overrides` gives layers another recipe, or none: "lm_head=none layers.0.*=nvfp4".
-    The first pattern that matches a layer's name decides; one that matches no layer is an error unless
-    `unmatched=allow`. Unless a pattern matches them, two kinds of layers stay in high precision, in the forward and in
-    the backward: those whose result is ranked (`topk`, `sort`, or an `argmax` that the model goes on to read), as a
-    router's is, and those whose weight has fewer than 16 in-features.
+    The first pattern that matches a layer's name decides, or the module's for experts, whose layers are named after
+    their weights; one that matches no layer is an error unless `unmatched=allow`. Unless a pattern matches them, two
+    kinds of layers stay in high precision, in the forward and in the backward: those whose result is ranked (`topk`,
+    `sort`, or an `argmax` that the model goes on to read), as a router's is, and those whose weight has fewer than 16
+    in-features.
 
     A GEMM without a parameter operand stays as it is unless `without-parameters` is set. A batched product, such as
     those of attention, stays as it is unless `attention` is set. Then its operands get the rowwise schemes of gradients
-    and inputs, whichever they are.
+    and inputs, whichever they are. Without `experts`, for a target that has no kernels for them, products of
+    experts stay as they are.
     """
     if unmatched not in ("fail", "allow"):
         fail(module, f"unmatched must be fail or allow, got '{unmatched}'")
     functions = functions_of(module) if attention else []
     gradients = set[ir.Value]().union(*map(find_gradients, functions))
-    matmuls = [op.opview for op in walk_ops(module) if isinstance(op.opview, MatmulOp)]
+    matmuls = [op.opview for op in walk_ops(module) if isinstance(op.opview, MatmulOp | GroupedMatmulOp)]
     sensitive = SensitiveLayers(matmuls)
+    # A wgrad of experts is in the layer of their weights if the forward has a product with those.
+    forward = {op.layer.value for op in matmuls if isinstance(op, GroupedMatmulOp) and op.kind.value == "fprop"}
     for matmul in matmuls:
-        layer = matmul.layer.value
+        layer = _overridden_name(matmul, overrides)
         chosen = overrides.recipe_of(layer, recipe)
         if chosen is None:
             reason = f"override '{overrides.pattern_of(layer)}' asks for high precision"
         elif overrides.pattern_of(layer) is None and (default := sensitive.reason(matmul)) is not None:
             reason = default
+        elif isinstance(matmul, GroupedMatmulOp):
+            is_of_weight = matmul.layer.value in forward
+            reason = NO_PARAMETER if not is_of_weight else _annotate(matmul, chosen) if experts else NO_KERNEL
         elif matmul.batch_dims.value:
-            reason = _annotate_batched(matmul, chosen, gradients) if attention else BATCHED
+            reason = _reason_of_picked(matmul) or (
+                _annotate_batched(matmul, chosen, gradients) if attention else BATCHED
+            )
         else:
             reason = _reason_against(matmul, without_parameters) or _annotate(matmul, chosen)
         if reason is not None:
@@ -70,9 +88,34 @@ def apply_recipe(
         return
     # A pattern may be for another graph of the same net.
     graphs = module if module.parent is None else module.parent
-    missed = overrides.unmatched(op.opview.layer.value for op in walk_ops(graphs) if isinstance(op.opview, MatmulOp))
+    ops = [op.opview for op in walk_ops(graphs) if isinstance(op.opview, MatmulOp | GroupedMatmulOp)]
+    missed = overrides.unmatched(_overridden_name(op, overrides) for op in ops)
     if missed:
         fail(module, f"override pattern '{missed[0]}' matches no layer")
+
+
+def _overridden_name(op: MatmulOp | GroupedMatmulOp, overrides: recipes.Overrides) -> str:
+    """The name by which overrides choose: the layer, or for experts, whose layers are parameters, their module if an
+    earlier pattern matches that."""
+    layer = op.layer.value
+    if not isinstance(op, GroupedMatmulOp):
+        return layer
+    names, patterns = (layer, layer.rpartition(".")[0]), list(overrides)
+
+    def place(name: str) -> int:
+        pattern = overrides.pattern_of(name)
+        return len(patterns) if pattern is None else patterns.index(pattern)
+
+    return min(names, key=place)
+
+
+def _reason_of_picked(op: MatmulOp) -> str | None:
+    """The reason for a product of experts whose weights were copied for each token."""
+    for operand in (op.lhs, op.rhs):
+        root = defining_op(view_root(operand))
+        if root is not None and op_name(root) in _PICKS and parameter_of(root.operands[0]) is not None:
+            return PICKED
+    return None
 
 
 def _annotate_batched(op: MatmulOp, recipe: recipes.Recipe, gradients: set[ir.Value]) -> str | None:
@@ -97,7 +140,7 @@ def _reason_against(op: MatmulOp, without_parameters: bool) -> str | None:
     return None if has_parameter or without_parameters else NO_PARAMETER
 
 
-def _annotate(op: MatmulOp, recipe: recipes.Recipe) -> str | None:
+def _annotate(op: MatmulOp | GroupedMatmulOp, recipe: recipes.Recipe) -> str | None:
     """Put the schemes on a matmul; returns the reason where the recipe leaves it in high precision."""
     kind = op.kind.value
     if kind != "fprop" and recipe.backward == "dequantized":
@@ -108,16 +151,19 @@ def _annotate(op: MatmulOp, recipe: recipes.Recipe) -> str | None:
     if rhs is None or (lhs is None and not by_weight_alone):
         role = OPERAND_ROLES[kind][0 if lhs is None else 1]
         return f"the recipe leaves the {role} of {kind} in high precision"
+    if rhs.custom and isinstance(op, GroupedMatmulOp):
+        return "a user's own quantizer takes one matrix, and this is one for each expert"
     reason = _pair(op, lhs, rhs)
     if reason is None and (delayed := recipe.delayed()) is not None:
         _annotate_delayed(op, delayed)
     return reason
 
 
-def _pair(op: MatmulOp, lhs: Scheme | None, rhs: Scheme) -> str | None:
+def _pair(op: MatmulOp | GroupedMatmulOp, lhs: Scheme | None, rhs: Scheme) -> str | None:
     """Put the schemes of both operands on a matmul; returns the reason if no gemm multiplies them."""
     try:
-        require_pair(lhs, rhs, op.kind.value, batched=op.batch_dims.value > 0)
+        is_batched = isinstance(op, MatmulOp) and op.batch_dims.value > 0
+        require_pair(lhs, rhs, op.kind.value, batched=is_batched)
     except ConstraintError as error:
         return f"its operands do not go together: {error}"
     if lhs is not None:
@@ -126,7 +172,7 @@ def _pair(op: MatmulOp, lhs: Scheme | None, rhs: Scheme) -> str | None:
     return None
 
 
-def _schemes_of(op: MatmulOp, recipe: recipes.Recipe) -> tuple[Scheme | None, Scheme | None]:
+def _schemes_of(op: MatmulOp | GroupedMatmulOp, recipe: recipes.Recipe) -> tuple[Scheme | None, Scheme | None]:
     """The schemes of the copies of lhs and rhs that a matmul would read."""
     kind, layer = op.kind.value, op.layer.value
     lhs, rhs = (
@@ -136,7 +182,9 @@ def _schemes_of(op: MatmulOp, recipe: recipes.Recipe) -> tuple[Scheme | None, Sc
     return lhs, rhs
 
 
-def _annotate_decoded(op: MatmulOp, recipe: recipes.Recipe) -> str:
+def _annotate_decoded(op: MatmulOp | GroupedMatmulOp, recipe: recipes.Recipe) -> str:
+    if isinstance(op, GroupedMatmulOp):
+        return "the recipe multiplies in high precision in the backward, and for experts what was not quantized"
     row, _ = recipe.schemes(recipes.Role(OPERAND_ROLES[op.kind.value][1], op.layer.value))
     if row is not None and not row.custom:
         op.attributes[DECODED] = SchemeAttr.from_scheme(row)
@@ -145,7 +193,7 @@ def _annotate_decoded(op: MatmulOp, recipe: recipes.Recipe) -> str:
     return "the recipe multiplies what the forward quantized, decoded, in high precision (backward='dequantized')"
 
 
-def _annotate_delayed(op: MatmulOp, recipe: recipes.DelayedScaling) -> None:
+def _annotate_delayed(op: MatmulOp | GroupedMatmulOp, recipe: recipes.DelayedScaling) -> None:
     algorithm = recipe.amax_compute_algo if isinstance(recipe.amax_compute_algo, str) else "custom"
     integer = ir.IntegerType.get_signless(64)
     op.attributes[DELAYED] = ir.DictAttr.get(

@@ -26,7 +26,17 @@ def _expand(op: QuantizeOp) -> None:
     with ir.InsertionPoint(op), op.location:
         if op.new_amax is not None and list(op.new_amax.uses):
             op.new_amax.replace_all_uses_with(amax(op.source, per_row=per_row).result)
-        row, col = scaled_info_of(op.result).row, scaled_info_of(op.result).col
-        plain = quantize(op.source, row, col, role=op.role.value, layer=op.layer.value, scale=op.scale, rng=op.rng)
+        info = scaled_info_of(op.result)
+        plain = quantize(
+            op.source,
+            info.row,
+            info.col,
+            role=op.role.value,
+            layer=op.layer.value,
+            scale=op.scale,
+            rng=op.rng,
+            ends=op.ends,
+            groups=info.groups,
+        )
     op.result.replace_all_uses_with(plain.result)
     op.operation.erase()

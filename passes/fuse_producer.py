@@ -41,7 +41,7 @@ def fuse_producer(module: ir.Operation) -> None:
     Takes `scaled.quantize` of a layer norm with weight and bias, an RMS norm, a silu times another tensor, or a relu,
     gelu or silu, directly or through views that flatten the dims before the last. Leaves a `scaled.produce_quantize` of
     their inputs. Nothing is fused where something else reads the value, or where the quantize has a custom scheme,
-    takes random bits or keeps its amax.
+    takes random bits, keeps its amax or is of groups.
     """
     for op in walk_ops(module):
         if isinstance(op.opview, QuantizeOp):
@@ -50,7 +50,7 @@ def fuse_producer(module: ir.Operation) -> None:
 
 def _fuse(op: QuantizeOp) -> None:
     info = scaled_info_of(op.result)
-    if op.rng is not None or op.new_amax is not None:
+    if op.rng is not None or op.new_amax is not None or info.groups:
         return
     if any(scheme.custom for scheme in info.schemes):
         return

@@ -2,6 +2,7 @@
 
 from torch_mlir import ir
 
+from steelyard.dialect.grouped import GroupedGemmOp
 from steelyard.dialect.matmul import GemmOp
 from steelyard.dialect.quantize import QuantizeOp, quantize
 from steelyard.dialect.types import scaled_info_of, tensor_info
@@ -54,14 +55,16 @@ def _by_usage(op: QuantizeOp, trained: set[ir.Attribute]) -> list[QuantizeOp]:
     is_trained = ir.StringAttr.get(parameter_of(op.source) or "") in trained
     if is_trained or info.row is None or info.col is None or info.row.custom:
         return [op]
-    if not all(isinstance(use.owner.opview, GemmOp) and use.operand_number == _RIGHT for use in uses):
+    if not all(isinstance(use.owner.opview, GemmOp | GroupedGemmOp) and use.operand_number == _RIGHT for use in uses):
         return [op]
-    role, layer, has_amax = op.role.value, op.layer.value, op.new_amax is not None
+    role, layer, has_amax, groups = op.role.value, op.layer.value, op.new_amax is not None, info.groups
     with ir.InsertionPoint(op), op.location:
-        row = quantize(op.source, info.row, None, role=role, layer=layer, scale=op.scale, new_amax=has_amax)
-        col = quantize(op.source, None, info.col, role=role, layer=layer, scale=op.scale)
+        row = quantize(
+            op.source, info.row, None, role=role, layer=layer, scale=op.scale, groups=groups, new_amax=has_amax
+        )
+        col = quantize(op.source, None, info.col, role=role, layer=layer, scale=op.scale, groups=groups)
     for gemm in [use.owner.opview for use in uses]:
-        assert isinstance(gemm, GemmOp)
+        assert isinstance(gemm, GemmOp | GroupedGemmOp)
         usage = OPERAND_USAGES[gemm.kind.value][_RIGHT]
         gemm.operation.operands[_RIGHT] = (row if usage == ROWWISE else col).result
     if op.new_amax is not None and row.new_amax is not None:

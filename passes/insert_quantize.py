@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from torch_mlir import ir
 
 from steelyard.dialect.attributes import SchemeAttr
+from steelyard.dialect.grouped import GroupedMatmulOp, grouped_gemm
 from steelyard.dialect.matmul import MatmulOp, gemm
 from steelyard.dialect.quantize import dequantize, quantize
 from steelyard.dialect.scale import advance_rng, count_saturated, update_scale
@@ -24,8 +25,8 @@ def insert_quantize(module: ir.Operation) -> None:
 
     Takes `scaled.matmul` with the schemes of its operands. Leaves `scaled.gemm` on the copies that its kind reads, each
     made by a `scaled.quantize` of its own; `scaled-merge-quantize` merges those. Where only rhs has a scheme, lhs stays
-    as it is. A matmul without schemes stays. One whose recipe asks for decoded operands reads a `scaled.dequantize` of
-    a rowwise copy.
+    as it is. A `scaled.grouped_matmul` becomes a `scaled.grouped_gemm` of operands in groups. A matmul without schemes
+    stays. One whose recipe asks for decoded operands reads a `scaled.dequantize` of a rowwise copy.
 
     State becomes arguments of the function: a delayed scale is `layer.role.scale`, random bits come from `rng`. In a
     function with gradients state is updated: amaxes go into `layer.role.amax_history`, the next scale follows from
@@ -35,7 +36,7 @@ def insert_quantize(module: ir.Operation) -> None:
     for function in functions_of(module):
         state = _State(function)
         gradients = find_gradients(function)
-        products = [op.opview for op in walk_ops(function) if isinstance(op.opview, MatmulOp)]
+        products = [op.opview for op in walk_ops(function) if isinstance(op.opview, MatmulOp | GroupedMatmulOp)]
         # Told before anything is replaced: what makes an operand may be.
         for op, roles in [(product, operand_roles(product, gradients)) for product in products]:
             if "rhs_scheme" in op.attributes:
@@ -84,24 +85,27 @@ class _State:
             if name is not None:
                 self._known[name] = argument
 
-    def quantize(self, op: MatmulOp, source: ir.Value, scheme: Scheme, role: str, usage: str) -> ir.Value:
+    def quantize(
+        self, op: MatmulOp | GroupedMatmulOp, source: ir.Value, scheme: Scheme, role: str, usage: str
+    ) -> ir.Value:
         """Quantize an operand, with the state that its scheme needs."""
         row, col = (scheme, None) if usage == "rowwise" else (None, scheme)
         layer = op.layer.value
+        ends, groups = _groups(op, source)
         if scheme.custom:
             return quantize(source, row, col, role=role, layer=layer).result
         if scheme.rounding == "stochastic":
             rng = self._argument(RNG, _info(source).random_state(), op.location)
-            return quantize(source, row, col, role=role, rng=rng).result
+            return quantize(source, row, col, role=role, rng=rng, ends=ends, groups=groups).result
         if scheme.source == "current":
-            return quantize(source, row, col, role=role).result
+            return quantize(source, row, col, role=role, ends=ends, groups=groups).result
         name = f"{layer}.{role}" if layer else role
         scale = self._argument(f"{name}.scale", _info(source).with_((), "f32"), op.location)
         if scheme.source == "static" and op.kind.value == "fprop":
             self._count(name, source, scale, scheme, op.location)
         if not self._is_training or scheme.source == "static":
-            return quantize(source, row, col, role=role, layer=layer, scale=scale).result
-        made = quantize(source, row, col, role=role, layer=layer, scale=scale, new_amax=True)
+            return quantize(source, row, col, role=role, layer=layer, scale=scale, ends=ends, groups=groups).result
+        made = quantize(source, row, col, role=role, layer=layer, scale=scale, ends=ends, groups=groups, new_amax=True)
         new = _Recorded(scheme, layer, _delayed_settings(op), scale, op.location)
         recorded = self._recorded.setdefault(name, new)
         assert made.new_amax is not None, "asked for above"
@@ -162,7 +166,15 @@ class _State:
         return [(f"{name}.scale", moved.new_scale), (f"{name}.amax_history", moved.new_history)]
 
 
-def _quantize_operands(op: MatmulOp, roles: tuple[Role, Role], state: _State) -> None:
+def _groups(op: MatmulOp | GroupedMatmulOp, source: ir.Value) -> tuple[ir.Value | None, int]:
+    """The ends of an operand's groups, if it is a matrix, and how many there are."""
+    if not isinstance(op, GroupedMatmulOp):
+        return None, 0
+    (count,) = _info(op.ends).shape
+    return (op.ends if len(_info(source).shape) == 2 else None), count or 0
+
+
+def _quantize_operands(op: MatmulOp | GroupedMatmulOp, roles: tuple[Role, Role], state: _State) -> None:
     kind = op.kind.value
     operands: list[ir.Value] = []
     with ir.InsertionPoint(op), op.location:
@@ -172,18 +184,17 @@ def _quantize_operands(op: MatmulOp, roles: tuple[Role, Role], state: _State) ->
                 scheme = SchemeAttr(op.attributes[f"{name}_scheme"]).scheme
                 operand = state.quantize(op, operand, scheme, role, usage)
             operands.append(operand)
-        lhs, rhs = operands
-        product = gemm(
-            lhs,
-            rhs,
-            kind=kind,
-            result=op.result.type,
-            layer=op.layer.value,
-            batch_dims=op.batch_dims.value,
-            bias=op.bias,
-        )
-    op.result.replace_all_uses_with(product.result)
+        product = _gemm(op, *operands)
+    op.result.replace_all_uses_with(product)
     op.operation.erase()
+
+
+def _gemm(op: MatmulOp | GroupedMatmulOp, lhs: ir.Value, rhs: ir.Value) -> ir.Value:
+    kind, layer, result = op.kind.value, op.layer.value, op.result.type
+    if isinstance(op, GroupedMatmulOp):
+        return grouped_gemm(lhs, rhs, op.ends, kind=kind, result=result, layer=layer).result
+    batch_dims = op.batch_dims.value
+    return gemm(lhs, rhs, kind=kind, result=result, layer=layer, batch_dims=batch_dims, bias=op.bias).result
 
 
 def _decode_operand(op: MatmulOp, role: Role, state: _State) -> None:
@@ -194,7 +205,7 @@ def _decode_operand(op: MatmulOp, role: Role, state: _State) -> None:
         op.operation.operands[1] = dequantize(made, op.rhs.type).result
 
 
-def _delayed_settings(op: MatmulOp) -> _Delayed:
+def _delayed_settings(op: MatmulOp | GroupedMatmulOp) -> _Delayed:
     if DELAYED not in op.attributes:
         fail(op, f"must have the attribute '{DELAYED}', which says how a delayed scale is updated")
     found = op.attributes[DELAYED]

@@ -8,6 +8,7 @@ from torch_mlir import ir
 
 from steelyard.dialect.base import one_of
 from steelyard.dialect.epilogue import EpilogueOp
+from steelyard.dialect.grouped import GroupedGemmOp
 from steelyard.dialect.layout import FlattenOp, PackOp, PadOp, SwizzleOp, TurnOp, UnpadOp, flat_shape
 from steelyard.dialect.matmul import GemmOp, copies_read, lhs_info
 from steelyard.dialect.parts import JoinOp, SplitOp
@@ -17,8 +18,8 @@ from steelyard.dialect.scale import ALGORITHMS, AdvanceRngOp, AmaxOp, CountSatur
 from steelyard.dialect.types import ScaledInfo, TensorInfo, TensorType, scaled_info_of, tensor_info
 from steelyard.errors import ConstraintError
 from steelyard.formats.activations import EPILOGUES
-from steelyard.formats.gemms import COLUMNWISE, KINDS, OPERAND_USAGES, ROLES, ROWWISE, USAGES, Usage
-from steelyard.formats.parts import part_shapes
+from steelyard.formats.gemms import COLUMNWISE, KINDS, OPERAND_USAGES, ROLES, ROWWISE, USAGES, Kind, Usage
+from steelyard.formats.parts import grouped_part_shapes, part_shapes
 from steelyard.formats.schemes import Scheme
 from steelyard.ir.attributes import LAYER, PART, PATH, REDUCE
 from steelyard.ir.functions import erase_arguments, functions_of, replace_arguments, replace_results
@@ -31,6 +32,9 @@ from steelyard.ir.kernel_calls import (
     DequantizeCall,
     EpilogueCall,
     GemmCall,
+    GroupedGemmCall,
+    GroupedPackCall,
+    GroupedQuantizeCall,
     KernelCall,
     PackCall,
     PadCall,
@@ -80,8 +84,9 @@ def lower_storage(module: ir.Operation) -> None:
     """Split quantized tensors into the plain tensors that hold them, and turn each op on them into a kernel call.
 
     Takes `scaled` ops, and functions that take or return quantized tensors. Leaves no `scaled` op except
-    `scaled.matmul`. Each `!scaled.tensor` becomes, for each copy, its codes, its scales and, where the scheme has one,
-    its amax; a packed copy becomes one tensor. An argument becomes several, marked with `scaled.part`. Each op becomes
+    `scaled.matmul` and `scaled.grouped_matmul`. Each `!scaled.tensor` becomes, for each copy, its codes, scales and,
+    where the scheme has one, its amax; a packed copy becomes one tensor. Those of a tensor in groups are flat, and hold
+    the parts of all groups one after the other. An argument becomes several, marked with `scaled.part`. Each op becomes
     a call of a declared kernel that takes the parts of the copies it reads. Sizes known only at run time are operands
     of a GEMM. What a user's own quantizer makes stays one opaque value.
     """
@@ -145,7 +150,10 @@ class _Lowering:
         parts: list[tuple[str, TensorInfo]] = []
         for prefix, scheme, columnwise in (("row.", info.row, False), ("col.", info.col, True)):
             if scheme is not None:
-                shapes = part_shapes(scheme, flat_shape(info.shape), columnwise)
+                if info.groups:
+                    shapes = grouped_part_shapes(scheme, info.shape, columnwise, info.groups)
+                else:
+                    shapes = part_shapes(scheme, flat_shape(info.shape), columnwise)
                 parts += [(prefix + name, TensorInfo(self._namespace, *part)) for name, part in shapes.items()]
         return [(name, self._spelled(part)) for name, part in parts]
 
@@ -182,20 +190,22 @@ class _Lowering:
 
     def quantize(self, op: QuantizeOp) -> None:
         info = scaled_info_of(op.result)
-        operands = _present(source=op.source, scale=op.scale, rng=op.rng)
+        operands = _present(source=op.source, ends=op.ends, scale=op.scale, rng=op.rng)
         results = self._made_slots(op)
         if op.new_amax is not None:
             results += (Slot("new_amax", op.new_amax.type),)
         # Equal quantizations share a kernel, whatever their layers; a user's own is found by its layer.
         is_own = _splittable(op.result) is None
-        call = QuantizeCall(
-            operands=_slots(operands),
-            results=results,
-            row=info.row,
-            col=info.col,
-            role=one_of(op.role.value, ROLES, "quantize_c3", "role"),
-            layer=op.layer.value if is_own else "",
-        )
+        settings: dict[str, Any] = {
+            "operands": _slots(operands),
+            "results": results,
+            "row": info.row,
+            "col": info.col,
+            "role": one_of(op.role.value, ROLES, "quantize_c3", "role"),
+            "layer": op.layer.value if is_own else "",
+        }
+        grouped = info.groups > 0
+        call = GroupedQuantizeCall(groups=info.groups, **settings) if grouped else QuantizeCall(**settings)
         self.make(op, call, operands)
 
     def produce_quantize(self, op: ProduceQuantizeOp) -> None:
@@ -225,9 +235,14 @@ class _Lowering:
         source = self._get(op, op.source)
         info = source.info
         operands = source.named_parts()
-        call = PackCall(
-            operands=_slots(operands), results=self._made_slots(op), row=info.row, col=info.col, shape=info.shape
-        )
+        settings: dict[str, Any] = {
+            "operands": _slots(operands),
+            "results": self._made_slots(op),
+            "row": info.row,
+            "col": info.col,
+            "shape": info.shape,
+        }
+        call = GroupedPackCall(groups=info.groups, **settings) if info.groups else PackCall(**settings)
         self.make(op, call, operands)
 
     def pad(self, op: PadOp) -> None:
@@ -347,6 +362,41 @@ class _Lowering:
         )
         self._replace(op, call, operands)
 
+    def grouped_gemm(self, op: GroupedGemmOp) -> None:
+        kind = one_of(op.kind.value, KINDS, "grouped_gemm_c1", "kind")
+        rhs = scaled_info_of(op.rhs)
+        lhs = lhs_info(op.lhs)
+        left, right = copies_read(kind, lhs, rhs)
+        operands: Named = [("lhs", op.lhs)] if left is None else self._named_copy(op, op.lhs, kind, 0)
+        operands += self._named_copy(op, op.rhs, kind, 1)
+        operands.append(("ends", op.ends))
+        # The result of a wgrad has no rows: its sizes are known.
+        if kind != "wgrad":
+            operands += self._rows(op.lhs)
+        call = GroupedGemmCall(
+            operands=_slots(operands),
+            results=_result_slots(op, "result"),
+            kind=kind,
+            groups=rhs.groups,
+            lhs=left,
+            lhs_shape=lhs.shape,
+            rhs=right,
+            rhs_shape=rhs.shape,
+        )
+        self._replace(op, call, operands)
+
+    def _named_copy(self, op: GroupedGemmOp, value: ir.Value, kind: Kind, side: int) -> Named:
+        """The parts of the copy of an operand that a kind reads."""
+        parts = self._get(op, value).copy(OPERAND_USAGES[kind][side])
+        return [(f"{('lhs', 'rhs')[side]}.{part}", tensor) for part, tensor in parts]
+
+    def _rows(self, value: ir.Value) -> Named:
+        """The rows of a matrix, if only run time tells how many there are."""
+        if value in self._stored:
+            return [(SIZE, size) for size in self._stored[value].sizes]
+        info = tensor_info(value.type)
+        return [(SIZE, size_of(value, 0))] if info is not None and info.shape[0] is None else []
+
     def epilogue(self, op: EpilogueOp) -> None:
         operands = _present(source=op.source, bias=op.bias, residual=op.residual)
         call = EpilogueCall(
@@ -418,6 +468,7 @@ _LOWERINGS: dict[type, Callable[[_Lowering, Any], None]] = {
     JoinOp: _Lowering.join,
     DequantizeOp: _Lowering.dequantize,
     GemmOp: _Lowering.gemm,
+    GroupedGemmOp: _Lowering.grouped_gemm,
     EpilogueOp: _Lowering.epilogue,
     UnpadOp: _Lowering.unpad,
     AmaxOp: _Lowering.amax,

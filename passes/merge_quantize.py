@@ -26,7 +26,7 @@ def merge_quantize(module: ir.Operation) -> None:
 def _key(op: QuantizeOp) -> tuple[object, ...]:
     """What must be equal for one quantize to serve in place of another."""
     info = scaled_info_of(op.result)
-    state = tuple(op.operands)[1:]
+    state = (info.groups, *tuple(op.operands)[1:])
     attributes = tuple(op.attributes[name] for name in ("layer", "role", "operandSegmentSizes"))
     return (op.operation.block, flatten_root(op.source), info.shape, info.dtype, *state, *attributes)
 
@@ -61,6 +61,8 @@ def _widen(op: QuantizeOp, merged: ScaledInfo) -> QuantizeOp:
             layer=op.layer.value,
             scale=op.scale,
             rng=op.rng,
+            ends=op.ends,
+            groups=merged.groups,
             new_amax=op.new_amax is not None,
         )
     for old, new in zip(op.results, wide.results, strict=True):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from torch_mlir import ir
 
+from steelyard.dialect.grouped import GroupedGemmOp
 from steelyard.dialect.layout import pack
 from steelyard.dialect.matmul import GemmOp
 from steelyard.dialect.types import TensorType, scaled_info_of
@@ -37,10 +38,11 @@ def pack_weights(module: ir.Operation, *, target: str) -> None:
 
 def _can_pack(argument: ir.BlockArgument) -> bool:
     info = scaled_info_of(argument)
-    is_matrix = len(info.shape) == 2 and None not in info.shape
-    if not is_matrix or not all(map(can_pack, info.schemes)):
+    fits = len(info.shape) == (3 if info.groups else 2) and None not in info.shape
+    if not fits or not all(map(can_pack, info.schemes)):
         return False
-    return all(isinstance(use.owner.opview, GemmOp) and use.operand_number == _RIGHT for use in argument.uses)
+    gemms = GemmOp | GroupedGemmOp
+    return all(isinstance(use.owner.opview, gemms) and use.operand_number == _RIGHT for use in argument.uses)
 
 
 def _pack(function: ir.Operation, arguments: list[ir.BlockArgument]) -> None:

@@ -4,12 +4,14 @@ from collections.abc import Callable
 
 from torch_mlir import ir
 
+from steelyard.dialect.grouped import grouped_matmul
 from steelyard.dialect.matmul import matmul
 from steelyard.dialect.types import TensorInfo
 from steelyard.formats.dtypes import FLOAT_DTYPES
 from steelyard.ir.attributes import HIGH_PRECISION
 from steelyard.ir.locations import flops_of, layer_of
 from steelyard.ir.torch_ops import (
+    cast,
     constant_number,
     contiguous,
     erase_unused_views,
@@ -39,10 +41,14 @@ def raise_gemms(module: ir.Operation) -> None:
     location. No later pass looks at torch's spellings.
 
     A bmm with one batch entry, which is what an einsum with a parameter becomes, has no batch dims. A parameter on the
-    left becomes the second operand of the transposed product. In a function with tangents (`scaled.tangent`), the
-    product of a gradient and a parameter is a dgrad, and the product of a gradient and the input of its layer's GEMM is
-    a wgrad. What cannot be raised, and convolutions, grouped products, fused attention and any other op that has matrix
-    products by its location, which are not tried, get the attribute `scaled.high_precision` with the reason.
+    left becomes the second operand of the transposed product. The products of experts, by torch's grouped_mm or by that
+    of transformers, become `scaled.grouped_matmul`, whose layer is named after the parameter: the two of a module are
+    told apart so.
+
+    In a function with tangents (`scaled.tangent`), the product of a gradient and a parameter is a dgrad, and the
+    product of a gradient and the input of its layer's GEMM is a wgrad. What cannot be raised, and convolutions, fused
+    attention and any other op that has matrix products by its location, which are not tried, get the attribute
+    `scaled.high_precision` with the reason.
     """
     for op in walk_ops(module):
         name = op_name(op)
@@ -107,12 +113,37 @@ def _raise_bmm(op: ir.Operation) -> ir.Value:
     return _matmul(op, lhs, _transposed(rhs), batch_dims=1)
 
 
+def _raise_grouped(op: ir.Operation) -> ir.Value:
+    """x w_e for the rows of each expert, or x_e^T y_e for the columns of x and the rows of y of each."""
+    lhs, rhs, ends, *options = op.operands
+    left, right = _float_info(lhs), _float_info(rhs)
+    if left.dtype != right.dtype:
+        raise NotRaisedError(f"operands of two dtypes, {left.dtype} and {right.dtype}")
+    if len(left.shape) != 2 or not all(map(is_none, options)):
+        raise NotRaisedError(f"a grouped product of {left} and {right}, with {len(options)} options: a bias, a dtype")
+    if len(right.shape) == 3 and (None in right.shape or parameter_of(rhs) is None):
+        raise NotRaisedError("a grouped product whose weights are not those of a parameter")
+    if (info := info_of(ends)) is None or info.dtype not in ("si32", "si64") or info.shape[0] in (None, 0):
+        raise NotRaisedError(f"a grouped product whose groups end at {ends.type}")
+    ends = cast(ends, "si32") if info.dtype == "si64" else ends
+    dtype = _float_info(op.result).dtype
+    if len(right.shape) == 2:
+        return grouped_matmul(
+            _transposed(lhs), rhs, ends, kind="wgrad", layer=layer_of(op.location), dtype=dtype
+        ).result
+    layer = parameter_of(rhs) or layer_of(op.location)
+    return grouped_matmul(lhs, _transposed(rhs), ends, kind="fprop", layer=layer, dtype=dtype).result
+
+
 _SPELLINGS: dict[str, Callable[[ir.Operation], ir.Value]] = {
     "torch.aten.linear": _raise_linear,
     "torch.aten.addmm": _raise_addmm,
     "torch.aten.mm": _raise_mm,
     "torch.aten.matmul": _raise_matmul,
     "torch.aten.bmm": _raise_bmm,
+    "torch.aten._grouped_mm": _raise_grouped,
+    "torch.transformers.grouped_mm_fallback": _raise_grouped,
+    "torch.steelyard.grouped_mm": _raise_grouped,
 }
 # What the frontend makes for the arguments of an op has the op's location.
 _NO_PRODUCTS = (
@@ -125,7 +156,6 @@ _NO_PRODUCTS = (
 )
 _RECURRENT = "torch runs the recurrent layer as one fused op"
 _FUSED_LAYER = "torch runs the layer as one fused op"
-_EXPERTS = "a grouped product, one for each expert, which no GEMM kernel takes"
 _CONVOLUTION = "convolutions stay in high precision"
 _ATTENTION = "attention is one fused op, whose products have no parameter operand"
 _REASONS = {
@@ -135,8 +165,6 @@ _REASONS = {
     "torch.aten.baddbmm": "baddbmm adds a whole tensor, which no GEMM kernel takes",
     "torch.aten.einsum": "an einsum that was not decomposed",
     "torch.aten.mv": "a product with a vector",
-    "torch.aten._grouped_mm": _EXPERTS,
-    "torch.transformers.grouped_mm_fallback": _EXPERTS,
     "torch.aten.mkldnn_rnn_layer": _RECURRENT,
     "torch.aten.mkldnn_rnn_layer_backward": _RECURRENT,
     "torch.aten._transformer_encoder_layer_fwd": _FUSED_LAYER,

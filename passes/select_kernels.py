@@ -2,6 +2,7 @@
 
 from torch_mlir import ir
 
+from steelyard.dialect.grouped import GroupedMatmulOp
 from steelyard.dialect.matmul import MatmulOp
 from steelyard.dialect.types import tensor_info
 from steelyard.ir.attributes import DESTINATIONS, DEVICE
@@ -10,6 +11,7 @@ from steelyard.ir.kernel_calls import (
     Device,
     EpilogueCall,
     GemmCall,
+    GroupedGemmCall,
     KernelCall,
     PackCall,
     QuantizingCall,
@@ -22,7 +24,7 @@ from steelyard.passes.support.targets import read_target
 from steelyard.targets.gemm_paths import NATIVE
 
 _DESTINATIONS: dict[Device, tuple[type[KernelCall], ...]] = {
-    "cpu": (QuantizingCall, GemmCall, PackCall),
+    "cpu": (QuantizingCall, GemmCall, GroupedGemmCall, PackCall),
     "cuda": (QuantizingCall, GemmCall, DequantizeCall, EpilogueCall),
 }
 """Operations whose kernels, on each kind of device, write their results where they are told."""
@@ -32,14 +34,14 @@ _DESTINATIONS: dict[Device, tuple[type[KernelCall], ...]] = {
 def select_kernels(module: ir.Operation, *, target: str) -> None:
     """Choose the kernel of a target for each call.
 
-    Takes calls of declared kernels and `scaled.matmul`. Leaves declarations that say whose kernel runs them
-    (`scaled.device`): the target's, `cpu` or `cuda`, or a user's own quantizer's, `custom`. They are marked
-    `scaled.destinations` where the kernel writes its results into memory that it is given. A matmul, which stayed in
-    high precision, becomes torch's own product.
+    Takes calls of declared kernels, `scaled.matmul` and `scaled.grouped_matmul`. Leaves declarations that say whose
+    kernel runs them (`scaled.device`): the target's, `cpu` or `cuda`, or a user's own quantizer's, `custom`. They are
+    marked `scaled.destinations` where the kernel writes its results into memory that it is given. A matmul, which
+    stayed in high precision, becomes torch's own product.
     """
     chosen = read_target(module, target)
     for op in walk_ops(module):
-        if isinstance(op.opview, MatmulOp):
+        if isinstance(op.opview, MatmulOp | GroupedMatmulOp):
             _use_torch(op.opview)
     device: Device = "cpu" if chosen is None else "cuda"
     for declaration in declarations_of(module).values():
@@ -61,13 +63,13 @@ def _writes_where_told(call: KernelCall, device: Device) -> bool:
     return call.result("new_amax") is None
 
 
-def _use_torch(op: MatmulOp) -> None:
+def _use_torch(op: MatmulOp | GroupedMatmulOp) -> None:
     """A product in high precision, as torch spells it."""
     info = tensor_info(op.result.type)
     if info is None or info.namespace != "torch":
         fail(op, "stays in high precision, which only a program of torch's tensors can run")
     with ir.InsertionPoint(op), op.location:
-        product = _SPELLINGS[op.kind.value](op)
+        product = _grouped(op) if isinstance(op, GroupedMatmulOp) else _SPELLINGS[op.kind.value](op)
     op.result.replace_all_uses_with(product)
     op.operation.erase()
 
@@ -86,6 +88,18 @@ def _dgrad(op: MatmulOp) -> ir.Value:
 def _wgrad(op: MatmulOp) -> ir.Value:
     lhs, rhs = (_flattened(value) if not op.batch_dims.value else value for value in (op.lhs, op.rhs))
     return _torch_op("torch.aten.matmul", [transpose_last(lhs), rhs], op.result.type)
+
+
+def _grouped(op: GroupedMatmulOp) -> ir.Value:
+    lhs, rhs, kind = op.lhs, op.rhs, op.kind.value
+    operands = [transpose_last(lhs), rhs] if kind == "wgrad" else [lhs, transpose_last(rhs) if kind == "fprop" else rhs]
+    info = tensor_info(lhs.type)
+    assert info is not None
+    # Programs for GPUs are compiled with torch's own op in bf16 only.
+    is_torch = info.dtype == "bf16"
+    options = [none_constant(), none_constant()] if is_torch else []
+    name = {"name": ir.StringAttr.get("torch.aten._grouped_mm" if is_torch else "torch.steelyard.grouped_mm")}
+    return ir.Operation.create("torch.operator", [op.result.type], [*operands, op.ends, *options], name).result
 
 
 _SPELLINGS = {"fprop": _fprop, "dgrad": _dgrad, "wgrad": _wgrad}

@@ -3,6 +3,7 @@
     #mxfp8_1x32                               #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>
     !scaled.tensor<8x64xbf16, #row, #col>     !scaled.tensor<tensor<8x64xbf16>, #row, #col>
     !scaled.tensor<8x64xbf16, #row>           !scaled.tensor<tensor<8x64xbf16>, #row, none>
+    !scaled.tensor<8x64xbf16 in 2, #row>      !scaled.tensor<tensor<8x64xbf16, 2 : i64>, #row, none>
 
 The short form of a type starts with a size, as no type does, so that the two are never taken for each other.
 """
@@ -14,7 +15,8 @@ from steelyard.dialect.assembly.scheme_names import full_by_name, name_by_full
 from steelyard.dialect.assembly.tokens import STRING, closing, split_at_commas, token_at
 
 _FULL = re.compile(rf"{STRING}|!scaled\.tensor<|#scaled\.scheme<")
-_BASE = re.compile(r"tensor<((?:(?:\d+|\?)x)+[^,]+)>")
+_BASE = re.compile(r"tensor<((?:(?:\d+|\?)x)+[^,]+?)(?:, (\d+) : i64)?>")
+_SHORT_BASE = re.compile(r"(.*\S)\s+in\s+(\d+)", re.DOTALL)
 _SHORT_START = re.compile(r"!scaled\.tensor<[ \t\r\n]*[\d?]")
 
 
@@ -62,7 +64,8 @@ def _short_type(text: str) -> str:
     if base is None or len(copies) != 2:
         return f"!scaled.tensor<{', '.join([parts[0], *copies])}>"
     row, col = copies
-    return f"!scaled.tensor<{base[1]}, {row}>" if col == "none" else f"!scaled.tensor<{base[1]}, {row}, {col}>"
+    shape = base[1] if base[2] is None else f"{base[1]} in {base[2]}"
+    return f"!scaled.tensor<{shape}, {row}>" if col == "none" else f"!scaled.tensor<{shape}, {row}, {col}>"
 
 
 def is_short_type(text: str, position: int) -> bool:
@@ -78,7 +81,10 @@ def expand_type(text: str, aliases: Container[str]) -> str | None:
     copies = [expand_scheme(part, aliases) for part in parts[1:]]
     if len(copies) == 1:
         copies.append(" none")
-    return f"!scaled.tensor<tensor<{parts[0].strip()}>,{','.join(copies)}>"
+    shape = parts[0].strip()
+    if (grouped := _SHORT_BASE.fullmatch(shape)) is not None:
+        shape = f"{grouped[1]}, {grouped[2]} : i64"
+    return f"!scaled.tensor<tensor<{shape}>,{','.join(copies)}>"
 
 
 def expand_scheme(text: str, aliases: Container[str]) -> str:

@@ -1,13 +1,15 @@
 """Which of the three GEMMs of a linear layer a product is, where a function has gradients.
 
 Products are raised as y = x w^T, whatever they are. In the backward, dx = dy w has a gradient and a parameter, and
-dw = dy^T x has a gradient and the input of a product of the same layer in the forward.
+dw = dy^T x has a gradient and the input of a product of the same layer in the forward. Of experts, those that reduce
+over rows are raised as dw = dy^T x already.
 """
 
 from dataclasses import dataclass
 
 from torch_mlir import ir
 
+from steelyard.dialect.grouped import GroupedMatmulOp, grouped_matmul
 from steelyard.dialect.matmul import MatmulOp, matmul
 from steelyard.ir.functions import functions_of
 from steelyard.ir.gradients import find_gradients
@@ -20,6 +22,7 @@ def tell_kinds(module: ir.Operation) -> None:
         gradients = find_gradients(function)
         if gradients:
             _tell(function, gradients)
+            _tell_grouped(function, gradients)
 
 
 @dataclass
@@ -76,6 +79,43 @@ def _as_wgrad(product: MatmulOp, left_is_gradient: bool, forward: _Forward) -> i
     if not left_is_gradient and forward.has_input(layer, left):
         return transpose_last(_matmul(product, right, left, "wgrad"))
     return None
+
+
+def _tell_grouped(function: ir.Operation, gradients: set[ir.Value]) -> None:
+    """Tell the products of experts: a gradient times a weight is a dgrad, and lhs of a wgrad is the gradient."""
+    products = [op.opview for op in walk_ops(function) if isinstance(op.opview, GroupedMatmulOp)]
+    layers: dict[ir.Value, str] = {}
+    for product in products:
+        if product.kind.value == "fprop":
+            layers[flatten_root(product.lhs)] = product.layer.value
+    for product in products:
+        with ir.InsertionPoint(product), product.location:
+            if product.kind.value == "fprop" and product.lhs in gradients:
+                result = _grouped(product, product.lhs, transpose_last(product.rhs), "dgrad", product.layer.value)
+            elif product.kind.value == "wgrad":
+                result = _grouped_wgrad(product, gradients, layers)
+            else:
+                continue
+        operands = [product.lhs, product.rhs]
+        product.result.replace_all_uses_with(result)
+        product.operation.erase()
+        for operand in operands:
+            erase_unused_views(operand)
+
+
+def _grouped_wgrad(product: GroupedMatmulOp, gradients: set[ir.Value], layers: dict[ir.Value, str]) -> ir.Value:
+    """dw = dy^T x, in the layer that multiplies this dy or this x; its transpose for a weight that is stored so."""
+    is_transposed = product.rhs in gradients and product.lhs not in gradients
+    x, dy = (product.lhs, product.rhs) if is_transposed else (product.rhs, product.lhs)
+    layer = layers.get(flatten_root(dy)) or layers.get(flatten_root(x)) or product.layer.value
+    result = _grouped(product, dy, x, "wgrad", layer)
+    return transpose_last(result) if is_transposed else result
+
+
+def _grouped(product: GroupedMatmulOp, lhs: ir.Value, rhs: ir.Value, kind: str, layer: str) -> ir.Value:
+    info = info_of(product.result)
+    assert info is not None
+    return grouped_matmul(lhs, rhs, product.ends, kind=kind, layer=layer, dtype=info.dtype).result
 
 
 def _is_matrix(value: ir.Value) -> bool:

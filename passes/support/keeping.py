@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch_mlir import ir
 
+from steelyard.dialect.grouped import GroupedGemmOp
 from steelyard.dialect.matmul import GemmOp
 from steelyard.dialect.quantize import DequantizeOp, NarrowOp, QuantizeOp, TransposeOp, narrow
 from steelyard.dialect.types import TensorType, tensor_info
@@ -179,7 +180,7 @@ class Keeping:
 def _usages(op: ir.Operation, number: int) -> tuple[str, ...]:
     """The copies of a quantized operand that an op reads."""
     view = op.opview
-    if isinstance(view, GemmOp):
+    if isinstance(view, GemmOp | GroupedGemmOp):
         return (OPERAND_USAGES[view.kind.value][number],)
     if isinstance(view, DequantizeOp):
         return (view.usage.value,)

@@ -6,6 +6,7 @@ such as a Fourier position embedding, has nothing to average its rounding errors
 
 from torch_mlir import ir
 
+from steelyard.dialect.grouped import GroupedMatmulOp
 from steelyard.dialect.matmul import MatmulOp
 from steelyard.ir.torch_ops import info_of, op_name, parameter_of
 from steelyard.ir.view_ops import STATIC_CAST, VIEW_LIKE
@@ -36,12 +37,12 @@ Key = tuple[str, int | None, int | None]
 class SensitiveLayers:
     """Knows which of some products are a router's or a narrow layer's, those of the backward included."""
 
-    def __init__(self, matmuls: list[MatmulOp]):
+    def __init__(self, matmuls: list[MatmulOp | GroupedMatmulOp]):
         self._ranked = {_key(op) for op in matmuls if _is_of_weight(op) and _is_ranked(op.result)}
 
-    def reason(self, op: MatmulOp) -> str | None:
+    def reason(self, op: MatmulOp | GroupedMatmulOp) -> str | None:
         """Why a product stays in high precision; None for one like any other."""
-        if op.batch_dims.value or not _is_of_weight(op):
+        if not _is_of_weight(op):
             return None
         key = _key(op)
         if key in self._ranked:
@@ -52,16 +53,18 @@ class SensitiveLayers:
         return None
 
 
-def _is_of_weight(op: MatmulOp) -> bool:
+def _is_of_weight(op: MatmulOp | GroupedMatmulOp) -> bool:
+    if isinstance(op, MatmulOp) and op.batch_dims.value:
+        return False
     return op.kind.value == "wgrad" or any(parameter_of(operand) is not None for operand in (op.lhs, op.rhs))
 
 
-def _key(op: MatmulOp) -> Key:
+def _key(op: MatmulOp | GroupedMatmulOp) -> Key:
     """The layer and its weight's shape [N, K], which the layer's three products have in common."""
     lhs, rhs = info_of(op.lhs), info_of(op.rhs)
     assert lhs is not None
     assert rhs is not None
-    out_features = lhs.shape[-1] if op.kind.value == "wgrad" else rhs.shape[0]
+    out_features = lhs.shape[-1] if op.kind.value == "wgrad" else rhs.shape[-2]
     return op.layer.value, out_features, rhs.shape[-1]
 
 

@@ -26,6 +26,9 @@ from steelyard.ir.kernel_calls import (
     DequantizeCall,
     GemmCall,
     GemmOperand,
+    GroupedGemmCall,
+    GroupedPackCall,
+    GroupedQuantizeCall,
     KernelCall,
     PackCall,
     ProduceQuantizeCall,
@@ -36,7 +39,7 @@ from steelyard.ir.kernel_calls import (
     matrix_shape,
 )
 from steelyard.runtime import _cpu, dtypes
-from steelyard.runtime.cpu import decoding, delayed, producers, quantization, saturation
+from steelyard.runtime.cpu import bound_groups, decoding, delayed, producers, quantization, saturation
 from steelyard.runtime.cpu.arguments import ACTIVATIONS, DTYPES, flat, plain_matrix, scheme_bits
 from steelyard.runtime.cpu.gemm import PACKED
 from steelyard.runtime.quantizers import Quantizers, own_algorithm
@@ -52,6 +55,11 @@ Bound = tuple[Callable, Callable | None]
 def bind(call: KernelCall, quantizers: Quantizers) -> Bound:
     """The functions of a call; each operation that the CPU has kernels for registers its own."""
     raise UnsupportedModelError(f"the CPU has no kernel for '{call.OPERATION}'")
+
+
+bind.register(GroupedQuantizeCall, bound_groups.bind_quantize)
+bind.register(GroupedPackCall, bound_groups.bind_pack)
+bind.register(GroupedGemmCall, bound_groups.bind_gemm)
 
 
 class _Destination:

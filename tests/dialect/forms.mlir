@@ -17,6 +17,16 @@ func.func @mixed(%x: !scaled.tensor<8x64xf32, #mxfp8_1x32>, %w: !scaled.tensor<t
 
 // -----
 
+// The number of groups stands behind the shape.
+// CHECK-LABEL: func.func @groups(
+// CHECK-SAME: %arg0: !scaled.tensor<?x64xf32 in 8, #mxfp8_1x32>, %arg1: !scaled.tensor<?x64xf32 in 8, #mxfp8_1x32>
+// GENERIC: ^bb0(%arg0: !scaled.tensor<tensor<?x64xf32, 8 : i64>, #scaled.scheme<f8E4M3FN, "1x32", f8E8M0FNU, {}>, none>
+func.func @groups(%x: !scaled.tensor<?x64xf32 in 8, #mxfp8_1x32>, %y: !scaled.tensor<tensor<?x64xf32, 8 : i64>, #mxfp8_1x32, none>) {
+  return
+}
+
+// -----
+
 // A file may have aliases of its own, also under a name that means something else elsewhere.
 #mine = #scaled.scheme<f8E4M3FN, "tensor", f32, {epsilon = 1.0 : f32}>
 #mxfp8_1x32 = #fp8_e5m2_tensor

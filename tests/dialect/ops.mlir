@@ -28,6 +28,26 @@ func.func @batched_and_single_row(%q: !torch.vtensor<[2,12,?,64],f32>, %k: !torc
   return
 }
 
+// CHECK-LABEL: func.func @grouped
+func.func @grouped(%x: !torch.vtensor<[?,64],bf16>, %w: !torch.vtensor<[4,48,64],bf16>, %dy: !torch.vtensor<[?,48],bf16>, %e: !torch.vtensor<[4],si32>) {
+  // CHECK: %{{.*}} = scaled.grouped_matmul fprop %arg0, %arg1 ends(%arg3) at "experts.up" : !torch.vtensor<[?,64],bf16>, !torch.vtensor<[4,48,64],bf16>, !torch.vtensor<[4],si32> -> !torch.vtensor<[?,48],bf16>
+  %y = scaled.grouped_matmul fprop %x, %w ends(%e) at "experts.up" : !torch.vtensor<[?,64],bf16>, !torch.vtensor<[4,48,64],bf16>, !torch.vtensor<[4],si32> -> !torch.vtensor<[?,48],bf16>
+  // CHECK: %{{.*}} = scaled.grouped_matmul dgrad %arg2, %arg1 ends(%arg3) {{.*}} -> !torch.vtensor<[?,64],bf16>
+  %dx = scaled.grouped_matmul dgrad %dy, %w ends(%e) : !torch.vtensor<[?,48],bf16>, !torch.vtensor<[4,48,64],bf16>, !torch.vtensor<[4],si32> -> !torch.vtensor<[?,64],bf16>
+  // CHECK: %{{.*}} = scaled.grouped_matmul wgrad %arg2, %arg0 ends(%arg3) {{.*}} -> !torch.vtensor<[4,48,64],f32>
+  %dw = scaled.grouped_matmul wgrad %dy, %x ends(%e) : !torch.vtensor<[?,48],bf16>, !torch.vtensor<[?,64],bf16>, !torch.vtensor<[4],si32> -> !torch.vtensor<[4,48,64],f32>
+  // Rows in groups, and a stack of weights, one per group.
+  // CHECK: %[[X:.*]] = scaled.quantize input %arg0 ends(%arg3) : !torch.vtensor<[?,64],bf16>, !torch.vtensor<[4],si32> -> !scaled.tensor<?x64xbf16 in 4, #nvfp4_1x16, #nvfp4_1x16_rht>
+  %0 = scaled.quantize input %x ends(%e) : !torch.vtensor<[?,64],bf16>, !torch.vtensor<[4],si32> -> !scaled.tensor<?x64xbf16 in 4, #nvfp4_1x16, #nvfp4_1x16_rht>
+  // CHECK: %[[W:.*]] = scaled.quantize weight %arg1 : !torch.vtensor<[4,48,64],bf16> -> !scaled.tensor<4x48x64xbf16 in 4, #nvfp4_16x16>
+  %1 = scaled.quantize weight %w : !torch.vtensor<[4,48,64],bf16> -> !scaled.tensor<4x48x64xbf16 in 4, #nvfp4_16x16>
+  // CHECK: %[[P:.*]] = scaled.pack %[[W]] : !scaled.tensor<4x48x64xbf16 in 4, #nvfp4_16x16> -> !scaled.tensor<4x48x64xbf16 in 4, #nvfp4_16x16_packed>
+  %2 = scaled.pack %1 : !scaled.tensor<4x48x64xbf16 in 4, #nvfp4_16x16> -> !scaled.tensor<4x48x64xbf16 in 4, #nvfp4_16x16_packed>
+  // CHECK: %{{.*}} = scaled.grouped_gemm fprop %[[X]], %[[P]] ends(%arg3) at "experts.up" : !scaled.tensor<?x64xbf16 in 4, #nvfp4_1x16, #nvfp4_1x16_rht>, !scaled.tensor<4x48x64xbf16 in 4, #nvfp4_16x16_packed>, !torch.vtensor<[4],si32> -> !torch.vtensor<[?,48],bf16>
+  %3 = scaled.grouped_gemm fprop %0, %2 ends(%e) at "experts.up" : !scaled.tensor<?x64xbf16 in 4, #nvfp4_1x16, #nvfp4_1x16_rht>, !scaled.tensor<4x48x64xbf16 in 4, #nvfp4_16x16_packed>, !torch.vtensor<[4],si32> -> !torch.vtensor<[?,48],bf16>
+  return
+}
+
 // CHECK-LABEL: func.func @quantize
 func.func @quantize(%x: !torch.vtensor<[?,64],f32>, %scale: !torch.vtensor<[],f32>, %rng: !torch.vtensor<[2],si64>) {
   // CHECK: %{{.*}}:2 = scaled.quantize input %arg0 scale(%arg1) at "mlp.up" : !torch.vtensor<[?,64],f32>, !torch.vtensor<[],f32> -> !scaled.tensor<?x64xf32, #fp8_tensor_delayed, #fp8_tensor_delayed>, !torch.vtensor<[],f32>

@@ -130,7 +130,7 @@ func.func @f(%x: !scaled.tensor<64x64xf32, #mxfp8_1x32>) {
 
 // pack_c1
 func.func @f(%x: !scaled.tensor<?x64xf32, #nvfp4_1x16>) {
-  // expected-error @+1 {{source must be a matrix of known size, got [?,64] [pack_c1]}}
+  // expected-error @+1 {{source must be a matrix of known size, or a stack of matrices in groups, got [?,64] [pack_c1]}}
   %0 = scaled.pack %x : !scaled.tensor<?x64xf32, #nvfp4_1x16> -> !scaled.tensor<?x64xf32, #nvfp4_1x16_packed>
   return
 }

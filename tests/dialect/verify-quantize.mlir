@@ -170,3 +170,21 @@ func.func @f(%x: !scaled.tensor<64x64xf32, #mxfp8_1x32, #mxfp8_32x1>) {
   %0 = scaled.narrow %x : !scaled.tensor<64x64xf32, #mxfp8_1x32, #mxfp8_32x1> -> !scaled.tensor<64x64xf32, #fp8_1x128>
   return
 }
+
+// -----
+
+// quantize_c9
+func.func @f(%x: tensor<9x64xf32>) {
+  // expected-error @+1 {{ends must be there for a matrix in groups and only then, got none for !scaled.tensor<9x64xf32 in 2, #mxfp8_1x32> [quantize_c9]}}
+  %0 = scaled.quantize input %x : tensor<9x64xf32> -> !scaled.tensor<9x64xf32 in 2, #mxfp8_1x32>
+  return
+}
+
+// -----
+
+// quantize_c9
+func.func @f(%x: tensor<9x64xf32>, %e: tensor<3xi32>) {
+  // expected-error @+1 {{ends must be tensor<2xi32>, got tensor<3xi32> [quantize_c9]}}
+  %0 = scaled.quantize input %x ends(%e) : tensor<9x64xf32>, tensor<3xi32> -> !scaled.tensor<9x64xf32 in 2, #mxfp8_1x32>
+  return
+}

@@ -80,3 +80,31 @@ func.func @f(%x: !scaled.tensor<64x64xf32, none, #nvfp4_1x16_per_row>) {
   %0 = scaled.dequantize rowwise %x : !scaled.tensor<64x64xf32, none, #nvfp4_1x16_per_row> -> tensor<64x64xf32>
   return
 }
+
+// -----
+
+// tensor_c6
+func.func @f(%x: !scaled.tensor<64x64xf32 in 0, #mxfp8_1x32>) {
+  // expected-error @+1 {{there must be at least one group, got 0 [tensor_c6]}}
+  %0 = scaled.dequantize rowwise %x : !scaled.tensor<64x64xf32 in 0, #mxfp8_1x32> -> tensor<64x64xf32>
+  return
+}
+
+// -----
+
+// tensor_c6
+func.func @f(%x: !scaled.tensor<3x?x64xf32 in 3, #mxfp8_1x32>) {
+  // expected-error @+1 {{a tensor in groups must be a matrix with a known number of columns, or a stack of 3 matrices of known size, got [3,?,64] [tensor_c6]}}
+  %0 = scaled.dequantize rowwise %x : !scaled.tensor<3x?x64xf32 in 3, #mxfp8_1x32> -> tensor<3x?x64xf32>
+  return
+}
+
+// -----
+
+#int8 = #scaled.scheme<i8, "1x64", f32, {custom = "int8_per_row"}>
+// tensor_c6
+func.func @f(%x: !scaled.tensor<64x64xf32 in 2, #int8>) {
+  // expected-error @+1 {{a tensor in groups must have built-in schemes, got a user's own quantizer [tensor_c6]}}
+  %0 = scaled.dequantize rowwise %x : !scaled.tensor<64x64xf32 in 2, #int8> -> tensor<64x64xf32>
+  return
+}

@@ -14,8 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 Gemm = tuple[str, str, str]
 _PRODUCTS = [
-    getattr(torch.ops.aten, name)
-    for name in ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "_grouped_mm", "convolution")
+    getattr(torch.ops.aten, name) for name in ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "convolution")
 ]
 _COPIES = (torch.ops.aten.clone, torch.ops.aten._to_copy)
 E4M3, E2M1 = ml_dtypes.float8_e4m3fn, ml_dtypes.float4_e2m1fn
@@ -78,7 +77,7 @@ class FakeQuantizedGemms(TorchDispatchMode):
     """While it is active, GEMMs of a model's parameters round their operands, where `quantized` has them.
 
     A GEMM is known by its layer, N and K, as text. `found` has all those of parameters, rounded or not. `layers` has
-    every layer that multiplies by a parameter, also in batches, groups or a convolution.
+    every layer that multiplies by a parameter, also in batches or a convolution. The layer of experts is the parameter.
     """
 
     def __init__(self, model: nn.Module, recipe: str, quantized: Set[Gemm]):
@@ -86,6 +85,7 @@ class FakeQuantizedGemms(TorchDispatchMode):
         self._fake = FAKES[recipe]
         self._quantized = quantized
         self._parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        self._names = {p.untyped_storage().data_ptr(): name for name, p in model.named_parameters()}
         # Held, so that no other tensor gets their memory.
         self._copies: list[torch.Tensor] = []
         self._stack = [""]
@@ -106,6 +106,8 @@ class FakeQuantizedGemms(TorchDispatchMode):
             hook.remove()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket is torch.ops.aten._grouped_mm:
+            return self._grouped_product(*args)
         if func.overloadpacket in _PRODUCTS and any(map(self._is_of_a_parameter, args[:3])):
             self.layers.add(self._stack[-1])
         match func.overloadpacket:
@@ -129,6 +131,18 @@ class FakeQuantizedGemms(TorchDispatchMode):
 
     def _is_of_a_parameter(self, x: object) -> bool:
         return isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() in self._parameters
+
+    def _grouped_product(self, x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor, *_) -> torch.Tensor:
+        """The rows of each group times the weight of its expert, each rounded as a matrix of its own."""
+        gemm = self._names[w.untyped_storage().data_ptr()], str(w.shape[2]), str(w.shape[1])
+        self.found.add(gemm)
+        rounds = self._fake if gemm in self._quantized else lambda values, _: values
+        product, start = torch.zeros(x.shape[0], w.shape[2], dtype=x.dtype), 0
+        for expert, end in zip(w, ends.tolist(), strict=True):
+            left, right = rounds(_array(x[start:end]), False), rounds(_array(expert.t()), True)
+            product[start:end] = torch.from_numpy(left.astype(np.float64) @ right.T.astype(np.float64))
+            start = end
+        return product
 
     def _product(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         """x times a weight that is stored as [K, N] or seen so."""

@@ -94,3 +94,17 @@ func.func @static(%x: tensor<8x64xf32>, %w: tensor<48x64xf32>, %dy: tensor<8x48x
   %dw = scaled.matmul wgrad %dy, %x at "mlp.up" {lhs_scheme = #fp8_tensor, rhs_scheme = #fp8_tensor_static} : tensor<8x48xf32>, tensor<8x64xf32> -> tensor<48x64xf32>
   return %y, %dw : tensor<8x48xf32>, tensor<48x64xf32>
 }
+
+// Experts: rows are quantized in groups, and each weight of the stack by itself.
+// MX-LABEL: func.func @experts
+// MX: %[[X:.*]] = scaled.quantize input %arg0 ends(%arg2) {{.*}} -> !scaled.tensor<?x64xbf16 in 4, #mxfp8_1x32>
+// MX: %[[W:.*]] = scaled.quantize weight %arg1 : {{.*}} -> !scaled.tensor<4x48x64xbf16 in 4, #mxfp8_1x32>
+// MX: scaled.grouped_gemm fprop %[[X]], %[[W]] ends(%arg2) at "experts.up"
+// MX: %[[DY:.*]] = scaled.quantize grad_output %arg3 ends(%arg2) {{.*}} -> !scaled.tensor<?x48xbf16 in 4, none, #mxfp8_32x1>
+// MX: %[[XC:.*]] = scaled.quantize input %arg0 ends(%arg2) {{.*}} -> !scaled.tensor<?x64xbf16 in 4, none, #mxfp8_32x1>
+// MX: scaled.grouped_gemm wgrad %[[DY]], %[[XC]] ends(%arg2) at "experts.up" {{.*}} -> tensor<4x48x64xbf16>
+func.func @experts(%x: tensor<?x64xbf16>, %w: tensor<4x48x64xbf16>, %ends: tensor<4xi32>, %dy: tensor<?x48xbf16>) -> (tensor<?x48xbf16>, tensor<4x48x64xbf16>) {
+  %y = scaled.grouped_matmul fprop %x, %w ends(%ends) at "experts.up" : tensor<?x64xbf16>, tensor<4x48x64xbf16>, tensor<4xi32> -> tensor<?x48xbf16>
+  %dw = scaled.grouped_matmul wgrad %dy, %x ends(%ends) at "experts.up" : tensor<?x48xbf16>, tensor<?x64xbf16>, tensor<4xi32> -> tensor<4x48x64xbf16>
+  return %y, %dw : tensor<?x48xbf16>, tensor<4x48x64xbf16>
+}

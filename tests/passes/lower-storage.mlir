@@ -70,3 +70,19 @@ func.func @saved(%x: !scaled.tensor<?x40xf32, #fp8_tensor>, %y: !scaled.tensor<?
   %1 = scaled.dequantize columnwise %y : !scaled.tensor<?x40xf32, none, #fp8_tensor> -> !torch.vtensor<[?,40],f32>
   return %0, %1 : !torch.vtensor<[?,40],f32>, !torch.vtensor<[?,40],f32>
 }
+
+// Experts: the parts of all groups one after the other. Rows in 4 groups have as many codes as rows, but a columnwise
+// block for each 32 of them and one more for each group, and each group has its own amax.
+// CHECK-LABEL: func.func @experts
+// CHECK-SAME: %arg1: !torch.vtensor<[8640],ui8> {scaled.part = "row.codes"}, %arg2: !torch.vtensor<[1080],ui8> {scaled.part = "row.scales"}, %arg3: !torch.vtensor<[4],f32> {scaled.part = "row.amax"}
+// CHECK: %[[X:.*]]:3 = call @grouped_quantize_{{.*}}(%arg0, %arg4) : (!torch.vtensor<[70,96],f32>, !torch.vtensor<[4],si32>) -> (!torch.vtensor<[3360],ui8>, !torch.vtensor<[420],ui8>, !torch.vtensor<[4],f32>)
+// CHECK: call @grouped_gemm_{{.*}}(%[[X]]#0, %[[X]]#1, %[[X]]#2, %arg1, %arg2, %arg3, %arg4)
+// CHECK: call @grouped_quantize_{{.*}}(%arg0, %arg4) : {{.*}} -> (!torch.vtensor<[6720],ui8>, !torch.vtensor<[576],ui8>)
+// CHECK: call @grouped_gemm_{{.*}} -> !torch.vtensor<[4,96,96],f32>
+func.func @experts(%x: !torch.vtensor<[70,96],f32>, %w: !scaled.tensor<4x45x96xf32 in 4, #nvfp4_16x16>, %ends: !torch.vtensor<[4],si32>) -> (!torch.vtensor<[70,45],f32>, !torch.vtensor<[4,96,96],f32>) {
+  %0 = scaled.quantize input %x ends(%ends) : !torch.vtensor<[70,96],f32>, !torch.vtensor<[4],si32> -> !scaled.tensor<70x96xf32 in 4, #nvfp4_1x16>
+  %1 = scaled.grouped_gemm fprop %0, %w ends(%ends) : !scaled.tensor<70x96xf32 in 4, #nvfp4_1x16>, !scaled.tensor<4x45x96xf32 in 4, #nvfp4_16x16>, !torch.vtensor<[4],si32> -> !torch.vtensor<[70,45],f32>
+  %2 = scaled.quantize input %x ends(%ends) : !torch.vtensor<[70,96],f32>, !torch.vtensor<[4],si32> -> !scaled.tensor<70x96xf32 in 4, none, #mxfp8_32x1>
+  %3 = scaled.grouped_gemm wgrad %2, %2 ends(%ends) : !scaled.tensor<70x96xf32 in 4, none, #mxfp8_32x1>, !scaled.tensor<70x96xf32 in 4, none, #mxfp8_32x1>, !torch.vtensor<[4],si32> -> !torch.vtensor<[4,96,96],f32>
+  return %1, %3 : !torch.vtensor<[70,45],f32>, !torch.vtensor<[4,96,96],f32>
+}

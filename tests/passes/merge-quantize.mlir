@@ -57,3 +57,21 @@ func.func @two_formats(%x: tensor<8x64xf32>) -> (tensor<8x64xf32>, tensor<8x64xf
   %3 = scaled.dequantize rowwise %2 : !scaled.tensor<8x64xf32, #fp8_tensor> -> tensor<8x64xf32>
   return %1, %3 : tensor<8x64xf32>, tensor<8x64xf32>
 }
+
+// Groups are merged like whole tensors; other groups, or none, are another quantization.
+// CHECK-LABEL: func.func @groups
+// CHECK: %[[X:.*]] = scaled.quantize input %arg0 ends(%arg1) {{.*}} -> !scaled.tensor<8x64xf32 in 4, #mxfp8_1x32, #mxfp8_32x1>
+// CHECK: scaled.grouped_gemm fprop %[[X]], %arg3
+// CHECK: scaled.grouped_gemm wgrad %[[X]], %[[X]]
+// CHECK: scaled.quantize input %arg0 ends(%arg2)
+// CHECK: scaled.quantize input %arg0 : {{.*}} -> !scaled.tensor<8x64xf32, #mxfp8_1x32>
+// CHECK-NOT: scaled.quantize
+func.func @groups(%x: tensor<8x64xf32>, %e: tensor<4xi32>, %f: tensor<4xi32>, %w: !scaled.tensor<4x48x64xf32 in 4, #mxfp8_1x32>) -> (tensor<8x48xf32>, tensor<4x64x64xf32>, !scaled.tensor<8x64xf32 in 4, #mxfp8_1x32>, !scaled.tensor<8x64xf32, #mxfp8_1x32>) {
+  %0 = scaled.quantize input %x ends(%e) : tensor<8x64xf32>, tensor<4xi32> -> !scaled.tensor<8x64xf32 in 4, #mxfp8_1x32>
+  %1 = scaled.grouped_gemm fprop %0, %w ends(%e) : !scaled.tensor<8x64xf32 in 4, #mxfp8_1x32>, !scaled.tensor<4x48x64xf32 in 4, #mxfp8_1x32>, tensor<4xi32> -> tensor<8x48xf32>
+  %2 = scaled.quantize input %x ends(%e) : tensor<8x64xf32>, tensor<4xi32> -> !scaled.tensor<8x64xf32 in 4, none, #mxfp8_32x1>
+  %3 = scaled.grouped_gemm wgrad %2, %2 ends(%e) : !scaled.tensor<8x64xf32 in 4, none, #mxfp8_32x1>, !scaled.tensor<8x64xf32 in 4, none, #mxfp8_32x1>, tensor<4xi32> -> tensor<4x64x64xf32>
+  %4 = scaled.quantize input %x ends(%f) : tensor<8x64xf32>, tensor<4xi32> -> !scaled.tensor<8x64xf32 in 4, #mxfp8_1x32>
+  %5 = scaled.quantize input %x : tensor<8x64xf32> -> !scaled.tensor<8x64xf32, #mxfp8_1x32>
+  return %1, %3, %4, %5 : tensor<8x48xf32>, tensor<4x64x64xf32>, !scaled.tensor<8x64xf32 in 4, #mxfp8_1x32>, !scaled.tensor<8x64xf32, #mxfp8_1x32>
+}

@@ -156,3 +156,38 @@ func.func @products_of_an_unknown_op(%x: !torch.vtensor<[8,8],f32>) -> !torch.vt
   %z = torch.operator "torch.library.other"(%y) : (!torch.vtensor<[8,8],f32>) -> !torch.vtensor<[8,8],f32> loc("mixer"("model.py":4:0))
   return %z : !torch.vtensor<[8,8],f32>
 }
+
+// The products of experts, by torch's op or that of transformers, and the three of a step. The layer is the parameter.
+// CHECK-LABEL: func.func @experts
+// CHECK: scaled.grouped_matmul fprop %arg0, %arg1 ends(%arg3) at "experts.up" {{.*}} -> !torch.vtensor<[?,48],bf16>
+// CHECK: scaled.grouped_matmul dgrad %arg2, %arg1 ends(%arg3) at "experts.up" {{.*}} -> !torch.vtensor<[?,64],bf16>
+// CHECK: scaled.grouped_matmul wgrad %arg2, %arg0 ends(%arg3) at "experts.up" {{.*}} -> !torch.vtensor<[4,48,64],bf16>
+// A weight that is stored transposed has the transpose of that gradient.
+// CHECK: %[[DW:.*]] = scaled.grouped_matmul wgrad %arg2, %arg0 ends(%arg3)
+// CHECK: torch.aten.transpose.int %[[DW]]
+func.func @experts(%x: !torch.vtensor<[?,64],bf16>, %w: !torch.vtensor<[4,48,64],bf16> {scaled.parameter = "experts.up"}, %dy: !torch.vtensor<[?,48],bf16> {scaled.tangent}, %ends: !torch.vtensor<[4],si32>) -> (!torch.vtensor<[?,48],bf16>, !torch.vtensor<[?,64],bf16>, !torch.vtensor<[4,48,64],bf16>, !torch.vtensor<[4,64,48],bf16>) {
+  %none = torch.constant.none
+  %int0 = torch.constant.int 0
+  %int1 = torch.constant.int 1
+  %int-1 = torch.constant.int -1
+  %int-2 = torch.constant.int -2
+  %wt = torch.aten.transpose.int %w, %int-2, %int-1 : !torch.vtensor<[4,48,64],bf16>, !torch.int, !torch.int -> !torch.vtensor<[4,64,48],bf16>
+  %y = torch.operator "torch.aten._grouped_mm"(%x, %wt, %ends, %none, %none) : (!torch.vtensor<[?,64],bf16>, !torch.vtensor<[4,64,48],bf16>, !torch.vtensor<[4],si32>, !torch.none, !torch.none) -> !torch.vtensor<[?,48],bf16>
+  %dx = torch.operator "torch.steelyard.grouped_mm"(%dy, %w, %ends) : (!torch.vtensor<[?,48],bf16>, !torch.vtensor<[4,48,64],bf16>, !torch.vtensor<[4],si32>) -> !torch.vtensor<[?,64],bf16>
+  %dyt = torch.aten.transpose.int %dy, %int0, %int1 : !torch.vtensor<[?,48],bf16>, !torch.int, !torch.int -> !torch.vtensor<[48,?],bf16>
+  %dw = torch.operator "torch.aten._grouped_mm"(%dyt, %x, %ends, %none, %none) : (!torch.vtensor<[48,?],bf16>, !torch.vtensor<[?,64],bf16>, !torch.vtensor<[4],si32>, !torch.none, !torch.none) -> !torch.vtensor<[4,48,64],bf16>
+  %xt = torch.aten.transpose.int %x, %int0, %int1 : !torch.vtensor<[?,64],bf16>, !torch.int, !torch.int -> !torch.vtensor<[64,?],bf16>
+  %dwt = torch.operator "torch.aten._grouped_mm"(%xt, %dy, %ends, %none, %none) : (!torch.vtensor<[64,?],bf16>, !torch.vtensor<[?,48],bf16>, !torch.vtensor<[4],si32>, !torch.none, !torch.none) -> !torch.vtensor<[4,64,48],bf16>
+  return %y, %dx, %dw, %dwt : !torch.vtensor<[?,48],bf16>, !torch.vtensor<[?,64],bf16>, !torch.vtensor<[4,48,64],bf16>, !torch.vtensor<[4,64,48],bf16>
+}
+
+// Ends of 64 bits are made shorter; weights that are no parameter's stay as they are.
+// CHECK-LABEL: func.func @other_experts
+// CHECK: %[[ENDS:.*]] = torch.aten.to.dtype %arg2, {{.*}} -> !torch.vtensor<[4],si32>
+// CHECK: scaled.grouped_matmul fprop %arg0, {{.*}} ends(%[[ENDS]]) at "experts.up"
+// CHECK: torch.operator "torch.transformers.grouped_mm_fallback"{{.*}}scaled.high_precision = "a grouped product whose weights are not those of a parameter"
+func.func @other_experts(%x: !torch.vtensor<[8,64],f32>, %w: !torch.vtensor<[4,64,48],f32> {scaled.parameter = "experts.up"}, %ends: !torch.vtensor<[4],si64>, %v: !torch.vtensor<[4,64,48],f32>) -> (!torch.vtensor<[8,48],f32>, !torch.vtensor<[8,48],f32>) {
+  %0 = torch.operator "torch.transformers.grouped_mm_fallback"(%x, %w, %ends) : (!torch.vtensor<[8,64],f32>, !torch.vtensor<[4,64,48],f32>, !torch.vtensor<[4],si64>) -> !torch.vtensor<[8,48],f32>
+  %1 = torch.operator "torch.transformers.grouped_mm_fallback"(%x, %v, %ends) : (!torch.vtensor<[8,64],f32>, !torch.vtensor<[4,64,48],f32>, !torch.vtensor<[4],si64>) -> !torch.vtensor<[8,48],f32>
+  return %0, %1 : !torch.vtensor<[8,48],f32>, !torch.vtensor<[8,48],f32>
+}

@@ -61,3 +61,18 @@ func.func @high_precision(%x: !torch.vtensor<[2,4,64],f32>, %w: !torch.vtensor<[
   %3 = scaled.matmul fprop %q, %q batch_dims(1) at "up" : !torch.vtensor<[3,6,8],f32>, !torch.vtensor<[3,6,8],f32> -> !torch.vtensor<[3,6,6],f32>
   return %0, %1, %2, %3 : !torch.vtensor<[2,4,5],f32>, !torch.vtensor<[2,4,64],f32>, !torch.vtensor<[5,64],f32>, !torch.vtensor<[3,6,6],f32>
 }
+
+// CHECK-LABEL: func.func @experts_in_high_precision
+// CHECK: %[[W:.*]] = torch.aten.transpose.int %arg1
+// CHECK: torch.operator "torch.steelyard.grouped_mm"(%arg0, %[[W]], %arg3)
+// CHECK: torch.operator "torch.steelyard.grouped_mm"(%arg2, %arg1, %arg3)
+// CHECK: %[[DY:.*]] = torch.aten.transpose.int %arg2
+// CHECK: torch.operator "torch.steelyard.grouped_mm"(%[[DY]], %arg0, %arg3) {{.*}} -> !torch.vtensor<[4,5,64],f32>
+// CHECK: torch.operator "torch.aten._grouped_mm"(%arg4, %{{.*}}, %arg3, %none{{.*}}, %none
+func.func @experts_in_high_precision(%x: !torch.vtensor<[8,64],f32>, %w: !torch.vtensor<[4,5,64],f32>, %dy: !torch.vtensor<[8,5],f32>, %e: !torch.vtensor<[4],si32>, %z: !torch.vtensor<[8,64],bf16>, %v: !torch.vtensor<[4,5,64],bf16>) -> (!torch.vtensor<[8,5],f32>, !torch.vtensor<[8,64],f32>, !torch.vtensor<[4,5,64],f32>, !torch.vtensor<[8,5],bf16>) {
+  %0 = scaled.grouped_matmul fprop %x, %w ends(%e) : !torch.vtensor<[8,64],f32>, !torch.vtensor<[4,5,64],f32>, !torch.vtensor<[4],si32> -> !torch.vtensor<[8,5],f32>
+  %1 = scaled.grouped_matmul dgrad %dy, %w ends(%e) : !torch.vtensor<[8,5],f32>, !torch.vtensor<[4,5,64],f32>, !torch.vtensor<[4],si32> -> !torch.vtensor<[8,64],f32>
+  %2 = scaled.grouped_matmul wgrad %dy, %x ends(%e) : !torch.vtensor<[8,5],f32>, !torch.vtensor<[8,64],f32>, !torch.vtensor<[4],si32> -> !torch.vtensor<[4,5,64],f32>
+  %3 = scaled.grouped_matmul fprop %z, %v ends(%e) : !torch.vtensor<[8,64],bf16>, !torch.vtensor<[4,5,64],bf16>, !torch.vtensor<[4],si32> -> !torch.vtensor<[8,5],bf16>
+  return %0, %1, %2, %3 : !torch.vtensor<[8,5],f32>, !torch.vtensor<[8,64],f32>, !torch.vtensor<[4,5,64],f32>, !torch.vtensor<[8,5],bf16>
+}

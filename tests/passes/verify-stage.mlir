@@ -10,7 +10,7 @@ func.func @holds(%x: tensor<8x64xf32>, %w: tensor<48x64xf32> {scaled.parameter =
 // -----
 
 func.func @op_of_another_stage(%x: tensor<8x64xf32>) -> tensor<f32> {
-  // expected-error @+1 {{must not be in a raised module, whose ops are: scaled.matmul [stage_c1]}}
+  // expected-error @+1 {{must not be in a raised module, whose ops are: scaled.grouped_matmul, scaled.matmul [stage_c1]}}
   %0 = "scaled.amax"(%x) {per_row = false, rht = false} : (tensor<8x64xf32>) -> tensor<f32>
   return %0 : tensor<f32>
 }

@@ -31,6 +31,7 @@ from steelyard.driver.training import JointGraph, JointPrograms, make_thin_graph
 from steelyard.driver.uncompiled import GraphsOfTorch
 from steelyard.errors import RecipeError, SteelyardError, UnsupportedModelError, UnsupportedOpError
 from steelyard.forks import make_lock
+from steelyard.frontend.grouped_mm import capture_experts
 from steelyard.frontend.importer import import_graph, lift_constants
 from steelyard.ir.functions import functions_of
 from steelyard.runtime.cuda.devices import device_among, target_among
@@ -133,6 +134,8 @@ class Backend:
 
     def __call__(self, graph_module: torch.fx.GraphModule, example_inputs: Sequence, *, caller: str = "") -> Callable:
         """Compile a graph; `caller` is the name of the module whose call it belongs to."""
+        capture_experts(graph_module.graph)
+        graph_module.recompile()
         parameters = self._parameter_names(graph_module, example_inputs)
         check_frozen(parameters, example_inputs)
         settings = self._settings_for(example_inputs)

@@ -117,6 +117,8 @@ def _structure(module: torch.nn.Module) -> Hashable:
 
 def _group(name: str, module: torch.nn.Module, overrides: Overrides) -> Hashable:
     layers = [f"{name}.{inner}".removesuffix(".") for inner, _ in module.named_modules(remove_duplicate=False)]
+    # The weights of experts are layers of their own.
+    layers += [f"{name}.{inner}" for inner, parameter in module.named_parameters() if parameter.dim() == 3]
     return _structure(module), tuple(overrides.pattern_of(layer) for layer in layers)
 
 

@@ -99,6 +99,8 @@ class CapturedGraph:
         renaming, built = Renaming(known, names), self._built[known]
         layers = {layer: renaming.layer(layer) for layer in self._layers_of(known).values()}
         is_one_to_one = renaming.is_one_to_one and len(set(layers.values())) == len(layers)
+        # The weights of experts are layers of their own.
+        layers |= {name: renaming.parameter(name) for name in known if name is not None}
         if not is_one_to_one or not all(built.settings.are_alike(*pair) for pair in layers.items()):
             return None
         return built.bound_to(renaming)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 import torch
 from torch_mlir import ir
 
+from steelyard.dialect.grouped import GroupedGemmOp, GroupedMatmulOp
 from steelyard.dialect.layout import flat_shape
 from steelyard.dialect.matmul import GemmOp, MatmulOp, copies_read, lhs_info
 from steelyard.dialect.produce import ProduceQuantizeOp
@@ -53,7 +54,7 @@ class Row:
     reason: str
     """Why it stayed in high precision, or why CUDA emulates it; empty otherwise."""
     weight: str = ""
-    """The parameter that rhs is quantized from."""
+    """The parameter that rhs is quantized from; of experts also where it is not."""
     flops: int = 0
     """Two for each multiplication and addition of its products, with the sizes of the call that was compiled."""
     stays: str = ""
@@ -144,6 +145,8 @@ def rows_of(module: ir.Module, target: str = CPU) -> list[Row]:
         if isinstance(view, GemmOp):
             row = _gemm_row(view)
             row = row if chosen is None else _on_cuda(row, plan_gemm(view, chosen))
+        elif isinstance(view, GroupedGemmOp):
+            row = _grouped_row(view)
         elif HIGH_PRECISION in op.attributes:
             row = _high_precision_row(op)
         else:
@@ -174,6 +177,23 @@ def _gemm_row(op: GemmOp) -> Row:
     return replace(row, flops=flops_of(op.location) or 0)
 
 
+def _grouped_row(op: GroupedGemmOp) -> Row:
+    """All experts are one row, with the rows of all of them."""
+    lhs, rhs = lhs_info(op.lhs), scaled_info_of(op.rhs)
+    kind = op.kind.value
+    left, right = copies_read(kind, lhs, rhs)
+    sizes = _grouped_sizes(kind, lhs.shape, rhs.shape)
+    kernel = f"cpu {_families(left, right)} gemm of {rhs.groups} experts"
+    formats = lhs.dtype if left is None else _format(left), _format(right)
+    row = Row(op.layer.value, kind, *sizes, *formats, "", kernel, "", "", "", _parameter(op.rhs))
+    return replace(row, flops=flops_of(op.location) or 0)
+
+
+def _grouped_sizes(kind: str, lhs: Shape, rhs: Shape) -> tuple[str, str, str]:
+    """M, N and K of the products of experts, over all experts."""
+    return _sizes(kind, lhs, rhs if kind == "wgrad" else rhs[1:])
+
+
 def _on_cuda(row: Row, plan: GemmPlan) -> Row:
     """The row of a GEMM that a CUDA target runs."""
     if plan.path == CUSTOM:
@@ -200,6 +220,13 @@ def _high_precision_row(op: ir.Operation) -> Row:
     view = op.opview
     layer = layer_of(op.location)
     flops = flops_of(op.location) or 0
+    if isinstance(view, GroupedMatmulOp):
+        lhs, rhs = (tensor_info(value.type) for value in (view.lhs, view.rhs))
+        assert lhs is not None
+        assert rhs is not None
+        sizes = _grouped_sizes(view.kind.value, lhs.shape, rhs.shape)
+        name, kind, weight = view.layer.value, view.kind.value, parameter_of(view.rhs) or ""
+        return Row(name, kind, *sizes, lhs.dtype, rhs.dtype, "", "torch", "", "", reason, weight, flops)
     if not isinstance(view, MatmulOp):
         name = op_name(op).removeprefix("torch.")
         return Row(layer, "", *_torch_sizes(name, op), "", "", "", name, "", "", reason, flops=flops)

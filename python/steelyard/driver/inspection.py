@@ -116,6 +116,8 @@ def check_found(backend: Backend) -> None:
             "itself, without steelyard.compile"
         )
     layers = {row.layer for row in rows}
+    # The layers of experts are their weights, which overrides also find by their module.
+    layers |= {row.weight.rpartition(".")[0] for row in rows if row.layer == row.weight}
     unmatched = backend.settings.overrides.unmatched(layers)
     if unmatched:
         pattern, known = sorted(unmatched)[0], ", ".join(sorted(filter(None, layers)))

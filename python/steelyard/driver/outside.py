@@ -21,6 +21,10 @@ from steelyard.frontend.flops import work_of
 
 AROUND_BLOCKS = "it stands in the code around the blocks, which torch runs op by op; compile with blocks=False"
 REASON = "torch runs it outside of compiled graphs (torch.compile with fullgraph=True says why)"
+LOOP = (
+    "torch runs a loop over experts outside of compiled graphs; load the model with experts_implementation="
+    '"grouped_mm", or call model.set_experts_implementation("grouped_mm")'
+)
 # Every run of a compiled graph, by a program or by torch, has a frame of one of these modules.
 _RUN_GRAPHS = ("steelyard.driver.backend", "steelyard.driver.inference")
 
@@ -109,7 +113,7 @@ class _Recorder(TorchDispatchMode):
                 layer = self._layer(modules)
                 if self._around and layer not in self._around and self._may_begin_anew():
                     raise BypassedError
-                reason = AROUND_BLOCKS if layer in self._around else REASON
+                reason = AROUND_BLOCKS if layer in self._around else LOOP if _loops_over_experts(modules) else REASON
                 for row in rows_of_call(layer, func, work, args, reason, with_gradients=recorded):
                     self._add(row)
         return result
@@ -137,6 +141,14 @@ class _Recorder(TorchDispatchMode):
         super().__exit__(*error)
         _recording.outside = self._previous
         self._outside.add(self._seen)
+
+
+def _loops_over_experts(modules: Sequence[Any]) -> bool:
+    """Whether the innermost module is one of transformers' experts, which run as it was told to."""
+    config = getattr(modules[0], "config", None) if modules else None
+    return getattr(config, "_experts_implementation", None) == "eager" and any(
+        parameter.dim() == 3 for parameter in modules[0].parameters(recurse=False)
+    )
 
 
 def _callers(frame: Any) -> Iterator[Any]:

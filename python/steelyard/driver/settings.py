@@ -12,6 +12,7 @@ from steelyard import recipes
 from steelyard.errors import RecipeError, shown
 from steelyard.passes.partition import COMPACT
 from steelyard.recipes import CustomRecipe, Overrides, Recipe
+from steelyard.targets import CPU
 
 WEIGHTS = ("cached", "quantized")
 AUTO = "auto"
@@ -67,7 +68,13 @@ class Settings:
     def stage_options(self) -> dict[str, dict[str, Any]]:
         """The options of the pipeline that leads to each stage."""
         # A pattern that matches nothing in one graph may match in another of the same net.
-        recipe = {"recipe": self.recipe, "overrides": self.overrides, "attention": self.attention, "unmatched": "allow"}
+        recipe = {
+            "recipe": self.recipe,
+            "overrides": self.overrides,
+            "attention": self.attention,
+            "experts": self.target == CPU,
+            "unmatched": "allow",
+        }
         return {
             "raised": {},
             "quantized": recipe,

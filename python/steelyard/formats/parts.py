@@ -42,6 +42,49 @@ def part_shapes(scheme: Scheme, shape: tuple[Size, Size], columnwise: bool) -> d
     return parts
 
 
+def grouped_part_shapes(
+    scheme: Scheme, shape: tuple[Size, ...], columnwise: bool, groups: int
+) -> dict[Part, tuple[tuple[Size, ...], str]]:
+    """Shape and element type of each part of a copy in groups.
+
+    Each group is a matrix of its own. A part holds those of all groups one after the other, flat. `shape` is a stack of
+    equal matrices, or a matrix whose rows are in groups that only run time tells: then a part has room for the most
+    that these groups can need.
+    """
+    if scheme.layout == "packed":
+        return {"packed": ((_grouped_size(scheme, "packed", shape, columnwise, groups),), BYTES)}
+    one_row = part_shapes(scheme, (1, shape[-1]), columnwise)
+    return {
+        part: ((_grouped_size(scheme, part, shape, columnwise, groups),), dtype) for part, (_, dtype) in one_row.items()
+    }
+
+
+def _grouped_size(scheme: Scheme, part: Part, shape: tuple[Size, ...], columnwise: bool, groups: int) -> Size:
+    """Elements of one part of all groups together."""
+    *_, rows, columns = shape
+
+    def size_with(rows: Size) -> int:
+        sizes, _ = part_shapes(scheme, (rows, columns), columnwise)[part]
+        return math.prod(size or 0 for size in sizes)
+
+    if len(shape) == 3:
+        return groups * (round_up(size_with(rows), PACKED_ALIGNMENT) if part == "packed" else size_with(rows))
+    unit = size_with(1)
+    if size_with(0) == unit:
+        return groups * unit
+    if rows is None:
+        return None
+    # Rows share what they store by these many: each group may begin with one that shares with none before it.
+    shared = next(count for count in _SHARED_ROWS if size_with(count) == unit)
+    first = min(rows, groups)
+    return unit * (first + (rows - first) // shared)
+
+
+_SHARED_ROWS = (128, 32, 16, 2, 1)
+PACKED_ALIGNMENT = 64
+"""What the packed matrices of a stack begin at multiples of, in bytes."""
+
+
 def part_names(scheme: Scheme) -> tuple[Part, ...]:
     """The parts that a copy consists of."""
     if scheme.layout == "packed":

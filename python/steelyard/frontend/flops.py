@@ -123,6 +123,7 @@ _FORMULAS: dict[str, Callable[..., int]] = {
     "aten.addmv": lambda _, matrix, *rest, **keywords: _vector_flops(matrix),
     "aten.dot": _vector_flops,
     "aten._grouped_mm": _grouped_flops,
+    "steelyard.grouped_mm": _grouped_flops,
     "transformers.grouped_mm_fallback": _grouped_flops,
     "aten.scaled_dot_product_attention": _attention_flops,
     "aten._scaled_dot_product_flash_attention_for_cpu": _attention_flops,
@@ -154,6 +155,7 @@ PRODUCTS = {
     "aten.linear": (0, 1),
     "aten.matmul": (0, 1),
     "aten._grouped_mm": (0, 1),
+    "steelyard.grouped_mm": (0, 1),
     "transformers.grouped_mm_fallback": (0, 1),
 }
 """The ops that are one product, batched or grouped perhaps, and which of their arguments its operands are."""

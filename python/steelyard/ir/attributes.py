@@ -53,7 +53,11 @@ PART = _fact("scaled.part", "argument result", "string", _ALL[5:], "Which part o
 
 HIGH_PRECISION = _fact("scaled.high_precision", "op", "string", _ALL[1:], "Why the op stays in high precision.")
 DELAYED = _fact(
-    "scaled.delayed", "scaled.matmul", "dictionary", _ALL[2:5], "How the delayed scales of its operands are updated."
+    "scaled.delayed",
+    "scaled.matmul scaled.grouped_matmul",
+    "dictionary",
+    _ALL[2:5],
+    "How the delayed scales of its operands are updated.",
 )
 DECODED = _fact(
     "scaled.decoded", "scaled.matmul", "scheme", _ALL[2:5], "Its rhs is what this scheme quantizes, decoded again."

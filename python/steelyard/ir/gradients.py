@@ -2,6 +2,7 @@
 
 from torch_mlir import ir
 
+from steelyard.dialect.grouped import GroupedMatmulOp
 from steelyard.dialect.matmul import GemmOp, MatmulOp
 from steelyard.formats.gemms import OPERAND_ROLES, Role
 from steelyard.ir.attributes import TANGENT
@@ -21,9 +22,9 @@ def find_gradients(function: ir.Operation) -> set[ir.Value]:
     return gradients
 
 
-def operand_roles(op: MatmulOp | GemmOp, gradients: set[ir.Value]) -> tuple[Role, Role]:
+def operand_roles(op: MatmulOp | GemmOp | GroupedMatmulOp, gradients: set[ir.Value]) -> tuple[Role, Role]:
     """The roles of lhs and rhs. A product with batch dims has no weight, and may have a gradient on either side."""
-    if not op.batch_dims.value:
+    if isinstance(op, GroupedMatmulOp) or not op.batch_dims.value:
         return OPERAND_ROLES[op.kind.value]
     return _batched_role(op.lhs, gradients), _batched_role(op.rhs, gradients)
 

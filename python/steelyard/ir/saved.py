@@ -1,13 +1,15 @@
 """What is kept between a forward and its backward, by layer: an analysis, no pass."""
 
 from collections import Counter
+from collections.abc import Iterable
 from math import prod
 
 from torch_mlir import ir
 
-from steelyard.dialect.types import TensorType, format_shape, tensor_info
+from steelyard.dialect.types import ScaledInfo, TensorType, format_shape, tensor_info
 from steelyard.formats.dtypes import ITEM_SIZES
-from steelyard.formats.parts import part_shapes
+from steelyard.formats.parts import grouped_part_shapes, part_shapes
+from steelyard.formats.schemes import Scheme
 from steelyard.ir.attributes import PARAMETER, PRIMAL, SAVED
 from steelyard.ir.functions import argument_attributes, argument_name, argument_types, functions_of, result_attributes
 from steelyard.ir.gradients import find_gradients
@@ -21,11 +23,18 @@ def byte_size(type_: ir.Type) -> int:
     if isinstance(type_, TensorType):
         info = type_.info
         copies = [(scheme, columnwise) for scheme, columnwise in ((info.row, False), (info.col, True)) if scheme]
-        shape = prod(size or 1 for size in info.shape[:-1]), info.shape[-1] or 1
-        parts = [part for scheme, columnwise in copies for part in part_shapes(scheme, shape, columnwise).values()]
+        parts = [part for copy in copies for part in _parts(info, *copy)]
         return sum(prod(size or 1 for size in sizes) * ITEM_SIZES[dtype] for sizes, dtype in parts)
     plain = tensor_info(type_)
     return 0 if plain is None else prod(size or 1 for size in plain.shape) * ITEM_SIZES.get(plain.dtype, 1)
+
+
+def _parts(info: ScaledInfo, scheme: Scheme, columnwise: bool) -> Iterable[tuple[tuple[int | None, ...], str]]:
+    """Shape and element type of each part of a copy; a size known only at run time counts as one."""
+    sizes = tuple(size or 1 for size in info.shape)
+    if info.groups:
+        return grouped_part_shapes(scheme, sizes, columnwise, info.groups).values()
+    return part_shapes(scheme, (prod(sizes[:-1]), sizes[-1]), columnwise).values()
 
 
 def shortened(module: ir.Operation) -> list[tuple[str, str]]:

@@ -83,7 +83,7 @@ def size_of(value: ir.Value, dim: int) -> ir.Value:
     return ir.Operation.create("torch.aten.size.int", results=[int_type], operands=operands).result
 
 
-_TORCH_DTYPES = {"bf16": 15, "f16": 5, "f32": 6}
+_TORCH_DTYPES = {"bf16": 15, "f16": 5, "f32": 6, "si32": 3}
 
 
 def cast(value: ir.Value, dtype: str) -> ir.Value:

@@ -6,7 +6,18 @@ Kernels on every target write the same codes, scales and amaxes, byte for byte.
 from steelyard.reference.delayed import update_scale
 from steelyard.reference.dequantize import dequantize
 from steelyard.reference.gemm import qgemm
+from steelyard.reference.grouped import grouped_qgemm, grouped_quantize
 from steelyard.reference.layouts import swizzle, transpose
 from steelyard.reference.quantize import amax, quantize
 
-__all__ = ["amax", "dequantize", "qgemm", "quantize", "swizzle", "transpose", "update_scale"]
+__all__ = [
+    "amax",
+    "dequantize",
+    "grouped_qgemm",
+    "grouped_quantize",
+    "qgemm",
+    "quantize",
+    "swizzle",
+    "transpose",
+    "update_scale",
+]

@@ -67,8 +67,8 @@ def pack(copy: QuantizedCopy) -> torch.Tensor:
 def unpack(weight: cpu.PackedWeight) -> QuantizedCopy:
     scheme, shape, columnwise = weight.scheme, weight.shape, weight.columnwise
     parts = torch.ops.steelyard.unpack(weight.data, _text(scheme), *shape, columnwise)
-    codes, scales, amax = parts
-    return QuantizedCopy(codes, scales, amax, scheme, shape, columnwise)
+    codes, scales, *amax = parts
+    return QuantizedCopy(codes, scales, amax[0] if amax else None, scheme, shape, columnwise)
 
 
 @torch.library.custom_op("steelyard::pack", mutates_args=())

@@ -10,6 +10,7 @@ void bind_contract(nanobind::module_ &m);
 void bind_dequantize(nanobind::module_ &m);
 void bind_fingerprint(nanobind::module_ &m);
 void bind_gemm(nanobind::module_ &m);
+void bind_grouped(nanobind::module_ &m);
 void bind_produce(nanobind::module_ &m);
 void bind_quantize(nanobind::module_ &m);
 void bind_scales(nanobind::module_ &m);

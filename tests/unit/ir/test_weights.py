@@ -31,7 +31,7 @@ def quantized(source: str, shape: str, row: str = "#mx", col: str = "none", extr
     """An op that quantizes a value, as text; `extra` is a scale."""
     tensor = f"!torch.vtensor<[{shape.replace('x', ',')}],f32>"
     operands, types = (f"{source}, {extra}", f"{tensor}, !torch.vtensor<[],f32>") if extra else (source, tensor)
-    sizes = f"operandSegmentSizes = array<i32: 1, {int(bool(extra))}, 0>, resultSegmentSizes = array<i32: 1, 0>"
+    sizes = f"operandSegmentSizes = array<i32: 1, {int(bool(extra))}, 0, 0>, resultSegmentSizes = array<i32: 1, 0>"
     attributes = f'{{layer = "{layer}", {sizes}, role = "weight"}}'
     return (
         f'"scaled.quantize"({operands}) {attributes} : ({types}) -> !scaled.tensor<tensor<{shape}xf32>, {row}, {col}>'

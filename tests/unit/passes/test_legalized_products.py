@@ -72,7 +72,7 @@ def lowered(
     types = {"bias": f"!torch.vtensor<[{columns}],{dtype}>", "residual": result}
     arguments = {"a": plain[0], "b": plain[1]} | {name: types[name] for name in extra}
     segments = ", ".join(["1, 1", *(str(int(name in extra)) for name in types)])
-    quantize = 'layer = "", operandSegmentSizes = array<i32: 1, 0, 0>, resultSegmentSizes = array<i32: 1, 0>'
+    quantize = 'layer = "", operandSegmentSizes = array<i32: 1, 0, 0, 0>, resultSegmentSizes = array<i32: 1, 0>'
     text = f"""
     func.func @f({", ".join(f"%{name}: {type_}" for name, type_ in arguments.items())}) -> {result} {{
       %l = "scaled.quantize"(%a) {{{quantize}, role = "{ROLES[kind][0]}"}} : ({plain[0]}) -> {scaled[0]}

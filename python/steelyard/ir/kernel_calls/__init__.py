@@ -19,6 +19,12 @@ from steelyard.ir.kernel_calls.declarations import (
     read_call,
 )
 from steelyard.ir.kernel_calls.gemm import EpilogueCall, GemmCall, GemmOperand
+from steelyard.ir.kernel_calls.grouped import (
+    GroupedCopySlots,
+    GroupedGemmCall,
+    GroupedPackCall,
+    GroupedQuantizeCall,
+)
 from steelyard.ir.kernel_calls.layout import PadCall, SwizzleCall, TurnCall, UnpadCall
 from steelyard.ir.kernel_calls.quantize import (
     CopyCall,
@@ -45,6 +51,10 @@ __all__ = [
     "EpilogueCall",
     "GemmCall",
     "GemmOperand",
+    "GroupedCopySlots",
+    "GroupedGemmCall",
+    "GroupedPackCall",
+    "GroupedQuantizeCall",
     "KernelCall",
     "PackCall",
     "PadCall",

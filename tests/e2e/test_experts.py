@@ -1,0 +1,150 @@
+"""Products of experts against the reference, which quantizes the rows of each expert and each weight by itself."""
+
+import pytest
+import torch
+import transformers.integrations.moe  # noqa: F401  # It defines the op.
+from torch import nn
+
+import steelyard
+from steelyard import recipes, reference
+from steelyard.reference.grouped import groups_of
+
+EXPERTS, OUT, IN, ROWS = 4, 40, 48, 24
+ENDS = torch.tensor([5, 5, 18, 21], dtype=torch.int32)
+"""An expert without rows, and three rows of no expert."""
+RECIPES = [*recipes.NAMES, "nvfp4/none", "mxfp4/mxfp8"]
+
+
+class Experts(nn.Module):
+    def __init__(self, dtype=torch.float32, is_transposed=False):
+        super().__init__()
+        shape = (EXPERTS, IN, OUT) if is_transposed else (EXPERTS, OUT, IN)
+        self.is_transposed = is_transposed
+        self.weight = nn.Parameter(torch.randn(shape).to(dtype))
+
+    def forward(self, x, ends):
+        weight = self.weight if self.is_transposed else self.weight.transpose(-2, -1)
+        if x.dtype == torch.bfloat16:
+            return torch.nn.functional.grouped_mm(x, weight, offs=ends)
+        return torch.ops.transformers.grouped_mm_fallback(x, weight, ends)
+
+
+class Model(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.experts = Experts(**options)
+
+    def forward(self, x, ends):
+        return self.experts(x, ends)
+
+
+class Expected:
+    """The three products of a recipe."""
+
+    def __init__(self, recipe, x, weight, dy):
+        self._recipe = recipes.get(recipe)
+        self._rng = torch.initial_seed(), 0
+        self._values = {"input": x, "weight": weight, "grad_output": dy}
+        self._copies = {role: self._quantized(role) for role in self._values}
+
+    def _quantized(self, role):
+        schemes = self._recipe.schemes(role)
+        if schemes == (None, None):
+            return None
+        ends = None if role == "weight" else ENDS
+        # Delayed scales begin at 1.
+        return reference.grouped_quantize(self._values[role], ends, *schemes, scale=self._scale(schemes), rng=self._rng)
+
+    def _scale(self, schemes):
+        return torch.ones(()) if any(scheme.source == "delayed" for scheme in schemes) else None
+
+    def product(self, kind):
+        left, right = {"fprop": ("input", "weight"), "dgrad": ("grad_output", "weight")}.get(
+            kind, ("grad_output", "input")
+        )
+        columnwise = {"fprop": (0, 0), "dgrad": (0, 1), "wgrad": (1, 1)}[kind]
+        rows = None if kind == "wgrad" else ROWS
+        if self._copies[left] is not None and self._copies[right] is not None:
+            copies = (self._copies[role][usage] for role, usage in zip((left, right), columnwise, strict=True))
+            return reference.grouped_qgemm(*copies, rows=rows)
+        if kind == "wgrad":
+            groups = (groups_of(self._values[role].double(), ENDS) for role in (left, right))
+            return torch.stack([dy.T @ x for dy, x in zip(*groups, strict=True)]).float()
+        weights = [reference.dequantize(copy).double() for copy in self._copies["weight"][columnwise[1]]]
+        groups = groups_of(self._values[left].double(), ENDS)
+        made = [rows @ (w.T if kind == "fprop" else w) for rows, w in zip(groups, weights, strict=True)]
+        return torch.cat([*made, made[0].new_zeros(ROWS - ENDS[-1], made[0].shape[1])]).float()
+
+
+def assert_close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_step_computes_the_three_products_of_each_expert(recipe):
+    torch.manual_seed(3)
+    model = Model(is_transposed=recipe in ("nvfp4", "fp8-block"))
+    net = steelyard.compile(model, recipe)
+    x, dy = torch.randn(ROWS, IN, requires_grad=True), torch.randn(ROWS, OUT)
+    y = net(x, ENDS)
+    y.backward(dy)
+    weight, gradient = (
+        tensor.transpose(1, 2) if model.experts.is_transposed else tensor
+        for tensor in (model.experts.weight.detach(), model.experts.weight.grad)
+    )
+    expected = Expected(recipe, x.detach(), weight, dy)
+    assert_close(y.detach(), expected.product("fprop"))
+    assert_close(x.grad, expected.product("dgrad"))
+    assert_close(gradient, expected.product("wgrad"))
+    assert not gradient[1].any()
+    assert not y[21:].any()
+
+
+def test_rows():
+    net = steelyard.compile(Model(dtype=torch.bfloat16), "mxfp8")
+    net(torch.randn(ROWS, IN, dtype=torch.bfloat16, requires_grad=True), ENDS).sum().backward()
+    found = [(row.layer, row.kind, row.M, row.N, row.K, row.kernel, row.flops) for row in net.explain().rows]
+    kernel, flops = "cpu mx gemm of 4 experts", 2 * ROWS * OUT * IN
+    assert found == [
+        ("experts.weight", "fprop", "24", "40", "48", kernel, flops),
+        ("experts.weight", "wgrad", "40", "48", "24", kernel, flops),
+        ("experts.weight", "dgrad", "24", "48", "40", kernel, flops),
+    ]
+    assert net.explain().shares.quantized_weight_bytes == EXPERTS * OUT * IN * 2
+
+
+@torch.no_grad()
+def test_rows_may_change_in_number_and_weights_in_value():
+    model = Model().eval()
+    net = steelyard.compile(model, "fp8-current")
+    for rows, ends in ((24, [5, 5, 18, 21]), (7, [0, 7, 7, 7]), (33, [8, 16, 32, 33]), (0, [0, 0, 0, 0])):
+        model.experts.weight.mul_(3)
+        x, ends = torch.randn(rows, IN), torch.tensor(ends, dtype=torch.int32)
+        row, _ = recipes.get("fp8-current").schemes("input")
+        copies = [
+            reference.grouped_quantize(source, of, row, None)[0]
+            for source, of in ((x, ends), (model.experts.weight, None))
+        ]
+        assert_close(net(x, ends), reference.grouped_qgemm(*copies, rows=rows)) if rows else net(x, ends)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_quantized"),
+    [({"experts": None}, False), ({"experts.weight": None}, False), ({"experts": "mxfp8", "*": None}, True)],
+)
+@torch.no_grad()
+def test_overrides_name_the_weight_or_its_module(overrides, is_quantized):
+    model = Model().eval()
+    net = steelyard.compile(model, "nvfp4", overrides=overrides)
+    x = torch.randn(ROWS, IN)
+    y, exact = net(x, ENDS), model(x, ENDS)
+    (row,) = net.explain().rows
+    assert row.is_quantized == is_quantized
+    assert torch.equal(y, exact) == (not is_quantized)
+
+
+@torch.no_grad()
+def test_experts_stay_in_high_precision_on_cuda():
+    net = steelyard.compile(Model().eval(), "mxfp8", target="cuda:sm_100a").lower(torch.randn(ROWS, IN), ENDS)
+    (row,) = net.explain().rows
+    assert (row.kernel, row.reason) == ("torch", "the products of experts are quantized on the CPU only")
