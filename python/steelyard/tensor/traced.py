@@ -75,7 +75,7 @@ def unpack(weight: cpu.PackedWeight) -> QuantizedCopy:
 def _pack(
     codes: torch.Tensor,
     scales: torch.Tensor,
-    amax: torch.Tensor,
+    amax: torch.Tensor | None,
     scheme: str,
     rows: int,
     columns: int,
