@@ -23,8 +23,8 @@ from steelyard.formats.schemes import Scheme
 class QuantizeOp(ScaledOp, name="quantize", traits=[ext.Pure]):
     """Quantize a tensor into the copies that its result type names.
 
-    `scale` is a scale known beforehand, the state of a delayed scheme or what the values of a static one are decoded by,
-    and `rng` the seed and offset of stochastic rounding. A matrix whose rows are in groups, each quantized as a matrix
+    `scale` is a scale known beforehand, the state of a delayed scheme or what a static one is decoded by, and
+    `rng` the seed and offset of stochastic rounding. A matrix whose rows are in groups, each quantized as a matrix
     of its own, has the `ends` of these groups (see `grouped_gemm`); rows behind the last group are not quantized. The
     result `new_amax` is the amax of the source, where it is kept. `layer` names the layer whose state the op reads. It
     is empty where there is no state, so that equal quantizations are equal ops.

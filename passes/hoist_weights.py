@@ -109,6 +109,8 @@ def _form(op: QuantizeOp) -> WeightForm | None:
     is_transposed = _is_transposed(op.source)
     if info.row is None or info.col is not None or info.row.custom or op.new_amax is not None or is_transposed is None:
         return None
+    if info.groups:
+        return None
     return WeightForm(info.row, is_transposed)
 
 

@@ -94,6 +94,8 @@ def _reason_to_keep(parameter: torch.Tensor, use: _Uses) -> str:
     if len(forms) > 1:
         return "GEMMs read it in more than one format"
     (form,) = forms
+    if parameter.dim() == 3:
+        return "it is a stack of matrices, one per expert, and there is no quantized tensor of those"
     if form is None and use.weights[0].states:
         return "each step of training records the amax of its values for its delayed scale"
     if form is None or parameter.dim() != 2:
