@@ -207,7 +207,7 @@ FREE = "func.func @f(%x: tensor<f32>) {\n  "
         (
             "%0 = scaled.quantize input %x bias(%x)",
             *(2, 33),
-            "expected 'scale', 'rng', 'at', '{' or ':' in 'scaled.quantize', got 'bias'",
+            "expected 'ends', 'scale', 'rng', 'at', '{' or ':' in 'scaled.quantize', got 'bias'",
         ),
         (
             "%0 = scaled.quantize input %x at layer",

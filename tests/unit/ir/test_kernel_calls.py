@@ -16,6 +16,9 @@ from steelyard.ir.kernel_calls import (
     DequantizeCall,
     EpilogueCall,
     GemmCall,
+    GroupedGemmCall,
+    GroupedPackCall,
+    GroupedQuantizeCall,
     KernelCall,
     PackCall,
     PadCall,
@@ -40,6 +43,7 @@ TILES = Scheme("f4E2M1FN", "16x16", "f8E4M3FN", second_level="tensor")
 OWN = Scheme("i8", "tensor", "f32", custom="Mine")
 
 F32, ROWS, SCALAR = "tensor<8x64xf32>", "tensor<8x64xi8>", "tensor<f32>"
+ENDS = "tensor<2xi32>"
 MX_PARTS = {"codes": ROWS, "scales": "tensor<8x2xi8>"}
 FP8_PARTS = {"codes": ROWS, "scales": SCALAR, "amax": SCALAR}
 FP4_PARTS = {"codes": "tensor<8x32xi8>", "scales": "tensor<8x4xi8>", "amax": SCALAR}
@@ -93,6 +97,46 @@ CASES = {
         [*parts("lhs", MX_PARTS), *parts("rhs", MX_PARTS)],
         [("result", "tensor<2x4x4xf32>")],
         {"kind": "fprop", "lhs": MX, "lhs_shape": (2, 4, 64), "rhs": MX, "rhs_shape": (2, 4, 64), "batch_dims": 1},
+    ),
+    "grouped_quantize": (
+        GroupedQuantizeCall,
+        [("source", "tensor<?x64xf32>"), ("ends", ENDS), ("scale", SCALAR)],
+        parts("row", {"codes": "tensor<?xi8>", "scales": "tensor<2xf32>", "amax": "tensor<2xf32>"}),
+        {"row": DELAYED, "role": "input", "groups": 2},
+    ),
+    # Nine rows in two groups: two blocks of 32 rows.
+    "grouped_quantize of known rows": (
+        GroupedQuantizeCall,
+        [("source", "tensor<9x64xf32>"), ("ends", ENDS)],
+        parts("col", {"codes": "tensor<576xi8>", "scales": "tensor<128xi8>"}),
+        {"col": MX_COLUMNS, "role": "input", "groups": 2},
+    ),
+    "grouped_pack": (
+        GroupedPackCall,
+        parts("row", {"codes": "tensor<512xi8>", "scales": "tensor<64xi8>", "amax": "tensor<2xf32>"}),
+        # As below for each of both, from multiples of 64 on.
+        [("row.packed", "tensor<768xi8>")],
+        {"row": TILES, "shape": (2, 8, 64), "groups": 2},
+    ),
+    "grouped_gemm": (
+        GroupedGemmCall,
+        [
+            *parts("lhs", {"codes": "tensor<576xi8>", "scales": "tensor<18xi8>"}),
+            *parts("rhs", {"codes": "tensor<1024xi8>", "scales": "tensor<32xi8>"}),
+            ("ends", ENDS),
+        ],
+        [("result", "tensor<9x8xf32>")],
+        {"kind": "fprop", "groups": 2, "lhs": MX, "lhs_shape": (9, 64), "rhs": MX, "rhs_shape": (2, 8, 64)},
+    ),
+    "grouped_gemm of plain rows": (
+        GroupedGemmCall,
+        [
+            ("lhs", "tensor<?x64xf32>"),
+            *parts("rhs", {"codes": "tensor<1024xi8>", "scales": "tensor<32xi8>"}),
+            *[("ends", ENDS), ("size", "index")],
+        ],
+        [("result", "tensor<?x8xf32>")],
+        {"kind": "fprop", "groups": 2, "lhs_shape": (None, 64), "rhs": MX, "rhs_shape": (2, 8, 64)},
     ),
     "epilogue": (
         EpilogueCall,
