@@ -1,7 +1,7 @@
 """Quantizers beside a copy of as many bytes as they read and write."""
 
 import torch
-from linears import BLOCK, E4M3, MXFP8, MXFP8_COLUMNS, NVFP4, NVFP4_TILES, TILE
+from linears import BLOCK, E4M3, MXFP4, MXFP8, MXFP8_COLUMNS, NVFP4, NVFP4_TILES, ROW, TILE
 from machine import pinned
 from report import Table, progress
 from timing import interleave
@@ -18,8 +18,10 @@ CASES: tuple[tuple[str, Scheme | None, Scheme | None, str], ...] = (
     ("MXFP8 both", MXFP8, MXFP8_COLUMNS, "0.42"),
     ("E4M3 current", E4M3, None, "0.52"),
     ("E4M3 current + transpose", E4M3, E4M3, ""),
+    ("E4M3 per row", ROW, None, ""),
     ("E4M3 128x128 + transpose", TILE, TILE, "0.55"),
     ("E4M3 1x128 both", BLOCK, BLOCK, ""),
+    ("MXFP4 rowwise", MXFP4, None, ""),
     ("NVFP4 1x16", NVFP4, None, "0.39"),
     ("NVFP4 16x16 + transpose", NVFP4_TILES, NVFP4_TILES, "0.33"),
 )

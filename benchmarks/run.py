@@ -25,6 +25,7 @@ GROUPS = {
     "compile": "compile_time",
     "gemm": "gemm",
     "gemv": "gemv",
+    "formats": "formats",
     "quantizers": "quantizers",
     "call": "call_overhead",
     "jax": "jax_dense",
@@ -36,7 +37,10 @@ GROUPS = {
     "threads": "thread_scaling",
 }
 # What `--quick` runs if no group is named. It takes two minutes, too few for inductor to compile.
-QUICK_GROUPS = ("gemm", "gemv", "quantizers", "call", "models", "experts", "training", "peers", "scaling", "threads")
+QUICK_GROUPS = (
+    *("gemm", "gemv", "formats", "quantizers", "call", "models", "experts", "training", "peers", "scaling"),
+    "threads",
+)
 
 
 def main() -> int:

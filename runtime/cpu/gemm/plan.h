@@ -27,7 +27,7 @@ inline constexpr int kPanelExponent = 30;
 // columns is made. Rows of FP4 codes are integers.
 inline constexpr int64_t kFewRows = 16, kFewIntegerRows = 8;
 // Up to this many rows of E4M3 codes are digits, see few_fp4.h.
-inline constexpr int64_t kDigitRows = 4;
+inline constexpr int64_t kDigitRows = 2;
 // Up to this many of them, block scales are multiplied into the sums, beyond
 // into the decoded values.
 inline constexpr int64_t kFewestRows = 4;
