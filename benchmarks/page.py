@@ -35,15 +35,10 @@ SUMMARY = (
 )
 ORDER = (
     "models",
-<<<<<<< HEAD
     "experts",
     "gemm",
     "gemv",
-=======
-    "gemm",
-    "gemv",
     "formats",
->>>>>>> d4ab67e (Measure linear layers in the formats of published models)
     "quantizers",
     "training",
     "peers",
