@@ -14,7 +14,17 @@ from steelyard.ir.kernel_calls import is_declaration, read_call
 from steelyard.ir.torch_ops import constant_int, info_of, walk_ops
 
 _QUANTIZING = (
-    *("advance_rng", "amax", "count_saturated", "dequantize", "gemm", "grouped_gemm", "grouped_matmul", "join", "matmul"),
+    *(
+        "advance_rng",
+        "amax",
+        "count_saturated",
+        "dequantize",
+        "gemm",
+        "grouped_gemm",
+        "grouped_matmul",
+        "join",
+        "matmul",
+    ),
     *("quantize", "split", "transpose", "update_scale"),
 )
 OPS = {
