@@ -85,6 +85,26 @@ func.func @per_tensor(%x: !scaled.tensor<8x64xbf16, #fp8_tensor>, %w: !scaled.te
   return %0 : !torch.vtensor<[8,32],bf16>
 }
 
+// Scales of rows are applied after the sum, beside those of another row or of a tensor; nothing swizzles them.
+// CHECK-LABEL: func.func @per_row
+// CHECK-NEXT: scaled.gemm fprop %arg0, %arg1 {{.*}}scaled.path = "native"
+// CHECK-NEXT: scaled.gemm fprop %arg2, %arg1 {{.*}}scaled.path = "native"
+func.func @per_row(%x: !scaled.tensor<8x64xbf16, #fp8_row>, %w: !scaled.tensor<32x64xbf16, #fp8_row>, %t: !scaled.tensor<8x64xbf16, #fp8_tensor>) -> (!torch.vtensor<[8,32],bf16>, !torch.vtensor<[8,32],bf16>) {
+  %0 = scaled.gemm fprop %x, %w at "up" : !scaled.tensor<8x64xbf16, #fp8_row>, !scaled.tensor<32x64xbf16, #fp8_row> -> !torch.vtensor<[8,32],bf16>
+  %1 = scaled.gemm fprop %t, %w at "down" : !scaled.tensor<8x64xbf16, #fp8_tensor>, !scaled.tensor<32x64xbf16, #fp8_row> -> !torch.vtensor<[8,32],bf16>
+  return %0, %1 : !torch.vtensor<[8,32],bf16>, !torch.vtensor<[8,32],bf16>
+}
+
+// Activations that are not quantized, and two formats, are emulated.
+// CHECK-LABEL: func.func @mixed
+// CHECK-NEXT: scaled.gemm fprop %arg0, %arg2 {{.*}}scaled.path = "emulated", scaled.reason = "torch has no product of a quantized weight and activations that are not quantized"
+// CHECK-NEXT: scaled.gemm fprop %arg1, %arg2 {{.*}}scaled.path = "emulated", scaled.reason = "torch has no product of mx and mxfp4 operands"
+func.func @mixed(%x: !torch.vtensor<[8,64],bf16>, %q: !scaled.tensor<8x64xbf16, #mxfp8_1x32>, %w: !scaled.tensor<32x64xbf16, #mxfp4_1x32>) -> (!torch.vtensor<[8,32],bf16>, !torch.vtensor<[8,32],bf16>) {
+  %0 = scaled.gemm fprop %x, %w at "up" : !torch.vtensor<[8,64],bf16>, !scaled.tensor<32x64xbf16, #mxfp4_1x32> -> !torch.vtensor<[8,32],bf16>
+  %1 = scaled.gemm fprop %q, %w at "down" : !scaled.tensor<8x64xbf16, #mxfp8_1x32>, !scaled.tensor<32x64xbf16, #mxfp4_1x32> -> !torch.vtensor<[8,32],bf16>
+  return %0, %1 : !torch.vtensor<[8,32],bf16>, !torch.vtensor<[8,32],bf16>
+}
+
 // None multiplies E5M2 by E5M2.
 // CHECK-LABEL: func.func @two_e5m2
 // CHECK-NEXT: scaled.gemm {{\w+}} %arg0, %arg1 {{.*}}scaled.path = "emulated"{{.*}}scaled.reason = "cuBLASLt refuses E5M2 times E5M2"
