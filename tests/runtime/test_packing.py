@@ -22,6 +22,12 @@ def copy_of(outer, k, seed=0, scheme=None, columnwise=False):
     return random_copy(np.random.default_rng(seed), scheme or nvfp4(), outer, k, columnwise)
 
 
+def same_numbers(found, expected):
+    """The same bytes but for those of NaN, whose sign depends on the order of operands."""
+    is_nan = expected.isnan()
+    return torch.equal(found.isnan(), is_nan) and same_bytes(found[~is_nan], expected[~is_nan])
+
+
 @st.composite
 def weight_products(draw):
     """A product that a packed weight may take part in: any rows, few of them and many."""
@@ -51,7 +57,7 @@ def test_product_with_a_packed_weight_is_within_the_bound(name, operands, dtype,
     a, b = operands
     found = cpu.qgemm(a, cpu.pack(b), out_dtype=dtype)
     assert_within_bound(found, a, b)
-    assert same_bytes(found, cpu.qgemm(a, b, out_dtype=dtype))
+    assert same_numbers(found, cpu.qgemm(a, b, out_dtype=dtype))
 
 
 @pytest.mark.parametrize("name", cpu.instruction_sets())
@@ -68,7 +74,7 @@ def test_a_matrix_that_is_not_quantized_times_a_packed_weight(name, values, sche
     weight = random_copy(np.random.default_rng(seed), scheme, columns, values.shape[1], False, special)
     found = cpu.qgemm(values, cpu.pack(weight))
     assert_within_bound(found, values, weight)
-    assert same_bytes(found, cpu.qgemm(values, weight))
+    assert same_numbers(found, cpu.qgemm(values, weight))
 
 
 @given(columns=st.integers(0, 40), k=st.integers(0, 80), columnwise=st.booleans(), scheme=st.sampled_from(WEIGHTS))
@@ -180,8 +186,8 @@ def test_extreme_scales_beside_ordinary_ones(isa, rows, scheme):
 
 @pytest.mark.parametrize("rows", [1, 3, 16])
 @pytest.mark.parametrize("scheme", [nvfp4(), mxfp4(), MX, None], ids=["nvfp4", "mxfp4", "mxfp8", "values"])
-def test_few_rows_times_columns_longer_than_a_strip(isa, rows, scheme):
-    """And their bytes depend neither on threads nor on the columns beside them."""
+def test_few_rows_times_long_columns(isa, rows, scheme):
+    """Their bytes depend neither on threads nor on the columns beside them."""
     weight = copy_of(77, 6001, seed=1, scheme=mxfp4())
     a = torch.randn(rows, 6001, generator=torch.Generator().manual_seed(0))
     a = a if scheme is None else copy_of(rows, 6001, scheme=scheme)

@@ -119,40 +119,25 @@ public:
           const Scales &scales)
       : call_(call), tile_(tile), scales_(scales) {}
 
-  // k in strips that stay in the first cache while the columns pass.
-  void multiply() const {
-    const int64_t most = kStripBytes / (sizeof(Row) * call_.at.rows);
-    const int64_t slices = call_.at.slices, strip = most > 1 ? most : 1;
-    for (int64_t slice = 0; slice < slices; slice += strip)
-      multiply_strip({slice, smaller(slice + strip, slices)});
-  }
-
-private:
-  // Rows that share the expanding of a unit.
-  static constexpr int64_t kRowsAtOnce = 4;
-  // Of the rows.
-  static constexpr int64_t kStripBytes = 16384;
-
-  // Slices.
-  struct Strip {
-    int64_t begin, end;
-  };
-
   // Columns in the order of memory, or of several streams through it, which is
   // then read at its full speed.
-  void multiply_strip(Strip strip) const {
+  void multiply() const {
     StagedUnits staged;
     const bool streams = call_.at.rows == 1 && call_.problem.b.is_packed_weight;
     const int64_t apart =
         streams ? tile_.columns / (kStreams * kGroupColumns) * kGroupColumns
                 : 0;
     for (int64_t j = 0; j < apart; j += kGroupColumns)
-      for (int64_t slice = strip.begin; slice < strip.end; ++slice)
-        multiply_streams(j, apart, slice, ahead_of(slice, strip));
+      for (int64_t slice = 0; slice < call_.at.slices; ++slice)
+        multiply_streams(j, apart, slice);
     for (int64_t j = kStreams * apart; j < tile_.columns; j += kGroupColumns)
-      for (int64_t slice = strip.begin; slice < strip.end; ++slice)
-        multiply_group(j, slice, ahead_of(slice, strip), staged);
+      for (int64_t slice = 0; slice < call_.at.slices; ++slice)
+        multiply_group(j, slice, staged);
   }
+
+private:
+  // Rows that share the expanding of a unit.
+  static constexpr int64_t kRowsAtOnce = 4;
 
   GroupSums sums_at(int64_t row, int64_t j, int64_t apart,
                     int64_t slice) const {
@@ -160,40 +145,25 @@ private:
             call_.plan.tile_columns, apart, call_.at.first_slab && slice == 0};
   }
 
-  // The codes that are fetched for later are those of the next group towards
-  // the end of a strip.
-  int64_t ahead_of(int64_t slice, Strip strip) const {
-    constexpr int64_t bytes = kSliceUnits * kUnitBytes;
-    if ((strip.end - slice) * bytes > kBytesAhead)
-      return kBytesAhead;
-    const int64_t group = units_in(call_.problem.b.k) * kUnitBytes;
-    return kBytesAhead + group - (strip.end - strip.begin) * bytes;
-  }
-
   // One slice of kStreams groups from `j` in the tile, `apart` columns from
   // each other.
-  void multiply_streams(int64_t j, int64_t apart, int64_t slice,
-                        int64_t ahead) const {
+  void multiply_streams(int64_t j, int64_t apart, int64_t slice) const {
     GroupUnits units[kStreams];
-    for (int64_t g = 0; g < kStreams; ++g) {
+    for (int64_t g = 0; g < kStreams; ++g)
       units[g] = packed_units(call_.problem.b,
                               call_.at.column + tile_.column + j + g * apart,
                               call_.at.k + slice * kSlice);
-      units[g].ahead = ahead;
-    }
     multiply_groups<1>(few_row<Row>(call_, slice, 0), units, scales_,
                        units_in(slice_length(call_, slice)),
                        sums_at(0, j, apart, slice));
   }
 
   // One slice of the group of columns from `j` in the tile.
-  void multiply_group(int64_t j, int64_t slice, int64_t ahead,
-                      StagedUnits &staged) const {
+  void multiply_group(int64_t j, int64_t slice, StagedUnits &staged) const {
     const int64_t k = slice_length(call_, slice);
-    GroupUnits units[] = {units_of(call_.problem.b,
-                                   call_.at.column + tile_.column + j,
-                                   call_.at.k + slice * kSlice, k, staged)};
-    units[0].ahead = ahead;
+    const GroupUnits units[] = {
+        units_of(call_.problem.b, call_.at.column + tile_.column + j,
+                 call_.at.k + slice * kSlice, k, staged)};
     const int64_t parts = (tile_.rows + kRowsAtOnce - 1) / kRowsAtOnce;
     for (int64_t part = 0; part < parts; ++part) {
       const int64_t row = tile_.rows * part / parts,

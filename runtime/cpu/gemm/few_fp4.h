@@ -127,10 +127,10 @@ multiply_groups(const FloatRow *rows, const GroupUnits (&units)[Groups],
     for (int g = 0; g < Groups; ++g) {
       const uint8_t *codes = units[g].codes + kUnitBytes * block;
       FloatSums<Rows> sums;
-      __builtin_prefetch(codes + units[g].ahead);
+      __builtin_prefetch(codes + kBytesAhead);
       sums.add_unit(codes, rows, block);
       if (Scales::kUnits == 2 && block + 1 < count) {
-        __builtin_prefetch(codes + kUnitBytes + units[g].ahead);
+        __builtin_prefetch(codes + kUnitBytes + kBytesAhead);
         sums.add_unit(codes + kUnitBytes, rows, block + 1);
       }
       const Words8 scale = as<Words8>(
@@ -162,7 +162,7 @@ multiply_groups(const DigitRow *rows, const GroupUnits (&units)[Groups],
 #pragma GCC unroll 4
     for (int g = 0; g < Groups; ++g) {
       const uint8_t *codes = units[g].codes + kUnitBytes * b;
-      __builtin_prefetch(codes + units[g].ahead);
+      __builtin_prefetch(codes + kBytesAhead);
       Bytes32 quads[4];
       expand_unit(codes, table, quads);
       const Floats8 scale =
@@ -209,7 +209,7 @@ multiply_groups(const IntegerRow *rows, const GroupUnits (&units)[Groups],
 #pragma GCC unroll 4
     for (int g = 0; g < Groups; ++g) {
       const uint8_t *codes = units[g].codes + kUnitBytes * b;
-      __builtin_prefetch(codes + units[g].ahead);
+      __builtin_prefetch(codes + kBytesAhead);
       Bytes32 quads[4];
       expand_unit(codes, table, quads);
       const Floats8 scale =

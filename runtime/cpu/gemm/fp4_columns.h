@@ -15,7 +15,6 @@ static constexpr int64_t kSliceUnits = kSlice / kUnitBlock;
 // The units of a group of columns, and its scales.
 struct GroupUnits {
   const uint8_t *codes, *scales;
-  int64_t ahead = kBytesAhead; // from codes to those that are fetched for later
 };
 
 struct alignas(64) StagedUnits {

@@ -43,16 +43,26 @@ static uint32_t transformed_amax(const Tile &tile) {
 static uint32_t narrow_amax(const AmaxCall &call, const TilePlace &tile) {
   const uint16_t *x = static_cast<const uint16_t *>(call.x.data) +
                       tile.row * call.x.row_stride + tile.column;
-  const int16_t largest =
-      amax_of_rows<int16_t>(x, call.x.row_stride, tile.rows, tile.columns);
-  return bits_of(widen(static_cast<uint16_t>(largest), call.x.dtype));
+  const auto amax_from = [&](int64_t i, int64_t rows) {
+    const int16_t largest = amax_of_rows<int16_t>(
+        x + i * call.x.row_stride, call.x.row_stride, rows, tile.columns);
+    return bits_of(widen(static_cast<uint16_t>(largest), call.x.dtype));
+  };
+  if (!call.row)
+    return amax_from(0, tile.rows);
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < tile.rows; ++i) {
+    const uint32_t row = amax_from(i, 1);
+    atomic_max(call.row + tile.row + i, row);
+    largest = row > largest ? row : largest;
+  }
+  return largest;
 }
 
 void amax(const AmaxCall &call, int64_t begin, int64_t end) {
   TileSource source(call.x, call.producer, call.tiling);
   uint32_t tensor = 0, transformed = 0;
-  const bool only_tensor = !call.row && !call.column && !call.transformed;
-  const bool narrow = !call.producer && only_tensor &&
+  const bool narrow = !call.producer && !call.column && !call.transformed &&
                       call.x.dtype != Dtype::f32 && call.x.column_stride == 1;
   for (int64_t index = begin; index < end; ++index) {
     if (narrow) {

@@ -57,10 +57,10 @@ static void quantize_columns(const TileOf<T> &tile, const CopyCall &copy) {
       encode_row_by<E2M1>(tile.at(i), tile.columns, factors, codes.values[i]);
   }
   store_columns(tile, tile.rows, codes, copy);
-  transpose_bytes(
-      bytes[0], kTileSide, (tile.rows + kWide - 1) / kWide, tile.columns,
-      copy.scales + tile.column * copy.scales_stride + tile.row / kWide,
-      copy.scales_stride);
+  for (int64_t j = 0; j < tile.columns; ++j)
+    for (int64_t b = 0; b * kWide < tile.rows; ++b)
+      copy.scales[(tile.column + j) * copy.scales_stride + tile.row / kWide +
+                  b] = bytes[b][j];
 }
 
 template <class T>
