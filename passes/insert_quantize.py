@@ -41,7 +41,7 @@ def insert_quantize(module: ir.Operation) -> None:
         for op, roles in [(product, operand_roles(product, gradients)) for product in products]:
             if "rhs_scheme" in op.attributes:
                 _quantize_operands(op, roles, state)
-            elif DECODED in op.attributes:
+            elif DECODED in op.attributes and isinstance(op, MatmulOp):
                 _decode_operand(op, roles[1], state)
         state.finish()
 
