@@ -67,7 +67,7 @@ def _mxfp4(scheme: Scheme, _) -> SchemeQuantizer:
 
 def _nvfp4(scheme: Scheme, scale: torch.Tensor | None) -> SchemeQuantizer:
     return NVFP4Quantizer(
-        tensor_scale_inv=scale if scheme.source == "static" else None,
+        tensor_scale_inv=float(scale) if scale is not None and scheme.source == "static" else None,
         with_2d_quantization=scheme.is_tiled,
         row_scaled=scheme.second_level == "row",
         four_over_six=None if scheme.four_over_six == "none" else scheme.four_over_six,

@@ -98,7 +98,7 @@ class NVFP4TensorStorage(SchemeStorage):
                 row_scaled=has_rows if row_scaled_nvfp4 is None else row_scaled_nvfp4,
                 four_over_six="mae" if nvfp4_use_4over6 else None,
                 block_size=16 if block_size is None else block_size,
-                tensor_scale_inv=tensor_scale_inv,
+                tensor_scale_inv=None if tensor_scale_inv is None else float(tensor_scale_inv),
             )
         elif tensor_scale_inv is not None and quantizer.tensor_scale_inv is None:
             raise RecipeError(f"the quantizer must have a tensor_scale_inv, too, got {quantizer}; leave it out")
@@ -233,7 +233,7 @@ class NVFP4Quantizer(SchemeQuantizer):
             "current" if self.tensor_scale_inv is None else "static",
         )
 
-    def _copies_for(self, dst, src) -> Copies:
+    def _copies_for(self, dst: Any, src) -> Copies:
         # The second level of a tensor may have come with codes that were copied to it.
         alone = self.copy()
         alone.tensor_scale_inv = None if self.tensor_scale_inv is None else float(dst._tensor_scale_inv)

@@ -107,7 +107,7 @@ def test_errors(pair):
     compact, packed = pair
     usages = compact.get_usages()
     # Tiles could make the other copy, which has no room; blocks cannot even do that.
-    with pytest.raises(RecipeError, match="keeps the one copy it has|must follow from the codes of the other one"):
+    with pytest.raises(RecipeError, match=r"keeps the one copy it has|must follow from the codes of the other one"):
         packed.update_usage(rowwise_usage=True, columnwise_usage=True)
     with pytest.raises(RecipeError, match=r"bytes of uint8, got torch\.uint8 of shape"):
         packed_tensor(packed._packed_data[1:], SHAPE, packed._quantizer, torch.float32)

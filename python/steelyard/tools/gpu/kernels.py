@@ -38,11 +38,10 @@ _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 """Options of recipes that choose other kernels."""
 _WEIGHT_ONLY = ("fp8-row/none", "mxfp4/none", "nvfp4/none")
 _MIXED = ("mxfp4/mxfp8", "nvfp4/mxfp8", "nvfp4/fp8-row", "fp8-row/fp8-current")
-_NVFP4 = {"element": "f4E2M1FN", "scale": "f8E4M3FN", "second_level": "tensor"}
 _APART = (
     ("fp8-current", "static", Scheme("f8E4M3FN", "tensor", "f32", source="static")),
-    ("nvfp4", "static", Scheme(block="1x16", source="static", **_NVFP4)),
-    ("nvfp4", "1x32", Scheme(block="1x32", **_NVFP4)),
+    ("nvfp4", "static", Scheme("f4E2M1FN", "1x16", "f8E4M3FN", source="static", second_level="tensor")),
+    ("nvfp4", "1x32", Scheme("f4E2M1FN", "1x32", "f8E4M3FN", second_level="tensor")),
 )
 """What no recipe makes by itself: static scales, which layers have, and NVFP4 in 1x32, which checkpoints have."""
 
