@@ -57,6 +57,7 @@ void run_operations(const uint8_t *in, uint8_t *out) {
     put(fused(a[i], -b[i], b[7 - i]));
   const Floats8 four[4] = {a, b, -b, a - b};
   put(sums_of_4(four));
+  put(sums_of_pairs(a, b));
   put(int32_t{is_zero(bytes)});
   put(int32_t{is_zero(bytes & 0)});
   alignas(32) uint8_t streamed[64];
