@@ -20,14 +20,14 @@ _COPIES = (torch.ops.aten.clone, torch.ops.aten._to_copy)
 E4M3, E2M1 = ml_dtypes.float8_e4m3fn, ml_dtypes.float4_e2m1fn
 
 
-def fake_fp8(x: np.ndarray, is_weight: bool) -> np.ndarray:
+def fake_fp8(x: np.ndarray, in_tiles: bool) -> np.ndarray:
     """One scale per tensor, which maps the largest magnitude to 448."""
     amax = np.abs(x).max(initial=np.float32(0))
     scale = np.float32(448) / amax if amax > 0 else np.float32(1)
     return _cast(x * scale, E4M3, 448) * (np.float32(1) / scale)
 
 
-def fake_mxfp8(x: np.ndarray, is_weight: bool) -> np.ndarray:
+def fake_mxfp8(x: np.ndarray, in_tiles: bool) -> np.ndarray:
     """A power of two per 32 values of a row, the smallest that makes all of them at most 448."""
     blocks = _blocks(x, 1, 32)
     amax = np.abs(blocks).max(axis=(1, 3), keepdims=True)
@@ -37,11 +37,11 @@ def fake_mxfp8(x: np.ndarray, is_weight: bool) -> np.ndarray:
     return _unblocked(decoded, x)
 
 
-def fake_nvfp4(x: np.ndarray, is_weight: bool) -> np.ndarray:
-    """A byte in E4M3 per 16 values of a row, or per 16x16 tile of a weight, and a factor per tensor."""
+def fake_nvfp4(x: np.ndarray, in_tiles: bool) -> np.ndarray:
+    """A byte in E4M3 per 16 values of a row, or per 16x16 tile, and a factor per tensor."""
     amax = np.abs(x).max(initial=np.float32(0))
     encode = np.float32(448 * 6) / amax if amax > 0 else np.float32(1)
-    blocks = _blocks(x, 16 if is_weight else 1, 16)
+    blocks = _blocks(x, 16 if in_tiles else 1, 16)
     largest = np.abs(blocks).max(axis=(1, 3), keepdims=True)
     scales = _cast(largest * (encode * np.float32(1 / 6)), E4M3, 448)
     with np.errstate(divide="ignore"):
@@ -83,6 +83,8 @@ class FakeQuantizedGemms(TorchDispatchMode):
     def __init__(self, model: nn.Module, recipe: str, quantized: Set[Gemm]):
         super().__init__()
         self._fake = FAKES[recipe]
+        # Weights of a net that trains are in tiles.
+        self._has_tiles = model.training
         self._quantized = quantized
         self._parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
         self._names = {p.untyped_storage().data_ptr(): name for name, p in model.named_parameters()}
@@ -152,7 +154,7 @@ class FakeQuantizedGemms(TorchDispatchMode):
         self.found.add(gemm)
         if gemm not in self._quantized:
             return torch.mm(x, w)
-        left, right = self._fake(_array(x), False), self._fake(_array(w.t()), True)
+        left, right = self._fake(_array(x), False), self._fake(_array(w.t()), self._has_tiles)
         return torch.from_numpy(left.astype(np.float64) @ right.T.astype(np.float64)).to(x.dtype)
 
 

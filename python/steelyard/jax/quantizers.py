@@ -25,16 +25,15 @@ _BACKWARDS = ("normal", "high_precision", "dequantized")
 _OTHER_BLOCK = {"1x32": "32x1", "32x1": "1x32"}
 
 
-def _has_kernels(scheme: Scheme) -> bool:
+def has_kernels(scheme: Scheme) -> bool:
+    """Whether JAX has kernels for a scheme."""
     return scheme.family not in ("row", "mxfp4") and (scheme.family, scheme.block) != ("nvfp4", "1x32")
 
 
 RECIPES = tuple(
     name
     for name in recipes.NAMES
-    if all(
-        map(_has_kernels, (scheme for role in recipes.ROLES for scheme in recipes.get(name).schemes(role) if scheme))
-    )
+    if all(map(has_kernels, (scheme for role in recipes.ROLES for scheme in recipes.get(name).schemes(role) if scheme)))
 )
 """The recipes whose formats JAX has kernels for."""
 
@@ -51,7 +50,7 @@ class Quantizer(Node):
                 raise RecipeError(f"{name} must be a scheme or None, got {type(scheme).__name__}")
             if scheme is not None and scheme.custom:
                 raise RecipeError(f"{name} must be a built-in scheme, got the custom one {scheme.custom!r}")
-            if scheme is not None and not _has_kernels(scheme):
+            if scheme is not None and not has_kernels(scheme):
                 raise RecipeError(
                     f"{name} must be a scheme that JAX has kernels for, got {scheme.element} in {scheme.block} with "
                     f"{scheme.scale} scales; use one of the recipes {', '.join(RECIPES)}"
