@@ -13,10 +13,17 @@ from gemm_calls import read_call
 torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
 
 
+# These recipes take the way of others through the compiler, with kernels that are tested by themselves.
+ALIKE = {"fp8-row", "mxfp4", "nvfp4-4over6"}
+# What runs by every recipe each time, and not only among the slow tests.
+BY_ALL = {"test_compile_models.py", "test_training_gradients.py", "test_quantized_weights.py", "test_experts.py"}
+
+
 def pytest_collection_modifyitems(items):
-    """Leave to the slow tests what runs by another recipe with other options: kernels are tested with each of them."""
+    """Leave to the slow tests what runs by recipes that are like others."""
     for item in items:
-        if hasattr(item, "callspec") and "nvfp4-4over6" in item.callspec.params.values():
+        chosen = set(map(str, item.callspec.params.values())) if hasattr(item, "callspec") else set()
+        if "nvfp4-4over6" in chosen or (chosen & ALIKE and item.path.name not in BY_ALL):
             item.add_marker(pytest.mark.slow)
 
 
