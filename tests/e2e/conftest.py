@@ -21,8 +21,9 @@ BY_ALL = {"test_compile_models.py", "test_training_gradients.py", "test_quantize
 
 def pytest_collection_modifyitems(items):
     """Leave to the slow tests what runs by recipes that are like others."""
-    for item in items:
-        chosen = set(map(str, item.callspec.params.values())) if hasattr(item, "callspec") else set()
+    own = [item for item in items if item.path.parent == Path(__file__).parent and hasattr(item, "callspec")]
+    for item in own:
+        chosen = {value for value in item.callspec.params.values() if isinstance(value, str)}
         if "nvfp4-4over6" in chosen or (chosen & ALIKE and item.path.name not in BY_ALL):
             item.add_marker(pytest.mark.slow)
 
