@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import steelyard
 
 # One worker runs the ranks once, for all tests.
-pytestmark = pytest.mark.xdist_group("blocks-distributed")
+pytestmark = [pytest.mark.xdist_group("blocks-distributed"), pytest.mark.slow]
 CASES = [
     ("ddp", "fp8-delayed"),
     ("ddp", "nvfp4"),
