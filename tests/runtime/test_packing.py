@@ -77,6 +77,29 @@ def test_a_matrix_that_is_not_quantized_times_a_packed_weight(name, values, sche
     assert same_numbers(found, cpu.qgemm(values, weight))
 
 
+def test_a_packed_weight_is_multiplied_as_the_compact_one_for_the_smallest_scale(isa):
+    """A block of zeros under a huge scale does not count, and the scale 2^-127 counts as what it is."""
+    weight = random_copy(np.random.default_rng(0), mxfp4(), 20, 96, False)
+    weight.scales[:] = 130
+    weight.scales[3, 1] = 0
+    weight.scales[5, 2], weight.codes[5, 32:] = 254, 0
+    values = torch.randn(9, 96, generator=torch.Generator().manual_seed(0))
+    found = cpu.qgemm(values, cpu.pack(weight))
+    assert_within_bound(found, values, weight)
+    assert same_numbers(found, cpu.qgemm(values, weight))
+
+
+def test_what_fills_the_last_byte_does_not_count(isa):
+    """A huge scale of a last code that is zero, beside a half of a byte that is not."""
+    weight = random_copy(np.random.default_rng(0), mxfp4(), 20, 33, False)
+    weight.scales[:] = 90
+    weight.scales[5, 1], weight.codes[5, 16] = 254, 0x50
+    values = torch.randn(3, 33, generator=torch.Generator().manual_seed(0))
+    found = cpu.qgemm(values, cpu.pack(weight))
+    assert_within_bound(found, values, weight)
+    assert same_numbers(found, cpu.qgemm(values, weight))
+
+
 @given(columns=st.integers(0, 40), k=st.integers(0, 80), columnwise=st.booleans(), scheme=st.sampled_from(WEIGHTS))
 @settings(max_examples=100, deadline=None)
 def test_unpack_gives_the_copy_back(columns, k, columnwise, scheme):

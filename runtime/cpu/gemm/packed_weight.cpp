@@ -34,14 +34,15 @@ void for_each_scale(const CompactWeight &weight, const F &move) {
                column % kGroupColumns);
 }
 
-// Of one block of a column.
+// Of one block of a column. The last byte of a row may hold but one code.
 bool has_values(const CompactWeight &weight, int64_t column, int64_t block) {
-  const int64_t row_bytes = (weight.k + 1) / 2,
+  const int64_t row_bytes = (weight.k + 1) / 2, pairs = weight.k / 2,
                 bytes = weight.scheme.block_side() / 2;
   const uint8_t *row = weight.codes + column * row_bytes;
-  return std::any_of(row + block * bytes,
-                     row + std::min((block + 1) * bytes, row_bytes),
-                     [](uint8_t pair) { return (pair & 0x77) != 0; });
+  const int64_t first = block * bytes, end = std::min(first + bytes, row_bytes);
+  return std::any_of(row + first, row + std::min(end, pairs),
+                     [](uint8_t pair) { return (pair & 0x77) != 0; }) ||
+         (end > pairs && (row[pairs] & 0x07) != 0);
 }
 
 void include(ScaleRange &range, int exponent) {

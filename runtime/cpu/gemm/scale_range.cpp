@@ -36,10 +36,12 @@ static bool has_exponent(float scale) {
   return magnitude != 0 && magnitude < kInfinity;
 }
 
-// A subnormal scale may have any exponent that subnormals have.
+// A subnormal scale counts as the largest of them, and as what it is.
 static void include(ScaleRange &range, float scale) {
-  const int biased = bits_of(scale) >> 23 & 0xff;
-  const int low = biased ? biased - 127 : -149, high = biased ? low : -127;
+  const uint32_t bits = bits_of(scale) & kAbsMask;
+  const int biased = static_cast<int>(bits >> 23);
+  const int low = biased ? biased - 127 : -118 - __builtin_clz(bits),
+            high = biased ? low : -127;
   range.low = low < range.low ? low : range.low;
   range.high = high > range.high ? high : range.high;
 }
