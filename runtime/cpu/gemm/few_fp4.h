@@ -148,56 +148,31 @@ multiply_groups(const FloatRow *rows, const GroupUnits (&units)[Groups],
       out.add(r, g, sums_of_pairs(low[g][r], high[g][r]));
 }
 
-template <int Rows, int Groups, class Scales>
-static inline void
-multiply_groups(const DigitRow *rows, const GroupUnits (&units)[Groups],
-                const Scales &scales, int64_t count, const GroupSums &out) {
-  const Bytes16 doubled = doubled_codes(kCodeOffset);
-  const Bytes32 table = join(doubled, doubled);
-  Floats8 sum[Groups][Rows];
-  for (int g = 0; g < Groups; ++g)
-    for (int r = 0; r < Rows; ++r)
-      sum[g][r] = Floats8{};
-  for (int64_t b = 0; b < count; ++b)
-#pragma GCC unroll 4
-    for (int g = 0; g < Groups; ++g) {
-      const uint8_t *codes = units[g].codes + kUnitBytes * b;
-      __builtin_prefetch(codes + kBytesAhead);
-      Bytes32 quads[4];
-      expand_unit(codes, table, quads);
-      const Floats8 scale =
-          scales.at(units[g].scales + b / Scales::kUnits * kGroupColumns);
-#pragma GCC unroll 4
-      for (int r = 0; r < Rows; ++r) {
-        SignedWords8 digits[DigitRow::kDigits];
+// sum + unit `b` of a row of digits times that of 8 columns.
+static inline Floats8 add_unit(const DigitRow &row, int64_t b,
+                               const Bytes32 (&quads)[4], Floats8 scale,
+                               Floats8 sum) {
+  SignedWords8 digits[DigitRow::kDigits];
 #pragma GCC unroll 3
-        for (int d = 0; d < DigitRow::kDigits; ++d) {
-          ByteProducts products{};
+  for (int d = 0; d < DigitRow::kDigits; ++d) {
+    ByteProducts products{};
 #pragma GCC unroll 4
-          for (int j = 0; j < 4; ++j)
-            products = add_products(
-                products, quads[j],
-                as<SignedBytes32>(
-                    broadcast_quad(reinterpret_cast<const uint8_t *>(
-                        rows[r].digits[d] + kUnitBlock * b + 4 * j))));
-          digits[d] = total_of(products);
-        }
-        const SignedWords8 total = digits[0] + (digits[1] << 8) +
-                                   (digits[2] << 16) +
-                                   broadcast(rows[r].offsets[b]);
-        sum[g][r] = multiply_add(to_float(total) * broadcast(rows[r].scales[b]),
-                                 scale, sum[g][r]);
-      }
-    }
-  for (int g = 0; g < Groups; ++g)
-    for (int r = 0; r < Rows; ++r)
-      out.add(r, g, sum[g][r]);
+    for (int j = 0; j < 4; ++j)
+      products = add_products(
+          products, quads[j],
+          as<SignedBytes32>(broadcast_quad(reinterpret_cast<const uint8_t *>(
+              row.digits[d] + kUnitBlock * b + 4 * j))));
+    digits[d] = total_of(products);
+  }
+  const SignedWords8 total = digits[0] + (digits[1] << 8) + (digits[2] << 16) +
+                             broadcast(row.offsets[b]);
+  return multiply_add(to_float(total) * broadcast(row.scales[b]), scale, sum);
 }
 
-// Of signed rows.
-template <int Rows, int Groups, class Scales>
+// Of rows of integers: signed ones, or digits.
+template <int Rows, int Groups, class Row, class Scales>
 static inline void
-multiply_groups(const IntegerRow *rows, const GroupUnits (&units)[Groups],
+multiply_groups(const Row *rows, const GroupUnits (&units)[Groups],
                 const Scales &scales, int64_t count, const GroupSums &out) {
   const Bytes16 doubled = doubled_codes(kCodeOffset);
   const Bytes32 table = join(doubled, doubled);
