@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # The time of an example depends on the load of the machine, not on whether the code is right.
@@ -29,3 +30,13 @@ def pytest_configure(config):
         from steelyard.driver import blocks
 
         blocks.FEWEST = fewest
+
+
+@pytest.fixture
+def fresh_accelerate():
+    """accelerate keeps the settings of a process's first Accelerator, which may be one of another test."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)

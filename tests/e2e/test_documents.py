@@ -31,6 +31,7 @@ run_pages = load("run_pages")
 PAGES = [page for page in run_pages.pages() if run_pages.blocks_of(page)]
 
 
+@pytest.mark.usefixtures("fresh_accelerate")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_a_page_runs_from_its_first_line_to_its_last_and_shows_what_is_printed(page):
     differences = run_pages.run_page(page)

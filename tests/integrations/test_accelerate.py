@@ -5,19 +5,13 @@ import copy
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from oracle import make_oracle
 from torch import nn
 
 import steelyard
 
 
-@pytest.fixture(autouse=True)
-def _fresh_accelerate():
-    """accelerate keeps the settings of a process's first Accelerator."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
 def make_model() -> nn.Module:
