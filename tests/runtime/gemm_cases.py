@@ -24,6 +24,7 @@ _MX = [(element, block) for element in FP8_ELEMENTS for block in ("vector", "32x
 _NVFP4 = [nvfp4(), nvfp4("16x16"), nvfp4(four_over_six="mae"), nvfp4("16x16", four_over_six="mse")]
 _NVFP4_ROWS = [nvfp4(second_level="row"), nvfp4(second_level="row", four_over_six="mse")]
 _FP4_WIDE = [mxfp4(), nvfp4("1x32")]
+_NVFP4_GIVEN = [nvfp4(source="static"), nvfp4(source="divisor"), nvfp4("16x16", source="divisor")]
 _RHT = [nvfp4(rht=True), nvfp4(rht=True, rounding="stochastic")]
 
 
@@ -36,7 +37,16 @@ def scheme_pairs(layout: str) -> list[tuple[Scheme, Scheme]]:
     """Every pair of schemes that a GEMM of this layout takes."""
     a_columnwise, b_columnwise = LAYOUTS[layout]
     activations = [*_TENSOR[:1], *_ROW[:1], *_ROWS[:1], *_mx(a_columnwise)[:1], nvfp4()]
-    weights = [*_TENSOR[:1], *_ROW[:1], *_TILES[:1], *_mx(b_columnwise)[:2], *_FP4_WIDE, nvfp4(), nvfp4("16x16")]
+    weights = [
+        *_TENSOR[:1],
+        *_ROW[:1],
+        *_TILES[:1],
+        *_mx(b_columnwise)[:2],
+        *_FP4_WIDE,
+        nvfp4(),
+        nvfp4("16x16"),
+        *_NVFP4_GIVEN,
+    ]
     groups = [
         (_TENSOR, _TENSOR),
         (_ROW, _ROW),
@@ -46,6 +56,7 @@ def scheme_pairs(layout: str) -> list[tuple[Scheme, Scheme]]:
         (_TILES, _ROWS),
         (_mx(a_columnwise), _mx(b_columnwise)),
         (_NVFP4 + _NVFP4_ROWS, _NVFP4 + _NVFP4_ROWS),
+        (_NVFP4_GIVEN, _NVFP4_GIVEN),
         (_RHT, _RHT),
     ]
     return [(a, b) for left, right in groups for a in left for b in right]
@@ -129,7 +140,7 @@ def decoded(copy: QuantizedCopy | torch.Tensor) -> np.ndarray:
         codes = np.stack((codes & 15, codes >> 4), axis=-1).reshape(rows, 2 * codes.shape[1])[:, :columns]
     values = codes.view(ELEMENT_DTYPES[scheme.element]).astype(np.float64)
     scales = copy.scales.numpy()
-    with np.errstate(invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):
         if scheme.family in ("tensor", "row"):
             values = values * scales.astype(np.float64)
         else:
@@ -137,7 +148,11 @@ def decoded(copy: QuantizedCopy | torch.Tensor) -> np.ndarray:
             down, along = _scale_extent(scheme, copy.columnwise)
             scales = np.repeat(np.repeat(scales, down, axis=0)[:rows], along, axis=1)[:, :columns]
             values = values * scales
-        if scheme.family == "nvfp4":
+        if scheme.source == "static" and scheme.family == "nvfp4":
+            values = values * copy.amax.numpy().astype(np.float64)
+        elif scheme.source == "divisor":
+            values = values / copy.amax.numpy().astype(np.float64)
+        elif scheme.family == "nvfp4":
             e4m3_max = 448 if scheme.four_over_six == "none" else 256
             amax = copy.amax.numpy().astype(np.float64)
             values = values * (amax[:, None] if amax.ndim else amax) / (6 * e4m3_max)

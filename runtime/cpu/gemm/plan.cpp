@@ -56,11 +56,25 @@ void lift_few_rows(GemmProblem &problem) {
   b.factor *= std::ldexp(1.0, placed);
 }
 
+// An infinite scale makes NaN of each code that is zero, which sums do not
+// show.
+bool has_infinite_scale(const GemmOperand &x) {
+  if (x.scale_type != ScaleType::f32)
+    return false;
+  const float *scales = static_cast<const float *>(x.scales);
+  for (int64_t i = 0; i < x.outer; ++i)
+    for (int64_t p = 0; p < x.k; p += int64_t{1} << x.k_shift)
+      if (std::isinf(scales[(i >> x.outer_shift) * x.outer_stride +
+                            (p >> x.k_shift) * x.k_stride]))
+        return true;
+  return false;
+}
+
 // What rows are multiplied by FP4 columns as.
 void choose_fp4_rows(const GemmOperand &a, GemmPlan &plan) {
   const bool fp4 = a.element == Element::e2m1 && !a.fold;
   const bool digits = a.element == Element::e4m3 && !a.fold && !a.k_major &&
-                      a.outer <= kDigitRows;
+                      a.outer <= kDigitRows && !has_infinite_scale(a);
   plan.few_rows = a.outer <= (fp4 ? kFewIntegerRows : kFewRows);
   if (fp4 || digits)
     plan.panels = Panels::integers;
