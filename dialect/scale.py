@@ -131,8 +131,9 @@ class CountSaturatedOp(ScaledOp, name="count_saturated", traits=[ext.Pure]):
 
     def check(self) -> None:
         info = float_info(self.source, "count_saturated_c1", "source")
-        source = self.scheme.scheme.source
-        require(source == "static", "count_saturated_c2", f"scheme must have a static scale, got a {source} one")
+        scheme = self.scheme.scheme
+        message = f"scheme must have a static scale, got a {scheme.source} one"
+        require(scheme.is_static, "count_saturated_c2", message)
         require_tensor(self.scale, info.with_((), "f32"), "count_saturated_c3", "scale")
         for name in ("count", "result"):
             require_tensor(getattr(self, name), info.counter(), "count_saturated_c4", name)

@@ -40,7 +40,7 @@ func.func @f(%x: !scaled.tensor<64x64xf32, #scaled.scheme<f8E4M3FN, "tensor", f3
 
 // scheme_c2
 func.func @f(%x: !scaled.tensor<64x64xf32, #scaled.scheme<f8E4M3FN, "tensor", f32, {source = "later"}>>) {
-  // expected-error @+1 {{source must be one of current, delayed, static, got 'later' [scheme_c2]}}
+  // expected-error @+1 {{source must be one of current, delayed, static, divisor, got 'later' [scheme_c2]}}
   %0 = scaled.dequantize rowwise %x : !scaled.tensor<64x64xf32, #scaled.scheme<f8E4M3FN, "tensor", f32, {source = "later"}>> -> tensor<64x64xf32>
   return
 }
@@ -258,5 +258,32 @@ func.func @f(%x: !scaled.tensor<64x64xf32, #scaled.scheme<f8E4M3FN, "tensor", f3
 func.func @f(%x: !scaled.tensor<64x64xf32, #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {four_over_six = "mse", second_level = "tensor", source = "static"}>>) {
   // expected-error @+1 {{a static scale excludes power_of_two, epsilon, four_over_six, rht, rounding, got four_over_six [scheme_c13]}}
   %0 = scaled.dequantize rowwise %x : !scaled.tensor<64x64xf32, #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {four_over_six = "mse", second_level = "tensor", source = "static"}>> -> tensor<64x64xf32>
+  return
+}
+
+// -----
+
+// scheme_c3
+func.func @f(%x: !scaled.tensor<64x64xf32, #scaled.scheme<f8E4M3FN, "tensor", f32, {source = "divisor"}>>) {
+  // expected-error @+1 {{a divisor must be a second level per tensor, got f8E4M3FN with f32 [scheme_c3]}}
+  %0 = scaled.dequantize rowwise %x : !scaled.tensor<64x64xf32, #scaled.scheme<f8E4M3FN, "tensor", f32, {source = "divisor"}>> -> tensor<64x64xf32>
+  return
+}
+
+// -----
+
+// scheme_c3
+func.func @f(%x: !scaled.tensor<64x64xf32, #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {second_level = "row", source = "divisor"}>>) {
+  // expected-error @+1 {{a divisor scale must be one for the whole tensor, got block 1x16 [scheme_c3]}}
+  %0 = scaled.dequantize rowwise %x : !scaled.tensor<64x64xf32, #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {second_level = "row", source = "divisor"}>> -> tensor<64x64xf32>
+  return
+}
+
+// -----
+
+// scheme_c13
+func.func @f(%x: !scaled.tensor<64x64xf32, #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {rht, second_level = "tensor", source = "divisor"}>>) {
+  // expected-error @+1 {{a divisor scale excludes power_of_two, epsilon, four_over_six, rht, rounding, got rht [scheme_c13]}}
+  %0 = scaled.dequantize rowwise %x : !scaled.tensor<64x64xf32, #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {rht, second_level = "tensor", source = "divisor"}>> -> tensor<64x64xf32>
   return
 }

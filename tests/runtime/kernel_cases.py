@@ -48,6 +48,9 @@ def _nvfp4_pairs():
     yield nvfp4(rht=True, **stochastic), nvfp4(**stochastic)
     yield (nvfp4("16x16", **stochastic),) * 2
     yield (nvfp4(second_level="row"),) * 2
+    yield (nvfp4(source="static"),) * 2
+    for block in ("1x16", "1x32", "16x16"):
+        yield (nvfp4(block, source="divisor"),) * 2
     for error in ("mae", "mse"):
         yield (nvfp4(four_over_six=error),) * 2
         yield (nvfp4("16x16", four_over_six=error),) * 2
@@ -79,8 +82,8 @@ def pair_name(pair) -> str:
 
 def operands(*schemes: Scheme) -> dict:
     """What schemes need besides the source."""
-    delayed = any(scheme.source == "delayed" for scheme in schemes)
-    return {"scale": torch.tensor(0.37) if delayed else None, "rng": (0x123456789ABCDEF, 3)}
+    given = any(scheme.source != "current" for scheme in schemes)
+    return {"scale": torch.tensor(0.37) if given else None, "rng": (0x123456789ABCDEF, 3)}
 
 
 @st.composite

@@ -47,7 +47,8 @@ def test_kernels_read_from_the_bits_what_the_scheme_says(scheme, columnwise):
         "wide": scheme.family == "nvfp4" and scheme.block == "1x32",
         "packed": False,
         "borrowed": False,
-        "is_static": False,
+        "is_static": scheme.source in ("static", "divisor"),
+        "is_divisor": scheme.source == "divisor",
     }
 
 
@@ -73,6 +74,8 @@ def test_parts_have_the_sizes_that_kernels_expect(scheme, columnwise, shape):
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, (8, 16), (9, 17), (7, 15), (4096, 11008)], ids=str)
-@pytest.mark.parametrize("scheme", [nvfp4(), nvfp4(second_level="row"), nvfp4("1x32"), mxfp4()], ids=str)
+@pytest.mark.parametrize(
+    "scheme", [nvfp4(), nvfp4(second_level="row"), nvfp4("1x32"), nvfp4(source="divisor"), mxfp4()], ids=str
+)
 def test_packed_weights_have_the_size_that_kernels_expect(shape, scheme):
     assert packed_size(scheme, *shape) == _cpu.packed_size(scheme_bits(scheme), *shape)

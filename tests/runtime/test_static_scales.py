@@ -1,6 +1,8 @@
-"""Static scales: what decoded values are multiplied by is given, for FP8 and for the second level of NVFP4."""
+"""Static scales: what values are decoded by is given, for FP8 as a factor, for the second level of NVFP4 as a factor or
+a divisor."""
 
 import math
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -18,7 +20,10 @@ from steelyard.runtime import _cpu, cpu
 
 E4M3, E5M2 = (Scheme(element, "tensor", "f32", source="static") for element in ("f8E4M3FN", "f8E5M2"))
 BLOCKS, WIDE, TILES = (nvfp4(block, source="static") for block in ("1x16", "1x32", "16x16"))
-SCHEMES = (E4M3, E5M2, BLOCKS, WIDE, TILES)
+DIVIDED, DIVIDED_WIDE, DIVIDED_TILES = (nvfp4(block, source="divisor") for block in ("1x16", "1x32", "16x16"))
+MULTIPLIED = (E4M3, E5M2, BLOCKS, WIDE, TILES)
+DIVISORS = (DIVIDED, DIVIDED_WIDE, DIVIDED_TILES)
+SCHEMES = (*MULTIPLIED, *DIVISORS)
 UNUSUAL = (0.0, 1e-45, 2.0**-149 * 7, 3.4e38, math.inf, math.nan)
 
 
@@ -67,14 +72,53 @@ def test_nvfp4_follows_the_rule_with_a_given_second_level(scheme, block, multipl
     nibbles = codes.view(np.uint8).reshape(24, 64)
     np.testing.assert_array_equal(row.codes.numpy(), nibbles[:, ::2] | nibbles[:, 1::2] << 4)
     assert row.amax.item() == col.amax.item() == m
-    exact = codes.astype(np.float64) * values * m
-    np.testing.assert_allclose(cpu.dequantize(row).numpy(), exact.reshape(24, 64), rtol=2**-23, atol=0)
+    # The scales of both levels are rounded together before codes are multiplied by them.
+    decoded = codes.astype(np.float32) * (values * m)
+    np.testing.assert_array_equal(cpu.dequantize(row).numpy(), decoded.reshape(24, 64))
     # A columnwise copy is the rowwise one of the transpose.
     other, _ = cpu.quantize(x.t().contiguous(), scheme, None, scale=torch.tensor(m))
     np.testing.assert_array_equal(col.codes.numpy(), other.codes.numpy())
 
 
-@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: f"{s.element}-{s.block}")
+@pytest.mark.parametrize(("scheme", "block"), [(DIVIDED, 16), (DIVIDED_WIDE, 32)])
+@pytest.mark.parametrize("divisor", [3226.0, 588.7, 1e7])
+def test_nvfp4_follows_the_rule_with_a_given_divisor(scheme, block, divisor):
+    """By ml_dtypes, from the rule of vLLM's kernel; values are decoded by the rule of compressed-tensors."""
+    x = torch.randn(24, 64, generator=torch.Generator().manual_seed(1))
+    g = np.float32(divisor)
+    blocks = x.numpy().reshape(24, -1, block)
+    largest = np.abs(blocks).max(axis=-1, keepdims=True)
+    scales = np.minimum(largest * (g * np.float32(1 / 6)), 448).astype(ml_dtypes.float8_e4m3fn)
+    values = scales.astype(np.float32)
+    factors = np.float32(1) / (values * (np.float32(1) / g))
+    codes = np.clip(blocks * factors, -6, 6).astype(ml_dtypes.float4_e2m1fn)
+    row, col = cpu.quantize(x, scheme, scheme, scale=torch.tensor(g))
+    np.testing.assert_array_equal(row.scales.numpy(), scales.view(np.uint8)[..., 0])
+    nibbles = codes.view(np.uint8).reshape(24, 64)
+    np.testing.assert_array_equal(row.codes.numpy(), nibbles[:, ::2] | nibbles[:, 1::2] << 4)
+    assert row.amax.item() == col.amax.item() == g
+    decoded = codes.astype(np.float32) * (values / g)
+    np.testing.assert_array_equal(cpu.dequantize(row).numpy(), decoded.reshape(24, 64))
+
+
+@pytest.mark.parametrize("source", ["static", "divisor"])
+@pytest.mark.parametrize("level", [0.7, -0.7, 3.3e-39, 1e-45, 3.4e38, 0.0, math.inf, math.nan])
+def test_every_code_and_scale_under_a_given_level(isa, source, level):
+    """Both levels together are rounded to float32 before a code is multiplied by them; any bits of scales."""
+    copy, _ = cpu.quantize(torch.zeros(256, 33), nvfp4(source=source), None, scale=torch.tensor(level))
+    copy.scales.copy_(torch.arange(256)[:, None])
+    copy.codes[:, :8] = torch.arange(8) * 2 | (torch.arange(8) * 2 + 1) << 4
+    copy.codes[:, 8:16], copy.codes[:, 16] = copy.codes[:, :8], copy.codes[:, 0]
+    scales = copy.scales[:, :1].numpy().view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    codes = np.resize(np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32), 33)
+    with np.errstate(all="ignore"):
+        both = scales * np.float32(level) if source == "static" else scales / np.float32(level)
+        expected = torch.from_numpy(codes * both)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        assert same_values(cpu.dequantize(copy, dtype), expected.to(dtype))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: f"{s.element}-{s.block}-{s.source}")
 @given(x=matrices(max_side=70), multiplier=st.sampled_from((0.01, 1.0, 0.37, *UNUSUAL)))
 def test_kernels_equal_the_reference(scheme, x, multiplier):
     scale = torch.tensor(multiplier, dtype=torch.float32)
@@ -93,14 +137,17 @@ def test_a_static_copy_beside_one_that_is_measured():
     assert_same_copy(col, reference.quantize(x, None, nvfp4(rht=True))[1])
 
 
-@pytest.mark.parametrize("left", SCHEMES, ids=lambda s: f"{s.element}-{s.block}")
+@pytest.mark.parametrize("left", SCHEMES, ids=lambda s: f"{s.element}-{s.block}-{s.source}")
 @pytest.mark.parametrize(
-    "right", [Scheme("f8E4M3FN", "tensor", "f32"), nvfp4(), BLOCKS], ids=["fp8", "nvfp4", "static"]
+    "right",
+    [Scheme("f8E4M3FN", "tensor", "f32"), nvfp4(), BLOCKS, DIVIDED],
+    ids=["fp8", "nvfp4", "static", "divisor"],
 )
 def test_products_are_those_of_the_decoded_operands(left, right):
     generator = torch.Generator().manual_seed(3)
-    a, _ = cpu.quantize(torch.randn(9, 96, generator=generator), left, None, scale=torch.tensor(0.003))
-    b, _ = cpu.quantize(torch.randn(17, 96, generator=generator), right, None, scale=torch.tensor(0.0007))
+    scales = (1 / 0.003 if left in DIVISORS else 0.003), (1 / 0.0007 if right in DIVISORS else 0.0007)
+    a, _ = cpu.quantize(torch.randn(9, 96, generator=generator), left, None, scale=torch.tensor(scales[0]))
+    b, _ = cpu.quantize(torch.randn(17, 96, generator=generator), right, None, scale=torch.tensor(scales[1]))
     decoded = [reference.dequantize(copy).double() for copy in (a, b)]
     bound = (96 + 8) * 2.0**-24 * (decoded[0].abs() @ decoded[1].abs().T)
     assert ((cpu.qgemm(a, b).double() - decoded[0] @ decoded[1].T).abs() <= bound).all()
@@ -113,8 +160,9 @@ def test_unusual_multipliers_give_zeros_or_show():
     """0 makes zeros of everything, as the checkpoint says; infinity and NaN show in the values."""
     x = torch.tensor([[1.0, -2.0, 0.0, 3.0] * 8])
     for scheme in SCHEMES:
+        levels = (math.inf, 0.0, math.nan) if scheme in DIVISORS else (0.0, math.inf, math.nan)
         zero, infinite, undefined = (
-            cpu.dequantize(cpu.quantize(x, scheme, None, scale=torch.tensor(m))[0]) for m in (0.0, math.inf, math.nan)
+            cpu.dequantize(cpu.quantize(x, scheme, None, scale=torch.tensor(level))[0]) for level in levels
         )
         assert torch.equal(zero, torch.zeros_like(x))
         assert infinite.isnan().all()
@@ -132,14 +180,19 @@ def test_values_beyond_the_largest_are_counted(scheme, largest):
     assert cpu.count_saturated(x[:, 6:], torch.tensor(multiplier), scheme) == 0
     assert cpu.count_saturated(torch.empty(0, 8), torch.tensor(multiplier), scheme) == 0
     assert cpu.count_saturated(torch.ones(3, 5), torch.tensor(0.0), scheme) == 15
+    if scheme.family == "nvfp4":
+        divided = replace(scheme, source="divisor")
+        assert cpu.count_saturated(x, torch.tensor(1 / multiplier), divided) == 4
+        assert cpu.count_saturated(torch.ones(3, 5), torch.tensor(math.inf), divided) == 15
 
 
 def test_a_static_scheme_needs_its_scale_and_has_a_bit():
     for scheme in SCHEMES:
         for quantize in (cpu.quantize, reference.quantize):
-            with pytest.raises(ConstraintError, match="a static scheme needs its scale, got None"):
+            with pytest.raises(ConstraintError, match=f"a {scheme.source} scheme needs its scale, got None"):
                 quantize(torch.ones(2, 16), scheme, None)
-        assert _cpu.describe_scheme(scheme_bits(scheme))["is_static"] is True
+        described = _cpu.describe_scheme(scheme_bits(scheme))
+        assert (described["is_static"], described["is_divisor"]) == (True, scheme in DIVISORS)
     with pytest.raises(ConstraintError, match="must have a static scale"):
         cpu.count_saturated(torch.ones(2), torch.tensor(1.0), nvfp4())
     with pytest.raises(ConstraintError, match="scale must be one value, got 2"):

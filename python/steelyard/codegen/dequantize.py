@@ -7,7 +7,7 @@ import numpy as np
 from steelyard.codegen import hadamard
 from steelyard.codegen.copies import CHUNK, Copy
 from steelyard.codegen.formats import decode_e4m3, decode_e8m0, decode_words
-from steelyard.codegen.kernel import Kernel, Parameter, Scope
+from steelyard.codegen.kernel import Parameter, Scope, TileKernel
 from steelyard.codegen.memory import Pointer, barrier
 from steelyard.codegen.scale_rules import nvfp4_range
 from steelyard.codegen.sizes import Size
@@ -30,7 +30,7 @@ _PITCH = 4 * (_SIDE + 1)
 
 
 @dataclass(frozen=True)
-class DequantizeKernel(Kernel):
+class DequantizeKernel(TileKernel):
     """Decodes runs of 16 along the stored rows; a transposed copy is turned in shared memory.
 
     `inner`: without the scales that all values of a tensor or of a row share, which products apply to their sums.
@@ -60,6 +60,16 @@ class DequantizeKernel(Kernel):
     @property
     def reads_amax(self) -> bool:
         return self.copy.scheme.second_level != "none" and not self.inner
+
+    @property
+    def side(self) -> int:
+        return _SIDE
+
+    @property
+    def shared_rows(self) -> dict[str, int]:
+        own = {name.partition("_")[2]: rows for name, rows in self.copy.shared_rows.items()}
+        names = [parameter.name for parameter in self.parameters]
+        return {name: rows for name, rows in own.items() if name in names} | {"out": 1}
 
     def blocks(self, rows: Size, columns: Size) -> Size:
         return tiles_of(rows, columns, _SIDE)
@@ -113,7 +123,7 @@ class _TileOfCopy:
         values = decode_words(self._read_words(own_line, begin), self.copy.scheme.element, self.scope.target)
         if self.kernel.reads_scales:
             values = [code * scale for code, scale in zip(values, self._scales(own_line, begin), strict=True)]
-        if self.kernel.reads_amax:
+        if self.kernel.reads_amax and not self.copy.scheme.is_static:
             amax = self._amax(own_line)
             factor = float(np.float32(1 / nvfp4_range(self.copy.scheme)))
             values = [value * amax * factor for value in values]
@@ -148,7 +158,15 @@ class _TileOfCopy:
             return [pointer.at(index * 4).load("f32")] * CHUNK
         byte = pointer.at(index).load("i8")
         is_e4m3 = self.copy.scheme.scale == "f8E4M3FN"
-        return [decode_e4m3(byte) if is_e4m3 else decode_e8m0(convert(byte, "i32"))] * CHUNK
+        return [self._with_given_level(decode_e4m3(byte)) if is_e4m3 else decode_e8m0(convert(byte, "i32"))] * CHUNK
+
+    def _with_given_level(self, scale: Value) -> Value:
+        """A block scale under a second level that is given, rounded before a code is multiplied by it."""
+        scheme = self.copy.scheme
+        if not (self.kernel.reads_amax and scheme.is_static):
+            return scale
+        level = self.scope.pointer("amax").load("f32")
+        return scale / level if scheme.source == "divisor" else scale * level
 
     def _amax(self, line: Value) -> Value:
         offset = signed_to(line, "i64") * 4 if self.copy.scheme.second_level == "row" else 0

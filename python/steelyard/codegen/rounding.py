@@ -37,9 +37,11 @@ class RandomState:
     copy: int
 
     @classmethod
-    def load(cls, pointer: Pointer, copy: int) -> "RandomState":
+    def load(cls, pointer: Pointer, copy: int, group: Value | None = None) -> "RandomState":
+        """Of a tensor in groups, each draws its bits 2^32 behind those of the group before."""
         words = pointer.load_words(4)
-        return cls((words[0], words[1]), (words[2], words[3]), copy)
+        high = words[3] if group is None else words[3] + group
+        return cls((words[0], words[1]), (words[2], high), copy)
 
 
 def philox(group: Value, state: RandomState) -> list[Value]:

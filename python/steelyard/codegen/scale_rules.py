@@ -78,13 +78,13 @@ def nvfp4_encode_factor(byte: Value, decode_scale: Value) -> Value:
     return minimum(1.0 / (decode_e4m3(byte) * decode_scale), FLT_MAX)
 
 
-def static_encode_factor(multiplier: Value) -> Value:
-    """What values are multiplied by before the cast, where that of decoded ones is given."""
-    return minimum(1.0 / multiplier, FLT_MAX)
+def static_encode_factor(given: Value, scheme: Scheme) -> Value:
+    """What values are multiplied by before the cast, where that of decoded ones is given, or their divisor."""
+    return minimum(given if scheme.source == "divisor" else 1.0 / given, FLT_MAX)
 
 
 def nvfp4_range(scheme: Scheme) -> float:
     """The largest code times the largest block scale: what the amax is mapped to; 1 where the second level is given."""
-    if scheme.source == "static":
+    if scheme.is_static:
         return 1.0
     return 6.0 * (448.0 if scheme.four_over_six == "none" else 256.0)

@@ -69,15 +69,26 @@ def _grouped_size(scheme: Scheme, part: Part, shape: tuple[Size, ...], columnwis
 
     if len(shape) == 3:
         return groups * (round_up(size_with(rows), PACKED_ALIGNMENT) if part == "packed" else size_with(rows))
-    unit = size_with(1)
-    if size_with(0) == unit:
+    unit, shared = size_with(1), shared_rows(scheme, part, columnwise)
+    if not shared:
         return groups * unit
     if rows is None:
         return None
-    # Rows share what they store by these many: each group may begin with one that shares with none before it.
-    shared = next(count for count in _SHARED_ROWS if size_with(count) == unit)
+    # Each group may begin with a row that shares with none before it.
     first = min(rows, groups)
     return unit * (first + (rows - first) // shared)
+
+
+def shared_rows(scheme: Scheme, part: Part, columnwise: bool) -> int:
+    """How many rows of a matrix share what a part stores: a part of one row is as large as one of these many. 0 if it
+    has the same size for any number of rows."""
+
+    def size_with(rows: int) -> int:
+        sizes, _ = part_shapes(scheme, (rows, 1), columnwise)[part]
+        return math.prod(size or 0 for size in sizes)
+
+    unit = size_with(1)
+    return 0 if size_with(0) == unit else next(count for count in _SHARED_ROWS if size_with(count) == unit)
 
 
 _SHARED_ROWS = (128, 32, 16, 2, 1)

@@ -27,6 +27,7 @@ def scheme_bits(scheme: Scheme) -> int:
         (scheme.rounding == "stochastic", 12),
         (scheme.second_level == "row", 13),
         (scheme.block == "1x32" and scheme.family == "nvfp4", 14),
-        (scheme.source == "static", 17),
+        (scheme.is_static, 17),
+        (scheme.source == "divisor", 18),
     )
     return sum(int(value) << shift for value, shift in fields)

@@ -27,7 +27,7 @@ _WITHOUT_SIZE = ("tensor", "row")
 """Blocks whose size is that of the tensor."""
 _SIXTEENS = ("1x16", "16x16")
 CHOICES: dict[str, tuple[str, ...]] = {
-    "source": ("current", "delayed", "static"),
+    "source": ("current", "delayed", "static", "divisor"),
     "rounding": ("nearest", "stochastic"),
     "rule": ("rceil", "floor", "ceil", "even"),
     "second_level": ("none", "tensor", "row"),
@@ -43,7 +43,8 @@ class Scheme:
     Constraints:
     - scheme_c1: `element`, `block` and `scale` belong to one family
     - scheme_c2: each option has one of its listed values
-    - scheme_c3: a delayed scale needs one scale for the whole tensor, a static one that or a second level per tensor
+    - scheme_c3: a delayed scale needs one scale for the whole tensor, a static one that or a second level per tensor,
+      and a divisor a second level per tensor
     - scheme_c4: `power_of_two` and `epsilon` need f32 scales, and `epsilon` is finite and not negative
     - scheme_c5: stochastic rounding needs f4E2M1FN in 1x16 or 16x16 blocks
     - scheme_c6: the random Hadamard transform needs f4E2M1FN in 1x16 blocks
@@ -53,8 +54,8 @@ class Scheme:
     - scheme_c10: four-over-six needs f4E2M1FN in 1x16 or 16x16 blocks, without the transform and stochastic rounding
     - scheme_c11: the `gemm` layout needs block scales, the `turned` one FP8 with f8E8M0FNU scales, the `packed` one
       f4E2M1FN
-    - scheme_c13: a static scale excludes what only scales from the data have: `power_of_two`, `epsilon`, four-over-six,
-      the transform and stochastic rounding
+    - scheme_c13: a static scale or divisor excludes what only scales from the data have: `power_of_two`, `epsilon`,
+      four-over-six, the transform and stochastic rounding
     """
 
     element: str
@@ -65,7 +66,8 @@ class Scheme:
     """Type of a scale: f32, f8E8M0FNU or f8E4M3FN."""
     source: str = "current"
     """`current`: the scale comes from the data; `delayed`: it is state, given to the quantize; `static`: what decoded
-    values are multiplied by is given: the scale of FP8, the second level of FP4."""
+    values are multiplied by is given: the scale of FP8, the second level of FP4; `divisor`: the second level of FP4 is
+    given as what they are divided by."""
     power_of_two: bool = False
     """Scales are rounded down to a power of two."""
     rounding: str = "nearest"
@@ -138,6 +140,11 @@ class Scheme:
         return is_repeated and replace(self, block=f"1x{self.block_sizes[1]}") == other
 
     @property
+    def is_static(self) -> bool:
+        """Whether what values are decoded by is given, not measured: as a factor or as a divisor."""
+        return self.source in ("static", "divisor")
+
+    @property
     def element_max(self) -> float:
         """Largest finite value of the element format."""
         return ELEMENT_MAX[self.element]
@@ -188,11 +195,16 @@ def _check_choices(scheme: Scheme) -> None:
 
 
 def _check_scale(scheme: Scheme) -> None:
-    is_whole = scheme.block == "tensor" or (scheme.source == "static" and scheme.second_level == "tensor")
+    is_whole = scheme.block == "tensor" or (scheme.is_static and scheme.second_level == "tensor")
     _require(
         scheme.source == "current" or is_whole,
         "scheme_c3",
         f"a {scheme.source} scale must be one for the whole tensor, got block {scheme.block}",
+    )
+    _require(
+        scheme.source != "divisor" or scheme.second_level == "tensor",
+        "scheme_c3",
+        f"a divisor must be a second level per tensor, got {scheme.element} with {scheme.scale}",
     )
     plain = scheme.scale == "f32"
     _require(plain or not scheme.power_of_two, "scheme_c4", f"power_of_two needs f32 scales, got {scheme.scale}")
@@ -259,11 +271,13 @@ def _check_fp4(scheme: Scheme) -> None:
 
 
 def _check_static(scheme: Scheme) -> None:
-    if scheme.source != "static":
+    if not scheme.is_static:
         return
     measured = ("power_of_two", "epsilon", "four_over_six", "rht", "rounding")
     chosen = [name for name in measured if name in scheme.options()]
-    _require(not chosen, "scheme_c13", f"a static scale excludes {', '.join(measured)}, got {', '.join(chosen)}")
+    _require(
+        not chosen, "scheme_c13", f"a {scheme.source} scale excludes {', '.join(measured)}, got {', '.join(chosen)}"
+    )
 
 
 _CHECKS = (_family, _check_choices, _check_scale, _check_fp4, _check_static)

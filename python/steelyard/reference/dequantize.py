@@ -25,14 +25,16 @@ def dequantize(copy: QuantizedCopy, dtype: torch.dtype = torch.float32) -> torch
 def decode_stored(copy: QuantizedCopy) -> np.ndarray:
     """The float32 values of the stored array; a random Hadamard transform is not undone."""
     scheme = copy.scheme
-    values = element_values(copy)
-    with np.errstate(over="ignore", invalid="ignore"):
-        decoded = values * spread_scales(copy)
+    values, scales = element_values(copy), spread_scales(copy)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         if scheme.family != "nvfp4":
-            return decoded
+            return values * scales
         assert copy.amax is not None
         amax = copy.amax.numpy()
-        return decoded * (amax[:, None] if scheme.second_level == "row" else amax) * np.float32(1 / nvfp4_range(scheme))
+        if scheme.is_static:
+            return values * (scales / amax if scheme.source == "divisor" else scales * amax)
+        amax = amax[:, None] if scheme.second_level == "row" else amax
+        return values * scales * amax * np.float32(1 / nvfp4_range(scheme))
 
 
 def element_values(copy: QuantizedCopy) -> np.ndarray:

@@ -10,7 +10,7 @@ from steelyard.errors import ConstraintError, shown
 from steelyard.formats.checks import INPUT_DTYPES, check_dtype, check_flag, check_is_copy
 from steelyard.formats.copies import QuantizedCopy, other_usage
 from steelyard.reference.dequantize import element_values, spread_scales
-from steelyard.reference.scales import nvfp4_range
+from steelyard.reference.scales import nvfp4_multiplier
 
 _COPIES = "operands must be quantized copies, or a tensor and a quantized copy"
 
@@ -142,9 +142,9 @@ def operand(copy: QuantizedCopy | torch.Tensor) -> np.ndarray:
     values = element_values(copy).astype(np.float64) * spread_scales(copy)
     if copy.scheme.family == "nvfp4":
         assert copy.amax is not None
-        amax = copy.amax.numpy().astype(np.float64) / nvfp4_range(copy.scheme)
+        level = nvfp4_multiplier(copy.amax.numpy().astype(np.float64), copy.scheme)
         with np.errstate(invalid="ignore"):
-            values = values * (amax[:, None] if copy.scheme.second_level == "row" else amax)
+            values = values * (level[:, None] if copy.scheme.second_level == "row" else level)
     return values if copy.is_stored_transposed or not copy.columnwise else values.T
 
 

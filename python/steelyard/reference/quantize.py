@@ -20,6 +20,7 @@ from steelyard.reference.scales import (
     e8m0_from_amax,
     nvfp4_block_scale,
     nvfp4_encode_factor,
+    nvfp4_multiplier,
     nvfp4_range,
     nvfp4_tensor_scale,
     scale_from_amax,
@@ -118,8 +119,8 @@ def _tensor(part: np.ndarray) -> torch.Tensor:
 def _per_tensor(stored: np.ndarray, scheme: Scheme, request: _Request) -> tuple:
     amax = _amax(stored) if request.amax is None else _given("amax", request.amax, ())
     scale = None if request.scale is None else _given("scale", request.scale, ())
-    if scale is not None and scheme.source == "static":
-        return encode(stored * static_encode_factor(scale), FORMATS[scheme.element]), scale, amax
+    if scale is not None and scheme.is_static:
+        return encode(stored * static_encode_factor(scale, scheme), FORMATS[scheme.element]), scale, amax
     if scale is None:
         scale = scale_from_amax(amax, scheme.element_max, epsilon=scheme.epsilon, power_of_two=scheme.power_of_two)
     return encode(stored * scale, FORMATS[scheme.element]), np.float32(1) / scale, amax
@@ -162,7 +163,7 @@ def _mx(stored: np.ndarray, scheme: Scheme, request: _Request) -> tuple:
 
 def _nvfp4(stored: np.ndarray, scheme: Scheme, request: _Request) -> tuple:
     per_row = scheme.second_level == "row"
-    if scheme.source == "static":
+    if scheme.is_static:
         assert request.scale is not None
         amax = _given("scale", request.scale, ())
     elif request.amax is None:
@@ -170,8 +171,8 @@ def _nvfp4(stored: np.ndarray, scheme: Scheme, request: _Request) -> tuple:
     else:
         amax = _given("amax", request.amax, stored.shape[:1] if per_row else ())
     over_blocks = amax.reshape(-1, 1, 1, 1)
-    if scheme.source == "static":
-        encode_scale, decode_scale = static_encode_factor(over_blocks), over_blocks
+    if scheme.is_static:
+        encode_scale, decode_scale = static_encode_factor(over_blocks, scheme), nvfp4_multiplier(over_blocks, scheme)
     else:
         encode_scale, decode_scale = nvfp4_tensor_scale(over_blocks, nvfp4_range(scheme))
     blocks = to_blocks(stored, scheme.block_sizes)

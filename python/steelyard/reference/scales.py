@@ -58,10 +58,16 @@ def e8m0_encode_factor(byte: np.ndarray) -> np.ndarray:
 
 
 def nvfp4_range(scheme: Scheme) -> float:
-    """The largest code times the largest block scale: what the amax is mapped to; 1 where the second level is given."""
-    if scheme.source == "static":
-        return 1.0
+    """The largest code times the largest block scale: what the amax is mapped to."""
     return 6 * (448.0 if scheme.four_over_six == "none" else FOUR_OVER_SIX_E4M3_MAX)
+
+
+def nvfp4_multiplier(amax: np.ndarray, scheme: Scheme) -> np.ndarray:
+    """What decoded values are multiplied by, in the dtype of the amax, or of what is kept in its place."""
+    if not scheme.is_static:
+        return amax / amax.dtype.type(nvfp4_range(scheme))
+    with np.errstate(divide="ignore", over="ignore"):
+        return amax.dtype.type(1) / amax if scheme.source == "divisor" else amax
 
 
 def nvfp4_tensor_scale(amax: np.ndarray, largest: float) -> tuple[np.ndarray, np.ndarray]:
@@ -70,10 +76,10 @@ def nvfp4_tensor_scale(amax: np.ndarray, largest: float) -> tuple[np.ndarray, np
     return encode_scale, np.float32(1) / encode_scale
 
 
-def static_encode_factor(multiplier: np.ndarray) -> np.ndarray:
-    """The factor of values before the cast, where that of decoded ones is given."""
+def static_encode_factor(given: np.ndarray, scheme: Scheme) -> np.ndarray:
+    """The factor of values before the cast, where that of decoded ones is given, or their divisor."""
     with np.errstate(divide="ignore", over="ignore"):
-        return np.minimum(np.float32(1) / multiplier, FLT_MAX)
+        return np.minimum(given if scheme.source == "divisor" else np.float32(1) / given, FLT_MAX)
 
 
 def nvfp4_block_scale(block_amax: np.ndarray, encode_scale: np.ndarray) -> np.ndarray:

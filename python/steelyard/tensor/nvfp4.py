@@ -46,7 +46,7 @@ class _FromNVFP4Func(DequantizeFunction):
 class NVFP4TensorStorage(SchemeStorage):
     """`_rowwise_data`, `_rowwise_scale_inv`, `_amax_rowwise`, and the same of the transpose under `columnwise`.
 
-    With `tensor_scale_inv`, the amaxes are that number itself.
+    With `tensor_scale_inv` or `tensor_scale`, the amaxes are that number itself.
     """
 
     ROWWISE = CopyFields("_rowwise_data", "_rowwise_scale_inv", "_amax_rowwise")
@@ -60,6 +60,7 @@ class NVFP4TensorStorage(SchemeStorage):
         rowwise_scale_inv: torch.Tensor | None = None,
         amax_rowwise: torch.Tensor | None = None,
         tensor_scale_inv: torch.Tensor | float | None = None,
+        tensor_scale: torch.Tensor | float | None = None,
         columnwise_data: torch.Tensor | None = None,
         columnwise_scale_inv: torch.Tensor | None = None,
         amax_columnwise: torch.Tensor | None = None,
@@ -74,14 +75,14 @@ class NVFP4TensorStorage(SchemeStorage):
         self._check_quantizer(quantizer)
         check_flag(row_scaled_nvfp4, "row_scaled_nvfp4", or_none=True)
         check_flag(nvfp4_use_4over6, "nvfp4_use_4over6", or_none=True)
+        level = _given_level(tensor_scale_inv=tensor_scale_inv, tensor_scale=tensor_scale)
         for name, amax in (("amax_rowwise", amax_rowwise), ("amax_columnwise", amax_columnwise)):
             if amax is not None:
                 check_strided(amax, name)
-                _check_alone(name, tensor_scale_inv)
-        if tensor_scale_inv is not None:
-            tensor_scale_inv = one_float(tensor_scale_inv, "tensor_scale_inv")
-            amax_rowwise = None if rowwise_data is None else tensor_scale_inv
-            amax_columnwise = None if columnwise_data is None else tensor_scale_inv
+                _check_alone(name, *level)
+        for given in level.values():
+            amax_rowwise = None if rowwise_data is None else given
+            amax_columnwise = None if columnwise_data is None else given
         parts = {
             "rowwise_data": as_packed_codes("rowwise_data", rowwise_data),
             "rowwise_scale_inv": as_codes("rowwise_scale_inv", rowwise_scale_inv, torch.float8_e4m3fn),
@@ -93,15 +94,17 @@ class NVFP4TensorStorage(SchemeStorage):
         if shape is None:
             shape = unpacked_shape(rowwise_data, columnwise_data)
         if quantizer is None:
+            levels: dict[str, Any] = {name: float(given) for name, given in level.items()}
             has_rows = amax_rowwise is not None and amax_rowwise.numel() > 1
             quantizer = NVFP4Quantizer(
                 row_scaled=has_rows if row_scaled_nvfp4 is None else row_scaled_nvfp4,
                 four_over_six="mae" if nvfp4_use_4over6 else None,
                 block_size=16 if block_size is None else block_size,
-                tensor_scale_inv=None if tensor_scale_inv is None else float(tensor_scale_inv),
+                **levels,
             )
-        elif tensor_scale_inv is not None and quantizer.tensor_scale_inv is None:
-            raise RecipeError(f"the quantizer must have a tensor_scale_inv, too, got {quantizer}; leave it out")
+        for name in level:
+            if getattr(quantizer, name) is None:
+                raise RecipeError(f"the quantizer must have a {name}, too, got {quantizer}; leave it out")
         options = {
             "row_scaled_nvfp4": row_scaled_nvfp4,
             "nvfp4_use_4over6": nvfp4_use_4over6,
@@ -114,8 +117,16 @@ class NVFP4TensorStorage(SchemeStorage):
 
     @property
     def _tensor_scale_inv(self) -> torch.Tensor | None:
-        """The second level that was given; None if there is an amax instead."""
-        if self._quantizer.tensor_scale_inv is None:
+        """The second level, if it was given as what decoded values are multiplied by."""
+        return self._kept_level("tensor_scale_inv")
+
+    @property
+    def _tensor_scale(self) -> torch.Tensor | None:
+        """The second level, if it was given as what decoded values are divided by."""
+        return self._kept_level("tensor_scale")
+
+    def _kept_level(self, name: str) -> torch.Tensor | None:
+        if getattr(self._quantizer, name) is None:
             return None
         return next(copy.amax for columnwise in self._decode_order() if (copy := self._raw_copy(columnwise)))
 
@@ -123,16 +134,24 @@ class NVFP4TensorStorage(SchemeStorage):
         return {"with_gemm_swizzled_scales": self._with_gemm_swizzled_scales}
 
 
-def _check_alone(name: str, tensor_scale_inv: Any) -> None:
-    if tensor_scale_inv is not None:
-        raise RecipeError(f"an NVFP4 tensor has {name} or tensor_scale_inv, got both; leave one out")
+def _given_level(**given: Any) -> dict[str, torch.Tensor]:
+    """The second level by the name it was given by; empty if it was not given."""
+    level = {name: one_float(value, name) for name, value in given.items() if value is not None}
+    _check_alone(*level)
+    return level
+
+
+def _check_alone(*names: str) -> None:
+    if len(names) > 1:
+        raise RecipeError(f"an NVFP4 tensor has {names[0]} or {names[1]}, got both; leave one out")
 
 
 class NVFP4Tensor(QuantizedTensor, NVFP4TensorStorage):  # pyright: ignore[reportIncompatibleVariableOverride, reportIncompatibleMethodOverride]
     """E2M1 codes with two levels of scales: `NVFP4Tensor(rowwise_data=, rowwise_scale_inv=, amax_rowwise=, ...)`.
 
-    In place of the amax, `tensor_scale_inv` may be given: what all decoded values are multiplied by. It is kept as it
-    is, so that a checkpoint that stores it is loaded and saved without a change.
+    In place of the amax, `tensor_scale_inv` may be given, what all decoded values are multiplied by, or `tensor_scale`,
+    what they are divided by. It is kept as it is, so that a checkpoint that stores it is loaded and saved without a
+    change, and the values are `code * (scale * tensor_scale_inv)` or `code * (scale / tensor_scale)`, to the last bit.
     """
 
     STORAGE = NVFP4TensorStorage
@@ -191,18 +210,21 @@ class NVFP4Quantizer(SchemeQuantizer):
     tensor_scale_inv: float | None = field(default=None, kw_only=True)
     """The second level, if it is given instead of measured: what decoded values are multiplied by. Larger values than
     it allows for saturate."""
+    tensor_scale: float | None = field(default=None, kw_only=True)
+    """The same, given as what decoded values are divided by."""
 
     def __post_init__(self):
         self._check_flags()
         if type(self.block_size) is not int or self.block_size not in (16, 32):
             raise RecipeError(f"NVFP4Quantizer.block_size must be 16 or 32, got {shown(self.block_size)}")
         self._check_wide()
-        if self.tensor_scale_inv is not None:
-            self.tensor_scale_inv = float(one_float(self.tensor_scale_inv, "NVFP4Quantizer.tensor_scale_inv"))
+        for name in _LEVELS:
+            if (given := getattr(self, name)) is not None:
+                setattr(self, name, float(one_float(given, f"NVFP4Quantizer.{name}")))
         if not isinstance(self.four_over_six, str | None) or self.four_over_six not in (None, "mae", "mse"):
             raise RecipeError(f"NVFP4Quantizer.four_over_six must be None, mae or mse, got {shown(self.four_over_six)}")
         for one, other in _EXCLUSIVE:
-            if getattr(self, one) and getattr(self, other):
+            if _is_chosen(getattr(self, one)) and _is_chosen(getattr(self, other)):
                 raise RecipeError(f"NVFP4Quantizer.{one} and {other} exclude each other, got both; turn one off")
 
     def _check_wide(self) -> None:
@@ -230,24 +252,33 @@ class NVFP4Quantizer(SchemeQuantizer):
             "stochastic" if self.stochastic_rounding else "nearest",
             self.with_rht and columnwise,
             self.four_over_six or "none",
-            "current" if self.tensor_scale_inv is None else "static",
+            next((source for name, source in _LEVELS.items() if getattr(self, name) is not None), "current"),
         )
 
     def _copies_for(self, dst: Any, src) -> Copies:
         # The second level of a tensor may have come with codes that were copied to it.
         alone = self.copy()
-        alone.tensor_scale_inv = None if self.tensor_scale_inv is None else float(dst._tensor_scale_inv)
+        for name in _LEVELS:
+            if getattr(self, name) is not None:
+                setattr(alone, name, float(dst._kept_level(name)))
         return super(NVFP4Quantizer, alone)._copies_for(dst, src)
 
     def _operands(self, matrix, row, col) -> dict[str, Any]:
-        if self.tensor_scale_inv is not None:
-            return {"scale": torch.full((), self.tensor_scale_inv, dtype=torch.float32, device=matrix.device)}
+        for name in _LEVELS:
+            if (given := getattr(self, name)) is not None:
+                return {"scale": torch.full((), given, dtype=torch.float32, device=matrix.device)}
         operands = self._reduced_amaxes(matrix, row, col)
         if self.stochastic_rounding:
             operands["rng"] = int(torch.randint(2**63 - 1, ())), 0
         return operands
 
 
+def _is_chosen(option: Any) -> bool:
+    return option is not None and option is not False
+
+
+# What a second level may be given by, and how schemes call that.
+_LEVELS = {"tensor_scale_inv": "static", "tensor_scale": "divisor"}
 _OF_SIXTEEN = ("with_rht", "with_2d_quantization", "stochastic_rounding", "row_scaled", "four_over_six")
 _EXCLUSIVE = (
     ("row_scaled", "with_rht"),
@@ -256,8 +287,6 @@ _EXCLUSIVE = (
     ("with_2d_quantization", "with_rht"),
     ("four_over_six", "with_rht"),
     ("four_over_six", "stochastic_rounding"),
-    ("tensor_scale_inv", "row_scaled"),
-    ("tensor_scale_inv", "with_rht"),
-    ("tensor_scale_inv", "stochastic_rounding"),
-    ("tensor_scale_inv", "four_over_six"),
+    ("tensor_scale_inv", "tensor_scale"),
+    *((level, option) for level in _LEVELS for option in _OF_SIXTEEN if option != "with_2d_quantization"),
 )

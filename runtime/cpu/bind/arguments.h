@@ -64,7 +64,7 @@ inline Dtype dtype_of(int number) {
 
 inline SchemeBits scheme_of(int bits) {
   const bool known =
-      bits >= 0 && bits < 1 << (kStaticField.shift + 1) &&
+      bits >= 0 && bits < 1 << (kDivisorField.shift + 1) &&
       kElementField.of(bits) <= static_cast<int>(Element::e2m1) &&
       kFamilyField.of(bits) <= static_cast<int>(Family::nvfp4);
   require(known, "the bits of a scheme must be those of scheme_bits");

@@ -18,6 +18,14 @@ static bool is_same_along(const DequantizeCall &call) {
   return call.family == Family::tensor || call.family == Family::row;
 }
 
+// The scale of a block of NVFP4 under a second level that is given: rounded
+// before a code is multiplied by it, as those who publish such levels do.
+static float with_given_level(const DequantizeCall &call, float scale) {
+  if (call.is_divisor)
+    return scale / *call.amax;
+  return call.is_static ? scale * *call.amax : scale;
+}
+
 static float scale_value(const DequantizeCall &call, int64_t row,
                          int64_t column) {
   const uint8_t *scales =
@@ -25,7 +33,8 @@ static float scale_value(const DequantizeCall &call, int64_t row,
   if (call.family == Family::mx || call.family == Family::mxfp4)
     return decode_e8m0(scales[column / call.scale_columns]);
   if (call.family == Family::nvfp4)
-    return decode_e4m3(scales[column / call.scale_columns]);
+    return with_given_level(call,
+                            decode_e4m3(scales[column / call.scale_columns]));
   const int64_t index = is_same_along(call) ? 0 : column / call.scale_columns;
   float value;
   std::memcpy(&value, scales + index * sizeof value, sizeof value);
@@ -69,7 +78,7 @@ static void decode_row(const DequantizeCall &call, int64_t row, int64_t column,
   alignas(64) uint8_t unpacked[kTileColumns];
   unpack_row(codes + column / 2, n, unpacked);
   decode_scaled<E2M1>(unpacked, n, scales, out);
-  if (call.family != Family::nvfp4)
+  if (call.family != Family::nvfp4 || call.is_static)
     return;
   const float amax = call.amax[call.row_scaled ? row : 0];
   for (int64_t j = 0; j < n; ++j)

@@ -12,7 +12,7 @@ struct DequantizeCall {
   Family family;
   Element element;
   bool transposed; // the stored array is the transpose of the output
-  bool rht, row_scaled;
+  bool rht, row_scaled, is_static, is_divisor;
   const uint8_t *codes;
   int64_t codes_stride; // bytes per stored row
   const uint8_t *scales;

@@ -25,6 +25,8 @@ void run_dequantize(const StoredCopy &copy, void *out, Dtype dtype,
   call.transposed = copy.columnwise && scheme.family() != Family::mx;
   call.rht = scheme.rht();
   call.row_scaled = scheme.row_scaled();
+  call.is_static = scheme.is_static();
+  call.is_divisor = scheme.is_divisor();
   call.codes = copy.codes;
   call.codes_stride = copy.code_row();
   call.scales = copy.scales;

@@ -60,9 +60,9 @@ static inline float at_most(float value, float limit) {
 }
 
 // What values are multiplied by before the cast where the factor of decoded
-// ones is given.
-static inline float static_encode_factor(float multiplier) {
-  return at_most(1.0f / multiplier, kFloatMax);
+// ones is given, or their divisor.
+static inline float static_encode_factor(float given, bool is_divisor = false) {
+  return at_most(is_divisor ? given : 1.0f / given, kFloatMax);
 }
 
 // The second level of NVFP4.

@@ -48,12 +48,14 @@ inline constexpr SchemeField kBorrowedField{"borrowed", 16, 1};
 // The scale is given as the factor of decoded values; of nvfp4, its second
 // level is, which the copy keeps where others keep their amax.
 inline constexpr SchemeField kStaticField{"is_static", 17, 1};
+// Of static nvfp4: decoded values are divided by that level.
+inline constexpr SchemeField kDivisorField{"is_divisor", 18, 1};
 
 inline constexpr const SchemeField *kSchemeFields[] = {
     &kFamilyField,    &kElementField,    &kRuleField,   &kFourOverSixField,
     &kTiledField,     &kPowerOfTwoField, &kRhtField,    &kStochasticField,
     &kRowScaledField, &kWideField,       &kPackedField, &kBorrowedField,
-    &kStaticField};
+    &kStaticField,    &kDivisorField};
 
 struct SchemeBits {
   int bits;
@@ -75,6 +77,7 @@ struct SchemeBits {
   bool is_packed_weight() const { return kPackedField.of(bits); }
   bool borrowed() const { return kBorrowedField.of(bits); }
   bool is_static() const { return kStaticField.of(bits); }
+  bool is_divisor() const { return kDivisorField.of(bits); }
 
   // The side of a block of scales; 1 where a scale is that of a tensor or row.
   int64_t block_side() const {
@@ -84,13 +87,17 @@ struct SchemeBits {
   bool has_amax() const {
     return family() == Family::tensor || family() == Family::nvfp4;
   }
-  // nvfp4: what decoded values are divided by beside their second level.
+  // nvfp4: what a measured amax is mapped to.
   float range() const {
     constexpr float codes = 6.0f, scales = 448.0f, fewer_scales = 256.0f;
-    return is_static()
-               ? 1.0f
-               : codes * (four_over_six() == FourOverSix::none ? scales
-                                                               : fewer_scales);
+    return codes *
+           (four_over_six() == FourOverSix::none ? scales : fewer_scales);
+  }
+  // nvfp4: what decoded values are multiplied by, from what a copy keeps.
+  double multiplier(float kept) const {
+    if (is_divisor())
+      return 1.0 / kept;
+    return is_static() ? kept : static_cast<double>(kept) / range();
   }
 };
 

@@ -1,6 +1,5 @@
 #include "cpu/gemm/operand.h"
 
-#include <algorithm>
 #include <bit>
 #include <cmath>
 
@@ -80,22 +79,27 @@ void describe_scales(const StoredCopy &copy, GemmOperand &x) {
 
 // Levels above the block scales wait for the end, where they cost nothing; one
 // that is not finite goes into the panels, for the NaN that it makes of zeros.
-void describe_second(const float *second, bool per_row, double range,
-                     GemmOperand &x, OperandMemory &memory) {
+template <class Level>
+void describe_second(bool per_row, const Level &level, GemmOperand &x,
+                     OperandMemory &memory) {
   const int64_t levels = per_row ? x.outer : 1;
-  const bool finite = std::all_of(second, second + levels,
-                                  [](float v) { return std::isfinite(v); });
+  bool finite = true;
+  for (int64_t i = 0; i < levels; ++i)
+    finite &= std::isfinite(level(i));
   if (!finite)
     memory.fold.assign(x.outer, 1.0f);
   for (int64_t i = 0; !finite && i < x.outer; ++i)
-    if (const float level = second[per_row ? i : 0]; !std::isfinite(level))
-      memory.fold[i] = level;
+    if (const double found = level(per_row ? i : 0); !std::isfinite(found))
+      memory.fold[i] = static_cast<float>(found);
+  const auto factor = [&](int64_t i) {
+    const double found = level(i);
+    return std::isfinite(found) ? found : 1.0;
+  };
   if (per_row)
     for (int64_t i = 0; i < levels; ++i)
-      memory.factors.push_back((std::isfinite(second[i]) ? second[i] : 1.0) /
-                               range);
+      memory.factors.push_back(factor(i));
   else
-    x.factor = (finite ? *second : 1.0) / range;
+    x.factor = factor(0);
   x.fold = memory.fold.empty() ? nullptr : memory.fold.data();
   x.factors = memory.factors.empty() ? nullptr : memory.factors.data();
 }
@@ -120,11 +124,14 @@ OperandMemory describe_operand(const StoredCopy &copy, GemmOperand &x) {
       x.ranges = reinterpret_cast<const PackedRanges *>(tail);
   }
   const bool per_row = scheme.family() == Family::row;
+  const auto *scales = static_cast<const float *>(x.scales);
   if (scheme.family() == Family::tensor || per_row)
-    describe_second(static_cast<const float *>(x.scales), per_row, 1.0, x,
-                    memory);
+    describe_second(
+        per_row, [=](int64_t i) -> double { return scales[i]; }, x, memory);
   if (scheme.family() == Family::nvfp4)
-    describe_second(levels, scheme.row_scaled(), scheme.range(), x, memory);
+    describe_second(
+        scheme.row_scaled(),
+        [=](int64_t i) { return scheme.multiplier(levels[i]); }, x, memory);
   return memory;
 }
 

@@ -17,9 +17,15 @@ static inline bool is_plain(const CopyCall &copy) {
          copy.four_over_six == FourOverSix::none;
 }
 
+// A given second level as the factor of decoded values.
+static inline float given_multiplier(const CopyCall &copy) {
+  return copy.is_divisor ? 1.0f / *copy.amax : *copy.amax;
+}
+
 static inline TwoLevel level_of(const CopyCall &copy, int64_t stored_row) {
   if (copy.is_static)
-    return {*copy.amax, static_encode_factor(*copy.amax), *copy.amax};
+    return {*copy.amax, static_encode_factor(*copy.amax, copy.is_divisor),
+            given_multiplier(copy)};
   const float range = copy.four_over_six == FourOverSix::none
                           ? 6.0f * 448.0f
                           : kFourOverSixRange;
@@ -29,7 +35,8 @@ static inline TwoLevel level_of(const CopyCall &copy, int64_t stored_row) {
 // The bits of the amax that an encoding is chosen by: NaN where a given second
 // level is so large that factors are 0 or NaN.
 static inline int32_t amax_for_range(const CopyCall &copy, int32_t largest) {
-  const bool usual = !copy.is_static || *copy.amax * 448.0f <= kFloatMax;
+  const bool usual =
+      !copy.is_static || given_multiplier(copy) * 448.0f <= kFloatMax;
   return usual ? largest : 0x7fc00000;
 }
 

@@ -21,7 +21,7 @@ struct CopyCall {
   Rule rule;
   FourOverSix four_over_six;
   bool columnwise, tiled, power_of_two, rht, stochastic, row_scaled, wide,
-      is_static;
+      is_static, is_divisor;
   float epsilon;
 
   uint8_t *codes;

@@ -52,6 +52,7 @@ Copy make_copy(const TargetCopy &target, const QuantizeArguments &arguments,
   copy.row_scaled = scheme.row_scaled() || scheme.family() == Family::row;
   copy.wide = scheme.wide();
   copy.is_static = scheme.is_static();
+  copy.is_divisor = scheme.is_divisor();
   copy.epsilon = target.epsilon;
   copy.codes = target.codes;
   copy.codes_stride = target.code_row();
@@ -151,7 +152,8 @@ bool share_codes(const Copy &row, const Copy &col) {
       row.tiled == col.tiled && row.rule == col.rule &&
       row.four_over_six == col.four_over_six &&
       row.power_of_two == col.power_of_two && row.epsilon == col.epsilon &&
-      row.is_static == col.is_static && row.stochastic == col.stochastic;
+      row.is_static == col.is_static && row.is_divisor == col.is_divisor &&
+      row.stochastic == col.stochastic;
   if (!transposable || !alike)
     return false;
   if (row.family == Family::tensor)

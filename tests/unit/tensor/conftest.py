@@ -29,6 +29,7 @@ QUANTIZERS = {
     "nvfp4-row": lambda **usage: NVFP4Quantizer(row_scaled=True, **usage),
     "nvfp4-32": lambda **usage: NVFP4Quantizer(block_size=32, **usage),
     "nvfp4-given": lambda **usage: NVFP4Quantizer(tensor_scale_inv=1 / 12, **usage),
+    "nvfp4-divisor": lambda **usage: NVFP4Quantizer(tensor_scale=12.0, **usage),
     "nvfp4-4over6": lambda **usage: NVFP4Quantizer(four_over_six="mse", **usage),
 }
 

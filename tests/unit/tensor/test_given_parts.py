@@ -1,12 +1,15 @@
 """Tensors made from parts that a user gives: one value with any dims, and padded scales."""
 
 import copy
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from steelyard.driver import saving
 from steelyard.errors import RecipeError
+from steelyard.formats.schemes import Scheme
 from steelyard.tensor import (
     Float8BlockQuantizer,
     Float8BlockwiseQTensor,
@@ -90,32 +93,42 @@ def test_a_scale_per_row(shape):
 
 
 # Floats that do not survive being turned into an amax, 2688 times as large, and back.
-MULTIPLIERS = [0x3727C5AD, 0x38D1B717, 0x3A83126F, 0x33D6BF95, 0x00000001, 0x7F000000]
+LEVELS = [0x3727C5AD, 0x38D1B717, 0x3A83126F, 0x33D6BF95, 0x00000001, 0x7F000000]
 
 
-@pytest.mark.parametrize("bits", MULTIPLIERS)
-def test_a_second_level_is_kept_as_the_multiplier_it_came_with(bits, tmp_path):
-    multiplier = torch.tensor([bits], dtype=torch.int32).view(torch.float32)
+@pytest.mark.parametrize("name", ["tensor_scale_inv", "tensor_scale"])
+@pytest.mark.parametrize("bits", LEVELS)
+def test_a_second_level_is_kept_and_decoded_as_it_came(name, bits, tmp_path):
+    level = torch.tensor([bits], dtype=torch.int32).view(torch.float32)
     codes = torch.randint(256, (32, 16), dtype=torch.uint8)
     scales = torch.randint(0x30, 0x50, (32, 2), dtype=torch.uint8).view(E4M3)
-    tensor = NVFP4Tensor(rowwise_data=codes, rowwise_scale_inv=scales, tensor_scale_inv=multiplier)
+    tensor = NVFP4Tensor(rowwise_data=codes, rowwise_scale_inv=scales, **{name: level})
     low, high = torch.tensor(E2M1)[codes.long() % 16], torch.tensor(E2M1)[codes.long() // 16]
-    values = torch.stack([low, high], dim=-1).reshape(32, 32).double() * scales.double().repeat_interleave(16, dim=1)
-    # The product of a code and a scale is exact, and that with the multiplier is rounded once.
-    assert torch.equal(tensor.dequantize(), (values * multiplier.double()).float())
+    values = torch.stack([low, high], dim=-1).reshape(32, 32).numpy()
+    # Both levels together are rounded to float32 first.
+    with np.errstate(over="ignore", invalid="ignore"):
+        both = (
+            scales.float().numpy() / level.numpy() if name == "tensor_scale" else scales.float().numpy() * level.numpy()
+        )
+        expected = torch.from_numpy(values * np.repeat(both, 16, axis=1))
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        torch.testing.assert_close(tensor.dequantize(dtype=dtype), expected.to(dtype), rtol=0, atol=0, equal_nan=True)
     torch.save({"weight": tensor}, tmp_path / "weight.pt")
     loaded = torch.load(tmp_path / "weight.pt", weights_only=True)["weight"]
-    empty = NVFP4Tensor(rowwise_data=codes * 0, rowwise_scale_inv=scales, tensor_scale_inv=1.0)
+    empty = NVFP4Tensor(rowwise_data=codes * 0, rowwise_scale_inv=scales, **{name: 1.0})
     with torch.no_grad():
         empty.copy_(tensor)
     for same in (tensor.clone(), copy.deepcopy(tensor), loaded, empty, tensor[:16], tensor.t().t()):
         assert torch.equal(same._rowwise_data, codes[: same.shape[0]])
         assert torch.equal(same._rowwise_scale_inv, scales.view(torch.uint8)[: same.shape[0]])
-        assert same._tensor_scale_inv.view(torch.int32).item() == bits
+        assert getattr(same, f"_{name}").view(torch.int32).item() == bits
+        assert {same._tensor_scale_inv is None, same._tensor_scale is None} == {False, True}
     flat = {"weight": tensor}
     saving.flatten(flat)
     assert flat["weight.amax"].view(torch.int32).item() == bits
-    assert torch.equal(saving.join(flat)["weight"].dequantize(), tensor.dequantize())
+    joined = saving.join(flat)["weight"]
+    assert getattr(joined, f"_{name}").view(torch.int32).item() == bits
+    assert joined._rowwise_data.equal(codes)
 
 
 def test_a_second_level_is_given_once():
@@ -123,10 +136,30 @@ def test_a_second_level_is_given_once():
     parts = {"rowwise_data": codes, "rowwise_scale_inv": scales}
     with pytest.raises(RecipeError, match="has amax_rowwise or tensor_scale_inv, got both; leave one out"):
         NVFP4Tensor(**parts, amax_rowwise=torch.ones(()), tensor_scale_inv=1.0)
+    with pytest.raises(RecipeError, match="has amax_rowwise or tensor_scale, got both; leave one out"):
+        NVFP4Tensor(**parts, amax_rowwise=torch.ones(()), tensor_scale=1.0)
+    with pytest.raises(RecipeError, match="has tensor_scale_inv or tensor_scale, got both; leave one out"):
+        NVFP4Tensor(**parts, tensor_scale_inv=1.0, tensor_scale=1.0)
+    with pytest.raises(RecipeError, match="the quantizer must have a tensor_scale, too"):
+        NVFP4Tensor(**parts, tensor_scale=1.0, quantizer=NVFP4Quantizer(tensor_scale_inv=1.0))
     with pytest.raises(RecipeError, match="the quantizer must have a tensor_scale_inv, too"):
         NVFP4Tensor(**parts, tensor_scale_inv=1.0, quantizer=NVFP4Quantizer())
-    with pytest.raises(RecipeError, match=r"tensor_scale_inv must be one value, got torch.float32 of shape \(2,\)"):
-        NVFP4Tensor(**parts, tensor_scale_inv=torch.ones(2))
+    for name in ("tensor_scale_inv", "tensor_scale"):
+        with pytest.raises(RecipeError, match=rf"^{name} must be one value, got torch.float32 of shape \(2,\)"):
+            NVFP4Tensor(**parts, **{name: torch.ones(2)})
+
+
+def test_programs_read_a_divisor_as_it_is():
+    tensor = NVFP4Tensor(
+        rowwise_data=torch.full((16, 8), 0x21, dtype=torch.uint8),
+        rowwise_scale_inv=torch.full((16, 1), 0x38, dtype=torch.uint8),
+        tensor_scale=2688 / 7.3,
+    )
+    scheme = Scheme("f4E2M1FN", "1x16", "f8E4M3FN", second_level="tensor")
+    parts = tensor.weight_parts(replace(scheme, source="divisor"), is_transposed=False)
+    assert parts[2].item() == np.float32(2688 / 7.3)
+    for source in ("static", "current"):
+        assert tensor.weight_parts(replace(scheme, source=source), is_transposed=False) is None
 
 
 def test_packed_codes_in_blocks_of_32():

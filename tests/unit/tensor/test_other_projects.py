@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from steelyard.tensor import Float8RowQuantizer, Float8RowTensor, MXFP4Quantizer, MXFP4Tensor, NVFP4Quantizer
+from steelyard.tensor import (
+    Float8RowQuantizer,
+    Float8RowTensor,
+    MXFP4Quantizer,
+    MXFP4Tensor,
+    NVFP4Quantizer,
+    NVFP4Tensor,
+)
 
 E4M3 = torch.float8_e4m3fn
 FORMATS = {
@@ -109,6 +116,46 @@ def test_nvfp4_differs_from_compressed_tensors_in_zeros_alone_where_scales_are_e
     # A block of zeros has the scale 0 here, and 0.125 there.
     assert (ours._rowwise_scale_inv[1, 0], theirs["weight_scale"][1, 0].float()) == (0, 0.125)
     assert torch.equal(ours.dequantize(), decoded.float())
+
+
+def nvfp4_parts(rows: int, blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and scales of E4M3: any but negative ones, which nobody writes."""
+    scales = torch.randint(0, 0x7F, (rows, blocks), dtype=torch.uint8)
+    scales[0, 0], scales[0, 1], scales[0, 2] = 0, 1, 0x7E
+    return torch.randint(256, (rows, blocks * 8), dtype=torch.uint8), scales.view(E4M3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("level", [3.7, 11264.0 / 3, 2688 / 0.0173, 1e-3, 2.0**-126, 3e38])
+def test_nvfp4_of_compressed_tensors_decodes_to_the_same_bits(level, dtype):
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+    from compressed_tensors.quantization import preset_name_to_scheme
+    from compressed_tensors.quantization.lifecycle.forward import dequantize
+
+    codes, scales, divisor = *nvfp4_parts(37, 5), torch.tensor([level])
+    decoded = dequantize(
+        unpack_fp4_from_uint8(codes, 37, 80, dtype=dtype),
+        scales.to(dtype),
+        args=preset_name_to_scheme("NVFP4", ["Linear"]).weights,
+        dtype=dtype,
+        global_scale=divisor,
+    )
+    loaded = NVFP4Tensor(rowwise_data=codes, rowwise_scale_inv=scales, tensor_scale=divisor, dtype=dtype)
+    assert torch.equal(loaded._tensor_scale, divisor.reshape(()))
+    assert decoded.dtype == dtype
+    torch.testing.assert_close(loaded.dequantize(), decoded, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nvfp4_that_compressed_tensors_writes_is_read_back_as_it_reads_it(dtype):
+    theirs, decoded = compress("NVFP4", make_weight(dtype))
+    loaded = NVFP4Tensor(
+        rowwise_data=theirs["weight_packed"],
+        rowwise_scale_inv=theirs["weight_scale"],
+        tensor_scale=theirs["weight_global_scale"],
+        dtype=decoded.dtype,
+    )
+    assert torch.equal(loaded.dequantize(), decoded)
 
 
 @pytest.mark.parametrize("rule", ["rceil", "floor", "ceil", "even"])

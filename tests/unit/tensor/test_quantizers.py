@@ -128,20 +128,24 @@ def test_nvfp4_in_blocks_of_32():
         NVFP4Quantizer(block_size=64)
 
 
-def test_nvfp4_with_a_second_level_that_is_given():
+@pytest.mark.parametrize(("name", "level"), [("tensor_scale_inv", 0.5), ("tensor_scale", 2.0)])
+def test_nvfp4_with_a_second_level_that_is_given(name, level):
     values = torch.zeros(1, 48)
     values[0, 0], values[0, 16], values[0, 17], values[0, 32] = 1.0, 4.5, -2.25, 2500.0
-    quantized = NVFP4Quantizer(tensor_scale_inv=0.5, columnwise=False)(values)
+    quantized = NVFP4Quantizer(**{name: level}, columnwise=False)(values)
     # 1 / 0.5 / 6 = 0.333 is 0.34375 in E4M3, where 1 is 5.8; 4.5 / 0.5 / 6 = 1.5; 2500 / 0.5 / 6 is above 448.
     assert quantized._rowwise_scale_inv.tolist() == [[0x2B, 0x3C, 0x7E]]
     assert quantized._rowwise_data[0, ::8].tolist() == [0x07, 0xD7, 0x07]
-    assert quantized._tensor_scale_inv == 0.5
+    assert getattr(quantized, f"_{name}") == level
     assert quantized.dequantize()[0, [0, 16, 17, 32]].tolist() == [6 * 0.34375 * 0.5, 4.5, -2.25, 6 * 448 * 0.5]
     quantized.quantize_(values / 8)
-    assert quantized._tensor_scale_inv == 0.5
+    assert getattr(quantized, f"_{name}") == level
     for option in ("with_rht", "stochastic_rounding", "row_scaled"):
-        with pytest.raises(RecipeError, match=f"tensor_scale_inv and {option} exclude each other"):
-            NVFP4Quantizer(tensor_scale_inv=0.5, **{option: True})
+        for value in (level, 0.0):
+            with pytest.raises(RecipeError, match=f"{name} and {option} exclude each other"):
+                NVFP4Quantizer(**{name: value}, **{option: True})
+    with pytest.raises(RecipeError, match="tensor_scale_inv and tensor_scale exclude each other"):
+        NVFP4Quantizer(tensor_scale_inv=0.5, tensor_scale=2.0)
 
 
 def test_nvfp4_bytes():
@@ -175,7 +179,8 @@ def test_fields_hold_the_bytes_of_the_reference(make_quantizer, shape, dtype, us
     x = torch.randn(shape).to(dtype)
     quantizer = make_quantizer(rowwise=usage in "rb", columnwise=usage in "cb")
     quantized = quantizer.quantize(x)
-    scale = {"delayed": torch.tensor(2.5), "static": torch.tensor(1 / 12)}.get(quantizer.row_scheme.source)
+    scales = {"delayed": torch.tensor(2.5), "static": torch.tensor(1 / 12), "divisor": torch.tensor(12.0)}
+    scale = scales.get(quantizer.row_scheme.source)
     copies = reference.quantize(x, *quantizer.schemes(), scale=scale)
     assert quantized.get_usages() == {"rowwise": usage in "rb", "columnwise": usage in "cb"}
     for copy in copies:
