@@ -14,6 +14,7 @@ from steelyard.tensor.mxfp8 import MXFP8Quantizer, MXFP8Tensor, MXFP8TensorStora
 from steelyard.tensor.nvfp4 import NVFP4Quantizer, NVFP4Tensor, NVFP4TensorStorage
 from steelyard.tensor.quantized_tensor import QuantizedTensor, rebuild_tensor
 from steelyard.tensor.quantizer import Quantizer, rebuild_quantizer
+from steelyard.tensor.stack import QuantizedStack, rebuild_stack
 from steelyard.tensor.storage import QuantizedTensorStorage, prepare_for_saving, restore_from_saved
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "NVFP4Quantizer",
     "NVFP4Tensor",
     "NVFP4TensorStorage",
+    "QuantizedStack",
     "QuantizedTensor",
     "QuantizedTensorStorage",
     "Quantizer",
@@ -47,6 +49,7 @@ __all__ = [
 torch.serialization.add_safe_globals(
     [
         rebuild_quantizer,
+        rebuild_stack,
         rebuild_tensor,
         Float8BlockQuantizer,
         Float8BlockwiseQTensor,

@@ -66,8 +66,10 @@ def _mxfp4(scheme: Scheme, _) -> SchemeQuantizer:
 
 
 def _nvfp4(scheme: Scheme, scale: torch.Tensor | None) -> SchemeQuantizer:
+    level = None if scale is None else float(scale)
     return NVFP4Quantizer(
-        tensor_scale_inv=float(scale) if scale is not None and scheme.source == "static" else None,
+        tensor_scale_inv=level if scheme.source == "static" else None,
+        tensor_scale=level if scheme.source == "divisor" else None,
         with_2d_quantization=scheme.is_tiled,
         row_scaled=scheme.second_level == "row",
         four_over_six=None if scheme.four_over_six == "none" else scheme.four_over_six,

@@ -66,7 +66,8 @@ class PackedStorage(SchemeStorage):
     def weight_parts(
         self, scheme, *, is_transposed: bool, layout: str = "compact", multiples: tuple[int, int] = (1, 1)
     ) -> tuple[torch.Tensor, ...] | None:
-        if layout == "packed" and self._has(is_transposed) and self._scheme(is_transposed).is_readable_as(scheme):
+        own = self.weight_scheme(is_transposed=is_transposed)
+        if layout == "packed" and own is not None and own.is_readable_as(scheme):
             check_packed(cpu.PackedWeight(self._packed_data, scheme, self._matrix, is_transposed), type(self).__name__)
             return (self._packed_data,)
         return super().weight_parts(scheme, is_transposed=is_transposed, layout=layout, multiples=multiples)

@@ -172,7 +172,7 @@ class QuantizedTensor(torch.Tensor, SchemeStorage):  # pyright: ignore[reportInc
             raise RuntimeError("only leaves of the autograd graph can be deep-copied; detach the tensor first")
         detached = self.detach().clone(memory_format=torch.contiguous_format)
         vars(detached)["_quantizer"] = copy_module.deepcopy(self._quantizer, memo)
-        new = _as_parameter(detached, self.requires_grad, isinstance(self, torch.nn.Parameter))
+        new = as_parameter(detached, self.requires_grad, isinstance(self, torch.nn.Parameter))
         new.grad = copy_module.deepcopy(self.grad, memo)
         memo[id(self)] = new
         return new
@@ -241,7 +241,7 @@ def rebuild_tensor(tensor_class: type, arguments: dict, shape, requires_grad: bo
     """The tensor that was pickled."""
     if not (isinstance(tensor_class, type) and issubclass(tensor_class, QuantizedTensor)):
         raise TypeError(f"a pickled quantized tensor must be of a QuantizedTensor class, got {tensor_class!r}")
-    return _as_parameter(tensor_class(**arguments).view(shape), requires_grad, is_parameter)
+    return as_parameter(tensor_class(**arguments).view(shape), requires_grad, is_parameter)
 
 
 def _is_type_of(device: Any, found: torch.device) -> bool:
@@ -251,7 +251,8 @@ def _is_type_of(device: Any, found: torch.device) -> bool:
         return False
 
 
-def _as_parameter(tensor: torch.Tensor, requires_grad: bool, is_parameter: bool) -> torch.Tensor:
+def as_parameter(tensor: torch.Tensor, requires_grad: bool, is_parameter: bool) -> torch.Tensor:
+    """A tensor as the leaf that it was, a parameter perhaps."""
     if is_parameter:
         return torch.nn.Parameter(tensor, requires_grad=requires_grad)
     return tensor.requires_grad_(requires_grad)

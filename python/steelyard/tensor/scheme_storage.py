@@ -10,7 +10,6 @@ from steelyard.errors import RecipeError, shown
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.parts import codes_shape, stored_shape
 from steelyard.formats.schemes import Scheme
-from steelyard.reference.scales import nvfp4_range
 from steelyard.tensor import given_parts, kernels, swizzles, traced
 from steelyard.tensor.arguments import (
     as_shape,
@@ -24,7 +23,7 @@ from steelyard.tensor.elements import HIGH_PRECISION, matrix_shape
 from steelyard.tensor.gemm_layout import for_gemm, needs_padding
 from steelyard.tensor.quantizer import Quantizer, is_noop
 from steelyard.tensor.storage import QuantizedTensorStorage, size_of
-from steelyard.tensor.views import swap_usage
+from steelyard.tensor.views import swap_usage, swapped_scheme
 
 # What only making codes depends on, not decoding them.
 _OF_QUANTIZING = {"power_of_two": False, "rounding": "nearest", "rule": "rceil", "epsilon": 0.0}
@@ -205,6 +204,14 @@ class SchemeStorage(QuantizedTensorStorage):
         tensors = {argument: getattr(self, name) for argument, name in self.ARGUMENTS.items()}
         return {"shape": self._shape, "dtype": self._dtype, "quantizer": self._quantizer, **tensors, **self._traits()}
 
+    def weight_scheme(self, *, is_transposed: bool) -> Scheme | None:
+        """How compiled programs can take the rows of this matrix, or of its transpose; None if it holds none."""
+        if not self._has(is_transposed) or self._shape != self._matrix or not self.numel():
+            return None
+        scheme = self._scheme(is_transposed)
+        scheme = swapped_scheme(scheme) if is_transposed and scheme.family == "mx" else scheme
+        return None if scheme.rht else replace(scheme, rounding="nearest")
+
     def weight_parts(
         self, scheme: Scheme, *, is_transposed: bool, layout: str = "compact", multiples: tuple[int, int] = (1, 1)
     ) -> tuple[torch.Tensor, ...] | None:
@@ -213,14 +220,17 @@ class SchemeStorage(QuantizedTensorStorage):
         `layout` and `multiples` are those of a `WeightForm`. None if this tensor has no such copy.
         """
         is_as_read = layout == "gemm" and self._with_gemm_swizzled_scales and not is_transposed
-        if is_as_read and not needs_padding(self._matrix, multiples):
-            copy = _read_as(self._raw_copy(columnwise=False), scheme)
-            return None if copy is None else _parts(copy)
-        # As it lies: making it contiguous before its usages are swapped would copy it twice.
-        found = (self._copy if self._with_gemm_swizzled_scales else self._raw_copy)(is_transposed)
-        copy = _read_as(found if found is None or not is_transposed else swap_usage(found), scheme)
-        if copy is None or copy.shape[0] == 0:
+        own = self.weight_scheme(is_transposed=is_transposed)
+        if own is None or not own.is_readable_as(scheme):
             return None
+        if is_as_read and not needs_padding(self._matrix, multiples):
+            copy = self._raw_copy(columnwise=False)
+            assert copy is not None
+            return _parts(copy)
+        # As it lies: making it contiguous before its usages are swapped would copy it twice.
+        copy = (self._copy if self._with_gemm_swizzled_scales else self._raw_copy)(is_transposed)
+        assert copy is not None
+        copy = swap_usage(copy) if is_transposed else copy
         copy.codes, copy.scales = copy.codes.contiguous(), copy.scales.contiguous()
         # Programs trust the parts of weights.
         kernels.check(copy, type(self).__name__)
@@ -333,18 +343,6 @@ class SchemeStorage(QuantizedTensorStorage):
         return kernels.dequantize(copy, kernel_dtype).reshape(self._shape).to(dtype)
 
 
-def _read_as(copy: QuantizedCopy | None, scheme: Scheme) -> QuantizedCopy | None:
-    """A copy as one of a scheme, if it stores what that stores. A second level that was given is read as an amax."""
-    if copy is None:
-        return None
-    own = copy.scheme
-    if own.family == "nvfp4" and (own.source, scheme.source) == ("static", "current"):
-        assert copy.amax is not None
-        own = replace(own, source="current", four_over_six=scheme.four_over_six)
-        copy = replace(copy, scheme=own, amax=copy.amax * nvfp4_range(own))
-    return copy if own.is_readable_as(scheme) else None
-
-
 def _parts(copy: QuantizedCopy) -> tuple[torch.Tensor, ...]:
     return tuple(part for part in (copy.codes, copy.scales, copy.amax) if part is not None)
 
@@ -353,13 +351,12 @@ def _formats(quantizer: Any) -> list[Scheme]:
     """What must be known to decode the codes of a quantizer."""
     schemes = quantizer.row_scheme, quantizer.col_scheme
     six = {True: "none", False: "mae"}
-    # Of FP4, a second level that is given decodes otherwise than one that is measured.
-    source = {True: "static", False: "current"}
     return [
         replace(
             each,
             **_OF_QUANTIZING,
-            source=source[each.source == "static" and each.family == "nvfp4"],
+            # Of FP4, a second level that is given decodes otherwise than one that is measured.
+            source=each.source if each.family == "nvfp4" else "current",
             four_over_six=six[each.four_over_six == "none"],
         )
         for each in schemes

@@ -55,6 +55,13 @@ def quantize(x, row: Scheme | None, col: Scheme | None, *, scale=None, amax=None
     return tuple(copies)
 
 
+def dequantize_stack(
+    parts: list[torch.Tensor], scheme: Scheme, shape: tuple[int, int, int], dtype: torch.dtype
+) -> torch.Tensor:
+    """The values of all matrices of a stack, whose parts, or the one packed part, have a dim for them."""
+    return torch.ops.steelyard.dequantize_stack(parts, _text(scheme), list(shape), dtype)
+
+
 def pack(copy: QuantizedCopy) -> torch.Tensor:
     """The bytes of a packed copy."""
     if has_memory(copy.codes):
@@ -118,6 +125,27 @@ def _dequantize(
 @_dequantize.register_fake
 def _(codes, scales, amax, scheme, rows, columns, columnwise, dtype):
     return codes.new_empty((rows, columns), dtype=dtype)
+
+
+@torch.library.custom_op("steelyard::dequantize_stack", mutates_args=())
+def _dequantize_stack(parts: list[torch.Tensor], scheme: str, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+    known, (count, rows, columns) = _scheme(scheme), shape
+    values = torch.empty(shape, dtype=dtype)
+    for index in range(count):
+        if len(parts) == 1:
+            data = parts[0][index, : packed_size(known, rows, columns)]
+            copy = cpu.unpack(cpu.PackedWeight(data, known, (rows, columns), columnwise=False))
+        else:
+            codes, scales, *amax = (part[index] for part in parts)
+            amax = [scales] if known.family == "tensor" else amax
+            copy = QuantizedCopy(codes, scales, amax[0] if amax else None, known, (rows, columns), False)
+        values[index] = cpu.dequantize(copy, dtype)
+    return values
+
+
+@_dequantize_stack.register_fake
+def _(parts, scheme, shape, dtype):
+    return parts[0].new_empty(shape, dtype=dtype)
 
 
 @torch.library.custom_op("steelyard::quantize", mutates_args=())

@@ -117,9 +117,10 @@ def swap_usage(copy: QuantizedCopy) -> QuantizedCopy:
     swapped = replace(copy, shape=copy.shape[::-1], columnwise=not copy.columnwise)
     if copy.scheme.family != "mx":
         return swapped
-    return replace(swapped, codes=copy.codes.T, scales=copy.scales.T, scheme=_swapped_scheme(copy.scheme))
+    return replace(swapped, codes=copy.codes.T, scales=copy.scales.T, scheme=swapped_scheme(copy.scheme))
 
 
 @cache
-def _swapped_scheme(scheme: Scheme) -> Scheme:
+def swapped_scheme(scheme: Scheme) -> Scheme:
+    """The scheme of an FP8 copy in blocks of 32 that is read as one of the other usage."""
     return replace(scheme, block=_SWAPPED_BLOCKS.get(scheme.block, scheme.block))
