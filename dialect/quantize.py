@@ -1,4 +1,4 @@
-"""Into and out of low precision: `quantize`, `dequantize`, `transpose`."""
+"""Into and out of low precision: `quantize`, `stored`, `dequantize`, `transpose`."""
 
 from typing import Any
 
@@ -57,12 +57,7 @@ class QuantizeOp(ScaledOp, name="quantize", traits=[ext.Pure]):
     def check(self) -> None:
         source = float_info(self.source, "quantize_c1", "source")
         result = scaled_info(self.result, "quantize_c2", "result")
-        require(
-            shapes_agree(source.shape, result.shape) and source.dtype == result.dtype,
-            "quantize_c2",
-            f"result must stand for {format_shape(source.shape)} of {source.dtype}, "
-            f"got {format_shape(result.shape)} of {result.dtype}",
-        )
+        require_same_values(source, result, "quantize_c2")
         role = string_attribute(self, "role", ROLES, "quantize_c3")
         self._check_scale(source, result.schemes)
         self._check_new_amax(source, result)
@@ -74,7 +69,7 @@ class QuantizeOp(ScaledOp, name="quantize", traits=[ext.Pure]):
             source_of = next((scheme.source for scheme in schemes if scheme.source != "current"), None)
             require(source_of is None, "quantize_c4", f"a {source_of} scheme needs the operand scale, got none")
             return
-        one_scale = all(scheme.family in ("tensor", "custom") or scheme.source == "static" for scheme in schemes)
+        one_scale = all(scheme.family in ("tensor", "custom") or scheme.is_static for scheme in schemes)
         require(one_scale, "quantize_c4", "the operand scale needs schemes with one scale per tensor, got block scales")
         require_tensor(self.scale, source.with_((), "f32"), "quantize_c8", "scale")
 
@@ -131,10 +126,59 @@ def quantize(
     return build(QuantizeOp, [source, scale, rng, ends], results, attributes, loc, ip)
 
 
+def require_same_values(source: TensorInfo, result: ScaledInfo, constraint: str) -> None:
+    """Require that a quantized tensor stands for the values of another."""
+    require(
+        shapes_agree(source.shape, result.shape) and source.dtype == result.dtype,
+        constraint,
+        f"result must stand for {format_shape(source.shape)} of {source.dtype}, "
+        f"got {format_shape(result.shape)} of {result.dtype}",
+    )
+
+
 def amax_shape(info: ScaledInfo) -> Shape:
     """The shape of a quantized tensor's amax: a scalar, or one for each row."""
     per_row = any(scheme.second_level == "row" for scheme in info.schemes)
     return info.shape[:-1] if per_row else ()
+
+
+class StoredOp(ScaledOp, name="stored", traits=[ext.Pure]):
+    """The quantized tensor that a tensor is already: a parameter that is stored in low precision, or its transpose.
+
+    Nothing is computed. The result has the codes and scales that the parameter holds.
+
+    Constraints:
+    - stored_c1: source is a ranked tensor of f32, bf16 or f16
+    - stored_c2: result is a !scaled.tensor of the source's shape and dtype
+    - stored_c3: result has one copy, rowwise, of a built-in scheme in the compact layout
+    """
+
+    assembly_format = "$source"
+
+    source: ext.Operand[Any]
+    result: ext.Result[Any]
+
+    def check(self) -> None:
+        source = float_info(self.source, "stored_c1", "source")
+        result = scaled_info(self.result, "stored_c2", "result")
+        require_same_values(source, result, "stored_c2")
+        row = result.row
+        fits = row is not None and result.col is None and not row.custom and row.layout == "compact"
+        wanted = "one rowwise copy of a built-in scheme in the compact layout"
+        require(fits, "stored_c3", f"result must have {wanted}, got {self.result.type}")
+
+
+def stored(
+    source: ir.Value,
+    scheme: Scheme,
+    *,
+    groups: int = 0,
+    loc: ir.Location | None = None,
+    ip: ir.InsertionPoint | None = None,
+) -> StoredOp:
+    """Build a `scaled.stored`."""
+    info = float_info(source, "stored_c1", "source")
+    return build(StoredOp, [source], [ScaledInfo(info.shape, info.dtype, scheme, None, groups).type()], {}, loc, ip)
 
 
 class DequantizeOp(ScaledOp, name="dequantize", traits=[ext.Pure]):

@@ -40,10 +40,12 @@ from steelyard.dialect.quantize import (
     DequantizeOp,
     NarrowOp,
     QuantizeOp,
+    StoredOp,
     TransposeOp,
     dequantize,
     narrow,
     quantize,
+    stored,
     transpose,
 )
 from steelyard.dialect.scale import (
@@ -81,6 +83,7 @@ __all__ = [
     "ScaledOp",
     "SchemeAttr",
     "SplitOp",
+    "StoredOp",
     "SwizzleOp",
     "TensorType",
     "TorchCallOp",
@@ -109,6 +112,7 @@ __all__ = [
     "produce_quantize",
     "quantize",
     "split",
+    "stored",
     "swizzle",
     "torch_call",
     "transpose",

@@ -14,13 +14,13 @@ from steelyard.formats.schemes import Scheme
 from steelyard.ir.attributes import DECODED, DELAYED, HIGH_PRECISION
 from steelyard.ir.functions import functions_of
 from steelyard.ir.gradients import find_gradients, operand_roles
+from steelyard.ir.stored import stored_scheme
 from steelyard.ir.torch_ops import defining_op, op_name, parameter_of, view_root, walk_ops
 from steelyard.passes.pipeline.registry import fail, register_pass
 from steelyard.passes.support.sensitive_layers import SensitiveLayers
 
 NO_PARAMETER = "no operand is a parameter"
 BATCHED = "a batched product, such as those of attention"
-NO_KERNEL = "the products of experts are quantized on the CPU only"
 PICKED = (
     "the weights of experts are copied for each token and multiplied as a batch; load the model with "
     'experts_implementation="grouped_mm"'
@@ -37,14 +37,14 @@ def apply_recipe(
     overrides: Annotated[recipes.Overrides, recipes.Overrides.parse] = _NO_OVERRIDES,
     without_parameters: bool = False,
     attention: bool = False,
-    experts: bool = True,
     unmatched: str = "fail",
 ) -> None:
     """Decide how each GEMM is quantized, or why it is not.
 
     Takes `scaled.matmul` and `scaled.grouped_matmul`. Leaves on each one either the schemes of its two operands
     (`lhs_scheme`, `rhs_scheme`), that of a weight alone, or the reason why it stays in high precision
-    (`scaled.high_precision`).
+    (`scaled.high_precision`). A weight of the forward whose parameter is a quantized tensor (`scaled.stored`) has the
+    scheme that it is stored in, whatever the recipe says about weights.
 
     `recipe` is the name of a recipe. `overrides` gives layers another recipe, or none: "lm_head=none layers.0.*=nvfp4".
     The first pattern that matches a layer's name decides, or the module's for experts, whose layers are named after
@@ -55,8 +55,7 @@ def apply_recipe(
 
     A GEMM without a parameter operand stays as it is unless `without-parameters` is set. A batched product, such as
     those of attention, stays as it is unless `attention` is set. Then its operands get the rowwise schemes of gradients
-    and inputs, whichever they are. Without `experts`, for a target that has no kernels for them, products of
-    experts stay as they are.
+    and inputs, whichever they are.
     """
     if unmatched not in ("fail", "allow"):
         fail(module, f"unmatched must be fail or allow, got '{unmatched}'")
@@ -75,7 +74,7 @@ def apply_recipe(
             reason = default
         elif isinstance(matmul, GroupedMatmulOp):
             is_of_weight = matmul.layer.value in forward
-            reason = NO_PARAMETER if not is_of_weight else _annotate(matmul, chosen) if experts else NO_KERNEL
+            reason = _annotate(matmul, chosen) if is_of_weight else NO_PARAMETER
         elif matmul.batch_dims.value:
             reason = _reason_of_picked(matmul) or (
                 _annotate_batched(matmul, chosen, gradients) if attention else BATCHED
@@ -146,6 +145,9 @@ def _annotate(op: MatmulOp | GroupedMatmulOp, recipe: recipes.Recipe) -> str | N
     if kind != "fprop" and recipe.backward == "dequantized":
         return _annotate_decoded(op, recipe)
     lhs, rhs = _schemes_of(op, recipe)
+    stored = stored_scheme(op.rhs) if kind == "fprop" else None
+    if stored is not None and _pair(op, lhs, stored) is None:
+        return _with_delayed(op, recipe)
     # Activations and gradients may stay as they are beside a quantized weight.
     by_weight_alone = lhs is None and rhs is not None and kind != "wgrad" and not rhs.custom
     if rhs is None or (lhs is None and not by_weight_alone):
@@ -153,10 +155,12 @@ def _annotate(op: MatmulOp | GroupedMatmulOp, recipe: recipes.Recipe) -> str | N
         return f"the recipe leaves the {role} of {kind} in high precision"
     if rhs.custom and isinstance(op, GroupedMatmulOp):
         return "a user's own quantizer takes one matrix, and this is one for each expert"
-    reason = _pair(op, lhs, rhs)
-    if reason is None and (delayed := recipe.delayed()) is not None:
+    return _pair(op, lhs, rhs) or _with_delayed(op, recipe)
+
+
+def _with_delayed(op: MatmulOp | GroupedMatmulOp, recipe: recipes.Recipe) -> None:
+    if (delayed := recipe.delayed()) is not None:
         _annotate_delayed(op, delayed)
-    return reason
 
 
 def _pair(op: MatmulOp | GroupedMatmulOp, lhs: Scheme | None, rhs: Scheme) -> str | None:
@@ -186,10 +190,10 @@ def _annotate_decoded(op: MatmulOp | GroupedMatmulOp, recipe: recipes.Recipe) ->
     if isinstance(op, GroupedMatmulOp):
         return "the recipe multiplies in high precision in the backward, and for experts what was not quantized"
     row, _ = recipe.schemes(recipes.Role(OPERAND_ROLES[op.kind.value][1], op.layer.value))
-    if row is not None and not row.custom:
+    # What the forward read of a parameter that is stored in low precision is what its values are.
+    if row is not None and not row.custom and stored_scheme(op.rhs) is None:
         op.attributes[DECODED] = SchemeAttr.from_scheme(row)
-        if (delayed := recipe.delayed()) is not None:
-            _annotate_delayed(op, delayed)
+        _with_delayed(op, recipe)
     return "the recipe multiplies what the forward quantized, decoded, in high precision (backward='dequantized')"
 
 

@@ -4,21 +4,13 @@ from torch_mlir import ir
 
 from steelyard.dialect.grouped import GroupedGemmOp
 from steelyard.dialect.matmul import GemmOp
-from steelyard.dialect.quantize import QuantizeOp, quantize
-from steelyard.dialect.types import scaled_info_of, tensor_info
+from steelyard.dialect.quantize import QuantizeOp, StoredOp, quantize
+from steelyard.dialect.types import scaled_info_of
 from steelyard.formats.gemms import OPERAND_USAGES, ROWWISE
 from steelyard.ir.attributes import GRADIENT, PARAMETER, SOURCES, WEIGHT
 from steelyard.ir.functions import add_argument, functions_of, make_private_function, result_attributes
-from steelyard.ir.torch_ops import (
-    defining_op,
-    erase_unused_views,
-    op_name,
-    parameter_of,
-    transpose_source,
-    view_root,
-    walk_ops,
-)
-from steelyard.ir.view_ops import SAME_ELEMENTS
+from steelyard.ir.stored import is_transpose
+from steelyard.ir.torch_ops import defining_op, erase_unused_views, parameter_of, view_root, walk_ops
 from steelyard.ir.weights import WeightForm, describe_weight
 from steelyard.passes.pipeline.registry import register_pass
 
@@ -30,21 +22,23 @@ _RIGHT = 1
 def hoist_weights(module: ir.Operation) -> None:
     """Move the quantization of parameters out of the step.
 
-    Takes `scaled.quantize` of a view, a transpose or a cast of a parameter. Leaves each in a function of its own,
-    `@weight_0` and so on, which takes the parameter (and the scale, where it is state) and returns the quantized
-    tensor. In its place the program has an argument that names the function (`scaled.weight`) and the arguments that
-    the function takes (`scaled.sources`). The caller may keep the result of the function until one of those changes.
-    An amax that the quantize returns becomes another argument. Quantizations that take random bits stay. The function
-    says which weight it makes (`scaled.weight_key`, equal where functions of any program make equal weights) and, if
-    that is one rowwise copy of the whole parameter or of its transpose, what it is (`scaled.weight_form`). The copies
-    of a parameter without gradient become two functions: the forward shares its own with programs without gradients.
+    Takes `scaled.quantize` and `scaled.stored` of a view, a transpose or a cast of a parameter. Leaves each in a
+    function of its own, `@weight_0` and so on, which takes the parameter (and the scale, where it is state) and returns
+    the quantized tensor. In its place the program has an argument that names the function (`scaled.weight`) and the
+    arguments that the function takes (`scaled.sources`). The caller may keep the result of the function until one of
+    those changes. An amax that the quantize returns becomes another argument. Quantizations that take random bits stay.
+    The function says which weight it makes (`scaled.weight_key`, equal where functions of any program make equal
+    weights) and, if that is one rowwise copy of the whole parameter or of its transpose, what it is
+    (`scaled.weight_form`). The copies of a parameter without gradient become two functions: the forward shares its own
+    with programs without gradients.
     """
     count = 0
     for function in functions_of(module):
         trained = {own[GRADIENT] for own in result_attributes(function) if GRADIENT in own}
         for op in walk_ops(function):
-            if isinstance(op.opview, QuantizeOp) and _is_of_parameter(op.opview):
-                for part in _by_usage(op.opview, trained):
+            view = op.opview
+            if isinstance(view, QuantizeOp | StoredOp) and _is_of_parameter(view):
+                for part in _by_usage(view, trained) if isinstance(view, QuantizeOp) else [view]:
                     _hoist(module, part, f"weight_{count}")
                     count += 1
 
@@ -73,13 +67,13 @@ def _by_usage(op: QuantizeOp, trained: set[ir.Attribute]) -> list[QuantizeOp]:
     return [row, col]
 
 
-def _is_of_parameter(op: QuantizeOp) -> bool:
-    if op.rng is not None or parameter_of(op.source) is None:
+def _is_of_parameter(op: QuantizeOp | StoredOp) -> bool:
+    if (isinstance(op, QuantizeOp) and op.rng is not None) or parameter_of(op.source) is None:
         return False
     return all(isinstance(operand, ir.BlockArgument) for operand in list(op.operands)[1:])
 
 
-def _hoist(module: ir.Operation, op: QuantizeOp, name: str) -> None:
+def _hoist(module: ir.Operation, op: QuantizeOp | StoredOp, name: str) -> None:
     source = ir.BlockArgument(view_root(op.source))
     parameter = parameter_of(op.source)
     assert parameter is not None
@@ -103,32 +97,16 @@ def _hoist(module: ir.Operation, op: QuantizeOp, name: str) -> None:
     erase_unused_views(viewed)
 
 
-def _form(op: QuantizeOp) -> WeightForm | None:
+def _form(op: QuantizeOp | StoredOp) -> WeightForm | None:
     """What a parameter that is quantized already must hold to be the result; None where no parameter can be."""
     info = scaled_info_of(op.result)
-    is_transposed = _is_transposed(op.source)
-    if info.row is None or info.col is not None or info.row.custom or op.new_amax is not None or is_transposed is None:
+    is_transposed = is_transpose(op.source)
+    has_amax = isinstance(op, QuantizeOp) and op.new_amax is not None
+    if info.row is None or info.col is not None or info.row.custom or has_amax or is_transposed is None:
         return None
-    if info.groups:
+    if len(info.shape) != (3 if info.groups else 2):
         return None
     return WeightForm(info.row, is_transposed)
-
-
-def _is_transposed(value: ir.Value) -> bool | None:
-    """Whether a value is the transpose of an argument, or the argument itself; None if it is neither."""
-    transposed = False
-    while (op := defining_op(value)) is not None:
-        is_transpose = _is_matrix(value) and transpose_source(value) is not None
-        if not is_transpose and op_name(op) not in SAME_ELEMENTS:
-            return None
-        transposed ^= is_transpose
-        value = op.operands[0]
-    return transposed
-
-
-def _is_matrix(value: ir.Value) -> bool:
-    info = tensor_info(value.type)
-    return info is not None and len(info.shape) == 2
 
 
 def _clone_slice(value: ir.Value, copies: dict[ir.Value, ir.Value]) -> ir.Value:

@@ -7,14 +7,15 @@ from torch_mlir import ir
 from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.grouped import GroupedMatmulOp, grouped_gemm
 from steelyard.dialect.matmul import MatmulOp, gemm
-from steelyard.dialect.quantize import dequantize, quantize
+from steelyard.dialect.quantize import dequantize, quantize, stored
 from steelyard.dialect.scale import advance_rng, count_saturated, update_scale
 from steelyard.dialect.types import TensorInfo, tensor_info
-from steelyard.formats.gemms import OPERAND_USAGES, Role
+from steelyard.formats.gemms import OPERAND_USAGES, ROWWISE, Role
 from steelyard.formats.schemes import Scheme
 from steelyard.ir.attributes import DECODED, DELAYED, LAYER, REDUCE, RNG, STATE
 from steelyard.ir.functions import add_argument, append_results, argument_name, functions_of, is_training
 from steelyard.ir.gradients import find_gradients, operand_roles
+from steelyard.ir.stored import stored_scheme
 from steelyard.ir.torch_ops import flatten_root, walk_ops
 from steelyard.passes.pipeline.registry import fail, register_pass
 
@@ -26,7 +27,8 @@ def insert_quantize(module: ir.Operation) -> None:
     Takes `scaled.matmul` with the schemes of its operands. Leaves `scaled.gemm` on the copies that its kind reads, each
     made by a `scaled.quantize` of its own; `scaled-merge-quantize` merges those. Where only rhs has a scheme, lhs stays
     as it is. A `scaled.grouped_matmul` becomes a `scaled.grouped_gemm` of operands in groups. A matmul without schemes
-    stays. One whose recipe asks for decoded operands reads a `scaled.dequantize` of a rowwise copy.
+    stays. A weight that has the scheme in which its parameter is stored is a `scaled.stored`: nothing quantizes it.
+    One whose recipe asks for decoded operands reads a `scaled.dequantize` of a rowwise copy.
 
     State becomes arguments of the function: a delayed scale is `layer.role.scale`, random bits come from `rng`. In a
     function with gradients state is updated: amaxes go into `layer.role.amax_history`, the next scale follows from
@@ -101,9 +103,9 @@ class _State:
             return quantize(source, row, col, role=role, ends=ends, groups=groups).result
         name = f"{layer}.{role}" if layer else role
         scale = self._argument(f"{name}.scale", _info(source).with_((), "f32"), op.location)
-        if scheme.source == "static" and op.kind.value == "fprop":
+        if scheme.is_static and op.kind.value == "fprop":
             self._count(name, source, scale, scheme, op.location)
-        if not self._is_training or scheme.source == "static":
+        if not self._is_training or scheme.is_static:
             return quantize(source, row, col, role=role, layer=layer, scale=scale, ends=ends, groups=groups).result
         made = quantize(source, row, col, role=role, layer=layer, scale=scale, ends=ends, groups=groups, new_amax=True)
         new = _Recorded(scheme, layer, _delayed_settings(op), scale, op.location)
@@ -182,7 +184,10 @@ def _quantize_operands(op: MatmulOp | GroupedMatmulOp, roles: tuple[Role, Role],
             operand = getattr(op, name)
             if f"{name}_scheme" in op.attributes:
                 scheme = SchemeAttr(op.attributes[f"{name}_scheme"]).scheme
-                operand = state.quantize(op, operand, scheme, role, usage)
+                if role == "weight" and usage == ROWWISE and stored_scheme(operand) == scheme:
+                    operand = stored(operand, scheme, groups=_groups(op, operand)[1]).result
+                else:
+                    operand = state.quantize(op, operand, scheme, role, usage)
             operands.append(operand)
         product = _gemm(op, *operands)
     op.result.replace_all_uses_with(product)

@@ -3,12 +3,13 @@
 from torch_mlir import ir
 
 from steelyard.dialect.epilogue import epilogue
+from steelyard.dialect.grouped import GroupedGemmOp
 from steelyard.dialect.layout import padded_shape, unpad
 from steelyard.dialect.matmul import GemmOp, gemm
 from steelyard.dialect.types import TensorInfo, tensor_info
 from steelyard.formats.gemms import OPERAND_USAGES
 from steelyard.ir.attributes import PATH, REASON
-from steelyard.ir.gemm_plans import GemmPlan, plan_gemm, size_source
+from steelyard.ir.gemm_plans import GemmPlan, plan_gemm, plan_grouped_gemm, size_source
 from steelyard.ir.torch_ops import int_constant, size_of, walk_ops
 from steelyard.passes.pipeline.registry import fail, register_pass
 from steelyard.passes.support.operand_forms import Forms, Plans, convert, convert_weights
@@ -20,20 +21,23 @@ from steelyard.targets.gemm_paths import CUSTOM, NATIVE
 def legalize(module: ir.Operation, *, target: str) -> None:
     """Give GEMMs the layout, padding and epilogues that a target's GEMMs take.
 
-    Takes `scaled.gemm` on quantized tensors. The CPU's GEMMs take any shape, compact scales and every epilogue, so
-    nothing changes there. For CUDA, leaves each GEMM marked with its path (`scaled.path`) and, where it is emulated,
-    the reason (`scaled.reason`).
+    Takes `scaled.gemm` and `scaled.grouped_gemm` on quantized tensors. The CPU's GEMMs take any shape, compact scales
+    and every epilogue, so nothing changes there. For CUDA, leaves each GEMM marked with its path (`scaled.path`) and,
+    where it is emulated, the reason (`scaled.reason`).
 
     A native GEMM reads matrices with one copy that are padded, turned and swizzled (`scaled.flatten`, `pad`, `turn`,
     `swizzle`), once for all GEMMs that read the same tensor; `unpad` removes the padding from its result. What a GEMM
     cannot do to its product follows as `scaled.epilogue`. Weights are converted by the functions that make them, which
-    then return every form that a GEMM reads.
+    then return every form that a GEMM reads. Products of experts take any shape.
     """
     chosen = read_target(module, target)
     if chosen is None:
         return
     gemms = [op.opview for op in walk_ops(module) if isinstance(op.opview, GemmOp)]
     plans: Plans = {op.result: plan_gemm(op, chosen) for op in gemms}
+    for op in walk_ops(module):
+        if isinstance(op.opview, GroupedGemmOp):
+            _mark(op.opview, plan_grouped_gemm(op.opview, chosen))
     forms = convert_weights(module, plans)
     for op in gemms:
         plan = plans[op.result]

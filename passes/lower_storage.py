@@ -13,7 +13,7 @@ from steelyard.dialect.layout import FlattenOp, PackOp, PadOp, SwizzleOp, TurnOp
 from steelyard.dialect.matmul import GemmOp, copies_read, lhs_info
 from steelyard.dialect.parts import JoinOp, SplitOp
 from steelyard.dialect.produce import PRODUCERS, ProduceQuantizeOp
-from steelyard.dialect.quantize import DequantizeOp, NarrowOp, QuantizeOp, TransposeOp
+from steelyard.dialect.quantize import DequantizeOp, NarrowOp, QuantizeOp, StoredOp, TransposeOp
 from steelyard.dialect.scale import ALGORITHMS, AdvanceRngOp, AmaxOp, CountSaturatedOp, UpdateScaleOp
 from steelyard.dialect.types import ScaledInfo, TensorInfo, TensorType, scaled_info_of, tensor_info
 from steelyard.errors import ConstraintError
@@ -35,12 +35,14 @@ from steelyard.ir.kernel_calls import (
     GroupedGemmCall,
     GroupedPackCall,
     GroupedQuantizeCall,
+    GroupedStoredCall,
     KernelCall,
     PackCall,
     PadCall,
     ProduceQuantizeCall,
     QuantizeCall,
     Slot,
+    StoredCall,
     SwizzleCall,
     TransposeCall,
     TurnCall,
@@ -174,7 +176,7 @@ class _Lowering:
         info = scaled_info_of(op.result)
         self._stored[op.result] = _Stored(info, made, self._sizes(op, info))
 
-    def _made_slots(self, op: QuantizeOp | ProduceQuantizeOp | TransposeOp | PackOp) -> tuple[Slot, ...]:
+    def _made_slots(self, op: QuantizeOp | StoredOp | ProduceQuantizeOp | TransposeOp | PackOp) -> tuple[Slot, ...]:
         """The parts of an op's quantized result; what a user's quantizer makes is one value."""
         if _splittable(op.result) is None:
             return (Slot("storage", op.result.type),)
@@ -206,6 +208,18 @@ class _Lowering:
         }
         grouped = info.groups > 0
         call = GroupedQuantizeCall(groups=info.groups, **settings) if grouped else QuantizeCall(**settings)
+        self.make(op, call, operands)
+
+    def stored(self, op: StoredOp) -> None:
+        info = scaled_info_of(op.result)
+        assert info.row is not None, "stored_c3"
+        operands = _present(source=op.source)
+        settings: dict[str, Any] = {
+            "operands": _slots(operands),
+            "results": self._made_slots(op),
+            "scheme": info.row,
+        }
+        call = GroupedStoredCall(groups=info.groups, **settings) if info.groups else StoredCall(**settings)
         self.make(op, call, operands)
 
     def produce_quantize(self, op: ProduceQuantizeOp) -> None:
@@ -382,6 +396,7 @@ class _Lowering:
             lhs_shape=lhs.shape,
             rhs=right,
             rhs_shape=rhs.shape,
+            path=_path(op),
         )
         self._replace(op, call, operands)
 
@@ -456,6 +471,7 @@ class _Lowering:
 
 _LOWERINGS: dict[type, Callable[[_Lowering, Any], None]] = {
     QuantizeOp: _Lowering.quantize,
+    StoredOp: _Lowering.stored,
     ProduceQuantizeOp: _Lowering.produce_quantize,
     TransposeOp: _Lowering.transpose,
     PackOp: _Lowering.pack,
@@ -533,7 +549,7 @@ def _rearranged(
     return operands, tuple(Slot(name, types[name]) for name in changed)
 
 
-def _path(op: GemmOp) -> Path | None:
+def _path(op: GemmOp | GroupedGemmOp) -> Path | None:
     if PATH not in op.attributes:
         return None
     return one_of(ir.StringAttr(op.attributes[PATH]).value, PATHS, "call_c2", PATH)

@@ -25,7 +25,7 @@ from steelyard.targets.gemm_paths import NATIVE
 
 _DESTINATIONS: dict[Device, tuple[type[KernelCall], ...]] = {
     "cpu": (QuantizingCall, GemmCall, GroupedGemmCall, PackCall),
-    "cuda": (QuantizingCall, GemmCall, DequantizeCall, EpilogueCall),
+    "cuda": (QuantizingCall, GemmCall, GroupedGemmCall, DequantizeCall, EpilogueCall),
 }
 """Operations whose kernels, on each kind of device, write their results where they are told."""
 
@@ -60,6 +60,8 @@ def _writes_where_told(call: KernelCall, device: Device) -> bool:
     # torch's own GEMMs, which native ones are, make their results themselves, and so do those of batches.
     if isinstance(call, GemmCall):
         return call.path != NATIVE and not call.batch_dims
+    if isinstance(call, GroupedGemmCall):
+        return call.path != NATIVE
     return call.result("new_amax") is None
 
 

@@ -9,8 +9,8 @@ from torch_mlir import ir
 from steelyard.codegen.launches.plan import LaunchPlan
 from steelyard.codegen.launches.text import read_plans
 from steelyard.errors import UnsupportedModelError
-from steelyard.ir.kernel_calls import KernelCall
-from steelyard.runtime import custom
+from steelyard.ir.kernel_calls import KernelCall, StoredCall
+from steelyard.runtime import custom, stored
 from steelyard.runtime.cpu import bound
 from steelyard.runtime.cuda import bound as cuda_bound
 from steelyard.runtime.quantizers import Quantizers
@@ -47,6 +47,8 @@ def _bind_planned(symbol: str, call: KernelCall, plan: LaunchPlan, quantizers: Q
 
 
 def _bind(call: KernelCall, quantizers: Quantizers) -> BoundKernel:
+    if isinstance(call, StoredCall):
+        return BoundKernel(stored.bind(call))
     match call.device:
         case "custom":
             return BoundKernel(custom.bind(call, quantizers))

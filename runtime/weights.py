@@ -92,7 +92,7 @@ class _Held(NamedTuple):
         """Whether a parameter holds this now."""
         own = vars(parameter)
         is_same = self.parameter() is parameter and all(own[name] is tensor for name, tensor in self.fields)
-        return is_same and (self.versions is None or self.versions == _versions(self.fields))
+        return is_same and (self.versions is None or self.versions == _versions(parameter, self.fields))
 
 
 class Weights:
@@ -111,6 +111,8 @@ class Weights:
         self._held: dict[tuple[str, int], _Held] = {}
         self._kept: dict[tuple[str, int], _Kept] = {}
         self._lock = make_lock()
+        self.holds_packed = True
+        """Whether what is packed of a quantized parameter is kept beside it; not if that is about to be replaced."""
         self._captured: list[tuple] = []
         """Weights that CUDA graphs read, which must live as long as anybody may replay those."""
 
@@ -178,19 +180,23 @@ class Weights:
         return held.parts
 
     def _hold(self, key: tuple[str, int], weight: WeightArgument, parameter: Any, parts: tuple) -> _Held | None:
-        """Remember the parts of a quantized parameter, if they are in its memory or in the layout of a GPU's GEMMs."""
+        """Remember the parts of a quantized parameter, if they are in its memory or in the layout of GEMMs."""
         names = getattr(parameter, "PARTS", ())
         fields = [(name, part) for name in names if (part := vars(parameter)[name]) is not None]
         addresses = {part.data_ptr() for _, part in fields}
         reference = weakref.ref(parameter, lambda _: self._held.pop(key, None))
         if all(part.data_ptr() in addresses for part in parts):
             held = _Held(reference, fields, parts)
-        elif weight.form is None or weight.form.layout != "gemm" or is_capturing(parameter.device):
+        elif not self._holds_made(weight.form) or is_capturing(parameter.device):
             return None
         else:
-            held = _Held(reference, fields, parts, _versions(fields), moment_on(parameter.device))
+            held = _Held(reference, fields, parts, _versions(parameter, fields), moment_on(parameter.device))
         self._held[key] = held
         return held
+
+    def _holds_made(self, form: WeightForm | None) -> bool:
+        """Whether parts are kept that were made from those of a quantized parameter."""
+        return form is not None and (form.layout == "gemm" or (form.layout == "packed" and self.holds_packed))
 
     def _drop(self, key: tuple[str, int], gone: weakref.ref) -> None:
         """Let go of a parameter's weight when it dies, unless another has its id by now."""
@@ -218,8 +224,9 @@ def _version(tensor: torch.Tensor) -> object:
     return object() if tensor.is_inference() else tensor._version
 
 
-def _versions(fields: list[tuple[str, torch.Tensor]]) -> list[object]:
-    return [_version(tensor) for _, tensor in fields]
+def _versions(parameter: torch.Tensor, fields: list[tuple[str, torch.Tensor]]) -> list[object]:
+    """Those of a quantized parameter, which writes to it move, and of its tensors, which others may write to."""
+    return [_version(tensor) for tensor in (parameter, *(tensor for _, tensor in fields))]
 
 
 def _tensors_of(parts: tuple) -> list[torch.Tensor]:

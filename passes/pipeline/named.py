@@ -40,11 +40,11 @@ _PIPELINES = (
     ),
     Pipeline(
         "steelyard-quantized",
-        "scaled-apply-recipe{recipe=<recipe> overrides=<overrides> attention=<attention> experts=<experts> "
+        "scaled-apply-recipe{recipe=<recipe> overrides=<overrides> attention=<attention> "
         "unmatched=<unmatched>},"
         "scaled-insert-quantize,scaled-quantize-caches,scaled-merge-quantize,cse,scaled-canonicalize,"
         "scaled-verify-stage{stage=quantized}",
-        {"recipe": "mxfp8", "overrides": "", "attention": "false", "experts": "true", "unmatched": "fail"},
+        {"recipe": "mxfp8", "overrides": "", "attention": "false", "unmatched": "fail"},
         "The operands of every GEMM that the recipe quantizes are quantized, each tensor once.",
     ),
     Pipeline(

@@ -149,6 +149,15 @@ func.func @epilogue(%x: tensor<?x64xf32>, %bias: tensor<64xbf16>, %residual: ten
   return
 }
 
+// CHECK-LABEL: func.func @stored
+func.func @stored(%w: !torch.vtensor<[48,64],bf16>, %stack: tensor<4x48x64xf32>) {
+  // CHECK: %{{.*}} = scaled.stored %arg0 : !torch.vtensor<[48,64],bf16> -> !scaled.tensor<48x64xbf16, #nvfp4_1x16_static>
+  %0 = scaled.stored %w : !torch.vtensor<[48,64],bf16> -> !scaled.tensor<48x64xbf16, #nvfp4_1x16_static>
+  // CHECK: %{{.*}} = scaled.stored %arg1 : tensor<4x48x64xf32> -> !scaled.tensor<4x48x64xf32 in 4, #fp8_128x128>
+  %1 = scaled.stored %stack : tensor<4x48x64xf32> -> !scaled.tensor<4x48x64xf32 in 4, #fp8_128x128>
+  return
+}
+
 // CHECK-LABEL: func.func @state
 func.func @state(%x: tensor<4x?xbf16>, %scale: tensor<f32>, %history: tensor<1024xf32>, %rng: tensor<2xi64>, %count: tensor<i64>) {
   // CHECK: %{{.*}} = scaled.amax %arg0 per_row : tensor<4x?xbf16> -> tensor<4xf32>

@@ -44,7 +44,7 @@ module attributes {scaled.plan = @quantize_0} {
 
 // torch_call_c1
 module attributes {scaled.plan = @quantize_0} {
-  // expected-error @+1 {{function must be one of zero, copy, product, scaled_product, batched_product, largest_of_ranks, pick_amax, got fill [torch_call_c1]}}
+  // expected-error @+1 {{function must be one of zero, copy, product, scaled_product, batched_product, grouped_product, product_of_groups, largest_of_ranks, pick_amax, got fill [torch_call_c1]}}
   scaled.torch_call fill("out.row.amax")
 }
 

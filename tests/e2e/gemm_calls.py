@@ -31,6 +31,34 @@ def read_call(call, values):
     return a, b, options, result.detach().clone().reshape(-1, result.shape[-1])
 
 
+def read_groups(call, values):
+    """The operands of each product of experts: copies, or rows of a plain left operand."""
+    named = dict(zip([slot.name for slot in call.operands], values, strict=False))
+    ends = named["ends"].tolist()
+    counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    if call.lhs is None:
+        plain = named["lhs"].detach().clone()
+        left = [plain[end - count : end] for count, end in zip(counts, ends, strict=True)]
+    else:
+        left = read_group_copies(call.lhs, call.lhs_shape, named, counts, "lhs", call.kind == "wgrad")
+    right = read_group_copies(call.rhs, call.rhs_shape, named, counts, "rhs", call.kind != "fprop")
+    return left, right
+
+
+def read_group_copies(scheme, shape, named, counts, operand, columnwise):
+    """The copies of all groups, whose parts lie one after the other."""
+    matrices = [shape[1:]] * len(counts) if len(shape) == 3 else [(count, shape[1]) for count in counts]
+    addresses = {name.partition(".")[2]: value for name, value in named.items() if name.startswith(f"{operand}.")}
+    copies = []
+    for matrix in matrices:
+        own = {f"{operand}.{part}": address for part, address in addresses.items()}
+        copies.append(read_copy(scheme, matrix, own, (), operand, columnwise))
+        for part, (sizes, dtype) in part_shapes(scheme, matrix, columnwise).items():
+            size = math.prod(sizes) * DTYPES[dtype].itemsize
+            addresses[part] += -(-size // 64) * 64 if part == "packed" else size
+    return copies
+
+
 def read_copy(scheme, shape, named, sizes, operand, columnwise):
     if scheme.layout == "packed":
         return read_packed(named[f"{operand}.packed"], replace(scheme, layout="compact"), shape, columnwise)

@@ -16,9 +16,9 @@ RECIPES = [*recipes.NAMES, "nvfp4/none", "mxfp4/mxfp8"]
 
 
 class Experts(nn.Module):
-    def __init__(self, dtype=torch.float32, is_transposed=False):
+    def __init__(self, dtype=torch.float32, is_transposed=False, width=OUT):
         super().__init__()
-        shape = (EXPERTS, IN, OUT) if is_transposed else (EXPERTS, OUT, IN)
+        shape = (EXPERTS, IN, width) if is_transposed else (EXPERTS, width, IN)
         self.is_transposed = is_transposed
         self.weight = nn.Parameter(torch.randn(shape).to(dtype))
 
@@ -143,8 +143,27 @@ def test_overrides_name_the_weight_or_its_module(overrides, is_quantized):
     assert torch.equal(y, exact) == (not is_quantized)
 
 
+MX_BUILDS = "not every build of torch has a product of groups in mx"
+ONE_BY_ONE = "the host reads where groups end and multiplies one by one"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "target", "dtype", "kernel", "reason"),
+    [
+        ("fp8-current", "sm_90a", torch.bfloat16, "cuda tensor scaled_grouped_mm of 4 experts", ""),
+        ("mxfp8", "sm_100a", torch.bfloat16, "cuda mx emulated in bf16 of 4 experts", MX_BUILDS),
+        ("mxfp8", "sm_100a", torch.float32, "cuda mx emulated in bf16 of 4 experts", f"{MX_BUILDS}; {ONE_BY_ONE}"),
+        (
+            "fp8-row",
+            "sm_90a",
+            torch.float32,
+            "cuda row emulated in bf16 of 4 experts",
+            f"torch's product of groups in FP8 has results in bf16 only; {ONE_BY_ONE}",
+        ),
+    ],
+)
 @torch.no_grad()
-def test_experts_stay_in_high_precision_on_cuda():
-    net = steelyard.compile(Model().eval(), "mxfp8", target="cuda:sm_100a").lower(torch.randn(ROWS, IN), ENDS)
-    (row,) = net.explain().rows
-    assert (row.kernel, row.reason) == ("torch", "the products of experts are quantized on the CPU only")
+def test_rows_on_cuda(recipe, target, dtype, kernel, reason):
+    net = steelyard.compile(Model(dtype=dtype, width=OUT + 8).eval(), recipe, target=f"cuda:{target}")
+    (row,) = net.lower(torch.randn(ROWS, IN).to(dtype), ENDS).explain().rows
+    assert (row.kernel, row.reason, row.is_quantized) == (kernel, reason, True)

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from steelyard.dialect import make_context
 from steelyard.driver import progress
 from steelyard.driver.blocks import Blocks, find_blocks, modules_outside
-from steelyard.driver.captured import CapturedGraph
+from steelyard.driver.captured import CapturedGraph, Stored
 from steelyard.driver.compilation import Compilation
 from steelyard.driver.explanation import Row
 from steelyard.driver.fast_path import has_fast_path, without_fast_path
@@ -24,7 +24,7 @@ from steelyard.driver.gathered_parameters import is_gathered
 from steelyard.driver.inference import Run, without_wrapper
 from steelyard.driver.layer_names import layer_names
 from steelyard.driver.outside import Outside
-from steelyard.driver.quantized_inputs import as_plain, check_frozen
+from steelyard.driver.quantized_inputs import as_plain, check_frozen, stored_schemes
 from steelyard.driver.settings import AUTO, Settings, make_settings
 from steelyard.driver.stored_weights import replace_parameter, store_weights
 from steelyard.driver.training import JointGraph, JointPrograms, make_thin_graphs, run_graph
@@ -73,6 +73,7 @@ class Backend:
         self._names = functools.partial(_names_by_id, _weakly(root))
         """From the ids of parameters to their names."""
         self.weights = Weights(functools.partial(is_gathered, _weakly(root)), _quantizing)
+        self.weights.holds_packed = settings.weights != "quantized"
         self.kept_weights: dict[str, str] = {}
         """Parameters that stay in high precision although `weights` is `quantized`, and why."""
         self.storable = storable
@@ -138,6 +139,7 @@ class Backend:
         graph_module.recompile()
         parameters = self._parameter_names(graph_module, example_inputs)
         check_frozen(parameters, example_inputs)
+        stored = stored_schemes(example_inputs)
         settings = self._settings_for(example_inputs)
         backend = self.shared
         apart = next((type(value).__name__ for value in example_inputs if is_traceable_wrapper_subclass(value)), None)
@@ -146,11 +148,11 @@ class Backend:
 
         def compile_inference(aten: torch.fx.GraphModule, inputs: Sequence) -> Callable:
             _check_count(parameters, inputs, apart)
-            run = backend._compile(aten, settings, parameters, caller)
+            run = backend._compile(aten, settings, parameters, stored, caller)
             direct.append(without_wrapper(run, len(parameters)))
             return _boxed(run)
 
-        training = _Training(backend, settings, parameters, apart, caller)
+        training = _Training(backend, settings, parameters, stored, apart, caller)
         capture = aot_autograd(
             fw_compiler=training.compile_forward,
             bw_compiler=training.compile_backward,
@@ -205,6 +207,7 @@ class Backend:
                 if any(weight.parameter in replaced for weight in programs[id(compilation)].weight_arguments)
             ]
             self._settled = len(self.compilations)
+            self.weights.holds_packed = True
 
     def take_weights(self, tensors: Mapping[str, QuantizedTensor]) -> None:
         """With `weights="quantized"`, make quantized tensors the parameters that a call would replace by such."""
@@ -238,7 +241,7 @@ class Backend:
             self._settled = 0
 
     def capture_joint(
-        self, joint: JointGraph, settings: Settings, parameters: Sequence[str | None], caller: str
+        self, joint: JointGraph, settings: Settings, parameters: Sequence[str | None], stored: Stored, caller: str
     ) -> CapturedGraph:
         """The programs of a forward and its backward."""
         self._check_trained(parameters)
@@ -246,18 +249,18 @@ class Backend:
         joint.drop_missing_gradients()
         backend = self.shared
 
-        def build(layers: Mapping[torch.fx.Node, str], parameters: Sequence[str | None]) -> Compilation:
+        def build(layers: Mapping[torch.fx.Node, str], parameters: Sequence[str | None], stored: Stored) -> Compilation:
             compilation = Compilation(settings, backend.state, backend.weights)
             known = [*parameters, *unnamed]
             context = make_context()
-            module = import_graph(joint.graph, context, name="joint", layers=layers, parameters=known)
+            module = import_graph(joint.graph, context, name="joint", layers=layers, parameters=known, stored=stored)
             with context:
                 joint.mark(functions_of(module.operation)[0], parameters)
             compilation.run(module)
             return compilation
 
         layers = layer_names(joint.graph, self._module_names(), [*parameters, *unnamed], caller)
-        return CapturedGraph(layers, parameters, build, lambda made: backend._add(made), self._names)
+        return CapturedGraph(layers, parameters, stored, build, lambda made: backend._add(made), self._names)
 
     def _check_trained(self, parameters: Sequence[str | None]) -> None:
         """Refuse gradients of parameters that are to be replaced by their codes."""
@@ -274,20 +277,29 @@ class Backend:
             )
 
     def _compile(
-        self, aten: torch.fx.GraphModule, settings: Settings, parameters: Sequence[str | None], caller: str
+        self,
+        aten: torch.fx.GraphModule,
+        settings: Settings,
+        parameters: Sequence[str | None],
+        stored: Stored,
+        caller: str,
     ) -> Run:
         constants = tuple(lift_constants(aten))
         parameters = [*parameters, *(None for _ in constants)]
+        stored = (*stored, *((None, None) for _ in constants))
         backend = self.shared
 
-        def build(layers: Mapping[torch.fx.Node, str], parameters: Sequence[str | None]) -> Compilation:
+        def build(layers: Mapping[torch.fx.Node, str], parameters: Sequence[str | None], stored: Stored) -> Compilation:
             compilation = Compilation(settings, backend.state, backend.weights)
-            module = import_graph(aten.graph, make_context(), name="forward", layers=layers, parameters=parameters)
+            context = make_context()
+            module = import_graph(
+                aten.graph, context, name="forward", layers=layers, parameters=parameters, stored=stored
+            )
             compilation.run(module)
             return compilation
 
         layers = layer_names(aten.graph, self._module_names(), parameters, caller)
-        graph = CapturedGraph(layers, parameters, build, lambda made: backend._add(made), self._names)
+        graph = CapturedGraph(layers, parameters, stored, build, lambda made: backend._add(made), self._names)
         if settings.target == CPU:
             return graph if not constants else lambda values: graph((*values, *constants))
 
@@ -332,11 +344,18 @@ class _Training:
     """The three callbacks by which AOTAutograd compiles a graph with gradients."""
 
     def __init__(
-        self, backend: Backend, settings: Settings, parameters: Sequence[str | None], apart: str | None, caller: str
+        self,
+        backend: Backend,
+        settings: Settings,
+        parameters: Sequence[str | None],
+        stored: Stored,
+        apart: str | None,
+        caller: str,
     ):
         self._backend = backend
         self._settings = settings
         self._parameters = parameters
+        self._stored = stored
         self._apart = apart
         self._caller = caller
         self._run: JointPrograms | None = None
@@ -346,7 +365,7 @@ class _Training:
         joint = JointGraph(module, num_fwd_outputs)
         _check_count(self._parameters, joint.primals, self._apart)
         backend = self._backend
-        captured = backend.capture_joint(joint, self._settings, self._parameters, self._caller)
+        captured = backend.capture_joint(joint, self._settings, self._parameters, self._stored, self._caller)
         self._run = JointPrograms(joint, captured, lambda *call: backend.runs_by_torch(*call))
         return make_thin_graphs(joint, captured.first)
 

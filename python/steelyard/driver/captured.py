@@ -2,7 +2,8 @@
 
 Torch keeps one graph for all modules with the same code, and passes it each module's parameters. But layers have names,
 overrides and state of their own, so each set of parameters has its own program. Only the first is compiled: the others
-are the same code, bound to other names. A layer that is quantized in another way is compiled on its own.
+are the same code, bound to other names. A layer that is quantized in another way, or whose parameters are stored in
+another format, is compiled on its own.
 """
 
 import itertools
@@ -14,15 +15,18 @@ import torch
 
 from steelyard.driver import progress
 from steelyard.driver.compilation import Compilation
+from steelyard.driver.quantized_inputs import stored_schemes
 from steelyard.forks import make_lock
 from steelyard.ir.renaming import Renaming
+from steelyard.ir.stored import StoredSchemes
 from steelyard.runtime.program import Program
 
 _MOST_REMEMBERED = 256
 
 Parameters = tuple[str | None, ...]
-Build = Callable[[Mapping[torch.fx.Node, str], Sequence[str | None]], Compilation]
-"""Compiles a graph, given the layer of each node and the parameter of each argument."""
+Stored = tuple[StoredSchemes, ...]
+Build = Callable[[Mapping[torch.fx.Node, str], Sequence[str | None], Stored], Compilation]
+"""Compiles a graph, given the layer of each node, the parameter of each argument, and how it is stored."""
 
 
 class CapturedGraph:
@@ -32,6 +36,7 @@ class CapturedGraph:
         self,
         layers: Mapping[torch.fx.Node, str],
         parameters: Sequence[str | None],
+        stored: Stored,
         build: Build,
         add: Callable[[Compilation], None],
         names_by_id: Callable[[], Mapping[int, str]],
@@ -42,21 +47,17 @@ class CapturedGraph:
         self._add = add
         self._names_by_id = names_by_id
         self._positions = [i for i, name in enumerate(parameters) if name is not None]
-        self._built: dict[Parameters, Compilation] = {}
+        self._built: dict[tuple[Parameters, Stored], Compilation] = {}
         """What was compiled, by its parameters."""
-        self._programs: dict[Parameters, Program] = {}
-        self._make(self._parameters)
+        self._programs: dict[tuple[Parameters, Stored], Program] = {}
+        self.first = self._make(self._parameters, stored)
+        """The program of the parameters that the graph was captured with."""
         self._remembered: dict[tuple[int, ...], tuple[weakref.ref, Program]] = {}
         self._lock = make_lock()
 
     def __call__(self, values: tuple[Any, ...]) -> tuple:
         """Run the program of these arguments."""
         return self.find(values)(*values)
-
-    @property
-    def first(self) -> Program:
-        """The program of the parameters that the graph was captured with."""
-        return self._programs[self._parameters]
 
     def find(self, values: Sequence[Any]) -> Program:
         """The program of these arguments."""
@@ -80,23 +81,25 @@ class CapturedGraph:
             None if name is None else known.get(id(value), name)
             for name, value in zip(self._parameters, values, strict=True)
         )
+        stored = stored_schemes(values)
         with self._lock:
-            return self._programs[names] if names in self._programs else self._make(names)
+            return self._programs.get((names, stored)) or self._make(names, stored)
 
-    def _make(self, names: Parameters) -> Program:
+    def _make(self, names: Parameters, stored: Stored) -> Program:
         """The program of parameters that come for the first time."""
-        made = next((bound for known in self._built if (bound := self._bind(known, names)) is not None), None)
+        alike = [known for known, held in self._built if held == stored]
+        made = next((bound for known in alike if (bound := self._bind(known, names, stored)) is not None), None)
         if made is None:
             with progress.doing(lambda: f"compiling {_common_module(names) or 'the model'}"):
-                made = self._built[names] = self._build(self._layers_of(names), names)
+                made = self._built[names, stored] = self._build(self._layers_of(names), names, stored)
         assert made.program is not None, "a compilation that was built has a program"
         self._add(made)
-        self._programs[names] = made.program
+        self._programs[names, stored] = made.program
         return made.program
 
-    def _bind(self, known: Parameters, names: Parameters) -> Compilation | None:
+    def _bind(self, known: Parameters, names: Parameters, stored: Stored) -> Compilation | None:
         """A compilation bound to other parameters; None if their layers are not quantized alike."""
-        renaming, built = Renaming(known, names), self._built[known]
+        renaming, built = Renaming(known, names), self._built[known, stored]
         layers = {layer: renaming.layer(layer) for layer in self._layers_of(known).values()}
         is_one_to_one = renaming.is_one_to_one and len(set(layers.values())) == len(layers)
         # The weights of experts are layers of their own.

@@ -13,7 +13,7 @@ from steelyard.dialect.grouped import GroupedGemmOp, GroupedMatmulOp
 from steelyard.dialect.layout import flat_shape
 from steelyard.dialect.matmul import GemmOp, MatmulOp, copies_read, lhs_info
 from steelyard.dialect.produce import ProduceQuantizeOp
-from steelyard.dialect.quantize import QuantizeOp
+from steelyard.dialect.quantize import QuantizeOp, StoredOp
 from steelyard.dialect.types import Shape, scaled_info_of, tensor_info
 from steelyard.driver.table import PAGE, format_table
 from steelyard.formats.gemms import gemm_sizes
@@ -21,7 +21,7 @@ from steelyard.formats.schemes import Scheme
 from steelyard.frontend.flops import PRODUCTS
 from steelyard.ir.attributes import HIGH_PRECISION
 from steelyard.ir.functions import functions_of
-from steelyard.ir.gemm_plans import GemmPlan, plan_gemm
+from steelyard.ir.gemm_plans import GemmPlan, plan_gemm, plan_grouped_gemm
 from steelyard.ir.gradients import find_gradients, operand_roles
 from steelyard.ir.locations import flops_of, layer_of
 from steelyard.ir.torch_ops import defining_op, op_name, parameter_of, walk_ops
@@ -147,6 +147,7 @@ def rows_of(module: ir.Module, target: str = CPU) -> list[Row]:
             row = row if chosen is None else _on_cuda(row, plan_gemm(view, chosen))
         elif isinstance(view, GroupedGemmOp):
             row = _grouped_row(view)
+            row = row if chosen is None else _experts_on_cuda(row, plan_grouped_gemm(view, chosen), view)
         elif HIGH_PRECISION in op.attributes:
             row = _high_precision_row(op)
         else:
@@ -172,7 +173,7 @@ def _gemm_row(op: GemmOp) -> Row:
     epilogue = ", ".join(steps + ["residual"] * (op.residual is not None))
     maker = defining_op(op.lhs)
     producer = maker.opview.producer.value if maker and isinstance(maker.opview, ProduceQuantizeOp) else ""
-    formats = lhs.dtype if left is None else _format(left), _format(right)
+    formats = lhs.dtype if left is None else format_name(left), format_name(right)
     row = Row(op.layer.value, kind, *sizes, *formats, "", kernel, producer, epilogue, "", _parameter(op.rhs))
     return replace(row, flops=flops_of(op.location) or 0)
 
@@ -184,7 +185,7 @@ def _grouped_row(op: GroupedGemmOp) -> Row:
     left, right = copies_read(kind, lhs, rhs)
     sizes = _grouped_sizes(kind, lhs.shape, rhs.shape)
     kernel = f"cpu {_families(left, right)} gemm of {rhs.groups} experts"
-    formats = lhs.dtype if left is None else _format(left), _format(right)
+    formats = lhs.dtype if left is None else format_name(left), format_name(right)
     row = Row(op.layer.value, kind, *sizes, *formats, "", kernel, "", "", "", _parameter(op.rhs))
     return replace(row, flops=flops_of(op.location) or 0)
 
@@ -206,13 +207,20 @@ def _on_cuda(row: Row, plan: GemmPlan) -> Row:
     return replace(row, kernel=kernel, padding=padding, epilogue=row.epilogue + own_kernel, reason=plan.reason)
 
 
+def _experts_on_cuda(row: Row, plan: GemmPlan, op: GroupedGemmOp) -> Row:
+    """The row of products of experts that a CUDA target runs."""
+    family, experts = row.kernel.split()[1], f"of {scaled_info_of(op.rhs).groups} experts"
+    how = "scaled_grouped_mm" if plan.path == NATIVE else f"emulated in {plan.decoded}"
+    return replace(row, kernel=f"{_CUDA}{family} {how} {experts}", reason=plan.reason)
+
+
 def _padding(name: str, size: int | None, multiple: int) -> str:
     return f"{name} to {multiple}s" if size is None else f"{name} {size} to {-(-size // multiple) * multiple}"
 
 
 def _parameter(value: ir.Value) -> str:
     maker = defining_op(value)
-    return (maker and isinstance(maker.opview, QuantizeOp) and parameter_of(maker.opview.source)) or ""
+    return (maker and isinstance(maker.opview, QuantizeOp | StoredOp) and parameter_of(maker.opview.source)) or ""
 
 
 def _high_precision_row(op: ir.Operation) -> Row:
@@ -265,11 +273,12 @@ def _families(left: Scheme | None, right: Scheme) -> str:
     return left.family if left.family == right.family else f"{left.family}*{right.family}"
 
 
-def _format(scheme: Scheme) -> str:
+def format_name(scheme: Scheme) -> str:
+    """How tables call the format of an operand."""
     if scheme.custom:
         return scheme.custom
     element = {"f8E4M3FN": "e4m3", "f8E5M2": "e5m2", "f4E2M1FN": "e2m1"}[scheme.element]
-    return f"{element} {scheme.block}{' static' * (scheme.source == 'static')}"
+    return f"{element} {scheme.block}{' static' * scheme.is_static}"
 
 
 def _text(rows: list[Row]) -> list[str]:

@@ -42,6 +42,10 @@ class ModuleState:
         self._slices: dict[tuple, tuple[list[torch.nn.Module], torch.nn.Module]] = {}
         """Of a sequence: the modules of each slice, and what stands for it."""
 
+    def __reduce__(self):
+        # A model that is a net itself has this among its attributes. Copies of the model, or files, have None instead.
+        return type(None), ()
+
     @property
     def is_around_blocks(self) -> bool:
         """Whether the module holds blocks, so that its forward runs as Python."""

@@ -112,6 +112,15 @@ def compile(
     return net
 
 
+def compile_in_place(model: torch.nn.Module, recipe: str | recipes.Recipe, **options: Any) -> None:
+    """Make a model itself the net that `compile` makes of it with these options: others hold the model already."""
+    plain = _twin(model, type(model))
+    made = compile(plain, recipe, **options)._steelyard.backend
+    model.__class__ = _compiled_class(type(model), has_slot=False)
+    backend = Backend(made.settings, model, made.state, made.storable)
+    object.__setattr__(model, "_steelyard", _state_of(plain, backend))
+
+
 def _make_net(
     model: torch.nn.Module, settings: Settings, state: State | None = None, storable: frozenset[str] = frozenset()
 ) -> "CompiledModule":
@@ -135,11 +144,15 @@ def _state_of(module: torch.nn.Module, backend: Backend, name: str | None = None
 
 
 def _share(model: torch.nn.Module, *, is_block: bool = False) -> "CompiledModule":
-    net = object.__new__(_compiled_class(type(model), is_block=is_block))
+    return _twin(model, _compiled_class(type(model), is_block=is_block))
+
+
+def _twin(model: torch.nn.Module, twin_class: type) -> Any:
+    twin = object.__new__(twin_class)
     # Every attribute is shared, not copied: what is set in one, by `eval()` for instance, is set in both. Not by an
     # assignment: the setter of a model's class, such as nn.LSTM, may read attributes that are not there yet.
-    object.__setattr__(net, "__dict__", model.__dict__)
-    return net
+    object.__setattr__(twin, "__dict__", model.__dict__)
+    return twin
 
 
 def _check_tensors(model: torch.nn.Module, target: str) -> None:
@@ -457,28 +470,26 @@ class CompiledDict(CompiledModule):
         return [(key, self[key]) for key in self._modules]
 
 
-_compiled_classes: weakref.WeakValueDictionary[tuple[type, bool], type] = weakref.WeakValueDictionary()
+_compiled_classes: weakref.WeakValueDictionary[tuple[type, bool, bool], type] = weakref.WeakValueDictionary()
 
 
-def _compiled_class(model_class: type, *, is_block: bool = False) -> type:
+def _compiled_class(model_class: type, *, is_block: bool = False, has_slot: bool = True) -> type:
     """A class that is the model's class and a compiled module; one class for all nets of a model's class."""
-    key = model_class, is_block
+    key = model_class, is_block, has_slot
     known = _compiled_classes.get(key)
-    return known if known is not None else _compiled_classes.setdefault(key, _make_class(model_class, is_block))
+    return known if known is not None else _compiled_classes.setdefault(key, _make_class(*key))
 
 
-def _make_class(model_class: type, is_block: bool) -> type:
+def _make_class(model_class: type, is_block: bool, has_slot: bool) -> type:
     base = CompiledModule
     if issubclass(model_class, torch.nn.ModuleList | torch.nn.Sequential):
         base = CompiledSequence
     elif issubclass(model_class, torch.nn.ModuleDict):
         base = CompiledDict
-    namespace = {
-        "__module__": model_class.__module__,
-        # A slot, because the model shares the attributes in `__dict__`.
-        "__slots__": ("_steelyard",),
-        "forward": Forward(model_class),
-    }
+    namespace: dict[str, Any] = {"__module__": model_class.__module__, "forward": Forward(model_class)}
+    if has_slot:
+        # Because the model shares the attributes in `__dict__`. An object that was a model before has no room for one.
+        namespace["__slots__"] = ("_steelyard",)
     # Libraries tell by the name of a class what a model is, and write it into its configuration.
     bases = (CompiledBlock, base) if is_block else (base,)
     return type(model_class.__name__, (*bases, model_class), namespace)

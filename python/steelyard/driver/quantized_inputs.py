@@ -11,12 +11,22 @@ import torch
 from torch._guards import TracingContext
 
 from steelyard.errors import UnsupportedModelError
+from steelyard.ir.stored import StoredSchemes
 from steelyard.tensor.quantized_tensor import QuantizedTensor
 
 
 def as_plain(inputs: Sequence[Any]) -> list[Any]:
     """Example inputs, with a tensor without memory instead of each quantized parameter that has no gradient."""
     return [_plain(value) if _has_no_gradient(value) else value for value in inputs]
+
+
+def stored_schemes(inputs: Sequence[Any]) -> tuple[StoredSchemes, ...]:
+    """How each input that is a quantized parameter holds its rows, and those of its transpose."""
+    return tuple(_schemes(value) if _has_no_gradient(value) else (None, None) for value in inputs)
+
+
+def _schemes(tensor: QuantizedTensor) -> StoredSchemes:
+    return tensor.weight_scheme(is_transposed=False), tensor.weight_scheme(is_transposed=True)
 
 
 def check_frozen(parameters: Sequence[str | None], inputs: Sequence[Any]) -> None:

@@ -27,6 +27,7 @@ from steelyard.runtime.state import State, converted
 from steelyard.tensor.arguments import check_tensor_dtype
 from steelyard.tensor.from_scheme import make_quantizer
 from steelyard.tensor.quantized_tensor import QuantizedTensor
+from steelyard.tensor.stack import QuantizedStack
 from steelyard.tensor.views import swap_usage
 
 STATE_PREFIX = "_steelyard."
@@ -107,14 +108,13 @@ def plain_state_dict(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 def _split(tensor: QuantizedTensor) -> dict[str, torch.Tensor] | None:
     """The parts of a tensor with one copy, by suffix; None for any other, which stays as it is."""
     usages = tensor.get_usages()
-    if tensor.dim() != 2 or usages["rowwise"] == usages["columnwise"]:
+    is_stack = isinstance(tensor, QuantizedStack)
+    if (tensor.dim() != 2 and not is_stack) or usages["rowwise"] == usages["columnwise"]:
         return None
     is_transposed = usages["columnwise"]
-    copy = tensor._copy(is_transposed)
-    assert copy is not None
-    copy = swap_usage(copy) if is_transposed else copy
-    scheme, scale = copy.scheme, tensor._quantizer.scale if copy.scheme.source == "delayed" else None
-    if make_quantizer(scheme, copy.amax if scheme.source == "static" else scale) is None:
+    scheme, codes, scales, amax = _stack_parts(tensor) if is_stack else _matrix_parts(tensor, is_transposed)
+    scale = tensor._quantizer.scale if scheme.source == "delayed" else None
+    if make_quantizer(scheme, _level(amax) if scheme.is_static else scale) is None:
         return None
     about = {
         "scheme": dataclasses.asdict(scheme),
@@ -123,9 +123,29 @@ def _split(tensor: QuantizedTensor) -> dict[str, torch.Tensor] | None:
         "dtype": str(tensor.dtype).removeprefix("torch."),
     }
     text = torch.frombuffer(bytearray(json.dumps(about).encode()), dtype=torch.uint8)
-    amax = copy.amax if scheme.family == "nvfp4" else None
-    parts = {"": copy.codes.reshape(-1), ".scale_inv": copy.scales, ".amax": amax, ".scale": scale, _FORMAT: text}
+    parts = {"": codes.reshape(-1), ".scale_inv": scales, ".amax": amax, ".scale": scale, _FORMAT: text}
     return {suffix: part.contiguous() for suffix, part in parts.items() if part is not None}
+
+
+Parts = tuple[Scheme, torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""How a tensor is quantized, its codes, its scales, and the second level of NVFP4."""
+
+
+def _matrix_parts(tensor: QuantizedTensor, is_transposed: bool) -> Parts:
+    copy = tensor._copy(is_transposed)
+    assert copy is not None
+    copy = swap_usage(copy) if is_transposed else copy
+    return copy.scheme, copy.codes, copy.scales, copy.amax if copy.scheme.family == "nvfp4" else None
+
+
+def _stack_parts(stack: QuantizedStack) -> Parts:
+    compact = stack.unpacked()
+    return compact.scheme, compact._codes, compact._scales, compact._amax
+
+
+def _level(amax: torch.Tensor | None) -> torch.Tensor | None:
+    """One of the second levels that were given: a quantizer has one, and its tensors keep their own."""
+    return None if amax is None else amax.reshape(-1)[0]
 
 
 def _assemble(name: str, parts: Mapping[str, torch.Tensor]) -> QuantizedTensor:
@@ -134,11 +154,15 @@ def _assemble(name: str, parts: Mapping[str, torch.Tensor]) -> QuantizedTensor:
         scheme, dtype = Scheme(**about["scheme"]), getattr(torch, about["dtype"])
         check_tensor_dtype(dtype)
         shape, is_transposed = tuple(about["shape"]), about["transposed"]
-        checked = _checked(name, parts, scheme, shape[::-1] if is_transposed else shape)
+        count, matrix = shape[:-2], shape[-2:]
+        checked = _checked(name, parts, scheme, count, matrix[::-1] if is_transposed else matrix)
         scale = None if ".scale" not in parts else converted(f"{name}.scale", parts[".scale"], torch.float32)
         # The second level of a static scheme is among the parts.
-        scale = checked[-1] if scheme.source == "static" else scale
-        return assemble(checked, scheme, shape, dtype, scale, is_transposed=is_transposed)
+        quantizer = make_quantizer(scheme, _level(checked[-1]) if scheme.is_static else scale)
+        assert quantizer is not None
+        if count:
+            return QuantizedStack.from_parts(checked, quantizer, shape, dtype, transposed=is_transposed)
+        return assemble(checked, quantizer, shape, dtype, is_transposed=is_transposed)
     except StateError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, AssertionError) as error:
@@ -150,13 +174,14 @@ def _assemble(name: str, parts: Mapping[str, torch.Tensor]) -> QuantizedTensor:
 
 
 def _checked(
-    name: str, parts: Mapping[str, torch.Tensor], scheme: Scheme, shape: tuple[int, int]
+    name: str, parts: Mapping[str, torch.Tensor], scheme: Scheme, count: tuple[int, ...], shape: tuple[int, int]
 ) -> list[torch.Tensor]:
     """The codes, the scales and the amax as kernels read them, if they have the shapes and the values of the format."""
     found = []
-    for part, (sizes, element) in part_shapes(scheme, shape, False).items():
+    for part, (own, element) in part_shapes(scheme, shape, False).items():
         if part == "amax" and scheme.family != "nvfp4":
             continue
+        sizes = (*count, *own)
         suffix = _SUFFIXES[part]
         tensor = converted(f"{name}{suffix}", parts[suffix], torch.float32 if element == FLOATS else torch.uint8)
         is_flat = part == "codes" and tensor.dim() == 1 and tensor.numel() == math.prod(size or 0 for size in sizes)

@@ -12,7 +12,6 @@ from steelyard import recipes
 from steelyard.errors import RecipeError, shown
 from steelyard.passes.partition import COMPACT
 from steelyard.recipes import CustomRecipe, Overrides, Recipe
-from steelyard.targets import CPU
 
 WEIGHTS = ("cached", "quantized")
 AUTO = "auto"
@@ -72,7 +71,6 @@ class Settings:
             "recipe": self.recipe,
             "overrides": self.overrides,
             "attention": self.attention,
-            "experts": self.target == CPU,
             "unmatched": "allow",
         }
         return {

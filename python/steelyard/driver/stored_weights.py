@@ -7,7 +7,6 @@ import torch
 
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.parts import codes_shape, stored_shape
-from steelyard.formats.schemes import Scheme
 from steelyard.ir.weights import WeightForm
 from steelyard.runtime.program import Program
 from steelyard.runtime.state import State
@@ -17,6 +16,8 @@ from steelyard.tensor.from_scheme import make_quantizer
 from steelyard.tensor.gemm_layout import needs_padding
 from steelyard.tensor.packed import PackedTensor, packed_tensor
 from steelyard.tensor.quantized_tensor import QuantizedTensor
+from steelyard.tensor.scheme_quantizer import SchemeQuantizer
+from steelyard.tensor.stack import QuantizedStack
 
 
 @dataclass
@@ -94,13 +95,14 @@ def _reason_to_keep(parameter: torch.Tensor, use: _Uses) -> str:
     if len(forms) > 1:
         return "GEMMs read it in more than one format"
     (form,) = forms
-    if parameter.dim() == 3:
-        return "it is a stack of matrices, one per expert, and there is no quantized tensor of those"
     if form is None and use.weights[0].states:
         return "each step of training records the amax of its values for its delayed scale"
-    if form is None or parameter.dim() != 2:
+    if form is None or parameter.dim() not in (2, 3):
         return "GEMMs read a part or another shape of it"
-    if form.scheme.source != "delayed" and make_quantizer(form.scheme) is None:
+    if parameter.dim() == 3 and (form.layout == "gemm" or not parameter.is_cpu):
+        return "it is a stack of matrices, one per expert, and those are replaced on the CPU only"
+    is_held = isinstance(parameter, QuantizedTensor) and _held_parts(parameter, form)[1] is not None
+    if not is_held and form.scheme.source != "delayed" and make_quantizer(form.scheme) is None:
         return f"there is no tensor of its format, {form.scheme.element} in {form.scheme.block}"
     return ""
 
@@ -111,9 +113,8 @@ def _is_stored(parameter: torch.Tensor, weight: WeightArgument) -> bool:
     assert form is not None
     if not isinstance(parameter, QuantizedTensor):
         return False
-    if getattr(parameter, "_tensor_scale_inv", None) is not None:
-        return True  # the second level that it came with, which programs' own formats do not keep
-    if isinstance(parameter, PackedTensor) != (form.layout == "packed"):
+    is_packed = parameter.is_packed if isinstance(parameter, QuantizedStack) else isinstance(parameter, PackedTensor)
+    if is_packed != (form.layout == "packed"):
         return False
     if parameter._with_gemm_swizzled_scales != _can_swizzle(parameter, form):
         return False
@@ -142,30 +143,38 @@ def _can_swizzle(parameter: torch.Tensor, form: WeightForm) -> bool:
 def _quantized(parameter: torch.Tensor, weight: WeightArgument, state: State) -> torch.nn.Parameter:
     form = weight.form
     assert form is not None
-    scales = [state.tensors[name] for name in weight.states]
-    scale = scales[0] if scales else None
-    parts = None
-    values = parameter.detach()
-    if isinstance(parameter, QuantizedTensor):
-        parts = parameter.weight_parts(form.scheme, is_transposed=form.is_transposed, layout=_kept_layout(form))
-        values = parameter.dequantize() if parts is None else values
+    quantizer, parts = _held_parts(parameter, form)
     if parts is None:
+        scales = [state.tensors[name] for name in weight.states]
+        values = parameter.dequantize() if isinstance(parameter, QuantizedTensor) else parameter.detach()
+        scale = scales[0] if scales else None
+        quantizer = make_quantizer(form.scheme, scale)
         parts = _compact_parts(values, form, scale) if form.layout == "gemm" else weight.make(values, *scales)
-    if form.layout == "packed":
-        tensor = _packed(parts[0], form, parameter)
-    else:
-        copies = [part.clone() for part in parts]
-        shape, is_swizzled = tuple(parameter.shape), _can_swizzle(parameter, form)
-        tensor = assemble(
-            copies,
-            form.scheme,
-            shape,
-            parameter.dtype,
-            scale,
-            is_transposed=form.is_transposed,
-            is_swizzled=is_swizzled,
+    assert quantizer is not None
+    if parameter.dim() == 3:
+        tensor = QuantizedStack.from_parts(
+            parts, quantizer, parameter.shape, parameter.dtype, transposed=form.is_transposed
         )
+    elif form.layout == "packed":
+        tensor = _packed(parts[0], form, parameter, quantizer)
+    else:
+        quantizer.optimize_for_gemm = _can_swizzle(parameter, form)
+        copies, shape = [part.clone() for part in parts], tuple(parameter.shape)
+        tensor = assemble(copies, quantizer, shape, parameter.dtype, is_transposed=form.is_transposed)
     return torch.nn.Parameter(tensor, requires_grad=False)
+
+
+def _held_parts(
+    parameter: torch.Tensor, form: WeightForm
+) -> tuple[SchemeQuantizer | None, tuple[torch.Tensor, ...] | None]:
+    """What a parameter that is quantized already holds of a weight, and the quantizer of such matrices."""
+    if not isinstance(parameter, QuantizedTensor):
+        return None, None
+    parts = parameter.weight_parts(form.scheme, is_transposed=form.is_transposed, layout=_kept_layout(form))
+    own: SchemeQuantizer = parameter._quantizer
+    # A stack has the quantizer of what it stores, a matrix that of what it presents.
+    is_other = form.is_transposed and not isinstance(parameter, QuantizedStack)
+    return own.of_transpose() if is_other else own.copy(), parts
 
 
 def _compact_parts(values: torch.Tensor, form: WeightForm, scale: torch.Tensor | None) -> list[torch.Tensor]:
@@ -177,9 +186,7 @@ def _compact_parts(values: torch.Tensor, form: WeightForm, scale: torch.Tensor |
     return [part for part in (copy.codes, copy.scales, copy.amax) if part is not None]
 
 
-def _packed(data: torch.Tensor, form: WeightForm, parameter: torch.Tensor) -> torch.Tensor:
-    quantizer = make_quantizer(form.scheme)
-    assert quantizer is not None
+def _packed(data: torch.Tensor, form: WeightForm, parameter: torch.Tensor, quantizer: SchemeQuantizer) -> torch.Tensor:
     alone = quantizer.of_transpose() if form.is_transposed else quantizer
     alone.set_usage(rowwise=not form.is_transposed, columnwise=form.is_transposed)
     return packed_tensor(data, parameter.shape, alone, parameter.dtype)
@@ -187,21 +194,14 @@ def _packed(data: torch.Tensor, form: WeightForm, parameter: torch.Tensor) -> to
 
 def assemble(
     parts: Sequence[torch.Tensor],
-    scheme: Scheme,
+    quantizer: SchemeQuantizer,
     shape: tuple[int, ...],
     dtype: torch.dtype,
-    scale: torch.Tensor | None,
     *,
     is_transposed: bool,
-    is_swizzled: bool = False,
 ) -> QuantizedTensor:
-    """The tensor whose parts are those of a rowwise copy of a matrix, or of its transpose.
-
-    `is_swizzled`: keep the scales in the order that GPU GEMMs read.
-    """
-    quantizer = make_quantizer(scheme, scale)
-    assert quantizer is not None
-    quantizer.optimize_for_gemm = is_swizzled
+    """The tensor whose parts are those of the rowwise copy that a quantizer makes of a matrix, or of its transpose."""
+    scheme = quantizer.row_scheme
     rows, columns = shape[::-1] if is_transposed else shape
     codes, scale_inv, *amax = parts
     codes = codes.reshape(codes_shape(scheme, stored_shape(scheme, (rows, columns), columnwise=False)))

@@ -19,6 +19,7 @@ from steelyard.frontend.nodes import NodeImporter
 from steelyard.frontend.strides import remove_strides
 from steelyard.ir.attributes import PARAMETER
 from steelyard.ir.locations import KEEP, RECOMPUTE, flops_location
+from steelyard.ir.stored import StoredSchemes, stored_attributes
 from steelyard.ir.torch_ops import walk_ops
 
 # Tensors in the IR are values without memory, so MLIR folds these into an operand or a constant. At run time, the
@@ -40,8 +41,11 @@ def import_graph(
     name: str,
     layers: Mapping[torch.fx.Node, str],
     parameters: Sequence[str | None],
+    stored: Sequence[StoredSchemes] = (),
 ) -> ir.Module:
     """Import a graph. `layers` gives the layer of each node, `parameters` the parameter of each argument.
+
+    `stored` says of the first arguments how those that are quantized tensors hold their rows.
 
     Raises `UnsupportedOpError` for an op that the `torch` dialect cannot hold.
     """
@@ -50,7 +54,7 @@ def import_graph(
     importer._graph_node_importer_cls = functools.partial(NodeImporter, layers=layers)  # pyright: ignore[reportAttributeAccessIssue]
     function = importer.import_stateless_graph(graph, func_name=name)
     with context:
-        _name_parameters(function, parameters)
+        _describe_arguments(function, parameters, stored)
         _hide_from_folding(function)
     return importer.module
 
@@ -125,6 +129,12 @@ def _hide_from_folding(function: ir.Operation) -> None:
         op.erase()
 
 
-def _name_parameters(function: ir.Operation, parameters: Sequence[str | None]) -> None:
-    attributes = [ir.DictAttr.get({} if name is None else {PARAMETER: ir.StringAttr.get(name)}) for name in parameters]
-    function.attributes["arg_attrs"] = ir.ArrayAttr.get(attributes)
+def _describe_arguments(
+    function: ir.Operation, parameters: Sequence[str | None], stored: Sequence[StoredSchemes]
+) -> None:
+    attributes: list[dict[str, ir.Attribute]] = [
+        {} if name is None else {PARAMETER: ir.StringAttr.get(name)} for name in parameters
+    ]
+    for own, schemes in zip(attributes, stored, strict=False):
+        own |= stored_attributes(schemes)
+    function.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(own) for own in attributes])

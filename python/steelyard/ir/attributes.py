@@ -30,6 +30,12 @@ def _fact(name: str, carriers: str, kind: str, stages: tuple[str, ...], meaning:
 
 
 PARAMETER = _fact("scaled.parameter", "argument", "string", _ALL, "The name of the parameter that the argument is.")
+STORED = _fact(
+    "scaled.stored", "argument", "scheme", _ALL, "The parameter is a quantized tensor; how it holds its rows."
+)
+STORED_TRANSPOSED = _fact(
+    "scaled.stored_transposed", "argument", "scheme", _ALL, "The same of the rows of its transpose."
+)
 TANGENT = _fact("scaled.tangent", "argument", "unit", _ALL, "The argument is the gradient of an output.")
 GRADIENT = _fact("scaled.gradient", "result", "string", _ALL, "The argument whose gradient the result is.")
 STATE = _fact(

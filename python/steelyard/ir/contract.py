@@ -25,7 +25,7 @@ _QUANTIZING = (
         "join",
         "matmul",
     ),
-    *("quantize", "split", "transpose", "update_scale"),
+    *("quantize", "split", "stored", "transpose", "update_scale"),
 )
 OPS = {
     "traced": (),

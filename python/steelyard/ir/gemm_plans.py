@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch_mlir import ir
 
+from steelyard.dialect.grouped import GroupedGemmOp
 from steelyard.dialect.layout import flat_shape
 from steelyard.dialect.matmul import GemmOp, copies_read, lhs_info
 from steelyard.dialect.produce import ProduceQuantizeOp
@@ -15,7 +16,15 @@ from steelyard.dialect.types import Shape, TensorType, scaled_info_of, tensor_in
 from steelyard.formats.gemms import OPERAND_USAGES, gemm_sizes
 from steelyard.ir.torch_ops import defining_op
 from steelyard.targets.architectures import Target
-from steelyard.targets.gemm_paths import CUSTOM, EMULATED, NATIVE, emulated_dtype, gemm_path, takes_bias
+from steelyard.targets.gemm_paths import (
+    CUSTOM,
+    EMULATED,
+    NATIVE,
+    emulated_dtype,
+    gemm_path,
+    grouped_gemm_path,
+    takes_bias,
+)
 
 _BATCHED = "torch has no product of batches of quantized matrices"
 _UNTOLD = "its result would be padded along a size that is known only at run time, and no tensor here tells it"
@@ -78,6 +87,20 @@ def plan_gemm(op: GemmOp, target: Target) -> GemmPlan:
     if plan.path == EMULATED:
         plan = replace(plan, multiples=(1, 1, 1))
     return replace(plan, leaves_epilogue=_leaves_epilogue(op, plan))
+
+
+def plan_grouped_gemm(op: GroupedGemmOp, target: Target) -> GemmPlan:
+    """How a target runs these products of experts: none of them is padded, and none has an epilogue."""
+    kind, lhs, rhs = op.kind.value, lhs_info(op.lhs), scaled_info_of(op.rhs)
+    left, right = copies_read(kind, lhs, rhs)
+    result = tensor_info(op.result.type)
+    assert result is not None
+    widths = lhs.shape[-1], rhs.shape[-1], result.shape[-1]
+    found = grouped_gemm_path(kind, left, right, target, result=result.dtype, widths=widths, groups=rhs.groups)
+    decoded = emulated_dtype(lhs.dtype if left is None else left, right)
+    sizes = gemm_sizes(kind, flat_shape(lhs.shape), flat_shape(rhs.shape if kind == "wgrad" else rhs.shape[1:]))
+    reason = "" if found.path == NATIVE else found.reason
+    return GemmPlan(found.path, reason, sizes, found.multiples, False, decoded)
 
 
 def _sizes(op: GemmOp) -> Shape:

@@ -30,7 +30,7 @@ def test_our_passes_and_mlirs_mix():
 
 def test_a_named_pipeline_expands_with_its_options():
     elements = parse_pipeline("steelyard-quantized{recipe=nvfp4}")
-    options = 'recipe=nvfp4 overrides="" attention=false experts=true unmatched=fail'
+    options = 'recipe=nvfp4 overrides="" attention=false unmatched=fail'
     assert elements[0].text == f"scaled-apply-recipe{{{options}}}"
     assert [element.name for element in elements[-3:]] == ["cse", "scaled-canonicalize", "scaled-verify-stage"]
 

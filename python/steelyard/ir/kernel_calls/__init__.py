@@ -24,6 +24,7 @@ from steelyard.ir.kernel_calls.grouped import (
     GroupedGemmCall,
     GroupedPackCall,
     GroupedQuantizeCall,
+    GroupedStoredCall,
 )
 from steelyard.ir.kernel_calls.layout import PadCall, SwizzleCall, TurnCall, UnpadCall
 from steelyard.ir.kernel_calls.quantize import (
@@ -33,6 +34,7 @@ from steelyard.ir.kernel_calls.quantize import (
     ProduceQuantizeCall,
     QuantizeCall,
     QuantizingCall,
+    StoredCall,
     TransposeCall,
 )
 from steelyard.ir.kernel_calls.state import AdvanceRngCall, AmaxCall, CountSaturatedCall, UpdateScaleCall
@@ -55,6 +57,7 @@ __all__ = [
     "GroupedGemmCall",
     "GroupedPackCall",
     "GroupedQuantizeCall",
+    "GroupedStoredCall",
     "KernelCall",
     "PackCall",
     "PadCall",
@@ -62,6 +65,7 @@ __all__ = [
     "QuantizeCall",
     "QuantizingCall",
     "Slot",
+    "StoredCall",
     "SwizzleCall",
     "TransposeCall",
     "TurnCall",

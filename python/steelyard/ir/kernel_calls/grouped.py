@@ -1,5 +1,5 @@
-"""Calls on tensors in groups, each of which is a matrix of its own: `grouped_quantize`, `grouped_pack`,
-`grouped_gemm`."""
+"""Calls on tensors in groups, each of which is a matrix of its own: `grouped_quantize`, `grouped_stored`,
+`grouped_pack`, `grouped_gemm`."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +12,8 @@ from steelyard.formats.parts import Part, grouped_part_shapes
 from steelyard.formats.schemes import Scheme
 from steelyard.ir.kernel_calls.base import KernelCall, Names, matrix_shape
 from steelyard.ir.kernel_calls.copies import CopySlots, named_parts
-from steelyard.ir.kernel_calls.quantize import PackCall, QuantizeCall
+from steelyard.ir.kernel_calls.gemm import Path
+from steelyard.ir.kernel_calls.quantize import PackCall, QuantizeCall, StoredCall
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,25 @@ class GroupedQuantizeCall(QuantizeCall):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GroupedStoredCall(StoredCall):
+    """The parts of a stack of matrices that are quantized already."""
+
+    OPERATION: ClassVar[str] = "grouped_stored"
+
+    groups: int
+
+    @cached_property
+    def copy(self) -> CopySlots:
+        grouped = _in_groups(StoredCall.copy.func(self), self.groups, self.shape)
+        assert grouped is not None
+        return grouped
+
+    def check_settings(self) -> None:
+        super().check_settings()
+        _check_groups(self.groups, (self.scheme,))
+
+
+@dataclass(frozen=True, kw_only=True)
 class GroupedPackCall(PackCall):
     """Pack the copies of a stack of weights, each by itself."""
 
@@ -102,6 +122,8 @@ class GroupedGemmCall(KernelCall):
     lhs: Scheme | None = None
     """None for a tensor that is not quantized."""
     lhs_shape: Shape
+    path: Path | None = None
+    """How a CUDA target runs it; None on the CPU."""
 
     @property
     def ends(self) -> int:

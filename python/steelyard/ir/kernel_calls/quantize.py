@@ -1,5 +1,5 @@
-"""Calls that quantize, and calls that read whole copies: `quantize`, `produce_quantize`, `dequantize`, `transpose`,
-`pack`."""
+"""Calls that quantize, and calls that read whole copies: `quantize`, `stored`, `produce_quantize`, `dequantize`,
+`transpose`, `pack`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -136,6 +136,38 @@ class ProduceQuantizeCall(QuantizingCall):
 
     def operand_names(self) -> Names:
         return Names(("source", *PRODUCERS[self.producer]), ("scale",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredCall(KernelCall):
+    """The parts of a tensor that is quantized already, as they are."""
+
+    OPERATION: ClassVar[str] = "stored"
+
+    scheme: Scheme
+
+    @cached_property
+    def copy(self) -> CopySlots:
+        """The rowwise copy that it holds."""
+        return CopySlots(self.scheme, False, matrix_shape(self.shape, "source"), self._made_parts(ROW))
+
+    @property
+    def shape(self) -> Shape:
+        """Of the tensor."""
+        return self._tensor(self._required("source")).shape
+
+    @property
+    def made_copies(self) -> tuple[CopySlots, ...]:
+        return (self.copy,)
+
+    def check_settings(self) -> None:
+        require(not self.scheme.custom, "call_c2", f"{self.OPERATION} needs a built-in scheme, got a user's own")
+
+    def operand_names(self) -> Names:
+        return Names(("source",))
+
+    def result_names(self) -> Names:
+        return Names(named_parts(self.scheme, ROW))
 
 
 @dataclass(frozen=True, kw_only=True)
