@@ -23,6 +23,8 @@ TORCH_FUNCTIONS: dict[str, tuple[str, ...]] = {
     "product": (TENSOR, TENSOR, TENSOR),
     "scaled_product": (TENSOR, TENSOR, TENSOR, SIZE, TENSOR, SIZE, TENSOR),
     "batched_product": (TENSOR, TENSOR, TENSOR, SIZE),
+    "grouped_product": (TENSOR, TENSOR, TENSOR, SIZE, TENSOR),
+    "product_of_groups": (TENSOR, TENSOR, TENSOR, SIZE, TENSOR, SIZE, SIZE, TENSOR, SIZE, SIZE, TENSOR),
     "largest_of_ranks": (TENSOR, TENSOR),
     "pick_amax": (TENSOR, TENSOR, TENSOR),
 }
@@ -95,15 +97,21 @@ class TorchCallOp(ScaledOp, name="torch_call"):
     | function | arguments | what is written |
     |---|---|---|
     | `zero` | out | zeros |
-    | `copy` | source, out | the source, in the shape of `out` |
+    | `copy` | source, out | the source, in the shape of `out`; a single value everywhere |
     | `product` | lhs, rhs, out | the float32 product of two matrices whose rows are along the reduction, without TF32 |
     | `batched_product` | lhs, rhs, out, count | `count` of those products |
+    | `grouped_product` | lhs, rhs, ends, multiple, out | products in bf16 of groups that end there, at once |
+    | `product_of_groups` | lhs, rhs, ends, multiple, two scales, out | those in float32, one by one, then scaled |
     | `largest_of_ranks` | amax, out | the largest amax over all ranks |
     | `pick_amax` | history, amax, out | what the user's algorithm picks of a history with this newest amax; 0 for 0 |
 
+    Groups are rows of lhs, each with a matrix of rhs; or, of two matrices, parts of the reduction that are filled up to
+    a multiple. A scale is a tensor, what it is divided by (0 for no scale), and how many values each group has (0 for
+    one per row).
+
     Constraints:
     - torch_call_c1: function is one of those above
-    - torch_call_c2: there are as many arguments as the function takes, each text or, for `count`, an integer
+    - torch_call_c2: there are as many arguments as the function takes, each text or, for a number, an integer
     """
 
     assembly_format = "$function($arguments...)"

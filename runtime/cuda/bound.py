@@ -6,6 +6,7 @@ them all.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import singledispatch
 from typing import Any
 
@@ -19,13 +20,14 @@ from steelyard.ir.kernel_calls import (
     CopySlots,
     CountSaturatedCall,
     GemmCall,
+    GroupedGemmCall,
     KernelCall,
     PadCall,
     UnpadCall,
     UpdateScaleCall,
 )
 from steelyard.runtime import dtypes
-from steelyard.runtime.cuda import gemm
+from steelyard.runtime.cuda import gemm, groups
 from steelyard.runtime.cuda.devices import kernels_on
 from steelyard.runtime.cuda.padding import padded, rounded
 from steelyard.runtime.cuda.planned import PlannedCall
@@ -62,6 +64,28 @@ def _bind_gemm(call: GemmCall) -> Callable[..., tuple]:
         return (gemm.multiply(left, right, bias=own_bias, out_dtype=dtype),)
 
     return native_gemm
+
+
+@bind.register
+def _bind_grouped_gemm(call: GroupedGemmCall) -> Callable[..., tuple]:
+    if call.path != NATIVE:
+        raise UnsupportedModelError(
+            "there is no plan for an emulated 'grouped_gemm' on CUDA; run scaled-plan-launches first"
+        )
+    assert call.left is not None
+    lhs, rhs, ends, count = call.left, call.right, call.ends, call.groups
+    reduction, columns = lhs.whole[-1], dtypes.shape_of(call.results[0].type)[-1]
+    assert reduction
+    assert columns
+    dtype = dtypes.result_dtype(call.results[0].type)
+
+    def native_grouped_gemm(*values: Any) -> tuple[torch.Tensor]:
+        left, right = _operand(lhs, values), _operand(rhs, values)
+        left = replace(left, codes=left.codes.view(-1, reduction))
+        right = replace(right, codes=right.codes.view(count, columns, reduction))
+        return (groups.multiply(left, right, values[ends], dtype),)
+
+    return native_grouped_gemm
 
 
 def _operand(slots: CopySlots, values: tuple) -> gemm.GemmOperand:
@@ -112,7 +136,8 @@ def _bind_count_saturated(call: CountSaturatedCall) -> Callable[..., tuple]:
     limit, largest = call.scheme.largest_encoded, torch.finfo(torch.float32).max
 
     def count_saturated(source: torch.Tensor, scale: torch.Tensor, count: torch.Tensor) -> tuple[torch.Tensor]:
-        encoded = source.detach().float() * (1 / scale).clamp(max=largest)
+        factor = scale if call.scheme.source == "divisor" else 1 / scale
+        encoded = source.detach().float() * factor.clamp(max=largest)
         return (count + (encoded.abs() > limit).sum(),)
 
     return count_saturated

@@ -178,6 +178,8 @@ def _scaling(operand: GemmOperand) -> Scaling:
 def _second_level(operand: GemmOperand) -> torch.Tensor:
     """The scale above the block scales of FP4."""
     assert operand.amax is not None
+    if operand.scheme.source == "divisor":
+        return 1 / operand.amax
     return operand.amax / nvfp4_range(operand.scheme)
 
 

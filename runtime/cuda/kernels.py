@@ -11,6 +11,8 @@ import torch
 
 from steelyard.codegen.launches import copies as copy_plans
 from steelyard.codegen.launches import quantize as quantize_plans
+from steelyard.codegen.launches.grouped import fill_groups
+from steelyard.codegen.launches.groups import Groups
 from steelyard.codegen.launches.plan import OPERAND, RESULT, Buffer, Memory, PlanBuilder
 from steelyard.codegen.launches.products import finish_product, multiply_into
 from steelyard.codegen.launches.sources import Filling, fill_from, fill_from_producer
@@ -19,6 +21,7 @@ from steelyard.codegen.launches.values import VECTOR_BYTES, Matrix, StoredCopy, 
 from steelyard.errors import ConstraintError
 from steelyard.formats.checks import amax_pair, check_amax_options, check_input, check_scheme
 from steelyard.formats.copies import QuantizedCopy
+from steelyard.formats.parts import grouped_part_shapes
 from steelyard.formats.schemes import Scheme
 from steelyard.runtime.cuda.launches import LARGEST, Launcher
 from steelyard.runtime.cuda.planned import PlannedCall
@@ -60,6 +63,33 @@ class Kernels:
         """
         call = _Call()
         return self._quantize(call, fill_from([call.matrix(x)]), x.device, (row, col), scale, amax, rng)
+
+    def quantize_groups(
+        self,
+        x: torch.Tensor,
+        ends: torch.Tensor | None,
+        row: Scheme | None,
+        col: Scheme | None,
+        *,
+        scale: torch.Tensor | None = None,
+        rng: torch.Tensor | tuple[int, int] | None = None,
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """The parts of the copies of all groups of rows, or of all matrices of a stack, which has no ends."""
+        call = _Call()
+        count = x.shape[0] if ends is None else ends.shape[0]
+        given = [(scheme, bool(index)) for index, scheme in enumerate((row, col)) if scheme is not None]
+        source = fill_from([call.matrix(x)])
+        filling = fill_groups(source, x.shape[-2], Groups(count, call.optional(ends)), given)
+        shape = filling.rows, filling.columns
+        copies = [call.made_groups(scheme, shape, tuple(x.shape), columnwise, count) for scheme, columnwise in given]
+        random = call.optional(_rng_tensor(rng, x.device))
+        quantize_plans.quantize_into(call.plan, filling, copies, scale=call.optional(scale), rng=random)
+        made = call.run(self.launch)
+        found = {
+            copy.columnwise: {n: made[b.index] for n in _PARTS if (b := getattr(copy, n)) is not None}
+            for copy in copies
+        }
+        return found.get(False, {}), found.get(True, {})
 
     def quantize_produced(
         self,
@@ -258,6 +288,14 @@ class _Call:
         """A copy that is made."""
         parts = copy_plans.part_memory(scheme, shape, columnwise)
         buffers = {name: self.result(memory.shape, memory.dtype) for name, memory in parts.items()}
+        return StoredCopy(scheme, columnwise, shape, buffers["codes"], buffers["scales"], buffers.get("amax"))
+
+    def made_groups(self, scheme: Scheme, shape, whole: tuple[int, ...], columnwise: bool, groups: int) -> StoredCopy:
+        """A copy that is made of a tensor in groups, of the whole tensor's shape."""
+        parts = grouped_part_shapes(scheme, whole, columnwise, groups)
+        buffers = {
+            name: self.result(sizes, "ui8" if dtype == "i8" else dtype) for name, (sizes, dtype) in parts.items()
+        }
         return StoredCopy(scheme, columnwise, shape, buffers["codes"], buffers["scales"], buffers.get("amax"))
 
     def filling(self, producer: str, inputs: tuple) -> Filling:

@@ -22,7 +22,7 @@ from steelyard.codegen.launches.plan import (
     Transposed,
 )
 from steelyard.codegen.sizes import Extent, IsZero, Product, Quotient, RuntimeSize, Size, Sum
-from steelyard.runtime.cuda import gemm
+from steelyard.runtime.cuda import gemm, groups
 from steelyard.runtime.cuda.launches import Launch, Launcher
 from steelyard.runtime.dtypes import DTYPES
 from steelyard.runtime.ranks import largest_of_ranks
@@ -59,6 +59,8 @@ class PlannedCall:
             "product": _product,
             "scaled_product": _scaled_product,
             "batched_product": _batched_product,
+            "grouped_product": _grouped_product,
+            "product_of_groups": _product_of_groups,
             "largest_of_ranks": _largest_of_ranks,
             "pick_amax": _picking(pick),
         }
@@ -125,7 +127,7 @@ class _Emitter:
         if isinstance(argument, Buffer):
             return f"{_PREFIXES[argument.place]}{argument.index}"
         if isinstance(argument, Transposed):
-            return f"{self._argument(argument.buffer)}.t()"
+            return f"{self._argument(argument.buffer)}.mT"
         return self._size(argument)
 
     def _size(self, size: Size) -> str:
@@ -154,7 +156,7 @@ class _Emitter:
 
 
 def _copy(source: torch.Tensor, out: torch.Tensor) -> None:
-    out.copy_(source.reshape(out.shape))
+    out.copy_(source.reshape(out.shape) if source.dim() else source)
 
 
 def _product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
@@ -174,6 +176,20 @@ def _batched_product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor,
     if out.numel():
         left, right = (matrix.view(count, -1, matrix.shape[-1]) for matrix in (left, right))
         gemm.multiply_decoded(left, right.mT, out.view(count, -1, out.shape[-1]))
+
+
+def _grouped_product(left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor, multiple: int, out) -> None:
+    groups.multiply_at_once(left, right, ends, out, multiple=multiple)
+
+
+def _product_of_groups(left, right, ends, multiple, left_scale, left_range, left_each, *others) -> None:
+    """One product after the other, with scales of either side; a range of 0 stands for no scale."""
+    right_scale, right_range, right_each, out = others
+    scales = [
+        groups.GroupScale(scale, by, each) if by else None
+        for scale, by, each in ((left_scale, left_range, left_each), (right_scale, right_range, right_each))
+    ]
+    groups.multiply_one_by_one(left, right, ends, out, *scales, multiple=multiple)
 
 
 def _largest_of_ranks(amax: torch.Tensor, out: torch.Tensor) -> None:

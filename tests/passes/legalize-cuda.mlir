@@ -331,3 +331,19 @@ func.func private @weight_1(%w: !torch.vtensor<[40,72],bf16> {scaled.parameter =
   %0, %1 = scaled.quantize weight %w : !torch.vtensor<[40,72],bf16> -> !scaled.tensor<40x72xbf16, #fp8_tensor>, !torch.vtensor<[],f32>
   return %0, %1 : !scaled.tensor<40x72xbf16, #fp8_tensor>, !torch.vtensor<[],f32>
 }
+
+// Experts: groups of rows of MX operands are multiplied in bf16, which torch does at once on sm_90 and sm_100. Groups in
+// FP8 are native on sm_90, but for the gradient of weights, which reduces over any number of rows.
+// CHECK-LABEL: func.func @experts
+// CHECK: scaled.grouped_gemm fprop %arg0, %arg1 {{.*}}scaled.path = "emulated", scaled.reason = "not every build of torch has a product of groups in mx
+// SM90-SAME: "}
+// SM89-SAME: ; the host reads where groups end and multiplies one by one"}
+// SM90: scaled.grouped_gemm fprop %arg2, %arg3 {{.*}}{scaled.path = "native"}
+// NEW: scaled.grouped_gemm fprop %arg2, %arg3 {{.*}}scaled.reason = "torch has products of groups in FP8 on sm_90 only; the host reads
+// SM90: scaled.grouped_gemm wgrad %arg2, %arg2 {{.*}}scaled.reason = "torch's product of groups in FP8 reduces over multiples of 16 rows, and experts have any number; the host
+func.func @experts(%x: !scaled.tensor<64x32xbf16 in 4, #mxfp8_1x32>, %w: !scaled.tensor<4x48x32xbf16 in 4, #mxfp8_1x32>, %y: !scaled.tensor<64x32xbf16 in 4, #fp8_tensor, #fp8_tensor>, %v: !scaled.tensor<4x48x32xbf16 in 4, #fp8_tensor>, %ends: !torch.vtensor<[4],si32>) -> (!torch.vtensor<[64,48],bf16>, !torch.vtensor<[64,48],bf16>, !torch.vtensor<[4,32,32],bf16>) {
+  %0 = scaled.grouped_gemm fprop %x, %w ends(%ends) at "up" : !scaled.tensor<64x32xbf16 in 4, #mxfp8_1x32>, !scaled.tensor<4x48x32xbf16 in 4, #mxfp8_1x32>, !torch.vtensor<[4],si32> -> !torch.vtensor<[64,48],bf16>
+  %1 = scaled.grouped_gemm fprop %y, %v ends(%ends) at "down" : !scaled.tensor<64x32xbf16 in 4, #fp8_tensor, #fp8_tensor>, !scaled.tensor<4x48x32xbf16 in 4, #fp8_tensor>, !torch.vtensor<[4],si32> -> !torch.vtensor<[64,48],bf16>
+  %2 = scaled.grouped_gemm wgrad %y, %y ends(%ends) at "down" : !scaled.tensor<64x32xbf16 in 4, #fp8_tensor, #fp8_tensor>, !scaled.tensor<64x32xbf16 in 4, #fp8_tensor, #fp8_tensor>, !torch.vtensor<[4],si32> -> !torch.vtensor<[4,32,32],bf16>
+  return %0, %1, %2 : !torch.vtensor<[64,48],bf16>, !torch.vtensor<[64,48],bf16>, !torch.vtensor<[4,32,32],bf16>
+}

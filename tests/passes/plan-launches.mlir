@@ -50,6 +50,38 @@ func.func private @produce_quantize_0(!torch.vtensor<[32,30],f32>) -> (!torch.vt
 // CHECK-NEXT: scaled.launch @quantize_f32_rms_norm_f32_row_e4m3_1x32("source", 64, "temporary0", "weight", 1, 32, 64, "out.row.codes", "out.row.scales") blocks(1)
 func.func private @produce_quantize_1(!torch.vtensor<[32,64],f32>, !torch.vtensor<[64],f32>) -> (!torch.vtensor<[32,64],ui8>, !torch.vtensor<[32,2],ui8>) attributes {scaled.config = {epsilon = 1.0e-5 : f64, producer = "rms_norm", role = "input", row = #mx}, scaled.destinations, scaled.device = "cuda", scaled.kernel = "produce_quantize", scaled.operands = ["source", "weight"], scaled.results = ["row.codes", "row.scales"]}
 
+// Each group of rows is a matrix of its own: 100 rows in 4 groups take at most 1 + 4 lines of tiles. A group takes 4 bytes
+// of scales and amaxes, a row 64 codes, and the columns of groups follow one another by rows.
+// CHECK: @grouped_quantize_0(
+// CHECK: scaled.torch_call zero("out.row.amax")
+// CHECK-NEXT: scaled.launch @amax_bf16_groups_of_4("source", 64, 100, 64, "out.row.amax", 128, 4, "ends") blocks(5)
+// CHECK-NEXT: scaled.torch_call copy("out.row.amax", "out.col.amax")
+// CHECK-NEXT: scaled.launch @empty_row_scales_f8E4M3FN("out.row.scales", 4) blocks(1)
+// CHECK-NEXT: scaled.launch @empty_row_scales_f8E4M3FN("out.col.scales", 4) blocks(1)
+// CHECK-NEXT: scaled.launch @quantize_bf16_row_e4m3_tensor_col_e4m3_tensor_groups_of_4("source", 64, 100, 64, {{.*}}, 128, 64, 4, 4, 64, 4, 4, "ends") blocks(5)
+func.func private @grouped_quantize_0(!torch.vtensor<[100,64],bf16>, !torch.vtensor<[4],si32>) -> (!torch.vtensor<[6400],ui8>, !torch.vtensor<[4],f32>, !torch.vtensor<[4],f32>, !torch.vtensor<[6400],ui8>, !torch.vtensor<[4],f32>, !torch.vtensor<[4],f32>) attributes {scaled.config = {groups = 4 : i64, role = "input", row = #fp8, col = #fp8}, scaled.destinations, scaled.device = "cuda", scaled.kernel = "grouped_quantize", scaled.operands = ["source", "ends"], scaled.results = ["row.codes", "row.scales", "row.amax", "col.codes", "col.scales", "col.amax"]}
+
+// Rows in blocks need no groups. A number of rows known only at run time makes sizes of parts expressions.
+// CHECK: @grouped_quantize_1(
+// CHECK: scaled.allocate "out.row.codes"("source[0] * 64") of ui8
+// CHECK-NEXT: scaled.allocate "out.row.scales"("source[0] * 2") of ui8
+// CHECK-NEXT: scaled.launch @quantize_bf16_row_e4m3_1x32("source", 64, "source[0]", 64, "out.row.codes", "out.row.scales") blocks("(source[0] + 63) // 64")
+func.func private @grouped_quantize_1(!torch.vtensor<[?,64],bf16>, !torch.vtensor<[4],si32>) -> (!torch.vtensor<[?],ui8>, !torch.vtensor<[?],ui8>) attributes {scaled.config = {groups = 4 : i64, role = "input", row = #mx}, scaled.destinations, scaled.device = "cuda", scaled.kernel = "grouped_quantize", scaled.operands = ["source", "ends"], scaled.results = ["row.codes", "row.scales"]}
+
+// MX operands are exact in bf16, in which torch multiplies all groups at once.
+// CHECK: @grouped_gemm_0(
+// CHECK: scaled.allocate temporary0(100, 64) of bf16
+// CHECK-NEXT: scaled.allocate temporary1(4, 40, 64) of bf16
+// CHECK-NEXT: scaled.launch @dequantize_inner_row_e4m3_1x32_bf16("lhs.codes", "lhs.scales", "temporary0", 100, 64) blocks(2)
+// CHECK-NEXT: scaled.launch @dequantize_inner_row_e4m3_1x32_bf16("rhs.codes", "rhs.scales", "temporary1", 160, 64) blocks(3)
+// CHECK-NEXT: scaled.torch_call grouped_product("temporary0", "temporary1", "ends", 1, "out.result")
+func.func private @grouped_gemm_0(!torch.vtensor<[6400],ui8>, !torch.vtensor<[200],ui8>, !torch.vtensor<[10240],ui8>, !torch.vtensor<[320],ui8>, !torch.vtensor<[4],si32>) -> !torch.vtensor<[100,40],bf16> attributes {scaled.config = {groups = 4 : i64, kind = "fprop", lhs = #mx, lhs_shape = array<i64: 100, 64>, path = "emulated", rhs = #mx, rhs_shape = array<i64: 4, 40, 64>}, scaled.destinations, scaled.device = "cuda", scaled.kernel = "grouped_gemm", scaled.operands = ["lhs.codes", "lhs.scales", "rhs.codes", "rhs.scales", "ends"], scaled.results = ["result"]}
+
+// Scales of groups follow the sums, so that these are float32, one by one.
+// CHECK: @grouped_gemm_1(
+// CHECK: scaled.torch_call product_of_groups("temporary0", "temporary1", "ends", 1, "lhs.scales", 1, 1, "rhs.scales", 1, 1, "out.result")
+func.func private @grouped_gemm_1(!torch.vtensor<[6400],ui8>, !torch.vtensor<[4],f32>, !torch.vtensor<[4],f32>, !torch.vtensor<[10240],ui8>, !torch.vtensor<[4],f32>, !torch.vtensor<[4],f32>, !torch.vtensor<[4],si32>) -> !torch.vtensor<[100,40],bf16> attributes {scaled.config = {groups = 4 : i64, kind = "fprop", lhs = #fp8, lhs_shape = array<i64: 100, 64>, path = "emulated", rhs = #fp8, rhs_shape = array<i64: 4, 40, 64>}, scaled.destinations, scaled.device = "cuda", scaled.kernel = "grouped_gemm", scaled.operands = ["lhs.codes", "lhs.scales", "lhs.amax", "rhs.codes", "rhs.scales", "rhs.amax", "ends"], scaled.results = ["result"]}
+
 // Operands of an emulated product are decoded, to bf16 where that is exact; torch multiplies. MX columns are read by columns.
 // CHECK: @gemm_0(
 // CHECK: scaled.allocate temporary0(32, 64) of bf16

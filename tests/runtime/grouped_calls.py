@@ -9,6 +9,7 @@ from steelyard.dialect.types import TensorInfo
 from steelyard.formats.gemms import OPERAND_USAGES
 from steelyard.formats.parts import grouped_part_shapes
 from steelyard.ir.kernel_calls import GroupedGemmCall, GroupedPackCall, GroupedQuantizeCall, Slot
+from steelyard.reference.grouped import stored_parts
 from steelyard.runtime.cpu.bound import bind
 
 _NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.int32: "si32", torch.int64: "si64"}
@@ -93,3 +94,12 @@ def gemm(kind, lhs, rhs, ends, *, out):
             rhs_shape=rhs[1],
         )
         return run(call, list(operands.values()))["result"]
+
+
+def assert_parts(found, prefix, copies):
+    """Parts begin with those of all groups; the rest of their room is anything."""
+    for part, wanted in stored_parts(copies).items():
+        made = found[f"{prefix}.{part}"]
+        assert made.dtype == wanted.dtype
+        assert made.numel() >= wanted.numel()
+        assert torch.equal(made[: wanted.numel()].view(torch.uint8), wanted.view(torch.uint8)), part

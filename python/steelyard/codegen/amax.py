@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from steelyard.codegen import hadamard
-from steelyard.codegen.kernel import Kernel, Parameter, Scope
+from steelyard.codegen.kernel import Parameter, Scope, TileKernel
 from steelyard.codegen.memory import barrier, first_lane, warp_maximum
 from steelyard.codegen.sizes import Size
 from steelyard.codegen.sources import Place, Source, place_of, tiles_of
@@ -15,7 +15,7 @@ _SIDE = 64
 
 
 @dataclass(frozen=True)
-class AmaxKernel(Kernel):
+class AmaxKernel(TileKernel):
     """Raises `amax`, zero before the launch. Lines are rows, or columns if `columnwise`; the transform runs along
     them, and `per_line` keeps one amax of each."""
 
@@ -32,6 +32,14 @@ class AmaxKernel(Kernel):
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         return (*self.source.parameters, Parameter("amax"))
+
+    @property
+    def side(self) -> int:
+        return _SIDE
+
+    @property
+    def shared_rows(self) -> dict[str, int]:
+        return {**self.source.shared_rows, "amax": 1 if self.per_line and not self.columnwise else 0}
 
     def blocks(self, rows: Size, columns: Size) -> Size:
         return tiles_of(rows, columns, _SIDE)

@@ -58,7 +58,7 @@ from steelyard.codegen.values import (
     signed_to,
     when,
 )
-from steelyard.formats.parts import is_stored_transposed
+from steelyard.formats.parts import is_stored_transposed, part_names, shared_rows
 from steelyard.formats.schemes import Scheme
 
 _DTYPE_MAX = {"f32": float(np.finfo(np.float32).max), "bf16": 3.3895313892515355e38, "f16": 65504.0}
@@ -121,6 +121,14 @@ class Copy:
         own += ["amax"] if self.scheme.family in ("tensor", "row", "nvfp4") else []
         own += ["rng"] if self.is_stochastic else []
         return tuple(Parameter(f"{self.usage}_{name}") for name in own)
+
+    @property
+    def shared_rows(self) -> dict[str, int]:
+        """How its parts lie in a tensor in groups; see `TileKernel`."""
+        own = {part: shared_rows(self.scheme, part, self.columnwise) for part in part_names(self.scheme)}
+        # The amaxes of lines, which a copy with a scale per row does not keep.
+        own |= {"amax": 0 if self.columnwise else 1} if self.scheme.family == "row" else {}
+        return {f"{self.usage}_{part}": rows for part, rows in own.items()}
 
     def codes_bytes(self, count: int) -> int:
         return count // 2 if self.is_fp4 else count
@@ -219,7 +227,7 @@ class CopyPass:
     def _fill_random(self) -> None:
         if self.random is None:
             return
-        state = RandomState.load(self._pointer("rng"), int(self.copy.columnwise))
+        state = RandomState.load(self._pointer("rng"), int(self.copy.columnwise), self.scope.group)
         columns, begin = self.place.columns, (self.place.row, self.place.column)
         if self.copy.scheme.rht and not self.copy.columnwise:
             columns = _rounded_up(columns, CHUNK)
@@ -240,16 +248,17 @@ class CopyPass:
         scheme = self.copy.scheme
         if self.copy.given_scale:
             given = self._pointer("scale").load("f32")
-            return (static_encode_factor(given), given) if scheme.source == "static" else (given, 1.0 / given)
+            return (static_encode_factor(given, scheme), given) if scheme.is_static else (given, 1.0 / given)
         amax = self._pointer("amax").load("f32")
         options = {"epsilon": scheme.epsilon, "power_of_two": scheme.power_of_two}
         scale = scale_from_amax(amax, scheme.element_max, **options)
         return scale, 1.0 / scale
 
     def _second_level(self, amax: Value) -> tuple[Value, Value]:
-        if self.copy.scheme.source == "static":
-            return static_encode_factor(amax), amax
-        encode_scale = scale_from_amax(amax, nvfp4_range(self.copy.scheme))
+        scheme = self.copy.scheme
+        if scheme.is_static:
+            return static_encode_factor(amax, scheme), 1.0 / amax if scheme.source == "divisor" else amax
+        encode_scale = scale_from_amax(amax, nvfp4_range(scheme))
         return encode_scale, 1.0 / encode_scale
 
     def _make_strip(self, index: Value, scales: tuple[Value, Value] | None) -> None:

@@ -48,15 +48,33 @@ class Kernel(ABC):
         """Append the kernel's operations."""
 
 
+class TileKernel(Kernel):
+    """A kernel whose blocks each take a square tile of a matrix; tiles are numbered along rows. `rows` and `columns` of
+    the matrix are parameters."""
+
+    @property
+    @abstractmethod
+    def side(self) -> int:
+        """Rows and columns of a tile."""
+
+    @property
+    @abstractmethod
+    def shared_rows(self) -> dict[str, int]:
+        """How a tensor in groups lies behind each pointer of which every group has its own part: so many rows share
+        what is stored, or with 0 each group takes the same."""
+
+
 @dataclass(frozen=True)
 class Scope:
-    """What a body works with: the arguments by name, the thread, shared memory, the target."""
+    """What a body works with: the arguments by name, the thread, shared memory, the target, and of a tensor in groups
+    the number of the group."""
 
     arguments: dict[str, Value]
     thread: Value
     block: Value
     shared: SharedMemory
     target: Target
+    group: Value | None = None
 
     def pointer(self, name: str) -> Pointer:
         return Pointer(self.arguments[name])

@@ -13,7 +13,8 @@ from steelyard.codegen.amax import AmaxKernel
 from steelyard.codegen.copies import Copy
 from steelyard.codegen.dequantize import DequantizeKernel
 from steelyard.codegen.epilogue import EpilogueKernel
-from steelyard.codegen.kernel import Kernel
+from steelyard.codegen.groups import GroupedKernel
+from steelyard.codegen.kernel import Kernel, TileKernel
 from steelyard.codegen.produce import ProduceKernel
 from steelyard.codegen.producers import Producer
 from steelyard.codegen.quantize import QuantizeKernel
@@ -34,6 +35,7 @@ _KINDS: dict[str, type[Kernel]] = {
     "dequantize": DequantizeKernel,
     "empty_row_scales": EmptyRowScalesKernel,
     "epilogue": EpilogueKernel,
+    "groups": GroupedKernel,
     "inverse_scale": InverseScaleKernel,
     "produce": ProduceKernel,
     "quantize": QuantizeKernel,
@@ -77,6 +79,8 @@ def _default(field: Field) -> Any:
 def _attribute(value: Any) -> ir.Attribute:
     if isinstance(value, Scheme):
         return SchemeAttr.from_scheme(value)
+    if isinstance(value, Kernel):
+        return kernel_attribute(value)
     if is_dataclass(value):
         return ir.DictAttr.get(_fields(value))
     if isinstance(value, tuple):
@@ -106,6 +110,8 @@ def _read(type_: Any, attribute: ir.Attribute) -> Any:
         if not isinstance(attribute, SchemeAttr):
             raise TypeError(f"a scheme must be a #scaled.scheme, got {attribute}")
         return attribute.scheme
+    if type_ is TileKernel:
+        return read_kernel(attribute)
     if type_ == tuple[Copy, ...]:
         return tuple(_read(Copy, item) for item in ir.ArrayAttr(attribute))
     part = next((part for part in _PARTS if type_ in (part, part | None)), None)

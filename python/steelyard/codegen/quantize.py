@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from steelyard.codegen.copies import Copy, CopyPass, Staging
-from steelyard.codegen.kernel import Kernel, Parameter, Scope
+from steelyard.codegen.kernel import Parameter, Scope, TileKernel
 from steelyard.codegen.memory import barrier
 from steelyard.codegen.rounding import RandomTile
 from steelyard.codegen.sizes import Size
@@ -12,7 +12,7 @@ from steelyard.codegen.tile import Tile
 
 
 @dataclass(frozen=True)
-class QuantizeKernel(Kernel):
+class QuantizeKernel(TileKernel):
     """One pass over the source; amaxes that span more than a tile are given."""
 
     source: Source
@@ -29,6 +29,11 @@ class QuantizeKernel(Kernel):
     @property
     def side(self) -> int:
         return max(copy.tile_side for copy in self.copies)
+
+    @property
+    def shared_rows(self) -> dict[str, int]:
+        own = {name: rows for copy in self.copies for name, rows in copy.shared_rows.items()}
+        return {**self.source.shared_rows, **own}
 
     def blocks(self, rows: Size, columns: Size) -> Size:
         return tiles_of(rows, columns, self.side)

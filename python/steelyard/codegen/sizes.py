@@ -92,6 +92,11 @@ def ceil_div(size: Size, divisor: int) -> Size:
     return Quotient(Sum(size, divisor - 1), divisor)
 
 
+def plus(size: Size, constant: int) -> Size:
+    """A size and a constant."""
+    return size + constant if isinstance(size, int) else Sum(size, constant)
+
+
 def product_of(sizes: tuple[Size, ...]) -> Size:
     """The product of sizes; that of none is 1."""
     result: Size = 1

@@ -57,6 +57,11 @@ class Source:
         own += [] if self.producer is None else self.producer.parameters
         return (*own, Parameter("rows", "i32"), Parameter("columns", "i32"))
 
+    @property
+    def shared_rows(self) -> dict[str, int]:
+        """How its inputs lie in a tensor in groups; see `TileKernel`."""
+        return {f"input{index}": 1 for index in range(self.inputs)}
+
     def fill(self, scope: Scope, tile: Tile, place: Place, threads: int) -> None:
         """Fill a tile; all threads take part."""
         if not self.aligned:

@@ -27,7 +27,8 @@ _OTHER_BLOCK = {"1x32": "32x1", "32x1": "1x32"}
 
 def has_kernels(scheme: Scheme) -> bool:
     """Whether JAX has kernels for a scheme."""
-    return scheme.family not in ("row", "mxfp4") and (scheme.family, scheme.block) != ("nvfp4", "1x32")
+    is_known = scheme.family not in ("row", "mxfp4") and (scheme.family, scheme.block) != ("nvfp4", "1x32")
+    return is_known and not scheme.is_static
 
 
 RECIPES = tuple(
@@ -53,7 +54,7 @@ class Quantizer(Node):
             if scheme is not None and not has_kernels(scheme):
                 raise RecipeError(
                     f"{name} must be a scheme that JAX has kernels for, got {scheme.element} in {scheme.block} with "
-                    f"{scheme.scale} scales; use one of the recipes {', '.join(RECIPES)}"
+                    f"{scheme.source} {scheme.scale} scales; use one of the recipes {', '.join(RECIPES)}"
                 )
         self.row, self.col = row, col
 

@@ -123,6 +123,60 @@ def emulated_dtype(lhs: Scheme | str, rhs: Scheme, *, batched: bool = False) -> 
     return "bf16" if all(fits) and not batched else "f32"
 
 
+_AT_ONCE = (9, 10)
+"""Majors of the compute capabilities with which torch multiplies groups of bf16 by one kernel. With others it reads
+where they end, and multiplies one by one."""
+_WITH_FP8_GROUPS = "sm_90a"
+_MOST_GROUPS = 1023
+_ONE_BY_ONE = "the host reads where groups end and multiplies one by one"
+Widths = tuple[int | None, int | None, int | None]
+
+
+def grouped_gemm_path(
+    kind: str, lhs: Scheme | None, rhs: Scheme, target: Target, *, result: str, widths: Widths, groups: int
+) -> GemmPath:
+    """How the products of experts run with a result of this dtype. `widths`: the columns of both operands and of it."""
+    reason = _reason_against_groups(kind, lhs, rhs, target)
+    if not reason and result != "bf16":
+        reason = "torch's product of groups in FP8 has results in bf16 only"
+    if not reason and any(not width or width % _MULTIPLE for width in widths):
+        reason = f"torch's product of groups in FP8 needs widths that are multiples of {_MULTIPLE}"
+    if not reason and groups > _MOST_GROUPS:
+        reason = f"torch's product of groups in FP8 takes at most {_MOST_GROUPS} groups"
+    if not reason:
+        return GemmPath(NATIVE, "FP8 with a scale per row or per group")
+    # A plain lhs has the dtype of the result.
+    at_once = multiplies_groups_at_once(result if lhs is None else lhs, rhs, result)
+    fits = all(width is not None and width % 8 == 0 for width in widths[:2])
+    if at_once and fits and target.capability[0] in _AT_ONCE:
+        return GemmPath(EMULATED, reason)
+    return GemmPath(EMULATED, f"{reason}; {_ONE_BY_ONE}")
+
+
+def _reason_against_groups(kind: str, lhs: Scheme | None, rhs: Scheme, target: Target) -> str:
+    """Why torch has no product of groups in these formats; empty if it has."""
+    if lhs is None:
+        return "torch has no product of a quantized weight and activations that are not quantized"
+    families = {lhs.family, rhs.family}
+    if not families <= _OUTSIDE_SUMS:
+        # Those of MX and FP4 are kernels of another library, which wheels may come without.
+        return f"not every build of torch has a product of groups in {' and '.join(sorted(families))}"
+    if target.name != _WITH_FP8_GROUPS:
+        return "torch has products of groups in FP8 on sm_90 only"
+    if kind == "wgrad":
+        return "torch's product of groups in FP8 reduces over multiples of 16 rows, and experts have any number"
+    if "f8E5M2" in (lhs.element, rhs.element):
+        return "torch's product of groups in FP8 multiplies E4M3 only"
+    return ""
+
+
+def multiplies_groups_at_once(lhs: Scheme | str, rhs: Scheme, result: str) -> bool:
+    """Whether torch's product of groups of bf16 gives what a sum in float32 that is rounded once does: its results are
+    in bf16, so that no scale can follow. A plain lhs is its dtype."""
+    scaled_later = any(not isinstance(side, str) and side.scale != "f8E8M0FNU" for side in (lhs, rhs))
+    return result == "bf16" and not scaled_later and emulated_dtype(lhs, rhs) == "bf16"
+
+
 def with_library(target: Target, cublaslt: Version | None) -> Target:
     """A target whose GPU torch uses with this cuBLASLt. One that lacks no product of the GPU is the target itself."""
     needed = _FIRST_WITH_128_SCALES if target.name == _WITH_128_SCALES else _FIRST_WITH_BLOCK_FORMATS

@@ -2,7 +2,7 @@
 
 import argparse
 
-from steelyard.tools.console import show
+from steelyard.tools.console import aligned, show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def table(recipe: str | None = None, target: str | None = None) -> str:
     lines = [["recipe", "GEMM", *map(", ".join, columns.values())]]
     lines += [[name, kind, *row] for (name, kind, _), row in zip(gemms, zip(*columns, strict=True), strict=True)]
     notes = [f"[{number}] {reason}" for reason, number in reasons.items()]
-    return "\n".join([_aligned(lines), *([""] if notes else []), *notes])
+    return "\n".join([aligned(lines), *([""] if notes else []), *notes])
 
 
 def _step(step: str, multiples: tuple[int, ...]) -> str:
@@ -55,11 +55,4 @@ def _step(step: str, multiples: tuple[int, ...]) -> str:
         return step
     return " ".join(
         ["pad", *(f"{dim}{multiple}" for dim, multiple in zip("MNK", multiples, strict=True) if multiple > 1)]
-    )
-
-
-def _aligned(lines: list[list[str]]) -> str:
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )

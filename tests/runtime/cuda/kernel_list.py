@@ -7,6 +7,7 @@ from steelyard.codegen.amax import AmaxKernel
 from steelyard.codegen.copies import Copy
 from steelyard.codegen.dequantize import DequantizeKernel
 from steelyard.codegen.epilogue import EpilogueKernel
+from steelyard.codegen.groups import GroupedKernel
 from steelyard.codegen.kernel import Kernel
 from steelyard.codegen.produce import ProduceKernel
 from steelyard.codegen.producers import KINDS, Producer
@@ -30,6 +31,18 @@ def quantize_kernels(dtype: str, aligned: bool) -> list[Kernel]:
         copies = tuple(Copy(s, bool(c), aligned, delayed and s.family == "tensor") for c, s in enumerate(pair))
         kernels.append(QuantizeKernel(Source(dtype, aligned), copies))
     return kernels
+
+
+def grouped_kernels(dtype: str, aligned: bool) -> list[Kernel]:
+    """Kernels on tensors in groups: quantizers of rows in groups and of stacks in turn, amaxes, and what decodes."""
+    quantizers = quantize_kernels(dtype, aligned)[::2]
+    source = Source(dtype, aligned)
+    filled = DequantizeKernel(Copy(nvfp4(), True, aligned), "bf16", True)
+    return [
+        *(GroupedKernel(each, 8, index % 2 == 1) for index, each in enumerate(quantizers)),  # pyright: ignore
+        *(GroupedKernel(AmaxKernel(source, rht, rht=rht), 8) for rht in (False, True)),
+        GroupedKernel(filled, 8, row_multiple=16),
+    ]
 
 
 def fused_kernels(dtype: str, aligned: bool) -> list[Kernel]:

@@ -12,21 +12,21 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
-from gemm_calls import read_call
+from gemm_calls import read_call, read_groups
 from mock_driver import MockDriver
 from mock_heap import Heap
 from mock_schedules import FreesFirst, Schedule
 from simulation import memory_of
-from torch_rules import check_call
+from torch_rules import check_call, check_groups, check_scaled_groups
 
 from steelyard import reference
 from steelyard.codegen.kernel import Kernel
 from steelyard.errors import TargetError
 from steelyard.formats.copies import QuantizedCopy
-from steelyard.ir.kernel_calls import GemmCall
+from steelyard.ir.kernel_calls import GemmCall, GroupedGemmCall
 from steelyard.runtime import cpu
 from steelyard.runtime.cpu import bound as cpu_bound
-from steelyard.runtime.cuda import devices, gemm, streams
+from steelyard.runtime.cuda import devices, gemm, groups, streams
 from steelyard.runtime.cuda.driver import CudaLauncher
 from steelyard.runtime.cuda.kernels import Kernels
 from steelyard.runtime.cuda.launches import Launch
@@ -108,6 +108,9 @@ def mock_gpus(
         patch.setattr(gemm, "scaled_mm", _checked_scaled_mm)
         patch.setattr(gemm, "multiply", functools.partial(multiply_on, heap))
         patch.setattr(gemm, "multiply_decoded", functools.partial(multiply_decoded_on, heap))
+        patch.setattr(groups, "read_ends", functools.partial(read_ends_on, heap))
+        patch.setattr(groups, "grouped_mm", functools.partial(grouped_mm_on, heap))
+        patch.setattr(groups, "scaled_grouped_mm", functools.partial(scaled_grouped_mm_on, heap, targets[0]))
         yield gpus
 
 
@@ -122,6 +125,8 @@ def reference_gemms(monkeypatch) -> Iterator[None]:
 
     def bind(call, quantizers):
         run, allocate = original(call, quantizers)
+        if isinstance(call, GroupedGemmCall):
+            return lambda *values: store_products(call, values), allocate
         is_product = isinstance(call, GemmCall) and not call.batch_dims
         return (lambda *values: store_product(call, values)) if is_product else run, allocate
 
@@ -176,6 +181,46 @@ def multiply_decoded_on(
     scales = [None if scale is None else scale.scale for scale in (left_scale, right_scale)]
     heap.enqueue(run, (left, right, out, *scales), heap.stream_of(out))
     return out
+
+
+def read_ends_on(heap: Heap, ends: torch.Tensor) -> list[int]:
+    """What the host waits for."""
+    heap.stream_of(ends).synchronize()
+    return ends.tolist()
+
+
+def grouped_mm_on(heap: Heap, a: torch.Tensor, b: torch.Tensor, *, offs: torch.Tensor) -> torch.Tensor:
+    """torch's product of groups in bf16, if it accepts the call; what is in no group is left as it was."""
+    shape = check_groups(a, b, offs)
+    out = torch.empty(shape, dtype=torch.bfloat16, device=a.device)
+
+    def run(into: torch.Tensor, *operands: torch.Tensor) -> None:
+        _store_groups(into, *operands)
+
+    heap.enqueue(run, (out, a, b, offs), heap.stream_of(out))
+    return out
+
+
+def scaled_grouped_mm_on(heap: Heap, target: str, a, b, scale_a, scaling_a, scale_b, scaling_b, *, offs, output_dtype):
+    """torch's product of groups in FP8, if it accepts the call."""
+    shape = check_scaled_groups(a, b, scale_a, scaling_a, scale_b, scaling_b, offs, output_dtype, target)
+    out = torch.empty(shape, dtype=output_dtype, device=a.device)
+
+    def run(into: torch.Tensor, left, right, left_scale, right_scale, ends) -> None:
+        _store_groups(into, left.float() * left_scale[:, None], right.float() * right_scale[:, None, :], ends)
+
+    heap.enqueue(run, (out, a, b, scale_a, scale_b, offs), heap.stream_of(out))
+    return out
+
+
+def _store_groups(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> None:
+    start = 0
+    for group, end in enumerate(ends.tolist()):
+        rows, start = slice(start, end), end
+        if b.dim() == 3:
+            out[rows] = product_of(a[rows], b[group])
+        elif rows.start < end:
+            out[group] = product_of(a[:, rows], b[rows])
 
 
 def _scaled(values: torch.Tensor, scale: torch.Tensor | None, by: int | None) -> torch.Tensor:
@@ -244,6 +289,20 @@ def store_product(call: GemmCall, values: tuple) -> None:
     if "residual" in options:
         result = result + options["residual"].reshape(result.shape).float()
     out.copy_(result.view(out.shape))
+
+
+def store_products(call: GroupedGemmCall, values: tuple) -> None:
+    """The products of experts, from those of the reference rounded to float32."""
+    out = values[len(call.operands)]
+    out.zero_()
+    start = 0
+    for group, pair in enumerate(zip(*read_groups(call, values), strict=True)):
+        left, right = (decoded(copy) for copy in pair)
+        if call.kind == "wgrad":
+            out[group] = product_of(left, right.T)
+        else:
+            out[start : start + len(left)] = product_of(left, right.T)
+            start += len(left)
 
 
 def decoded(copy: QuantizedCopy | torch.Tensor) -> torch.Tensor:

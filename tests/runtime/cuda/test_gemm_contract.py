@@ -19,7 +19,15 @@ from steelyard.reference.gemm import operand
 from steelyard.runtime.cuda import gemm, streams
 from steelyard.runtime.dtypes import DTYPES
 from steelyard.targets.architectures import TARGETS, target_of
-from steelyard.targets.gemm_paths import EMULATED, HIGH_PRECISION, NATIVE, gemm_path, schemes_of, takes_bias
+from steelyard.targets.gemm_paths import (
+    EMULATED,
+    HIGH_PRECISION,
+    NATIVE,
+    gemm_path,
+    grouped_gemm_path,
+    schemes_of,
+    takes_bias,
+)
 
 RECIPES = ("fp8-delayed", "fp8-current", "fp8-row", "fp8-block", "mxfp8", "mxfp4", "nvfp4")
 COLUMNWISE = {"fprop": (False, False), "dgrad": (False, True), "wgrad": (True, True)}
@@ -283,3 +291,27 @@ def test_scales_of_rows_are_applied(families, elements, dtype, monkeypatch):
 def test_what_no_target_multiplies(lhs, rhs, path):
     for target in TARGETS.values():
         assert gemm_path("fprop", lhs, rhs, target).path == path
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_groups_are_native_where_torch_multiplies_them(target):
+    """One scale per group is given as one per row. Of a weight's gradient, groups would be multiples of 16 rows."""
+    chosen = target_of(target)
+    found = set()
+    for kind, lhs, rhs in PAIRS:
+        sides = [
+            Side(ELEMENTS[scheme.element], (torch_rules.ROW,), (SCALES[scheme.scale],))
+            for scheme in (lhs, rhs)
+            if scheme.block in ("row", "tensor")
+        ]
+        product = torch_rules.product_of(*sides) if len(sides) == 2 else None
+        # Kernels of groups take E4M3 only.
+        accepts = product is not None and product.name == "rowwise" and all(side.element == E4M3 for side in sides)
+        accepts = accepts and chosen.capability[0] in torch_rules.GROUPED_FP8 and kind != "wgrad"
+        path = grouped_gemm_path(kind, lhs, rhs, chosen, result="bf16", widths=(64, 64, 48), groups=8)
+        assert path.path == (NATIVE if accepts else EMULATED), (kind, lhs, rhs)
+        found.add(path.path)
+        for refused in ({"result": "f32"}, {"widths": (64, 64, 40)}, {"groups": 1024}):
+            given = {"result": "bf16", "widths": (64, 64, 48), "groups": 8} | refused
+            assert grouped_gemm_path(kind, lhs, rhs, chosen, **given).path == EMULATED
+    assert found == ({NATIVE, EMULATED} if target == "sm_90a" else {EMULATED})

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 
 import pytest
-from kernel_list import copy_kernels, fused_kernels, quantize_kernels, small_kernels
+from kernel_list import copy_kernels, fused_kernels, grouped_kernels, quantize_kernels, small_kernels
 
 from steelyard.codegen.compilation import compile_kernel
 from steelyard.codegen.copies import Copy
@@ -40,6 +40,7 @@ def assemble(kernels, target, directory) -> None:
 def test_assembles_without_spills(index, tmp_path):
     # Each target assembles some kernels here; the slow test assembles all of them.
     kernels = quantize_kernels("bf16", True) + copy_kernels(True) + small_kernels("bf16", True)
+    kernels += grouped_kernels("bf16", True)
     assemble(kernels[index :: 4 * len(TARGETS)], list(TARGETS)[index], tmp_path)
 
 
@@ -50,6 +51,7 @@ def test_assembles_without_spills(index, tmp_path):
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 def test_every_kernel_assembles_without_spills(target, dtype, aligned, tmp_path):
     kernels = quantize_kernels(dtype, aligned) + fused_kernels(dtype, aligned) + small_kernels(dtype, aligned)
+    kernels += grouped_kernels(dtype, aligned)
     assemble(kernels + (copy_kernels(aligned) if dtype == "f32" else []), target, tmp_path)
 
 

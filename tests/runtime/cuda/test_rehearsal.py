@@ -110,6 +110,7 @@ def test_every_group_and_family_of_kernels_is_there(rehearsal):
     names = " ".join(rehearsal.statuses())
     for family in (
         "quantize mxfp8 input",
+        "quantize mxfp8 weight of experts",
         "quantize mxfp8 HYBRID grad_output",
         "quantize after layer_norm",
         "produce rms_norm",
@@ -123,6 +124,7 @@ def test_every_group_and_family_of_kernels_is_there(rehearsal):
         "update_scale most_recent",
         "mxfp8 wgrad native",
         "mlp mxfp8",
+        "experts mxfp8",
         "quantized weights mxfp8",
         "two streams mxfp8",
         "kernels on cuda:1",

@@ -15,6 +15,8 @@ from pathlib import Path
 import torch
 from torch.nn.functional import ScalingType, SwizzleType
 
+from steelyard.targets.architectures import TARGETS
+
 E4M3, E5M2, FP4 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float4_e2m1fn_x2
 E8M0, F32 = torch.float8_e8m0fnu, torch.float32
 TENSOR, ROW = ScalingType.TensorWise, ScalingType.RowWise
@@ -149,6 +151,39 @@ def check_call(
         check_bias(bias.dtype, output_dtype)
         assert bias.numel() == columns
     return product
+
+
+GROUPED_FP8, GROUPED_BF16 = (9,), (9, 10)
+"""Majors of the compute capabilities whose kernels multiply groups at once."""
+
+
+def check_groups(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Size:
+    """Check a call of `grouped_mm` as torch's CUDA build does; the shape of its result."""
+    assert (a.dtype, b.dtype, offs.dtype) == (torch.bfloat16, torch.bfloat16, torch.int32)
+    # Kernels read by TMA: groups of the reduction begin at multiples of 16 bytes only if it is the outer dim.
+    if b.dim() == 2:
+        assert a.stride(0) == 1
+        assert b.stride(1) == 1
+    on_meta = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in (a, b, offs)]
+    return torch._grouped_mm(on_meta[0], on_meta[1], on_meta[2]).shape
+
+
+def check_scaled_groups(
+    a: torch.Tensor, b: torch.Tensor, scale_a, scaling_a, scale_b, scaling_b, offs, output_dtype, target: str
+) -> torch.Size:
+    """Check a call of `scaled_grouped_mm` with a scale per row as torch's CUDA build does; the shape of its result."""
+    product = product_of(Side(a.dtype, (scaling_a,), (scale_a.dtype,)), Side(b.dtype, (scaling_b,), (scale_b.dtype,)))
+    assert product is not None
+    assert product.name == "rowwise"
+    assert TARGETS[target].capability[0] in GROUPED_FP8
+    assert a.shape[1] % 16 == 0
+    assert b.shape[1] % 16 == 0
+    assert b.shape[2] % 16 == 0
+    assert output_dtype == torch.bfloat16
+    assert b.shape[0] < 1024
+    given = (a, b, scale_a, scale_b, offs)
+    on_meta = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in given]
+    return torch._scaled_grouped_mm(*on_meta[:4], on_meta[4], out_dtype=output_dtype).shape
 
 
 def check_bias(bias: torch.dtype, result: torch.dtype) -> None:

@@ -15,17 +15,19 @@ from steelyard.codegen.launches.copies import (
     transpose_into,
     turn_codes,
 )
+from steelyard.codegen.launches.grouped import fill_groups, multiply_groups_into
+from steelyard.codegen.launches.groups import Groups
 from steelyard.codegen.launches.plan import OPERAND, RESULT, Buffer, LaunchPlan, Memory, PlanBuilder
 from steelyard.codegen.launches.products import finish_product, multiplied_rows, multiply_into
 from steelyard.codegen.launches.quantize import find_amax, quantize_into
 from steelyard.codegen.launches.sources import Filling, fill_from, fill_from_producer
 from steelyard.codegen.launches.state import update_scale_into
 from steelyard.codegen.launches.values import Matrix, StoredCopy, Vector
-from steelyard.codegen.sizes import Extent, Size, product_of
+from steelyard.codegen.sizes import Extent, Size, plus, product_of
 from steelyard.dialect.produce import NORMS, PRODUCERS
 from steelyard.dialect.types import Shape, TensorInfo, tensor_info
 from steelyard.errors import ConstraintError
-from steelyard.formats.parts import is_stored_transposed
+from steelyard.formats.parts import is_stored_transposed, shared_rows
 from steelyard.ir.kernel_calls import (
     AmaxCall,
     CopyCall,
@@ -34,6 +36,9 @@ from steelyard.ir.kernel_calls import (
     EpilogueCall,
     GemmCall,
     GemmOperand,
+    GroupedCopySlots,
+    GroupedGemmCall,
+    GroupedQuantizeCall,
     KernelCall,
     ProduceQuantizeCall,
     QuantizeCall,
@@ -151,6 +156,33 @@ def _quantized(values: _Values, call: QuantizingCall, filling: Filling, rng: int
     return values.finish(_part_shapes(call.made_copies, shape))
 
 
+@plan_call.register
+def _plan_grouped_quantize(call: GroupedQuantizeCall) -> LaunchPlan:
+    values = _Values(call)
+    copies = [(slots.scheme, slots.columnwise) for slots in call.made_copies]
+    *_, rows, _ = values.shape(call.source)
+    groups = Groups(call.groups, values.optional(call.ends))
+    filling = fill_groups(fill_from([values.matrix(call.source)]), rows, groups, copies)
+    made = [values.copy(slots, (filling.rows, filling.columns)) for slots in call.made_copies]
+    quantize_into(values.plan, filling, made, scale=values.optional(call.scale), rng=values.optional(call.rng))
+    return values.finish(_grouped_shapes(values, call))
+
+
+def _grouped_shapes(values: _Values, call: GroupedQuantizeCall) -> dict[int, tuple[Size, ...]]:
+    """The shapes of the parts of copies in groups, by position; of a number of rows that is not known, what groups of
+    so many rows can need at most."""
+    found: dict[int, tuple[Size, ...]] = {}
+    *_, rows, columns = values.shape(call.source)
+    for slots in call.made_copies:
+        for part, place in slots.places.items():
+            if None not in values.info(place).shape:
+                continue
+            shared = shared_rows(slots.scheme, part, slots.columnwise)
+            unit = product_of(part_memory(slots.scheme, (1, columns), slots.columnwise)[part].shape)
+            found[place] = ((rows if shared == 1 else plus(rows // shared, call.groups)) * unit,)
+    return found
+
+
 def _part_shapes(copies: tuple[CopySlots, ...], shape: tuple[Size, Size]) -> dict[int, tuple[Size, ...]]:
     """The shapes of the parts of copies, by position."""
     found = {}
@@ -194,6 +226,31 @@ def _operand_shape(values: _Values, operand: GemmOperand) -> tuple[Size, Size]:
     told = not unknown or len(values.sizes) >= unknown
     rows = known * product_of(tuple(values.sizes)) if unknown else known
     return rows if told else stored[0], stored[1] if columns is None else columns
+
+
+@plan_call.register
+def _plan_grouped_gemm(call: GroupedGemmCall) -> LaunchPlan | None:
+    if call.path == NATIVE:
+        return None
+    values = _Values(call)
+    ends = values.buffer(call.ends)
+    lhs = values.matrix(0) if call.left is None else _grouped_copy(values, call.left)
+    rhs = _grouped_copy(values, call.right)
+    multiply_groups_into(values.plan, lhs, rhs, (call.groups, ends), values.vector(call.out))
+    return values.finish()
+
+
+def _grouped_copy(values: _Values, slots: GroupedCopySlots) -> StoredCopy:
+    """A copy of all rows in groups, or of one matrix of a stack; rows that no size tells are read off its codes."""
+    *_, rows, columns = slots.whole
+    if columns is None:
+        raise ConstraintError("call_c3", "the columns of a tensor in groups must be known when it is compiled")
+    if rows is None:
+        shared = shared_rows(slots.scheme, "codes", slots.columnwise)
+        unit = product_of(part_memory(slots.scheme, (1, columns), slots.columnwise)["codes"].shape)
+        (length,) = values.shape(slots.codes)
+        return values.copy(slots, (length // unit * shared, columns))
+    return values.copy(slots, (rows, columns))
 
 
 @plan_call.register

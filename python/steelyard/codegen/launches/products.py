@@ -8,6 +8,7 @@ from steelyard.codegen.launches.plan import Argument, Buffer, PlanBuilder
 from steelyard.codegen.launches.values import Matrix, StoredCopy, Vector
 from steelyard.codegen.scale_rules import nvfp4_range
 from steelyard.codegen.sizes import Size, is_multiple
+from steelyard.codegen.state import InverseScaleKernel
 from steelyard.codegen.tile import ITEM_BYTES
 from steelyard.targets.gemm_paths import emulated_dtype
 
@@ -24,7 +25,7 @@ def multiply_into(
     if emulated_dtype(left_format, rhs.scheme, batched=batches is not None) == "bf16":
         _multiply_in_bf16(plan, lhs, rhs, out)
         return
-    left, right = (_widen(plan, lhs) if isinstance(lhs, Matrix) else decode(plan, lhs)), decode(plan, rhs)
+    left, right = (widen(plan, lhs) if isinstance(lhs, Matrix) else decode(plan, lhs)), decode(plan, rhs)
     if batches is None:
         plan.call("product", left, right, out)
     else:
@@ -34,7 +35,7 @@ def multiply_into(
 def _multiply_in_bf16(plan: PlanBuilder, lhs: StoredCopy | Matrix, rhs: StoredCopy, out: Buffer) -> None:
     left = lhs.buffer if isinstance(lhs, Matrix) else decode(plan, lhs, "bf16", inner=True)
     right = decode(plan, rhs, "bf16", inner=True)
-    scales = _outer_scale(lhs), _outer_scale(rhs)
+    scales = outer_scale(plan, lhs), outer_scale(plan, rhs)
     if scales == (None, None):
         plan.call("product", left, right, out)
         return
@@ -43,10 +44,14 @@ def _multiply_in_bf16(plan: PlanBuilder, lhs: StoredCopy | Matrix, rhs: StoredCo
     plan.call("scaled_product", left, right, left_scale, left_range, right_scale, right_range, out)
 
 
-def _outer_scale(operand: StoredCopy | Matrix) -> tuple[Buffer, int] | None:
+def outer_scale(plan: PlanBuilder, operand: StoredCopy | Matrix) -> tuple[Buffer, int] | None:
     """What all values of a tensor or of each row are multiplied by, and what that is divided by."""
     if isinstance(operand, Matrix) or operand.scheme.scale == "f8E8M0FNU":
         return None
+    if operand.amax is not None and operand.scheme.source == "divisor":
+        inverse = plan.temporary()
+        plan.launch_blocks(InverseScaleKernel(), {"scale": operand.amax, "inverse": inverse}, 1)
+        return inverse, 1
     if operand.amax is not None and operand.scheme.second_level != "none":
         return operand.amax, int(nvfp4_range(operand.scheme))
     return operand.scales, 1
@@ -57,7 +62,7 @@ def multiplied_rows(copy: StoredCopy) -> Size:
     return copy.shape[1] if copy.columnwise else copy.shape[0]
 
 
-def _widen(plan: PlanBuilder, matrix: Matrix) -> Buffer:
+def widen(plan: PlanBuilder, matrix: Matrix) -> Buffer:
     """A matrix in float32."""
     if matrix.dtype == "f32":
         return matrix.buffer

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from steelyard.codegen.amax import AmaxKernel
+from steelyard.codegen.launches.groups import Groups, PartBytes
 from steelyard.codegen.launches.plan import Argument, Buffer, PlanBuilder
 from steelyard.codegen.launches.sources import Filling
 from steelyard.codegen.launches.values import StoredCopy
@@ -22,10 +24,14 @@ def find_amax(
     rht: bool = False,
     per_line: bool = False,
 ) -> None:
-    """The largest magnitude of a matrix or of each of its lines; 0 where there is none."""
+    """The largest magnitude of a matrix, of each group, or of each of their lines; 0 where there is none."""
     plan.call("zero", out)
     kernel = AmaxKernel(filling.source, columnwise, rht, per_line)
-    plan.launch(kernel, {**filling.named, "amax": out}, filling.rows, filling.columns)
+
+    def amax_bytes(rows: Size) -> Size:
+        return 4 if not per_line else filling.columns * 4 if columnwise else rows * 4
+
+    filling.launch(plan, kernel, {"amax": out}, {"amax": amax_bytes})
 
 
 def produce_into(plan: PlanBuilder, filling: Filling, out: Buffer) -> None:
@@ -48,23 +54,29 @@ def quantize_into(
     each copy; `rng`: seed and offset of stochastic rounding.
     """
     given = list(amaxes or [None] * len(copies))
-    copies = [_with_amax(plan, copy) for copy in copies]
+    copies = [_with_amax(plan, copy, filling) for copy in copies]
     found: dict[tuple[bool, bool, bool], Buffer] = {}
     for copy, known in zip(copies, given, strict=True):
         _prepare_amax(plan, filling, copy, scale, known, found)
+    if filling.groups is not None:
+        _scale_empty_groups(plan, filling, filling.groups, copies, scale)
     _launch_quantize(plan, filling, copies, scale, rng)
-    _scale_nothing(plan, filling, copies, scale)
+    if filling.groups is None:
+        _scale_nothing(plan, filling, copies, scale)
     for copy, known in zip(copies, given, strict=True):
         is_tensor = copy.scheme.family == "tensor"
         if is_tensor and scale is not None and known is not None and copy.amax is not None:
             plan.call("copy", known, copy.amax)
 
 
-def _with_amax(plan: PlanBuilder, copy: StoredCopy) -> StoredCopy:
+def _with_amax(plan: PlanBuilder, copy: StoredCopy, filling: Filling) -> StoredCopy:
     """A copy with memory for the amaxes of its lines, which a copy with a scale per row does not keep."""
     if copy.scheme.family != "row":
         return copy
-    return replace(copy, amax=plan.temporary(copy.stored_shape[0]))
+    lines, groups = copy.stored_shape[0], filling.groups
+    if groups is not None and (groups.is_stack or copy.columnwise):
+        lines = lines * groups.count
+    return replace(copy, amax=plan.temporary(lines))
 
 
 def _prepare_amax(
@@ -79,7 +91,7 @@ def _prepare_amax(
     if copy.amax is None:
         return
     scheme = copy.scheme
-    if scheme.source == "static" and scheme.family == "nvfp4":
+    if scheme.is_static and scheme.family == "nvfp4":
         assert scale is not None, "a static scheme has its scale"
         plan.call("copy", scale, copy.amax)  # the second level is kept as it was given
         return
@@ -104,13 +116,16 @@ def _launch_quantize(
 ) -> None:
     if not copies:
         return
-    named: dict[str, Argument] = dict(filling.named)
+    named: dict[str, Argument] = {}
+    part_bytes: dict[str, PartBytes] = {}
     for copy in copies:
         usage = "col" if copy.columnwise else "row"
         parts = {"codes": copy.codes, "scales": copy.scales, "amax": copy.amax, "scale": scale, "rng": rng}
         named |= {f"{usage}_{name}": part for name, part in parts.items() if part is not None}
-    specs = tuple(copy.spec(given_scale=scale is not None) for copy in copies)
-    plan.launch(QuantizeKernel(filling.source, specs), named, filling.rows, filling.columns)
+        part_bytes |= {f"{usage}_{name}": partial(copy.part_bytes, name) for name in ("codes", "scales", "amax")}
+    in_groups = filling.groups is not None and not filling.groups.is_stack
+    specs = tuple(copy.spec(given_scale=scale is not None, in_groups=in_groups) for copy in copies)
+    filling.launch(plan, QuantizeKernel(filling.source, specs), named, part_bytes)
 
 
 def _scale_nothing(plan: PlanBuilder, filling: Filling, copies: Sequence[StoredCopy], scale: Buffer | None) -> None:
@@ -118,10 +133,10 @@ def _scale_nothing(plan: PlanBuilder, filling: Filling, copies: Sequence[StoredC
     blocks = is_zero(filling.elements)
     for copy in copies:
         if copy.scheme.family == "row":
-            _scale_empty_rows(plan, copy, blocks)
+            _scale_empty_rows(plan, copy, copy.stored_shape[0], blocks)
         if blocks == 0 or copy.scheme.family != "tensor" or copy.amax is None:
             continue
-        if scale is not None and copy.scheme.source == "static":
+        if scale is not None and copy.scheme.is_static:
             plan.call("copy", scale, copy.scales)
             continue
         own = scale
@@ -131,7 +146,27 @@ def _scale_nothing(plan: PlanBuilder, filling: Filling, copies: Sequence[StoredC
         plan.launch_blocks(InverseScaleKernel(), {"scale": own, "inverse": copy.scales}, blocks)
 
 
-def _scale_empty_rows(plan: PlanBuilder, copy: StoredCopy, is_empty: Size) -> None:
-    kernel, lines = EmptyRowScalesKernel(copy.scheme), copy.stored_shape[0]
+def _scale_empty_groups(
+    plan: PlanBuilder, filling: Filling, groups: Groups, copies: Sequence[StoredCopy], scale: Buffer | None
+) -> None:
+    """Groups without elements, which no block takes, have scales of tensors and of columns all the same; those of the
+    others are overwritten."""
+    for copy in copies:
+        if copy.scheme.family == "row" and copy.columnwise:
+            _scale_empty_rows(plan, copy, groups.count * filling.columns)
+        if copy.scheme.family != "tensor":
+            continue
+        if scale is None:
+            _scale_empty_rows(plan, copy, groups.count)
+            continue
+        own = scale
+        if not copy.scheme.is_static:
+            own = plan.temporary()
+            plan.launch_blocks(InverseScaleKernel(), {"scale": scale, "inverse": own}, 1)
+        plan.call("copy", own, copy.scales)
+
+
+def _scale_empty_rows(plan: PlanBuilder, copy: StoredCopy, lines: Size, is_empty: Size = 1) -> None:
+    kernel = EmptyRowScalesKernel(copy.scheme)
     named: dict[str, Argument] = {"scales": copy.scales, "lines": lines}
     plan.launch_blocks(kernel, named, is_empty * kernel.blocks(lines, 1))

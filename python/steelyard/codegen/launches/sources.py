@@ -4,12 +4,15 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from steelyard.codegen.kernel import TileKernel
+from steelyard.codegen.launches.groups import Groups, PartBytes
 from steelyard.codegen.launches.plan import Argument, Buffer, PlanBuilder
 from steelyard.codegen.launches.values import Matrix, Vector
 from steelyard.codegen.producers import KINDS, STATISTICS, Producer
 from steelyard.codegen.sizes import Size
 from steelyard.codegen.sources import Source
 from steelyard.codegen.statistics import RowStatisticsKernel
+from steelyard.codegen.tile import ITEM_BYTES
 from steelyard.errors import ConstraintError
 
 
@@ -21,10 +24,24 @@ class Filling:
     named: Mapping[str, Argument]
     rows: Size
     columns: Size
+    groups: Groups | None = None
+    """Of a tensor in groups; `rows` are then those of all groups, or of one matrix of a stack."""
 
     @property
     def elements(self) -> Size:
         return self.rows * self.columns
+
+    def launch(
+        self, plan: PlanBuilder, kernel: TileKernel, named: Mapping[str, Argument], part_bytes: Mapping[str, PartBytes]
+    ) -> None:
+        """Launch a kernel over the matrix, or over those of all groups."""
+        given = {**self.named, **named}
+        if self.groups is None:
+            plan.launch(kernel, given, self.rows, self.columns)
+            return
+        row_bytes = given["row_stride0"] * ITEM_BYTES[self.source.dtype]  # pyright: ignore[reportOperatorIssue]
+        own: dict[str, PartBytes] = {"input0": lambda rows: rows * row_bytes, **part_bytes}
+        self.groups.launch(plan, kernel, given, (self.rows, self.columns), own)
 
 
 def fill_from(

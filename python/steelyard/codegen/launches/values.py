@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 
 from steelyard.codegen.copies import Copy
 from steelyard.codegen.launches.plan import Argument, Buffer
-from steelyard.codegen.sizes import Size, is_multiple
+from steelyard.codegen.sizes import Size, is_multiple, product_of
 from steelyard.codegen.tile import ITEM_BYTES
-from steelyard.formats.parts import stored_shape
+from steelyard.formats.parts import FLOATS, is_stored_transposed, part_shapes, stored_shape
 from steelyard.formats.schemes import Scheme
 
 VECTOR_BYTES = 16
@@ -78,7 +78,19 @@ class StoredCopy:
         plain = replace(self.scheme, rht=False)
         return replace(self, scheme=plain, shape=self.stored_shape, columnwise=False)
 
-    def spec(self, *, given_scale: bool = False) -> Copy:
-        """How kernels make or read it: by vectors where its lines are whole chunks of 16 codes."""
-        aligned = is_multiple(self.stored_shape[1], 16) and self.begins_aligned
+    def part_bytes(self, part: str, rows: Size) -> Size:
+        """What a part takes for so many rows of the matrix; that of the amaxes of lines, too, which not all keep."""
+        if part == "amax" and self.scheme.family == "row":
+            return (self.shape[1] if self.columnwise else rows) * 4
+        parts = part_shapes(self.scheme, (rows, self.shape[1]), self.columnwise)  # pyright: ignore[reportArgumentType]
+        sizes, dtype = parts[part]  # pyright: ignore[reportArgumentType]
+        return product_of(sizes) * (4 if dtype == FLOATS else 1)  # pyright: ignore[reportArgumentType]
+
+    def spec(self, *, given_scale: bool = False, in_groups: bool = False) -> Copy:
+        """How kernels make or read it: by vectors where its lines are whole chunks of 16 codes.
+
+        `in_groups`: its rows are those of groups, whose own numbers are not known.
+        """
+        is_along_rows = in_groups and is_stored_transposed(self.scheme, self.columnwise) and not self.scheme.rht
+        aligned = is_multiple(self.stored_shape[1], 16) and self.begins_aligned and not is_along_rows
         return Copy(self.scheme, self.columnwise, aligned, given_scale and self.scheme.family == "tensor")

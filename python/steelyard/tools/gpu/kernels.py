@@ -10,6 +10,7 @@ from steelyard import recipes, reference
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.schemes import Scheme
 from steelyard.recipes import Recipe, Schemes
+from steelyard.reference.grouped import stored_parts
 from steelyard.runtime import cpu
 from steelyard.tools.gpu.checks import Check, CheckFailed, Device
 
@@ -41,6 +42,7 @@ _MIXED = ("mxfp4/mxfp8", "nvfp4/mxfp8", "nvfp4/fp8-row", "fp8-row/fp8-current")
 _APART = (
     ("fp8-current", "static", Scheme("f8E4M3FN", "tensor", "f32", source="static")),
     ("nvfp4", "static", Scheme("f4E2M1FN", "1x16", "f8E4M3FN", source="static", second_level="tensor")),
+    ("nvfp4", "divisor", Scheme("f4E2M1FN", "1x16", "f8E4M3FN", source="divisor", second_level="tensor")),
     ("nvfp4", "1x32", Scheme("f4E2M1FN", "1x32", "f8E4M3FN", second_level="tensor")),
 )
 """What no recipe makes by itself: static scales, which layers have, and NVFP4 in 1x32, which checkpoints have."""
@@ -76,6 +78,7 @@ def _checks_of_values(place: Device, variants: list[Variant], shape: Shape, dtyp
 
     for name, role, schemes in variants:
         yield check(f"quantize {name} {role}", _compare_quantize, schemes)
+        yield check(f"quantize {name} {role} of experts", _compare_groups, schemes)
     for producer, schemes in zip(_PRODUCERS, _taken_in_turn(), strict=True):
         yield check(f"produce {producer}", _compare_producer, producer)
         yield check(f"quantize after {producer}", _compare_produced, producer, schemes)
@@ -187,6 +190,22 @@ def _compare_quantize(place: Device, schemes: Schemes, shape: Shape, dtype: torc
     for what, values in (("", x), (" of values that are not finite", _with_special_values(x))):
         found = place.kernels.quantize(values.to(place.name), *schemes, **moved(place, given))
         compare_copies(found, reference.quantize(values, *schemes, **given), what)
+
+
+def _compare_groups(place: Device, schemes: Schemes, shape: Shape, dtype: torch.dtype) -> None:
+    """Rows in groups, one of them without rows, and a stack of two matrices."""
+    x, rows = finite_values(shape, dtype), shape[0]
+    ends = torch.tensor([rows // 3, rows // 3, rows - 2], dtype=torch.int32)
+    given = {"rng": _RNG, "scale": torch.tensor(0.5) if _needs_scale(schemes) else None}
+    for values, own in ((x, ends), (torch.stack((x, 3 * x)), None)):
+        on_device = None if own is None else own.to(place.name)
+        found = place.kernels.quantize_groups(values.to(place.name), on_device, *schemes, **moved(place, given))
+        expected = reference.grouped_quantize(values, own, *schemes, **given)
+        what = "a stack" if own is None else "groups"
+        for usage, scheme, parts, copies in zip(("rowwise", "columnwise"), schemes, found, expected, strict=True):
+            wanted = {} if scheme is None else stored_parts(copies)  # pyright: ignore[reportArgumentType]
+            for name, part in wanted.items():
+                require(same(parts[name][: part.numel()], part), f"{usage} {name} of {what} differ")
 
 
 def compare_copies(found: tuple, expected: tuple, what: str = "") -> None:

@@ -37,6 +37,29 @@ def make_block(width: int) -> Made:
     return block, torch.randn(2, 24, width)
 
 
+class Experts(nn.Module):
+    """Two products of each expert, of rows in groups: one has none."""
+
+    ends: torch.Tensor
+
+    def __init__(self, width: int, rows: int):
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(4, 2 * width, width).bfloat16())
+        self.down = nn.Parameter(torch.randn(4, width, 2 * width).bfloat16())
+        ends = torch.tensor([rows // 3, rows // 3, rows // 2, rows], dtype=torch.int32)
+        self.register_buffer("ends", ends)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = nn.functional.grouped_mm(x, self.up.transpose(-2, -1), offs=self.ends)
+        return nn.functional.grouped_mm(nn.functional.silu(inner), self.down.transpose(-2, -1), offs=self.ends)
+
+
+def make_experts(width: int) -> Made:
+    """Experts and rows for them."""
+    torch.manual_seed(0)
+    return Experts(width, width + 5), torch.randn(width + 5, width).bfloat16()
+
+
 def model_checks(place: Device, width: int, *, is_quick: bool) -> Iterator[Check]:
     """Outputs and gradients of compiled models, compared with those of the CPU target, and weights kept quantized."""
 
@@ -52,6 +75,8 @@ def model_checks(place: Device, width: int, *, is_quick: bool) -> Iterator[Check
     for recipe in (*recipes.NAMES, *mixed_recipes()):
         for name, make in makers.items():
             yield _check("models", name, compare_model, place, recipe, make)
+    for recipe in (*recipes.NAMES, *mixed_recipes()):
+        yield _check("models", "experts", compare_model, place, recipe, lambda: make_experts(width // 16 * 16))
     for recipe in () if is_quick else recipes.NAMES:
         yield _check("models", "attention", _compare_attention, place, recipe, block)
     for recipe in (*recipes.NAMES, *mixed_recipes()):
