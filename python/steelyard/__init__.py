@@ -11,6 +11,8 @@ from steelyard import forks as forks
 from steelyard.errors import FileError
 
 if TYPE_CHECKING:
+    from steelyard.checkpoints.loading import load as load
+    from steelyard.checkpoints.saving import save as save
     from steelyard.driver.net import compile as compile
     from steelyard.driver.saving import plain_state_dict as plain_state_dict
     from steelyard.tensor.kv_cache import quantize_cache as quantize_cache
@@ -19,6 +21,8 @@ __version__ = _distribution_version("steelyard")
 
 _LAZY = {
     "compile": "steelyard.driver.net",
+    "load": "steelyard.checkpoints.loading",
+    "save": "steelyard.checkpoints.saving",
     "plain_state_dict": "steelyard.driver.saving",
     "quantize_cache": "steelyard.tensor.kv_cache",
 }

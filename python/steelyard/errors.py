@@ -42,6 +42,10 @@ class StateError(SteelyardError, ValueError):
     """State that is loaded into a net is not what its programs can read."""
 
 
+class CheckpointError(SteelyardError, ValueError):
+    """A folder is not the checkpoint that its config says, or has a format that cannot be run."""
+
+
 class RecipeError(SteelyardError, ValueError):
     """A recipe, an override or a quantizer is wrong."""
 

@@ -1,0 +1,1 @@
+"""Published checkpoints: load them, run them, save them."""

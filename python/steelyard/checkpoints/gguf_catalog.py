@@ -1,0 +1,185 @@
+"""The catalog of a GGUF file: its tensors under the names and in the order of rows that transformers' models have."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from steelyard.checkpoints.catalog import CONFIG, Catalog, Entry, read_catalog, read_json, refuse_code
+from steelyard.checkpoints.gguf_files import MXFP4, NVFP4, Found, read_header
+from steelyard.checkpoints.models import check_proportions, make_empty_model, read_config
+from steelyard.errors import CheckpointError, shown
+
+METHOD, BLOCK_SCALES = "gguf", ".block_scales"
+_END = ".gguf"
+_PERMUTED = {"llama": True, "qwen2": False, "qwen3": False}
+"""Architectures, and whether the rows of their queries and keys are in the order of another rotary embedding."""
+_COMPUTED = ("rope_freqs.weight",)
+"""Tensors that models compute from their config."""
+_LEVELS = (".scale", ".input_scale")
+_NAN_SCALE = 0x7F
+"""Among E4M3 scales of GGUF: zero."""
+
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Part(Entry):
+    """A tensor that is computed from bytes of a file; `offset` and `size` say where these lie."""
+
+    compute: Change
+
+    def read(self) -> torch.Tensor:
+        """The tensor, in memory of its own."""
+        data = Entry(self.name, "U8", (self.size,), self.file, self.offset, self.size).read()
+        return self.compute(data).contiguous()
+
+
+def open_catalog(path: str | Path) -> Catalog:
+    """The catalog of a folder with safetensors files or one GGUF file, or of a GGUF file beside its config.json."""
+    path = Path(path)
+    if path.suffix == _END and path.is_file():
+        return _read_gguf(path)
+    files = sorted(path.glob(f"*{_END}")) if path.is_dir() and not any(path.glob("*.safetensors")) else []
+    if len(files) > 1:
+        raise CheckpointError(
+            f"'{path}' must have one GGUF file, got {len(files)}; name the one to load, and merge a model in several"
+        )
+    return _read_gguf(files[0]) if files else read_catalog(path)
+
+
+def _read_gguf(file: Path) -> Catalog:
+    folder = file.parent
+    if not (folder / CONFIG).exists():
+        raise CheckpointError(
+            f"'{folder}' must have the {CONFIG} of the model beside {file.name}, and has none; fetch it from the "
+            "model's own page"
+        )
+    config = {**read_json(folder / CONFIG), "quantization_config": {"quant_method": METHOD}}
+    refuse_code(folder / CONFIG, config)
+    fields, tensors = read_header(file)
+    architecture = fields.get("general.architecture")
+    if architecture not in _PERMUTED:
+        known = ", ".join(_PERMUTED)
+        raise CheckpointError(
+            f"{file.name} must be a model of the architecture {known}, got {shown(architecture)}; take its safetensors"
+        )
+    own = read_config(folder, config)
+    raw = {found.name: Entry(found.name, found.kind, found.shape, file, found.offset, found.size) for found in tensors}
+    check_proportions(own, torch.float32, Catalog(folder, config, raw, {}))
+    names = _names(own, str(architecture), file)
+    entries: dict[str, Entry] = {}
+    for found in tensors:
+        if found.name in _COMPUTED:
+            continue
+        name = _name_of(found, names, file)
+        heads = _heads(found.name, own) if _PERMUTED[str(architecture)] else None
+        entries.update({each.name: each for each in _entries(name, found, file, _order(found, heads, file))})
+    return Catalog(folder, config, entries, {})
+
+
+def _names(config: Any, architecture: str, file: Path) -> dict[str, str]:
+    """The names of a model's parameters by those that GGUF files have."""
+    try:
+        gguf = importlib.import_module("gguf")
+    except ImportError as error:
+        raise CheckpointError(f"loading {file.name} needs the package gguf; install it by pip install gguf") from error
+    number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    known = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    model = make_empty_model(config, torch.float32)
+    found = {known.get_name(name, (".weight", ".bias")): name for name in model.state_dict()}
+    return {theirs: name for theirs, name in found.items() if theirs is not None}
+
+
+def _name_of(found: Found, names: dict[str, str], file: Path) -> str:
+    """What a tensor is called: a parameter of the model, or a level above the scales of one."""
+    if found.name in names:
+        return names[found.name]
+    level = next((end for end in _LEVELS if found.name.endswith(end)), "")
+    weight = names.get(found.name.removesuffix(level) + ".weight")
+    if not level or weight is None:
+        raise CheckpointError(
+            f"{found.name} in {file.name} must be a tensor of the model in {CONFIG}, which has none of that name; the "
+            "config may be that of another model, and experts in GGUF files are not read: take their safetensors"
+        )
+    return weight + level
+
+
+def _heads(name: str, config: Any) -> int | None:
+    """In how many heads the rows of a tensor are permuted."""
+    if ".attn_q." in name:
+        return config.num_attention_heads
+    return config.num_key_value_heads if ".attn_k." in name else None
+
+
+def _order(found: Found, heads: int | None, file: Path) -> torch.Tensor | None:
+    """Where each row lies: GGUF has the halves of a head, which are rotated together, in turns."""
+    if heads is None or not (found.name.endswith(".weight") or found.name.endswith(".bias")):
+        return None
+    rows = found.shape[0]
+    if heads < 1 or rows % (2 * heads):
+        raise CheckpointError(f"{found.name} in {file.name} must have rows in {heads} heads, got {list(found.shape)}")
+    return torch.arange(rows).reshape(heads, -1, 2).mT.reshape(-1)
+
+
+def _entries(name: str, found: Found, file: Path, order: torch.Tensor | None) -> list[Entry]:
+    """The entries of a tensor: codes and scales are two."""
+    plain = Entry(name, found.kind, found.shape, file, found.offset, found.size)
+    rows = found.shape[0]
+
+    def in_order(data: torch.Tensor) -> torch.Tensor:
+        lines = data.reshape(rows, -1)
+        return lines if order is None else lines[order]
+
+    if found.kind not in _LAYOUTS:
+        if order is None:
+            return [plain]
+        dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[found.kind]
+        return [_part(plain, lambda data: in_order(data).view(dtype).reshape(found.shape))]
+    if len(found.shape) != 2:
+        raise CheckpointError(f"{plain.place} must be a matrix to be {found.kind}, got {list(found.shape)}")
+    columns = found.shape[1]
+    layout = _LAYOUTS[found.kind]
+    codes = replace(plain, dtype="U8", shape=(rows, columns // 2))
+    scales = replace(plain, name=name + BLOCK_SCALES, dtype=layout.scale, shape=(rows, columns // layout.block))
+    return [
+        _part(codes, lambda data: layout.codes(in_order(data))),
+        _part(scales, lambda data: layout.scales(in_order(data))),
+    ]
+
+
+def _part(entry: Entry, compute: Change) -> Part:
+    return Part(entry.name, entry.dtype, entry.shape, entry.file, entry.offset, entry.size, compute)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How blocks lie: scales, then codes of each block, its first half in low nibbles and its second in high ones."""
+
+    block: int
+    """Elements that share a scale."""
+    together: int
+    """Blocks whose scales lie together."""
+    scale: str
+
+    def codes(self, rows: torch.Tensor) -> torch.Tensor:
+        """Pairs of neighbours, the first in the low nibble."""
+        blocks = self._groups(rows)[..., self.together :].reshape(len(rows), -1, self.block // 2)
+        each = torch.cat([blocks & 15, blocks >> 4], -1)
+        return (each[..., ::2] | each[..., 1::2] << 4).reshape(len(rows), -1)
+
+    def scales(self, rows: torch.Tensor) -> torch.Tensor:
+        """One byte per block."""
+        found = self._groups(rows)[..., : self.together].reshape(len(rows), -1)
+        if self.scale != "F8_E4M3":
+            return found
+        return torch.where(found == _NAN_SCALE, 0, found).view(torch.float8_e4m3fn)
+
+    def _groups(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.reshape(len(rows), -1, self.together * (1 + self.block // 2))
+
+
+_LAYOUTS = {MXFP4: _Layout(32, 1, "U8"), NVFP4: _Layout(16, 4, "F8_E4M3")}

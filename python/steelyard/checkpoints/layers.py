@@ -1,0 +1,124 @@
+"""How the layers of a loaded model run: the recipe of each, and what happens to its input first."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from steelyard.checkpoints.catalog import Entry
+from steelyard.checkpoints.models import Target
+from steelyard.checkpoints.patterns import folded
+from steelyard.checkpoints.plan import LayerInput, Plan, layer_of, require_dtype
+from steelyard.errors import CheckpointError
+from steelyard.recipes import MXFP8BlockScaling, Recipe
+
+WEIGHTS_ONLY: Recipe = MXFP8BlockScaling(activations=None)
+"""Inputs stay in high precision. Stored weights are as they are, whatever a recipe says about weights."""
+
+
+class AdjustedLinear(nn.Linear):
+    """A linear layer whose input is bounded, or multiplied by a factor per column, before anything else."""
+
+    input_factor: torch.Tensor | None
+    input_bound: float | None
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if self.input_bound is not None:
+            input = input.clamp(-self.input_bound, self.input_bound)
+        if self.input_factor is not None:
+            input = input * self.input_factor
+        return super().forward(input)
+
+
+def adjust_inputs(model: nn.Module, inputs: Mapping[str, LayerInput]) -> None:
+    """Let layers do to their inputs what a checkpoint says happens before they are quantized."""
+    for layer, each in inputs.items():
+        if each.factor is None and each.bound is None:
+            continue
+        module = model.get_submodule(layer)
+        if type(module) is not nn.Linear:
+            raise CheckpointError(f"{layer} must be a linear layer to adjust its input, got {type(module).__name__}")
+        factor = None if each.factor is None else read_factor(each.factor, module)
+        module.__class__ = AdjustedLinear
+        setattr(module, "input_bound", each.bound)  # noqa: B010
+        module.register_buffer("input_factor", factor, persistent=False)
+
+
+def refuse_adjusted(model: nn.Module) -> None:
+    """Refuse to write a model in a format that cannot say what its layers do to their inputs."""
+    adjusted = [name for name, module in model.named_modules() if isinstance(module, AdjustedLinear)]
+    if adjusted:
+        raise CheckpointError(
+            f"the input of {adjusted[0]} is multiplied or bounded before it is quantized, which only the format that "
+            "it was loaded from can hold; use steelyard.save without a format"
+        )
+
+
+def read_factor(entry: Entry, module: nn.Linear) -> torch.Tensor:
+    """What each column of an input is multiplied by."""
+    require_dtype(entry, "F32", "BF16", "F16")
+    factor = entry.read()
+    if factor.numel() != module.in_features or not factor.isfinite().all():
+        wanted = f"{module.in_features} finite numbers, one per column"
+        raise CheckpointError(f"{entry.place} must have {wanted}, got {entry.dtype} {list(entry.shape)}")
+    return factor.reshape(-1)
+
+
+def inputs_of_model(targets: Mapping[str, Target], plan: Plan) -> dict[str, list[LayerInput]]:
+    """What a checkpoint says about the input of each layer of a model; experts of one layer have one input."""
+    found: dict[str, list[LayerInput]] = {}
+    for name, target in targets.items():
+        each = [plan.inputs[layer_of(weight.name)] for weight in target.weights]
+        if each:
+            found[layer_of(name)] = each
+    return found
+
+
+def make_overrides(inputs: Mapping[str, list[LayerInput]], recipe: Recipe | None) -> dict[str, Recipe | None]:
+    """Recipes by layers of a model, everything else in high precision; `recipe`: that of all quantized layers."""
+    scales: dict[Recipe, dict[str, float]] = {}
+    chosen: dict[str, Recipe] = {}
+    for layer, each in inputs.items():
+        own = recipe or each[0].recipe or WEIGHTS_ONLY
+        if len({other.recipe for other in each}) > 1:
+            raise CheckpointError(f"the inputs of all experts of {layer} must be quantized alike, and are not")
+        chosen[layer] = own
+        static = None if recipe is not None else _static_scale(each)
+        if static is not None:
+            scales.setdefault(own, {})[layer] = static
+    complete: dict[Recipe, Recipe] = {own: _with_scales(own, given) for own, given in scales.items()}
+    layers = {layer: complete.get(own, own) for layer, own in chosen.items()}
+    return {**_shortened(layers), "*": None}
+
+
+def _static_scale(inputs: Iterable[LayerInput]) -> float | None:
+    """What the codes of an input are multiplied by; experts share an input, and so the largest of their scales."""
+    found = [read_number(each.scale, is_divisor=each.is_divisor) for each in inputs if each.scale is not None]
+    return max(found, default=None)
+
+
+def read_number(entry: Entry, *, is_divisor: bool) -> float:
+    """What codes are multiplied by: a static scale, or one divided by it."""
+    values = require_dtype(entry, "F32", "BF16", "F16").read().float().reshape(-1)
+    if values.numel() != 1 or not (values[0] > 0 and torch.isfinite(values[0])):
+        raise CheckpointError(f"{entry.place} must be one positive, finite number, got {values.tolist()[:3]}")
+    return float(1 / values[0] if is_divisor else values[0])
+
+
+def _with_scales(recipe: Recipe, scales: dict[str, float]) -> Recipe:
+    given: dict[str, Any] = {"input_scales": scales}
+    return replace(recipe, **given)
+
+
+def _shortened(layers: Mapping[str, Recipe]) -> dict[str, Recipe | None]:
+    """The same with a pattern for layers that differ only in numbers and have one recipe."""
+    patterns: dict[str, set[Recipe]] = {}
+    for layer, recipe in layers.items():
+        patterns.setdefault(folded(layer), set()).add(recipe)
+    shortened: dict[str, Recipe | None] = {}
+    for layer, recipe in layers.items():
+        is_alike = len(patterns[folded(layer)]) == 1
+        shortened[folded(layer) if is_alike else layer] = recipe
+    return shortened
