@@ -6,9 +6,9 @@ from datetime import datetime
 
 from steelyard.cache_folder import CachedFile, CacheFolder, find_cache
 from steelyard.tools.console import show
+from steelyard.tools.sizes import size_text
 
 _OFF = "the disk cache is off: STEELYARD_CACHE says so"
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +32,11 @@ def _shown(folder: CacheFolder | None) -> tuple[str, dict]:
     uses = [
         datetime.fromtimestamp(file.used).astimezone().isoformat(" ", "seconds") for file in files if file.is_program
     ]
-    lines = [f"folder    {folder.path}", f"programs  {programs}", f"size      {_size(size)} of {_size(folder.limit)}"]
+    lines = [
+        f"folder    {folder.path}",
+        f"programs  {programs}",
+        f"size      {size_text(size)} of {size_text(folder.limit)}",
+    ]
     if uses:
         lines.append(f"used      from {uses[0]} to {uses[-1]}")
     problem = _problem_of(folder)
@@ -48,7 +52,7 @@ def _cleared(folder: CacheFolder | None) -> tuple[str, dict]:
         return _OFF, {"folder": None}
     removed: list[CachedFile] = folder.clear()
     programs, size = sum(file.is_program for file in removed), sum(file.size for file in removed)
-    text = f"removed {programs} program{'' if programs == 1 else 's'}, {_size(size)}, from {folder.path}"
+    text = f"removed {programs} program{'' if programs == 1 else 's'}, {size_text(size)}, from {folder.path}"
     return text, {"folder": str(folder.path), "programs": programs, "bytes": size}
 
 
@@ -61,10 +65,3 @@ def _problem_of(folder: CacheFolder) -> str | None:
     except OSError as error:
         return str(error)
     return None
-
-
-def _size(count: float) -> str:
-    unit = 0
-    while count >= 1024 and unit < len(_UNITS) - 1:
-        count, unit = count / 1024, unit + 1
-    return f"{count:.0f} bytes" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"

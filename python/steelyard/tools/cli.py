@@ -7,13 +7,13 @@ from pathlib import Path
 
 from steelyard.errors import FileError, SteelyardError
 from steelyard.files import failure
-from steelyard.tools import cache, inspect, targets, verify_gpu
-from steelyard.tools.console import Parser, hold_closed_streams, say, show
+from steelyard.tools import cache, checkpoint, convert, demo, generate, inspect, targets, verify_gpu
+from steelyard.tools.console import Parser, hold_closed_streams, say
 
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
 _EXIT_CODES = """exit codes:
   0    done
-  1    verify-gpu: a check failed
+  1    verify-gpu: a check failed; checkpoint: something is wrong with it
   2    an option, a path, the model or the environment is wrong; one line says what to do
   3    verify-gpu: this machine has no GPU
   130  interrupted
@@ -59,12 +59,15 @@ def _make_parser() -> argparse.ArgumentParser:
         made.set_defaults(run=run, command=f"steelyard {name}")
         return made
 
-    add("demo", "compile a small GPT by two recipes and show what became of it", _demo)
+    demo.add_arguments(add("demo", "run a trained model, or a small GPT, by several recipes", demo.run))
     inspect.add_arguments(add("inspect", "compile a model and show its GEMMs or its IR", inspect.run))
+    convert.add_arguments(add("convert", "quantize a checkpoint and write it for other programs", convert.run))
     targets.add_arguments(add("targets", "how each recipe's GEMMs run on each CUDA target", targets.run))
     verify_gpu.add_arguments(
         add("verify-gpu", "check and measure the CUDA kernels on this machine's GPU", verify_gpu.run)
     )
+    checkpoint.add_arguments(add("checkpoint", "what is in a checkpoint, and what is wrong with it", checkpoint.run))
+    generate.add_arguments(add("generate", "load a checkpoint and let it write text", generate.run))
     cache.add_arguments(add("cache", "show or empty the disk cache of lowered programs", cache.run))
     return parser
 
@@ -75,14 +78,6 @@ def _check_current_folder() -> None:
         Path.cwd()
     except OSError as error:
         raise FileError(f"the current folder must exist, and is gone ({error.strerror}); change to another") from error
-
-
-def _demo(_: argparse.Namespace) -> int:
-    # Imported late: it loads torch, which would make --help take seconds.
-    show("loading torch and the compiler ...")
-    from steelyard.tools.demo import run
-
-    return run()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""What commands have in common: standard output that may be closed or full, and their exit codes."""
+"""What commands have in common: standard output that may be closed or full, and how they print."""
 
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -40,6 +41,22 @@ def say(text: str, end: str = "\n") -> None:
     if sys.stderr is not None:
         with suppress(OSError):
             print(text, end=end, file=sys.stderr, flush=True)
+
+
+def announce(step: str) -> None:
+    """Print what takes a while, before it does."""
+    show(f"{step} ...")
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells as columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def indented(text: str) -> str:
+    """A text two spaces to the right."""
+    return "\n".join(f"  {line}" for line in text.splitlines())
 
 
 def hold_closed_streams() -> None:

@@ -68,7 +68,7 @@ def test_torch_that_must_not_compile(variable, inspect_tiny):
 
 def test_a_demo_that_must_not_compile():
     environment = os.environ | {"TORCHDYNAMO_DISABLE": "1"}
-    ended = run(["steelyard.tools.cli", "demo"], stdout=subprocess.DEVNULL, env=environment)
+    ended = run(["steelyard.tools.cli", "demo", "--small"], stdout=subprocess.DEVNULL, env=environment)
     assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()
     assert line.startswith("steelyard demo: error: torch.compile must be enabled, and")

@@ -38,6 +38,8 @@ def opt(*arguments: str, text: bytes | None = None, **keywords) -> subprocess.Co
         (bytes(range(1, 128)) * 50, "1:1", "error"),
         (b"ML\xefRgarbage", "", "error"),
     ],
+    # The environment of the process that is started has the name of the test, and bounds it.
+    ids=lambda value: str(value)[:40],
 )
 def test_bad_text_gets_a_place_and_a_reason(text, place, message):
     run = opt(text=text)
