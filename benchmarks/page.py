@@ -42,6 +42,7 @@ ORDER = (
     "quantizers",
     "training",
     "peers",
+    "loading",
     "threads",
     "scaling",
     "jax",

@@ -32,6 +32,7 @@ GROUPS = {
     "models": "whole_models",
     "experts": "experts",
     "training": "training",
+    "loading": "loading",
     "peers": "peer_linears",
     "scaling": "scaling",
     "threads": "thread_scaling",
