@@ -10,7 +10,6 @@ from torch import nn
 
 import steelyard
 
-
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
