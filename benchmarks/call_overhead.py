@@ -18,7 +18,16 @@ RECIPES = ("fp8-current", "mxfp8", "nvfp4")
 def measure(quick: bool = False) -> Table:
     """One row per recipe and depth, in microseconds."""
     depths = (1, 16) if quick else (1, 16, 64, 256)
-    columns = ["recipe", "linears", "eager us", "compiled us", "kernels us", "overhead us", "overhead us per op"]
+    columns = [
+        "recipe",
+        "linears",
+        "eager us",
+        "compiled us",
+        "frozen us",
+        "kernels us",
+        "overhead us",
+        "overhead us per op",
+    ]
     table = Table(f"Call overhead: linears of {SIZE}x{SIZE}, 1 thread", columns)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -30,6 +39,7 @@ def measure(quick: bool = False) -> Table:
     finally:
         torch.set_num_threads(threads)
     progress("")
+    table.notes.append("frozen: by `net.freeze`, which checks nothing but its arguments; overhead is that of compiled.")
     table.notes.append("kernels: the quantizes and GEMMs of one call, recorded and called again on their own.")
     table.notes.append(
         "per op: a linear has two, a quantize and a GEMM. With 1 linear they bear the fixed cost of a call."
@@ -51,12 +61,12 @@ def _row(recipe: str, depth: int, repeats: int) -> list[float]:
     assert len(calls) == 2 * depth
     # The recorded calls use the same memory again, so it must still exist: `x`, `expected` and the net's own.
     net = steelyard.compile(model, recipe).lower(x)
-    compiled, kernels, eager = (
-        median_seconds(work, repeats) * 1e6 for work in (lambda: net(x), lambda: _replay(calls), lambda: model(x))
-    )
+    frozen = net.freeze(x)
+    works = (lambda: net(x), lambda: frozen(x), lambda: _replay(calls), lambda: model(x))
+    compiled, by_frozen, kernels, eager = (median_seconds(work, repeats) * 1e6 for work in works)
     del expected
     overhead = compiled - kernels
-    return [eager, compiled, kernels, overhead, overhead / (2 * depth)]
+    return [eager, compiled, by_frozen, kernels, overhead, overhead / (2 * depth)]
 
 
 def _replay(calls: list[tuple[Callable, tuple]]) -> None:

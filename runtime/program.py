@@ -18,7 +18,6 @@ from steelyard.runtime.dtypes import result_dtype, shape_of
 from steelyard.runtime.emitted import Emitted
 from steelyard.runtime.emitter import Emitter
 from steelyard.runtime.finite import make_check
-from steelyard.runtime.profiling import is_recording
 from steelyard.runtime.quantizers import Quantizers
 from steelyard.runtime.state import State
 from steelyard.runtime.weights import WeightArgument, Weights
@@ -55,6 +54,10 @@ class Program:
         if not self.state.has_net:
             self.state.begin_call()
         return self._forward(arguments)
+
+    def freeze(self, arguments: tuple) -> Callable[[tuple], tuple]:
+        """The forward as a function of any arguments, with the weights of these."""
+        return self._forward.freeze(arguments)
 
     def backward(self, saved: Sequence[Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple:
         """Run the backward: the gradients of the arguments that have one."""
@@ -154,7 +157,6 @@ class Function:
     devices: Devices | None
 
     def __post_init__(self):
-        self._run = self.emitted.run
         names = [name for name, _ in self.state_names]
         self._random = names.index(RNG) if RNG in names else None
         """Which of its states random bits come from."""
@@ -175,16 +177,31 @@ class Function:
     def __call__(self, arguments: tuple) -> tuple:
         if self.devices is not None:
             return self._call_on(self.devices.find(arguments), arguments)
-        get_state = self.state.get
-        states = [get_state(name, shape) for name, shape in self.state_names]
+        arguments += self._states()
+        return self._run(arguments, self._parts(arguments))
+
+    def freeze(self, arguments: tuple) -> Callable[[tuple], tuple]:
+        """A function of any arguments that runs it with the weights of these, on the CPU."""
+        parts = self._parts(arguments + self._states())
+        return lambda arguments: self._run(arguments + self._states(), parts)
+
+    def _states(self) -> tuple[torch.Tensor, ...]:
+        get = self.state.get
+        states = [get(name, shape) for name, shape in self.state_names]
         if self._random is not None:
             states[self._random] = self._draw()
-        arguments += tuple(states)
+        return tuple(states)
+
+    def _parts(self, arguments: tuple) -> list[Any]:
+        """The parts of its weights."""
         get = self.weights.get
         parts = []
         for weight in self.weight_arguments:
             parts += get(weight, [arguments[i] for i in weight.sources])
-        results = (self.emitted.recorded if is_recording() else self._run)(*arguments, *parts)
+        return parts
+
+    def _run(self, arguments: tuple, parts: list[Any]) -> tuple:
+        results = self.emitted(*arguments, *parts)
         if not self.moved:
             return results
         self.state.put({name: results[i] for i, name in self.moved.items()})
@@ -198,10 +215,7 @@ class Function:
         if self._random is not None:
             states[self._random] = self._draw()
         arguments += tuple(states)
-        parts = []
-        for weight in self.weight_arguments:
-            parts += self.weights.get(weight, [arguments[i] for i in weight.sources])
-        results = (self.emitted.recorded if is_recording() else self._run)(device, *arguments, *parts)
+        results = self.emitted(device, *arguments, *self._parts(arguments))
         # State is written where it lies, by this call or a later one: what goes on to the backward is a copy.
         own = {id(state) for state in states}
         kept = [

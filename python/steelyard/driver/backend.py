@@ -20,8 +20,9 @@ from steelyard.driver.compilation import Compilation
 from steelyard.driver.explanation import Row
 from steelyard.driver.fast_path import has_fast_path, without_fast_path
 from steelyard.driver.frames import Captured
+from steelyard.driver.freezing import Runs
 from steelyard.driver.gathered_parameters import is_gathered
-from steelyard.driver.inference import Run, without_wrapper
+from steelyard.driver.inference import Run, without_wrapper, written_inputs
 from steelyard.driver.layer_names import layer_names
 from steelyard.driver.outside import Outside
 from steelyard.driver.quantized_inputs import as_plain, check_frozen, stored_schemes
@@ -88,6 +89,8 @@ class Backend:
         """Whether a warning said that little of the net is quantized."""
         self.is_lowering = False
         """While this is set, calls only compile; if a program cannot run here, torch computes its results."""
+        self.runs: Runs | None = None
+        """What is told of each graph without gradients that runs on the CPU."""
         self.block_captures: dict[Hashable, Captured] = {}
         """What blocks that are alike share."""
         self._part_names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
@@ -299,9 +302,11 @@ class Backend:
             return compilation
 
         layers = layer_names(aten.graph, self._module_names(), parameters, caller)
-        graph = CapturedGraph(layers, parameters, stored, build, lambda made: backend._add(made), self._names)
+        graph = CapturedGraph(
+            layers, parameters, stored, build, lambda made: backend._add(made), self._names, constants
+        )
         if settings.target == CPU:
-            return graph if not constants else lambda values: graph((*values, *constants))
+            return graph if self.runs is None else self.runs.record(graph, written_inputs())
 
         def run(values: tuple) -> tuple:
             values = (*values, *constants)

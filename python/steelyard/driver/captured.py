@@ -40,12 +40,15 @@ class CapturedGraph:
         build: Build,
         add: Callable[[Compilation], None],
         names_by_id: Callable[[], Mapping[int, str]],
+        constants: tuple[torch.Tensor, ...] = (),
     ):
         self._layers = layers
         self._parameters = tuple(parameters)
         self._build = build
         self._add = add
         self._names_by_id = names_by_id
+        self._constants = constants
+        """Its last arguments, which no caller gives."""
         self._positions = [i for i, name in enumerate(parameters) if name is not None]
         self._built: dict[tuple[Parameters, Stored], Compilation] = {}
         """What was compiled, by its parameters."""
@@ -57,7 +60,15 @@ class CapturedGraph:
 
     def __call__(self, values: tuple[Any, ...]) -> tuple:
         """Run the program of these arguments."""
+        if self._constants:
+            values = (*values, *self._constants)
         return self.find(values)(*values)
+
+    def freeze(self, values: tuple[Any, ...]) -> Callable[[tuple], tuple]:
+        """The program of these arguments, with the weights that are there now, as a function of any arguments."""
+        constants = self._constants
+        run = self.find((*values, *constants)).freeze((*values, *constants))
+        return run if not constants else lambda values: run((*values, *constants))
 
     def find(self, values: Sequence[Any]) -> Program:
         """The program of these arguments."""

@@ -22,10 +22,10 @@ def without_wrapper(run: Run, inputs: int) -> Callable | None:
         return None
     dynamic = [(i, output.dynamic_dims) for i, output in enumerate(known.output_info) if output.dynamic_dims]
     if not dynamic:
-        return lambda *values: _without_gradients(run, values)
+        return lambda *values: without_gradients(run, values)
 
     def run_and_mark(*values: Any) -> tuple:
-        results = _without_gradients(run, values)
+        results = without_gradients(run, values)
         # So torch knows which sizes differ from call to call when another graph takes the results.
         for i, dims in dynamic:
             mark_dynamic(results[i], dims)
@@ -34,7 +34,19 @@ def without_wrapper(run: Run, inputs: int) -> Callable | None:
     return run_and_mark
 
 
-def _without_gradients(run: Run, values: tuple) -> tuple:
+def written_inputs() -> tuple[int, ...] | None:
+    """Which inputs of the graph that AOTAutograd compiles it writes: their new values are the graph's first results.
+
+    None if AOTAutograd's wrapper does more around the graph.
+    """
+    context = TracingContext.try_get()
+    known: ViewAndMutationMeta | None = None if context is None else context.fw_metadata
+    if known is None or _makes_aliases(known) or any(info.mutates_metadata for info in known.input_info):
+        return None
+    return tuple(known.mutated_inp_runtime_indices)
+
+
+def without_gradients(run: Run, values: tuple) -> tuple:
     """Run a graph that has no gradients: its own code may have turned them off, and what is around it records them."""
     if not torch.is_grad_enabled():
         return run(values)
@@ -42,10 +54,26 @@ def _without_gradients(run: Run, values: tuple) -> tuple:
         return run(values)
 
 
+def without_autocast(run: Run) -> Run:
+    """The same function where a context casts for ops: a captured graph has its casts already."""
+
+    def run_as_captured(values: tuple) -> tuple:
+        if not torch._C._is_any_autocast_enabled():
+            return run(values)
+        with torch._C._DisableAutocast():
+            return run(values)
+
+    return run_as_captured
+
+
 def _is_plain(known: ViewAndMutationMeta) -> bool:
     """Whether a graph only reads its inputs and makes new tensors."""
-    writes = known.num_mutated_inp_runtime_indices or known.grad_enabled_mutation is not None
+    return not (known.num_mutated_inp_runtime_indices or _makes_aliases(known))
+
+
+def _makes_aliases(known: ViewAndMutationMeta) -> bool:
+    """Whether AOTAutograd does anything around a graph, beside writing inputs."""
     aliases = known.num_outputs_aliased or known.num_intermediate_bases
     others = known.tokens or known.is_rng_op_functionalized or known.num_graphsafe_rng_states
     apart = not all(isinstance(meta, PlainTensorMeta) for meta in known.subclass_inp_meta)
-    return not (writes or aliases or others or apart)
+    return bool(aliases or others or apart or known.grad_enabled_mutation is not None)

@@ -2,6 +2,8 @@
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from steelyard.driver.forward import (
     runs_as_python,
 )
 from steelyard.driver.frames import Captured
+from steelyard.driver.freezing import FrozenNet, Runs, freeze
 from steelyard.driver.memory import Memory
 from steelyard.driver.module_state import ModuleState
 from steelyard.driver.outside import BypassedError
@@ -164,6 +167,22 @@ def _check_tensors(model: torch.nn.Module, target: str) -> None:
             raise TargetError(f"{name} must be {place} for target {target}, got device {tensor.device}; move the model")
         if tensor.layout is not torch.strided:
             raise UnsupportedModelError(f"{name} must be a dense tensor, got layout {tensor.layout}; use to_dense()")
+
+
+def _check_freezable(net: "CompiledModule") -> None:
+    """Refuse to freeze what is not a net for inference on the CPU."""
+    state = net._steelyard
+    target = state.backend.settings.target
+    if state.name is not None:
+        raise UnsupportedModelError(f"{state.name} is a part of a net; freeze the net, or compile the part by itself")
+    if target != CPU:
+        raise TargetError(
+            f"a net that is frozen must be compiled for the CPU, got target {target}; capture its calls in a CUDA graph"
+        )
+    if net.training:
+        raise UnsupportedModelError(
+            "a net that is frozen is for inference, and this one is in training mode; call net.eval() first"
+        )
 
 
 def _without_parts(value: Any) -> Any:
@@ -349,23 +368,48 @@ class CompiledModule(torch.nn.Module):
         the CPU: no part of the program runs then.
         """
         backend = self._steelyard.backend
-        before = [(buffer, buffer.clone()) for buffer in self.buffers()]
-        state = backend.state
-        tensors = dict(state.tensors)
-        before += [(tensor, tensor.clone()) for tensor in tensors.values()]
-        devices = sorted({p.device.index for p in self.parameters() if p.is_cuda})
         backend.is_lowering = True
-        with torch.random.fork_rng(devices=devices):
-            try:
+        try:
+            with self._unchanged():
                 self(*arguments, **keywords)
                 if backend.is_outdated:
                     self(*arguments, **keywords)
+        finally:
+            backend.is_lowering = False
+        return self
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        """A context whose calls leave buffers, state and random numbers as they were."""
+        before = [(buffer, buffer.clone()) for buffer in self.buffers()]
+        state = self._steelyard.backend.state
+        tensors = dict(state.tensors)
+        before += [(tensor, tensor.clone()) for tensor in tensors.values()]
+        devices = sorted({p.device.index for p in self.parameters() if p.is_cuda})
+        with torch.random.fork_rng(devices=devices):
+            try:
+                yield
             finally:
-                backend.is_lowering = False
                 state.tensors = tensors
                 for tensor, value in before:
                     tensor.data.copy_(value)
-        return self
+
+    def freeze(self, *arguments, **keywords) -> FrozenNet:
+        """A function for calls with arguments like these, which checks little and so costs little beside its program.
+
+        For inference on the CPU. By calling it you promise that nothing of the net changes any more: no parameter, no
+        attribute, and nothing else that the model's Python code reads. Weights are looked up now, once. A call
+        checks that tensors have the shapes, strides and dtypes of these, and that everything else is equal. It runs
+        without gradients. The model must be one graph; the net is run on copies of the arguments to find it.
+        """
+        state = self._steelyard
+        _check_freezable(self)
+        settings = replace(state.backend.settings, blocks=False)
+        whole = _make_net(state.model, settings, state.backend.state, state.backend.storable)
+        backend = whole._steelyard.backend
+        backend.weights, backend.runs = state.backend.weights, Runs()
+        with torch.no_grad(), whole._unchanged():
+            return freeze(whole, backend.runs, arguments, keywords)
 
     def ir(self, stage: str, layer: str | None = None) -> str:
         """The IR of a stage: traced, raised, quantized, fused, partitioned or lowered.

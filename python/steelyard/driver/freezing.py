@@ -1,0 +1,280 @@
+"""`net.freeze`: the program of one call, without the checks that find the program of any call.
+
+A call of a net asks torch whether what was captured still holds, and each parameter whether it was written. A frozen
+net has the user's word that it does and was not, so that it looks at its arguments alone.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+from steelyard.driver.inference import without_autocast, without_gradients
+from steelyard.errors import UnsupportedModelError, shown
+
+_CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device)
+
+
+class Ran(NamedTuple):
+    """A graph that ran in a recorded call."""
+
+    graph: Any
+    written: tuple[int, ...] | None
+    """Arguments whose new values come before the results; None if torch does other work around the graph, too."""
+    arguments: tuple
+    results: tuple
+
+
+class Runs(list[Ran]):
+    """The graphs that ran in a call of a net that records them."""
+
+    def record(self, graph: Any, written: tuple[int, ...] | None) -> Callable[[tuple], tuple]:
+        """A graph that leaves a record of each run."""
+
+        def run(arguments: tuple) -> tuple:
+            results = graph(arguments)
+            self.append(Ran(graph, written, arguments, results))
+            return results
+
+        return run
+
+
+class FrozenNet:
+    """A function of the arguments of one call of a net, which `net.freeze` makes."""
+
+    def __init__(self, inputs: "_Inputs", program: "_Program", outputs: "_Outputs"):
+        self._inputs = inputs
+        self._program = program
+        self._outputs = outputs
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """The results for arguments with the shapes, strides, dtypes and numbers that the net was frozen for."""
+        leaves = self._inputs.leaves_of(arguments, keywords)
+        return self._outputs.of(leaves, self._program.run(leaves))
+
+
+def freeze(net: Any, runs: Runs, arguments: tuple, keywords: dict[str, Any]) -> FrozenNet:
+    """What a net does in a call with these arguments, found by calling it twice, with copies of their tensors.
+
+    What is the same tensor in both calls belongs to the net. The net notes in `runs` what it runs.
+    """
+    leaves, structure = pytree.tree_flatten((arguments, keywords))
+    inputs = _Inputs(structure, [_describe(leaf) for leaf in leaves])
+    own_arguments, own_keywords = pytree.tree_unflatten(_copies(leaves), structure)
+    net.lower(*own_arguments, **own_keywords)
+    _, first, _ = _record(net, runs, leaves, structure)
+    given, ran, result = _record(net, runs, leaves, structure)
+    returned, result_structure = pytree.tree_flatten(result)
+    computed = ran.results[len(ran.written or ()) :]
+    places = [_place(value, given, computed) for value in returned]
+    return FrozenNet(inputs, _freeze_program(first, ran, given), _Outputs(result_structure, places))
+
+
+def _record(net: Any, runs: Runs, leaves: list[Any], structure: pytree.TreeSpec) -> tuple[list[Any], Ran, Any]:
+    """A call of a net: what it was given, what ran, and what it returned."""
+    given = _copies(leaves)
+    arguments, keywords = pytree.tree_unflatten(given, structure)
+    runs.clear()
+    result = net(*arguments, **keywords)
+    return given, _only(runs), result
+
+
+def _copies(leaves: list[Any]) -> list[Any]:
+    """Arguments with tensors of their own, in the same strides."""
+
+    def copy(leaf: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype).copy_(leaf.detach())
+
+    return [copy(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+
+
+def _only(runs: Runs) -> Ran:
+    """The one graph of a call."""
+    if len(runs) != 1:
+        raise UnsupportedModelError(
+            f"a call that is frozen must be one graph, and {len(runs)} ran; net.explain() shows what ran between them. "
+            "Make the model's forward one graph, or freeze a part of it that is compiled by itself"
+        )
+    if runs[0].written is None:
+        raise UnsupportedModelError(
+            "a call that is frozen must only compute its results and write to its arguments, and this one also returns "
+            "views of them or changes their shapes; return copies instead"
+        )
+    return runs[0]
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor among the arguments, without its values."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    def fits(self, value: Any) -> bool:
+        """Whether a value is such a tensor."""
+        return (
+            isinstance(value, torch.Tensor)
+            and value.shape == self.shape
+            and value.dtype is self.dtype
+            and value.stride() == self.stride
+            and value.is_cpu
+        )
+
+    def __str__(self) -> str:
+        return f"a CPU tensor of {self.dtype} with shape {tuple(self.shape)} and strides {self.stride}"
+
+
+@dataclass(frozen=True)
+class _Constant:
+    """An argument that is no tensor."""
+
+    value: Any
+
+    def fits(self, value: Any) -> bool:
+        """Whether a value is the same."""
+        return type(value) is type(self.value) and value == self.value
+
+    def __str__(self) -> str:
+        return repr(self.value)
+
+
+def _describe(leaf: Any) -> _Tensor | _Constant:
+    is_plain = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and leaf.is_cpu and not leaf.is_nested
+    if is_plain:
+        return _Tensor(leaf.shape, leaf.stride(), leaf.dtype)
+    if isinstance(leaf, _CONSTANTS):
+        return _Constant(leaf)
+    raise UnsupportedModelError(
+        "the arguments of a frozen net must be dense tensors on the CPU, numbers, text or None, also in lists and "
+        f"dicts, got {shown(leaf)}; pass the tensors that it holds"
+    )
+
+
+class _Inputs:
+    """What the arguments must be like."""
+
+    def __init__(self, structure: pytree.TreeSpec, expected: list[_Tensor | _Constant]):
+        self._structure = structure
+        self._expected = expected
+        self._is_flat = structure == pytree.tree_structure(((0,) * len(expected), {}))
+
+    def leaves_of(self, arguments: tuple, keywords: dict[str, Any]) -> Sequence[Any]:
+        """The tensors and constants of a call, in order; raises `UnsupportedModelError` if one does not fit."""
+        expected = self._expected
+        is_flat = self._is_flat and not keywords and len(arguments) == len(expected)
+        leaves = arguments if is_flat else self._flatten(arguments, keywords)
+        for number, leaf in enumerate(leaves):
+            if not expected[number].fits(leaf):
+                raise UnsupportedModelError(
+                    f"argument {number} of a frozen net must be {expected[number]}, got {_found(leaf)}; freeze the net "
+                    "for such arguments, or call the net itself"
+                )
+        return leaves
+
+    def _flatten(self, arguments: tuple, keywords: dict[str, Any]) -> list[Any]:
+        leaves, structure = pytree.tree_flatten((arguments, keywords))
+        if structure != self._structure:
+            raise UnsupportedModelError(
+                f"a frozen net takes arguments as it was frozen for, {self._structure}, got {structure}; freeze the "
+                "net for these"
+            )
+        return leaves
+
+
+def _found(leaf: Any) -> str:
+    try:
+        return str(_describe(leaf))
+    except UnsupportedModelError:
+        return shown(leaf)
+
+
+class _Program(NamedTuple):
+    """A graph with the net's own tensors as its arguments."""
+
+    graph: Callable[[tuple], tuple]
+    values: list[Any]
+    """Its arguments; those that a call gives are None."""
+    places: list[tuple[int, int]]
+    """Which arguments of the graph are which of a call."""
+    written: tuple[int, ...]
+    """Arguments of the graph that it has new values for, its first results."""
+
+    def run(self, leaves: Sequence[Any]) -> tuple:
+        """The results for the arguments of a call."""
+        values = self.values.copy()
+        for place, leaf in self.places:
+            values[place] = leaves[leaf]
+        results = without_gradients(self.graph, tuple(values))
+        for position, place in enumerate(self.written):
+            values[place].copy_(results[position])
+        return results[len(self.written) :]
+
+
+def _freeze_program(first: Ran, ran: Ran, leaves: Sequence[Any]) -> _Program:
+    """What a graph reads: the arguments of a call, or what was the same in an earlier call."""
+    values: list[Any] = list(ran.arguments)
+    places = []
+    for place, (earlier, value) in enumerate(zip(first.arguments, ran.arguments, strict=True)):
+        leaf = _index_of(value, leaves) if isinstance(value, torch.Tensor) else None
+        if leaf is not None:
+            places.append((place, leaf))
+            values[place] = None
+        elif earlier is not value and (isinstance(value, torch.Tensor) or earlier != value):
+            raise UnsupportedModelError(
+                "a call that is frozen must be one graph from its arguments to its results, and its graph reads "
+                f"{shown(value)}, which is made before it; net.explain() shows what runs outside of graphs"
+            )
+    return _Program(without_autocast(ran.graph.freeze(ran.arguments)), values, places, ran.written or ())
+
+
+class _Place(NamedTuple):
+    """Where something that a call returns comes from: an argument, a result of the graph, or nowhere."""
+
+    argument: int | None = None
+    result: int | None = None
+    constant: Any = None
+
+
+def _place(value: Any, leaves: Sequence[Any], results: Sequence[Any]) -> _Place:
+    if not isinstance(value, torch.Tensor):
+        return _Place(constant=value)
+    result = _index_of(value, results)
+    if result is not None:
+        return _Place(result=result)
+    argument = _index_of(value, leaves)
+    if argument is not None:
+        return _Place(argument=argument)
+    raise UnsupportedModelError(
+        "a call that is frozen must return what its graph computes, and this one returns a tensor that is made after "
+        "it, or a parameter; net.explain() shows what runs outside of graphs"
+    )
+
+
+def _index_of(value: Any, values: Sequence[Any]) -> int | None:
+    return next((i for i, other in enumerate(values) if other is value), None)
+
+
+class _Outputs:
+    """What a call returns."""
+
+    def __init__(self, structure: pytree.TreeSpec, places: list[_Place]):
+        self._structure = structure
+        self._places = places
+        self._only = places[0].result if structure == pytree.tree_structure(0) else None
+        """Which result of the graph is all that a call returns."""
+
+    def of(self, leaves: Sequence[Any], results: tuple) -> Any:
+        """What a call returns, from its arguments and the results of its graph."""
+        if self._only is not None:
+            return results[self._only]
+        found = [_read(place, leaves, results) for place in self._places]
+        return pytree.tree_unflatten(found, self._structure)
+
+
+def _read(place: _Place, leaves: Sequence[Any], results: tuple) -> Any:
+    if place.result is not None:
+        return results[place.result]
+    return place.constant if place.argument is None else leaves[place.argument]
