@@ -9,22 +9,29 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from gemm_calls import read_call
 
+from steelyard import recipes
+
 # After each compilation torch measures the time of its guards, only for its log, and empties caches to do so.
 torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
 
 
 # These recipes take the way of others through the compiler, with kernels that are tested by themselves.
 ALIKE = {"fp8-row", "mxfp4", "nvfp4-4over6"}
+# Whole models take seconds to compile; smaller ones run by every recipe.
+WHOLE_MODELS = {"bert", "gpt2", "llama", "vit"}
+BY_WHOLE_MODELS = {"fp8-delayed", "mxfp8", "nvfp4"}
 # What runs by every recipe each time, and not only among the slow tests.
 BY_ALL = {"test_compile_models.py", "test_training_gradients.py", "test_quantized_weights.py", "test_experts.py"}
 
 
 def pytest_collection_modifyitems(items):
-    """Leave to the slow tests what runs by recipes that are like others."""
+    """Leave to the slow tests what runs by recipes that are like others, and whole models by most recipes."""
     own = [item for item in items if item.path.parent == Path(__file__).parent and hasattr(item, "callspec")]
     for item in own:
         chosen = {value for value in item.callspec.params.values() if isinstance(value, str)}
-        if "nvfp4-4over6" in chosen or (chosen & ALIKE and item.path.name not in BY_ALL):
+        of_whole_model = bool(chosen & WHOLE_MODELS and chosen & set(recipes.NAMES) - BY_WHOLE_MODELS)
+        is_alike = "nvfp4-4over6" in chosen or (chosen & ALIKE and item.path.name not in BY_ALL)
+        if is_alike or of_whole_model:
             item.add_marker(pytest.mark.slow)
 
 

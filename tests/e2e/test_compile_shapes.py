@@ -111,8 +111,8 @@ def test_threads_leave_each_others_settings_alone():
 @pytest.mark.parametrize(
     "sizes",
     [
-        [(batch, 6) for batch in range(2, 10)],
-        [(3, length) for length in (6, 9, 5, 17, 2)],
+        pytest.param([(batch, 6) for batch in range(2, 10)], marks=pytest.mark.slow),
+        pytest.param([(3, length) for length in (6, 9, 5, 17, 2)], marks=pytest.mark.slow),
         [(2, 6), (3, 7), (4, 9), (9, 4), (5, 3)],
     ],
     ids=["batch", "length", "both"],

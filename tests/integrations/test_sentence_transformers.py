@@ -53,6 +53,7 @@ def test_embeddings_stay_near_and_neighbours_stay_the_same(encoder, recipe, smal
     assert dict(enumerate(similarities.argmax(1).tolist())) == PAIRS
 
 
+@pytest.mark.slow
 def test_a_whole_encoder_compiles_too(encoder):
     """Its forward takes a dict of features, and returns it with the embeddings."""
     whole = steelyard.compile(copy.deepcopy(encoder), "mxfp8")
