@@ -5,7 +5,6 @@ the operands and then the results; parts of quantized tensors are addresses to `
 returns the results.
 """
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import replace
 from functools import singledispatch
@@ -40,13 +39,15 @@ from steelyard.ir.kernel_calls import (
 )
 from steelyard.runtime import _cpu, dtypes
 from steelyard.runtime.cpu import bound_groups, decoding, delayed, producers, quantization, saturation
-from steelyard.runtime.cpu.arguments import ACTIVATIONS, DTYPES, flat, plain_matrix, scheme_bits
+from steelyard.runtime.cpu.arguments import ACTIVATIONS, DTYPES, flat, scheme_bits
 from steelyard.runtime.cpu.gemm import PACKED
 from steelyard.runtime.quantizers import Quantizers, own_algorithm
 from steelyard.runtime.ranks import largest_of_ranks
 
 _NO_MATRIX = (0, 0, 0, 0, 0, 0)
-_WORD = 0xFFFFFFFFFFFFFFFF
+_NOWHERE = -1
+"""The place of a value that a call does not have."""
+_TENSORS = _cpu.TensorReader(DTYPES, flat, torch.get_num_threads)
 
 Bound = tuple[Callable, Callable | None]
 
@@ -62,79 +63,34 @@ bind.register(GroupedPackCall, bound_groups.bind_pack)
 bind.register(GroupedGemmCall, bound_groups.bind_gemm)
 
 
-class _Destination:
-    """A copy that a kernel makes, in the memory that it is given."""
+def _destination(copy: CopySlots | None) -> tuple | None:
+    """A copy that a kernel makes, as the native module takes it."""
+    if copy is None:
+        return None
+    amax = _NOWHERE if copy.amax is None else copy.amax
+    has_plain_amax = amax != _NOWHERE and producers.has_plain_amax(copy.scheme)
+    return scheme_bits(copy.scheme), copy.scheme.epsilon, copy.codes, copy.scales, amax, has_plain_amax
 
-    def __init__(self, copy: CopySlots, *, has_amax: bool = False):
-        self._bits, self._epsilon = scheme_bits(copy.scheme), copy.scheme.epsilon
-        self._codes, self._scales, self._amax = copy.codes, copy.scales, copy.amax
-        self._has_amax = has_amax and self._amax is not None
 
-    def arguments(self, values: tuple) -> tuple:
-        """The copy as the quantize kernel takes it."""
-        amax = 0 if self._amax is None else values[self._amax]
-        return self._bits, self._epsilon, values[self._codes], values[self._scales], amax, self._has_amax
-
-    def put_amax(self, amax: torch.Tensor, values: tuple) -> None:
-        """Put an amax that is known before in its place."""
-        if self._has_amax and self._amax is not None:
-            ctypes.memmove(values[self._amax], amax.contiguous().data_ptr(), amax.numel() * 4)
+def _place(position: int | None) -> int:
+    return _NOWHERE if position is None else position
 
 
 @bind.register
 def _bind_quantize(call: QuantizeCall, _: Quantizers) -> Bound:
-    scale, rng = call.scale, call.rng
-    row, col = (None if copy is None else _Destination(copy) for copy in call.copies)
-    native, threads = _cpu.quantize, torch.get_num_threads
-
-    def quantize(*values: Any) -> None:
-        source = flat(values[0])
-        seed, offset = (0, 0) if rng is None else (word & _WORD for word in values[rng].tolist())
-        native(
-            plain_matrix(source),
-            None if row is None else row.arguments(values),
-            None if col is None else col.arguments(values),
-            0 if scale is None else values[scale].data_ptr(),
-            seed,
-            offset,
-            threads(),
-            None,
-        )
-
-    return quantize, _allocate_copies(call)
+    row, col = map(_destination, call.copies)
+    run = _cpu.bound_quantize(_TENSORS, row, col, _place(call.scale), _place(call.rng), None, False)
+    return run, _allocate_copies(call)
 
 
 @bind.register
 def _bind_produce_quantize(call: ProduceQuantizeCall, _: Quantizers) -> Bound:
-    read, scale, producer = call.inputs, call.scale, call.producer
-    make_source = producers.bind_source(producer, call.epsilon)
-    two_passes = any(producers.finds_amax(scheme, scale, None) for scheme in call.schemes)
-    plain = [None if copy is None else _Destination(copy) for copy in call.copies]
-    known = [
-        None if copy is None else _Destination(copy, has_amax=producers.has_plain_amax(copy.scheme))
-        for copy in call.copies
-    ]
-
-    def run(values: tuple, copies: list[_Destination | None], matrix: tuple, arguments: tuple | None) -> None:
-        row, col = (None if copy is None else copy.arguments(values) for copy in copies)
-        pointer = 0 if scale is None else values[scale].data_ptr()
-        _cpu.quantize(matrix, row, col, pointer, 0, 0, torch.get_num_threads(), arguments)
-
-    def produce_quantize(*values: Any) -> None:
-        inputs = values[read]
-        dtype = inputs[0].dtype
-        source = make_source(inputs)
-        if not (two_passes and producers.is_kept(producer, source, dtype)):
-            run(values, plain, source.matrix, source.arguments)
-            return
-        found = torch.zeros(())
-        produced = producers.produce_whole(source, dtype, found)
-        for copy in known:
-            if copy is not None:
-                copy.put_amax(found, values)
-        run(values, known, plain_matrix(produced), None)
-
-    return produce_quantize, _allocate_copies(call)
+    row, col = map(_destination, call.copies)
+    producer = producers.describe(call.producer, call.inputs.start or 0, call.epsilon)
+    finds_amax = any(producers.finds_amax(scheme, call.scale, None) for scheme in call.schemes)
+    keeps = finds_amax and producers.is_costly(call.producer)
+    run = _cpu.bound_quantize(_TENSORS, row, col, _place(call.scale), _NOWHERE, producer, keeps)
+    return run, _allocate_copies(call)
 
 
 def _allocate_copies(call: QuantizingCall) -> Callable:
@@ -151,67 +107,27 @@ def _allocate_copies(call: QuantizingCall) -> Callable:
     return allocate
 
 
-class _Operand:
-    """An operand of a GEMM among the values of a call."""
-
-    def __init__(self, operand: GemmOperand):
-        copy, lead = operand.copy, operand.shape[:-1]
-        self._is_packed = copy.is_packed
-        bits = scheme_bits(replace(copy.scheme, layout="compact")) | (PACKED if copy.is_packed else 0)
-        self._head = bits, copy.columnwise
-        self._codes = copy.codes
-        self._scales = -1 if copy.is_packed else copy.scales
-        self._amax = copy.amax
-        self._known = prod(size for size in lead if size is not None)
-        self._is_static = None not in lead
-        self._columns = operand.shape[-1]
-
-    def rows(self, sizes: tuple) -> int:
-        """Rows of the matrix: tokens, or a weight's."""
-        return self._known if self._is_static else self._known * prod(sizes)
-
-    def arguments(self, values: tuple, rows: int) -> tuple:
-        """The operand as the kernel takes it."""
-        if self._is_packed:
-            return *self._head, values[self._codes], 0, 0, rows, self._columns
-        amax = 0 if self._amax is None else values[self._amax]
-        return *self._head, values[self._codes], values[self._scales], amax, rows, self._columns
+def _operand(operand: GemmOperand | None) -> tuple | None:
+    """An operand of a GEMM, as the native module takes it."""
+    if operand is None:
+        return None
+    copy, lead, columns = operand.copy, operand.shape[:-1], operand.shape[-1]
+    assert columns is not None, "rows of operands have a known length"
+    bits = scheme_bits(replace(copy.scheme, layout="compact")) | (PACKED if copy.is_packed else 0)
+    parts = (_NOWHERE, _NOWHERE) if copy.is_packed else (copy.scales, _place(copy.amax))
+    known = prod(size for size in lead if size is not None)
+    return bits, copy.columnwise, copy.codes, *parts, known, None in lead, columns
 
 
 @bind.register
 def _bind_gemm(call: GemmCall, _: Quantizers) -> Bound:
     if call.batch_dims:
         return _bind_batched_gemm(call)
-    lhs, rhs = None if call.left is None else _Operand(call.left), _Operand(call.right)
-    bias, residual = call.bias, call.residual
-    result, preactivation, runtime_sizes = call.out, call.preactivation, call.sizes
-    activation = ACTIVATIONS[call.epilogue]
-    has_epilogue = activation > 0 or preactivation is not None
-    native, threads = _cpu.qgemm, torch.get_num_threads
-
-    def gemm(*values: Any) -> None:
-        out = values[result]
-        if out.numel() == 0:
-            return
-        sizes = values[runtime_sizes]
-        target = plain_matrix(out)
-        kept = None if residual is None else flat(values[residual])
-        addend = _NO_MATRIX if kept is None else plain_matrix(kept)
-        # A copy, if one is made, must live until the kernel has run.
-        plain = flat(values[0]) if lhs is None else values[0]
-        native(
-            plain_matrix(plain) if lhs is None else lhs.arguments(values, lhs.rows(sizes)),
-            rhs.arguments(values, rhs.rows(sizes)),
-            _NO_MATRIX if bias is None else _row(values[bias], target),
-            _NO_MATRIX if has_epilogue else addend,
-            target,
-            threads(),
-            (activation, addend, _NO_MATRIX if preactivation is None else plain_matrix(values[preactivation]))
-            if has_epilogue
-            else None,
-        )
-
-    return gemm, _allocate_products(call)
+    lhs, rhs = _operand(call.left), _operand(call.right)
+    places = [_place(position) for position in (call.bias, call.residual, call.out, call.preactivation)]
+    sizes = call.sizes.start or 0, call.sizes.stop or 0
+    run = _cpu.bound_gemm(_TENSORS, lhs, rhs, *places, ACTIVATIONS[call.epilogue], *sizes)
+    return run, _allocate_products(call)
 
 
 def _bind_batched_gemm(call: GemmCall) -> Bound:
@@ -256,11 +172,6 @@ def _entry(bits: int, tensors: list, entry: int, rows: int, columns: Any) -> tup
     # One amax is the tensor's; several are those of the rows.
     second = 0 if amax is None else amax.data_ptr() + (first * 4 if amax.dim() else 0)
     return bits, False, codes.data_ptr() + first * codes.stride(0), address, second, rows, columns
-
-
-def _row(bias: torch.Tensor, target: tuple) -> tuple:
-    """A vector that every row of the target gets."""
-    return bias.data_ptr(), DTYPES[bias.dtype], target[2], target[3], 0, bias.stride(0)
 
 
 def _result_dtypes(call: KernelCall) -> list[torch.dtype]:

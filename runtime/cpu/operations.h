@@ -15,6 +15,8 @@ namespace steelyard {
 
 struct Producer;
 
+inline int64_t item_size(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
+
 // Rows one after the other.
 inline Matrix contiguous_matrix(const void *data, Dtype dtype, int64_t rows,
                                 int64_t columns) {
@@ -71,6 +73,11 @@ struct QuantizeArguments {
 
 // Makes either copy or both.
 void run_quantize(const QuantizeArguments &arguments, int threads);
+
+// Writes what a producer makes into a contiguous matrix. `amax`, if not null,
+// is raised to that of what is written.
+void run_produce(const Matrix &out, const Producer &producer, float *amax,
+                 int threads);
 
 // The values of a copy, as a contiguous (M, N) matrix.
 void run_dequantize(const StoredCopy &copy, void *out, Dtype dtype,

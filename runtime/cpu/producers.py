@@ -1,6 +1,5 @@
 """Norms, activations and sums that are quantized as they are produced, never written to memory in between."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
@@ -18,9 +17,7 @@ from steelyard.runtime.cpu.arguments import (
     DTYPES,
     PRODUCERS,
     check_tensor,
-    flat,
     matrix_of,
-    plain_matrix,
 )
 from steelyard.runtime.cpu.quantization import check_schemes, quantize, quantize_source
 
@@ -131,25 +128,21 @@ def finds_amax(scheme: Scheme | None, scale, amax) -> bool:
     return scheme.family in ("nvfp4", "row") or (scheme.family == "tensor" and scale is None)
 
 
+def is_costly(producer: str) -> bool:
+    """Exponentials cost more than memory, so that they are computed once where an amax is found first."""
+    return producer in _COSTLY
+
+
 def is_kept(producer: str, source: Source, dtype: torch.dtype) -> bool:
-    """Exponentials cost more than memory, unless that is new: an allocator gives large blocks back each time."""
-    return producer in _COSTLY and (dtype != torch.float32 or source.shape.numel() * 4 <= _REUSED_BYTES)
+    """Not in memory that is new: an allocator gives large blocks back each time."""
+    return is_costly(producer) and (dtype != torch.float32 or source.shape.numel() * 4 <= _REUSED_BYTES)
 
 
-def bind_source(producer: str, epsilon: float) -> Callable[[Sequence[torch.Tensor]], Source]:
-    """`make_source` for a program, whose inputs are what they must be."""
+def describe(producer: str, first: int, epsilon: float) -> tuple:
+    """A producer whose inputs are among the values of a program's call from a position on, as the native module takes
+    it."""
     kind = _KINDS[producer]
-    no_matrices, no_vectors = [_NO_MATRIX] * (2 - kind.matrices), [_NO_MATRIX] * (2 - kind.vectors)
-
-    def source(inputs: Sequence[torch.Tensor]) -> Source:
-        tensors = [flat(tensor) for tensor in inputs[: kind.matrices]]
-        matrices = [plain_matrix(tensor) for tensor in tensors]
-        _, dtype, rows, columns, *strides = matrices[0]
-        vectors = [(v.data_ptr(), DTYPES[v.dtype], 1, columns, 0, v.stride(0)) for v in inputs[kind.matrices :]]
-        arguments = (*kind.numbers, *matrices, *no_matrices, *vectors, *no_vectors, epsilon)
-        return Source(arguments, (0, dtype, rows, columns, *strides), inputs[0].shape, tensors)
-
-    return source
+    return *kind.numbers, first, kind.matrices, kind.vectors, epsilon
 
 
 def make_source(producer: str, inputs: tuple, dtype: torch.dtype) -> Source:

@@ -134,6 +134,12 @@ target_of(const std::optional<TargetArguments> &arguments, const Matrix &x,
       epsilon, amax_given};
 }
 
+inline void require_scale(const QuantizeArguments &arguments) {
+  for (const auto *copy : {&arguments.row, &arguments.col})
+    require(!*copy || !(*copy)->scheme.is_static() || arguments.scale,
+            "a static scheme needs its scale");
+}
+
 inline Activation activation_of(int number) {
   require(number >= 0 && number < static_cast<int>(std::size(kActivationNames)),
           "an activation must be the number of one in activation_names");

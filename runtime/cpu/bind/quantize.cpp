@@ -18,9 +18,7 @@ void bind_quantize(nb::module_ &m) {
         arguments.row = target_of(row, arguments.x, false);
         arguments.col = target_of(col, arguments.x, true);
         arguments.scale = pointer<const float>(scale);
-        for (const auto *copy : {&arguments.row, &arguments.col})
-          require(!*copy || !(*copy)->scheme.is_static() || arguments.scale,
-                  "a static scheme needs its scale");
+        require_scale(arguments);
         arguments.seed = seed;
         arguments.offset = offset;
         std::optional<Producer> made;

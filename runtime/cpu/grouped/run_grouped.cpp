@@ -7,8 +7,6 @@
 namespace steelyard {
 namespace {
 
-int64_t item_size(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
-
 const void *advanced(const Matrix &x, int64_t elements) {
   return static_cast<const uint8_t *>(x.data) + elements * item_size(x.dtype);
 }
