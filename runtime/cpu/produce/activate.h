@@ -5,6 +5,7 @@
 
 #include "cpu/formats/casts.h"
 #include "cpu/produce/activations.h"
+#include "cpu/simd/exponential.h"
 #include "cpu/simd/simd.h"
 
 namespace steelyard::STEELYARD_ISA {
@@ -18,22 +19,17 @@ struct Exponential {
 // e^-(y + rest) for y >= 0 and a small rest; 0 where it is too small to change
 // any result.
 static inline Exponential exp_of_minus(float y, float rest) {
-  constexpr float terms[] = {0x1.fffffcp-2f, 0x1.55549p-3f, 0x1.5558f8p-5f,
-                             0x1.123b5ap-7f, 0x1.6a2334p-10f};
-  constexpr float log2_e = 0x1.715476p+0f;
-  constexpr float ln_2 = 0x1.62e4p-1f, ln_2_rest = 0x1.7f7d1cp-20f;
-  constexpr float anchor = 0x1.8p23f; // adding it rounds to an integer
   constexpr uint32_t anchor_bits = 0x4b400000, twice_bias = 254;
   const bool seen = y < 172.0f;
   const float limited = seen ? y : 172.0f;
-  const float shifted = fused(limited, -log2_e, anchor);
-  const float powers = shifted - anchor;
+  const float shifted = fused(limited, -kLog2E, kAnchor);
+  const float powers = shifted - kAnchor;
   const float r =
-      fused(powers, -ln_2, -limited) - fused(powers, ln_2_rest, rest);
-  float sum = terms[4];
+      fused(powers, -kLn2, -limited) - fused(powers, kLn2Rest, rest);
+  float sum = kExpTerms[4];
 #pragma GCC unroll 4
   for (int i = 3; i >= 0; --i)
-    sum = fused(sum, r, terms[i]);
+    sum = fused(sum, r, kExpTerms[i]);
   const uint32_t exponents = bits_of(shifted) - (anchor_bits - twice_bias);
   const uint32_t half = exponents >> 1;
   return {fused(sum, r * r, r), float_of(half << 23),

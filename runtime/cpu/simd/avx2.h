@@ -15,9 +15,11 @@ static constexpr bool kHasVectors = true;
 #if defined(__AVX512F__)
 typedef float WidestFloats __attribute__((vector_size(64)));
 typedef double WidestDoubles __attribute__((vector_size(64)));
+typedef int32_t WidestWords __attribute__((vector_size(64)));
 #else
 typedef float WidestFloats __attribute__((vector_size(32)));
 typedef double WidestDoubles __attribute__((vector_size(32)));
+typedef int32_t WidestWords __attribute__((vector_size(32)));
 #endif
 
 static inline float fused(float a, float b, float c) {

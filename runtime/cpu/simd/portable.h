@@ -17,6 +17,7 @@ static constexpr bool kHasVectors = false;
 // The widest vectors of the instruction set.
 typedef float WidestFloats __attribute__((vector_size(16)));
 typedef double WidestDoubles __attribute__((vector_size(16)));
+typedef int32_t WidestWords __attribute__((vector_size(16)));
 
 template <class Vector, class Vector2, class Lane>
 static inline Vector each_lane(Vector2 a, Vector2 b, const Lane &lane) {
