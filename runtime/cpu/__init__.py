@@ -3,6 +3,7 @@
 from steelyard import knobs
 from steelyard.errors import TargetError, shown
 from steelyard.runtime import _cpu
+from steelyard.runtime.cpu.attention import attention
 from steelyard.runtime.cpu.decoding import dequantize, swizzle, transpose
 from steelyard.runtime.cpu.delayed import update_scale
 from steelyard.runtime.cpu.gemm import qgemm
@@ -14,6 +15,7 @@ from steelyard.runtime.cpu.saturation import count_saturated
 __all__ = [
     "PackedWeight",
     "amax",
+    "attention",
     "count_saturated",
     "dequantize",
     "empty_copy",

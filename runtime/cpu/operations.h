@@ -13,6 +13,7 @@
 
 namespace steelyard {
 
+struct AttentionProblem;
 struct Producer;
 
 inline int64_t item_size(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
@@ -92,5 +93,8 @@ struct GemmArguments {
 };
 
 void run_gemm(const GemmArguments &arguments, int threads);
+
+// Any sizes may be 0.
+void run_attention(const AttentionProblem &problem, int threads);
 
 } // namespace steelyard

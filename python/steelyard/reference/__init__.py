@@ -3,6 +3,7 @@
 Kernels on every target write the same codes, scales and amaxes, byte for byte.
 """
 
+from steelyard.reference.attention import attention
 from steelyard.reference.delayed import update_scale
 from steelyard.reference.dequantize import dequantize
 from steelyard.reference.gemm import qgemm
@@ -12,6 +13,7 @@ from steelyard.reference.quantize import amax, quantize
 
 __all__ = [
     "amax",
+    "attention",
     "dequantize",
     "grouped_qgemm",
     "grouped_quantize",

@@ -6,6 +6,7 @@
 namespace steelyard {
 
 void bind_amax(nanobind::module_ &m);
+void bind_attention(nanobind::module_ &m);
 void bind_bound(nanobind::module_ &m);
 void bind_contract(nanobind::module_ &m);
 void bind_dequantize(nanobind::module_ &m);

@@ -36,6 +36,7 @@ NB_MODULE(_cpu, m) {
       "isa", [] { return steelyard::kernels().name; },
       "Name of the instruction set in use.");
   steelyard::bind_amax(m);
+  steelyard::bind_attention(m);
   steelyard::bind_bound(m);
   steelyard::bind_contract(m);
   steelyard::bind_dequantize(m);

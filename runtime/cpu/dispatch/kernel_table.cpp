@@ -1,5 +1,6 @@
 #include "cpu/dispatch/kernel_table.h"
 
+#include "cpu/attention/attention.h"
 #include "cpu/decode/dequantize.h"
 #include "cpu/decode/transpose.h"
 #include "cpu/gemm/gemm.h"
@@ -28,6 +29,9 @@ const KernelTable table{
     .name = STEELYARD_NAME(STEELYARD_ISA),
     .has_vectors = kHasVectors,
     .amax = amax,
+    .attend_blocks = attend_blocks,
+    .attend_few = attend_few,
+    .merge_few = merge_few,
     .quantize = quantize,
     .dequantize = dequantize,
     .transpose = transpose,

@@ -23,6 +23,7 @@
 namespace steelyard {
 
 struct AmaxCall;
+struct AttentionCall;
 struct QuantizeCall;
 struct DequantizeCall;
 struct TransposeCall;
@@ -35,6 +36,9 @@ struct KernelTable {
   const char *name;
   bool has_vectors; // as simd.h says: some GEMMs need them
   void (*amax)(const AmaxCall &call, int64_t begin, int64_t end);
+  void (*attend_blocks)(const AttentionCall &call, int64_t begin, int64_t end);
+  void (*attend_few)(const AttentionCall &call, int64_t begin, int64_t end);
+  void (*merge_few)(const AttentionCall &call, int64_t begin, int64_t end);
   void (*quantize)(const QuantizeCall &call, int64_t begin, int64_t end);
   void (*dequantize)(const DequantizeCall &call, int64_t begin, int64_t end);
   void (*transpose)(const TransposeCall &call, int64_t begin, int64_t end);

@@ -6,8 +6,8 @@
 
 namespace steelyard {
 
-enum class WorkspaceUse { rows, accumulators, columns };
-inline constexpr int kWorkspaceUses = 3;
+enum class WorkspaceUse { rows, accumulators, columns, attention, partials };
+inline constexpr int kWorkspaceUses = 5;
 
 // At least `size` bytes, 64-byte aligned, of the calling thread; good until it
 // asks again for the same use. Throws std::bad_alloc.

@@ -1,0 +1,195 @@
+#include "cpu/attention/few_products.h"
+#include "cpu/attention/heads.h"
+#include "cpu/gemm/workspace.h"
+
+namespace steelyard::STEELYARD_ISA {
+
+// Keys whose values are still near when their scores are known.
+static constexpr int64_t kStepKeys = 64;
+static_assert(kChunkKeys % kStepKeys == 0);
+
+// One chunk of keys, for all queries of all heads that share them.
+class KeyChunk {
+public:
+  KeyChunk(const AttentionProblem &problem, int64_t batch, int64_t key_head,
+           float *partial)
+      : problem_(problem), batch_(batch), key_head_(key_head),
+        rows_(group_size(problem) * problem.queries),
+        columns_(whole_vectors(problem.head_size)), partial_(partial) {
+    const int64_t step = kStepKeys * columns_, rows = rows_ * columns_;
+    queries_ = static_cast<float *>(
+        thread_workspace(WorkspaceUse::attention,
+                         (2 * (step + rows) + kStepKeys) * sizeof(float)));
+    sums_ = queries_ + rows;
+    key_memory_ = sums_ + rows;
+    value_memory_ = key_memory_ + step;
+    mask_row_ = value_memory_ + step;
+    fill_queries();
+  }
+
+  void run(int64_t first, int64_t end) {
+    const int64_t size = problem_.head_size;
+    const Matrix key =
+        head_of(problem_.key, batch_, key_head_, problem_.keys, size);
+    const Matrix value =
+        head_of(problem_.value, batch_, key_head_, problem_.keys, size);
+    for (; first < end; first += kStepKeys) {
+      const int64_t keys = smaller(kStepKeys, end - first);
+      const Rows key_rows = load_rows(key, first, keys, false, key_memory_);
+      multiply_keys(key_rows, keys);
+      float factors[kFewQueries];
+      for (int64_t row = 0; row < rows_; ++row)
+        factors[row] = exponentiate(row, first, keys);
+      const Rows value_rows =
+          load_rows(value, first, keys, false, value_memory_);
+      multiply_values(value_rows, keys, factors);
+    }
+    store_partial();
+  }
+
+private:
+  int64_t head_of_row(int64_t row) const {
+    return key_head_ * group_size(problem_) + row / problem_.queries;
+  }
+
+  void fill_queries() {
+    const int64_t size = problem_.head_size;
+    for (int64_t row = 0; row < rows_; ++row) {
+      const Matrix query = head_of(problem_.query, batch_, head_of_row(row),
+                                   problem_.queries, size);
+      float *out = queries_ + row * columns_;
+      const float *found =
+          row_chunk(query, row % problem_.queries, 0, size, out);
+      for (int64_t d = 0; d < columns_; ++d)
+        out[d] = d < size ? found[d] * problem_.scale : 0.0f;
+      largest_[row] = kNoScore;
+      totals_[row] = 0.0f;
+    }
+    std::memset(sums_, 0, rows_ * columns_ * sizeof *sums_);
+  }
+
+  void multiply_keys(Rows key, int64_t keys) {
+    for (int64_t k = 0; k < keys; k += kKeysPerSum)
+      each_few(rows_, [&]<int rows>(int64_t row) {
+        multiply_few_keys<rows>(queries_ + row * columns_, columns_,
+                                key.data + k * key.stride, key.stride, keys - k,
+                                scores_[row] + k, kStepKeys);
+      });
+  }
+
+  void multiply_values(Rows value, int64_t keys, const float *factors) {
+    each_few(rows_, [&]<int rows>(int64_t row) {
+      multiply_few_values<rows>(scores_[row], kStepKeys, value.data,
+                                value.stride, keys, factors + row,
+                                sums_ + row * columns_, columns_);
+    });
+  }
+
+  // Makes weights of a row's scores; returns the factor of what was summed.
+  float exponentiate(int64_t row, int64_t first, int64_t keys) {
+    float *scores = scores_[row];
+    if (problem_.mask.data)
+      add_mask(row, first, keys);
+    const int64_t query = row % problem_.queries;
+    int64_t seen = visible_keys(problem_, query) - first;
+    seen = seen < 0 ? 0 : smaller(seen, keys);
+    const int64_t whole = whole_vectors(keys);
+    for (int64_t k = seen; k < whole; ++k)
+      scores[k] = kNoScore;
+    const float before = largest_[row];
+    WidestFloats found = all_lanes(before);
+    for (int64_t k = 0; k < whole; k += kLanes)
+      found = maximum(found, load<WidestFloats>(scores + k));
+    for (int i = 0; i < kLanes; ++i)
+      largest_[row] = found[i] > largest_[row] ? found[i] : largest_[row];
+    const float base = finite_maximum(largest_[row]);
+    WidestFloats total = {};
+    for (int64_t k = 0; k < whole; k += kLanes) {
+      const WidestFloats weight =
+          exp_of_negative(load<WidestFloats>(scores + k) - all_lanes(base));
+      store(scores + k, weight);
+      total += weight;
+    }
+    const float factor = exp_of_negative(before - base);
+    const WidestFloats only[kKeysPerSum] = {total};
+    totals_[row] = totals_[row] * factor + lane_sums(only)[0];
+    return factor;
+  }
+
+  void add_mask(int64_t row, int64_t first, int64_t keys) {
+    const Matrix mask = head_of(problem_.mask, batch_, head_of_row(row),
+                                problem_.queries, problem_.keys);
+    const float *found =
+        row_chunk(mask, row % problem_.queries, first, keys, mask_row_);
+    for (int64_t k = 0; k < keys; ++k)
+      scores_[row][k] += found[k];
+  }
+
+  void store_partial() {
+    const int64_t size = problem_.head_size;
+    for (int64_t row = 0; row < rows_; ++row) {
+      float *out = partial_ + row * (size + 2);
+      std::memcpy(out, sums_ + row * columns_, size * sizeof *out);
+      out[size] = largest_[row];
+      out[size + 1] = totals_[row];
+    }
+  }
+
+  const AttentionProblem &problem_;
+  const int64_t batch_, key_head_;
+  const int64_t rows_;    // every query of every head
+  const int64_t columns_; // of a row: whole vectors
+  float *const partial_;
+  float *queries_, *sums_, *key_memory_, *value_memory_, *mask_row_;
+  alignas(64) float scores_[kFewQueries][kStepKeys];
+  float largest_[kFewQueries], totals_[kFewQueries];
+};
+
+static float *partial_of(const AttentionCall &call, int64_t key_head,
+                         int64_t chunk) {
+  return call.partials +
+         (key_head * call.splits + chunk) * partial_size(call.problem);
+}
+
+void attend_few(const AttentionCall &call, int64_t begin, int64_t end) {
+  const AttentionProblem &problem = call.problem;
+  for (int64_t task = begin; task < end; ++task) {
+    const int64_t head = task / call.splits, chunk = task % call.splits;
+    const int64_t seen = visible_keys(problem, problem.queries - 1);
+    KeyChunk(problem, head / problem.key_heads, head % problem.key_heads,
+             partial_of(call, head, chunk))
+        .run(chunk * kChunkKeys, smaller(seen, (chunk + 1) * kChunkKeys));
+  }
+}
+
+// Adds a chunk's row to that of the chunks before it.
+static void merge_row(float *row, const float *next, int64_t size) {
+  float *largest = row + size, *total = row + size + 1;
+  const float after = next[size] > *largest ? next[size] : *largest,
+              base = finite_maximum(after);
+  const float kept = exp_of_negative(*largest - base),
+              added = exp_of_negative(next[size] - base);
+  for (int64_t d = 0; d < size; ++d)
+    row[d] = row[d] * kept + next[d] * added;
+  *total = *total * kept + next[size + 1] * added;
+  *largest = after;
+}
+
+void merge_few(const AttentionCall &call, int64_t begin, int64_t end) {
+  const AttentionProblem &problem = call.problem;
+  const int64_t size = problem.head_size, group = group_size(problem);
+  for (int64_t task = begin; task < end; ++task) {
+    float *first = partial_of(call, task, 0);
+    for (int64_t row = 0; row < group * problem.queries; ++row) {
+      float *sums = first + row * (size + 2);
+      for (int64_t chunk = 1; chunk < call.splits; ++chunk)
+        merge_row(sums, partial_of(call, task, chunk) + row * (size + 2), size);
+      const int64_t head =
+          task % problem.key_heads * group + row / problem.queries;
+      finish_query(problem, task / problem.key_heads, head,
+                   row % problem.queries, sums, sums[size], sums[size + 1]);
+    }
+  }
+}
+
+} // namespace steelyard::STEELYARD_ISA

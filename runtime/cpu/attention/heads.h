@@ -1,0 +1,77 @@
+// One head of a tensor as rows of float32. Included by kernel sources only.
+#pragma once
+
+#include "cpu/attention/attention.h"
+#include "cpu/attention/softmax.h"
+#include "cpu/tiles/row_chunk.h"
+
+namespace steelyard::STEELYARD_ISA {
+
+static inline int64_t whole_vectors(int64_t n) {
+  return (n + kLanes - 1) / kLanes * kLanes;
+}
+
+static inline Matrix head_of(const HeadsView &x, int64_t batch, int64_t head,
+                             int64_t tokens, int64_t columns) {
+  const int64_t first = batch * x.batch_stride + head * x.head_stride;
+  const int64_t size = x.dtype == Dtype::f32 ? 4 : 2;
+  return {static_cast<char *>(x.data) + first * size,
+          x.dtype,
+          tokens,
+          columns,
+          x.token_stride,
+          x.column_stride};
+}
+
+struct Rows {
+  const float *data;
+  int64_t stride;
+};
+
+// Rows [first, first + n) whose columns go on to a whole vector: where they
+// are, or in `buffer`, with zeros for the columns that are missing. Rows far
+// apart are copied if they are read `often`: they may all lie in one cache set.
+static inline Rows load_rows(const Matrix &x, int64_t first, int64_t n,
+                             bool often, float *buffer) {
+  const int64_t stride = whole_vectors(x.columns);
+  const bool is_plain =
+      x.dtype == Dtype::f32 && x.column_stride == 1 && x.columns == stride;
+  if (is_plain && (!often || x.row_stride == stride))
+    return {static_cast<const float *>(x.data) + first * x.row_stride,
+            x.row_stride};
+  for (int64_t i = 0; i < n; ++i) {
+    float *row = buffer + i * stride;
+    const float *found = row_chunk(x, first + i, 0, x.columns, row);
+    if (found != row)
+      std::memcpy(row, found, x.columns * sizeof *row);
+    std::memset(row + x.columns, 0, (stride - x.columns) * sizeof *row);
+  }
+  return {buffer, stride};
+}
+
+// How many keys a query sees.
+static inline int64_t visible_keys(const AttentionProblem &problem,
+                                   int64_t query) {
+  return problem.causal ? smaller(query + 1, problem.keys) : problem.keys;
+}
+
+// The end of a query: its row of sums is divided and written.
+static inline void finish_query(const AttentionProblem &problem, int64_t batch,
+                                int64_t head, int64_t query, float *sums,
+                                float largest, float total) {
+  const bool is_seen = !(total == 0.0f);
+  const float factor = is_seen ? 1.0f / total : 0.0f;
+  for (int64_t d = 0; d < problem.head_size; ++d)
+    sums[d] *= factor;
+  const HeadsView &out = problem.out;
+  const int64_t size = out.dtype == Dtype::f32 ? 4 : 2;
+  store_row(sums, problem.head_size, out.dtype,
+            static_cast<char *>(out.data) +
+                (batch * out.batch_stride + head * out.head_stride +
+                 query * out.token_stride) *
+                    size);
+  problem.logsumexp[(batch * problem.queries + query) * problem.heads + head] =
+      is_seen ? largest + __builtin_logf(total) : 0.0f;
+}
+
+} // namespace steelyard::STEELYARD_ISA

@@ -1,0 +1,135 @@
+// The two products of attention, with queries in the lanes of vectors. Included
+// by kernel sources only.
+//
+// A panel is kPanel queries. Its scores are [key][kPanel], and so are the
+// exponentials made of them: neither keys nor values need be transposed.
+#pragma once
+
+#include "cpu/attention/softmax.h"
+
+namespace steelyard::STEELYARD_ISA {
+
+static constexpr int kPanelVectors = 2;
+static constexpr int kPanel = kPanelVectors * kLanes;
+// As many sums as the registers hold beside what is multiplied.
+static constexpr int kKeysAtOnce = kLanes == 16 ? 12 : 6;
+static constexpr int kQueriesAtOnce = 4;
+static constexpr int kColumnVectors = kLanes == 16 ? 4 : kHasVectors ? 3 : 2;
+
+// scores = key query^T: `queries` is [head size][kPanel], keys are rows.
+template <int keys>
+static inline void multiply_keys(const float *queries, const float *key,
+                                 int64_t stride, int64_t size, float *scores) {
+  WidestFloats sum[keys][kPanelVectors] = {};
+  for (int64_t d = 0; d < size; ++d) {
+    WidestFloats lanes[kPanelVectors];
+#pragma GCC unroll 2
+    for (int v = 0; v < kPanelVectors; ++v)
+      lanes[v] = load<WidestFloats>(queries + d * kPanel + v * kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < keys; ++r) {
+      const WidestFloats value = all_lanes(key[r * stride + d]);
+#pragma GCC unroll 2
+      for (int v = 0; v < kPanelVectors; ++v)
+        sum[r][v] = multiply_add(value, lanes[v], sum[r][v]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < keys; ++r)
+#pragma GCC unroll 2
+    for (int v = 0; v < kPanelVectors; ++v)
+      store(scores + r * kPanel + v * kLanes, sum[r][v]);
+}
+
+static inline void multiply_keys(const float *queries, const float *key,
+                                 int64_t stride, int64_t size, int64_t keys,
+                                 float *scores) {
+  int64_t k = 0;
+  for (; k + kKeysAtOnce <= keys; k += kKeysAtOnce)
+    multiply_keys<kKeysAtOnce>(queries, key + k * stride, stride, size,
+                               scores + k * kPanel);
+  for (; k + 4 <= keys; k += 4)
+    multiply_keys<4>(queries, key + k * stride, stride, size,
+                     scores + k * kPanel);
+  for (; k < keys; ++k)
+    multiply_keys<1>(queries, key + k * stride, stride, size,
+                     scores + k * kPanel);
+}
+
+// How far queries that follow each other see: the first sees `first` keys, each
+// of the others one more if `grows`, all of them at most `keys`.
+struct Sight {
+  int64_t first, keys;
+  bool grows;
+
+  Sight after(int64_t queries) const {
+    return {grows ? first + queries : first, keys, grows};
+  }
+  int64_t all_see() const {
+    return first < 0 ? 0 : first < keys ? first : keys;
+  }
+};
+
+// sums = factor sums + weight value, in `queries` rows and `vectors` vectors.
+template <int queries, int vectors>
+static inline void multiply_values(const float *weights, const float *value,
+                                   int64_t stride, const Sight &sight,
+                                   const float *factors, float *sums,
+                                   int64_t sums_stride) {
+  WidestFloats sum[queries][vectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < queries; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; ++v)
+      sum[r][v] = load<WidestFloats>(sums + r * sums_stride + v * kLanes) *
+                  all_lanes(factors[r]);
+  int64_t k = 0;
+  for (const int64_t end = sight.all_see(); k < end; ++k) {
+    WidestFloats lanes[vectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; ++v)
+      lanes[v] = load<WidestFloats>(value + k * stride + v * kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < queries; ++r) {
+      const WidestFloats weight = all_lanes(weights[k * kPanel + r]);
+#pragma GCC unroll 8
+      for (int v = 0; v < vectors; ++v)
+        sum[r][v] = multiply_add(weight, lanes[v], sum[r][v]);
+    }
+  }
+  // Not with a weight of 0, which makes NaN of an infinite value.
+  for (const int64_t end = sight.after(queries - 1).all_see(); k < end; ++k)
+#pragma GCC unroll 8
+    for (int r = 0; r < queries; ++r)
+      if (k < sight.first + r)
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; ++v)
+          sum[r][v] = multiply_add(
+              all_lanes(weights[k * kPanel + r]),
+              load<WidestFloats>(value + k * stride + v * kLanes), sum[r][v]);
+#pragma GCC unroll 8
+  for (int r = 0; r < queries; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; ++v)
+      store(sums + r * sums_stride + v * kLanes, sum[r][v]);
+}
+
+// The same for any number of columns, in whole vectors.
+template <int queries>
+static inline void multiply_values(const float *weights, const float *value,
+                                   int64_t stride, const Sight &sight,
+                                   const float *factors, float *sums,
+                                   int64_t columns) {
+  int64_t d = 0;
+  for (; d + kColumnVectors * kLanes <= columns; d += kColumnVectors * kLanes)
+    multiply_values<queries, kColumnVectors>(weights, value + d, stride, sight,
+                                             factors, sums + d, columns);
+  for (; d + 2 * kLanes <= columns; d += 2 * kLanes)
+    multiply_values<queries, 2>(weights, value + d, stride, sight, factors,
+                                sums + d, columns);
+  for (; d < columns; d += kLanes)
+    multiply_values<queries, 1>(weights, value + d, stride, sight, factors,
+                                sums + d, columns);
+}
+
+} // namespace steelyard::STEELYARD_ISA

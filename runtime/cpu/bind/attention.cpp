@@ -1,0 +1,68 @@
+#include "cpu/attention/attention.h"
+#include "cpu/bind/arguments.h"
+#include "cpu/bind/bindings.h"
+
+namespace nb = nanobind;
+
+namespace steelyard {
+namespace {
+
+// batches, heads, key heads, queries, keys, head size
+using SizeArguments =
+    std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
+
+// data, dtype, and the strides of batch, head, token and column
+using HeadsArguments =
+    std::tuple<uintptr_t, int, int64_t, int64_t, int64_t, int64_t>;
+
+HeadsView heads_of(const HeadsArguments &arguments, bool is_empty) {
+  const auto &[data, dtype, batch, head, token, column] = arguments;
+  return {memory(data, is_empty), dtype_of(dtype), batch, head, token, column};
+}
+
+AttentionProblem sizes_of(const SizeArguments &sizes) {
+  AttentionProblem problem{};
+  std::tie(problem.batches, problem.heads, problem.key_heads, problem.queries,
+           problem.keys, problem.head_size) = sizes;
+  const bool known = problem.batches >= 0 && problem.heads >= 0 &&
+                     problem.key_heads >= 0 && problem.queries >= 0 &&
+                     problem.keys >= 0 && problem.head_size >= 0;
+  require(known, "sizes must not be negative");
+  require(problem.key_heads == 0 ? problem.heads == 0
+                                 : problem.heads % problem.key_heads == 0,
+          "heads must be a multiple of key heads");
+  return problem;
+}
+
+} // namespace
+
+void bind_attention(nb::module_ &m) {
+  m.def(
+      "attention",
+      [](const SizeArguments &sizes, const HeadsArguments &query,
+         const HeadsArguments &key, const HeadsArguments &value,
+         const std::optional<HeadsArguments> &mask, const HeadsArguments &out,
+         uintptr_t logsumexp, float scale, bool causal, int threads) {
+        nb::gil_scoped_release release;
+        AttentionProblem problem = sizes_of(sizes);
+        const bool no_rows =
+            problem.batches == 0 || problem.heads == 0 || problem.queries == 0;
+        const bool no_queries = no_rows || problem.head_size == 0;
+        const bool no_keys = no_queries || problem.keys == 0;
+        problem.query = heads_of(query, no_queries);
+        problem.key = heads_of(key, no_keys);
+        problem.value = heads_of(value, no_keys);
+        problem.out = heads_of(out, no_queries);
+        if (mask && !no_rows && problem.keys > 0)
+          problem.mask = heads_of(*mask, false);
+        problem.logsumexp = memory<float>(logsumexp, no_rows);
+        problem.scale = scale;
+        problem.causal = causal;
+        run_attention(problem, threads);
+      },
+      "Write softmax(scale * query key^T + mask) value of each head, whose "
+      "columns are contiguous, and the logarithms of its sums as (batch, "
+      "query, head).");
+}
+
+} // namespace steelyard

@@ -1,0 +1,239 @@
+"""Attention of the CPU against float64 and torch: sizes, strides, dtypes, masks, special values, threads."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from steelyard import reference
+from steelyard.errors import ConstraintError
+from steelyard.runtime import cpu
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+INFINITY = float("inf")
+flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+def heads(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def tensors(batch, query_heads, key_heads, queries, keys, size, dtype=torch.float32):
+    shapes = ((query_heads, queries), (key_heads, keys), (key_heads, keys))
+    return [heads(batch, *shape, size, seed=seed, dtype=dtype) for seed, shape in enumerate(shapes)]
+
+
+def check(query, key, value, mask=None, **options):
+    """The kernel's results, within the bounds of the reference."""
+    out, logsumexp = cpu.attention(query, key, value, mask, **options)
+    expected = reference.attention(query, key, value, mask, **options)
+    assert (out.shape, out.dtype) == (query.shape, query.dtype)
+    assert (logsumexp.shape, logsumexp.dtype) == (query.shape[:3], torch.float32)
+    assert (np.abs(out.double().numpy() - expected.out) <= expected.out_bound).all()
+    assert (np.abs(logsumexp.double().numpy() - expected.logsumexp) <= expected.logsumexp_bound).all()
+    return out, logsumexp
+
+
+SIZES = [
+    # batch, heads, key heads, queries, keys, head size
+    (1, 1, 1, 1, 1, 1),
+    (2, 4, 2, 1, 700, 64),
+    (1, 8, 1, 1, 129, 20),
+    (1, 3, 1, 2, 66, 33),
+    (2, 2, 2, 5, 7, 8),
+    (1, 3, 3, 40, 100, 64),
+    (1, 2, 1, 65, 200, 80),
+    (1, 1, 1, 130, 97, 129),
+    (1, 2, 2, 13, 300, 5),
+]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_sizes(isa, sizes, causal):
+    check(*tensors(*sizes), causal=causal)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("queries", [1, 50])
+def test_errors_are_those_of_float32(isa, queries, dtype):
+    """The bound holds for any rounding; sums that round well are far closer."""
+    query, key, value = tensors(1, 2, 2, queries, 600, 64, dtype)
+    out, logsumexp = check(query, key, value)
+    expected = reference.attention(query, key, value)
+    limit = {torch.float32: 7e-7, torch.bfloat16: 3e-3, torch.float16: 4e-4}[dtype]
+    assert np.linalg.norm(out.double().numpy() - expected.out) < limit * np.linalg.norm(expected.out)
+    assert np.abs(logsumexp.double().numpy() - expected.logsumexp).max() < 2e-6
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("queries", [1, 70])
+def test_torch_gives_the_same(isa, queries, causal):
+    query, key, value = tensors(2, 6, 2, queries, 90, 24)
+    out, logsumexp = cpu.attention(query, key, value, causal=causal, scale=0.3)
+    theirs, their_logsumexp = flash(query, key, value, 0.0, causal, scale=0.3)
+    torch.testing.assert_close(out, theirs, rtol=0, atol=2e-6)
+    torch.testing.assert_close(logsumexp, their_logsumexp, rtol=0, atol=4e-6)
+    assert (out.stride(), logsumexp.stride()) == (theirs.stride(), their_logsumexp.stride())
+
+
+def spread(x):
+    """The same values with gaps between tokens, heads and columns."""
+    batch, count, tokens, size = x.shape
+    memory = torch.full((batch, tokens + 1, count + 2, size + 3, 2), INFINITY, dtype=x.dtype)
+    memory[:, :tokens, 1:-1, 1 : size + 1, 1] = x.transpose(1, 2)
+    return memory[:, :tokens, 1:-1, 1 : size + 1, 1].transpose(1, 2)
+
+
+LAYOUTS = {
+    "tokens first": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "columns first": lambda x: x.transpose(1, 3).contiguous().transpose(1, 3),
+    "gaps": spread,
+    "one for all": lambda x: x[:, :1].expand(x.shape),
+    "negated": lambda x: torch.complex(x, -x).conj().imag if x.dtype == torch.float32 else x,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("queries", [2, 37])
+def test_strides_change_nothing(isa, queries, dtype, layout):
+    given = [LAYOUTS[layout](x) for x in tensors(2, 3, 3, queries, 70, 16, dtype)]
+    copies = [x.clone(memory_format=torch.contiguous_format).resolve_neg() for x in given]
+    expected = cpu.attention(*copies, causal=queries > 2)
+    for found, wanted in zip(cpu.attention(*given, causal=queries > 2), expected, strict=True):
+        assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("shape", [(9, 130), (1, 130), (2, 1, 9, 130), (1, 4, 9, 1), (2, 4, 1, 130)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_masks_are_added(isa, dtype, shape):
+    query, key, value = tensors(2, 4, 2, 9, 130, 16, dtype)
+    for mask in (heads(*shape, seed=5), heads(*shape, seed=5, dtype=dtype)):
+        check(query, key, value, mask)
+        check(query, key, value, mask, causal=True)
+        check(query[:, :, -1:], key, value, mask[..., -1:, :])
+
+
+@pytest.mark.parametrize("queries", [1, 30])
+@pytest.mark.parametrize("filler", [-INFINITY, torch.finfo(torch.float32).min])
+def test_masks_hide_keys_as_torch_hides_them(isa, queries, filler):
+    """A row of -inf gives zeros; a row of the smallest float gives the mean of all values."""
+    query, key, value = tensors(1, 2, 2, queries, 150, 16)
+    mask = torch.where(heads(1, 2, queries, 150, seed=7) > 0, 0.0, filler)
+    mask[0, 1, 0] = filler
+    out, logsumexp = cpu.attention(query, key, value, mask)
+    theirs, their_logsumexp = flash(query, key, value, 0.0, False, attn_mask=mask)
+    torch.testing.assert_close(out, theirs, rtol=0, atol=2e-6)
+    torch.testing.assert_close(logsumexp, their_logsumexp, rtol=1e-6, atol=4e-6)
+    first = torch.zeros(16) if filler == -INFINITY else value[0, 1].mean(dim=0)
+    torch.testing.assert_close(out[0, 1, 0], first, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("queries", [1, 20])
+def test_a_late_maximum_and_huge_scores(isa, queries):
+    """Scores that grow along the keys, so that every block multiplies down what came before."""
+    query, key, value = tensors(1, 1, 1, queries, 700, 8)
+    query[..., 0], key[..., 0] = 50.0, torch.linspace(-30, 30, 700)
+    check(query, key, value)
+    check(query, key.flip(2), value)
+    out, _ = cpu.attention(query * 1e17, key * 1e17, value)
+    largest = (query[0, 0].double() @ key[0, 0].double().T).argmax(dim=1)
+    assert torch.equal(out[0, 0], value[0, 0, largest])
+
+
+@pytest.mark.parametrize("special", [INFINITY, -INFINITY, math.nan])
+@pytest.mark.parametrize("queries", [1, 30])
+def test_special_values_reach_who_sees_them(isa, queries, special):
+    for position in (0, 5, 63, 64, 129):
+        query, key, value = tensors(1, 2, 2, queries, 130, 8)
+        expected, expected_logsumexp = cpu.attention(query, key, value)
+        query[0, 0, queries - 1, 3] = special
+        out, logsumexp = cpu.attention(query, key, value)
+        assert out[0, 0, -1].isnan().all()
+        assert logsumexp[0, 0, -1].isnan()
+        assert torch.equal(out[0, 0, :-1], expected[0, 0, :-1])
+        assert torch.equal(out[0, 1], expected[0, 1])
+        assert torch.equal(logsumexp[0, 1], expected_logsumexp[0, 1])
+
+        query, key, value = tensors(1, 2, 2, queries, 130, 8)
+        value[0, 0, position, 2] = special
+        out, _ = cpu.attention(query, key, value)
+        torch.testing.assert_close(out[0, 0, :, 2], torch.full((queries,), special), equal_nan=True)
+        assert torch.equal(out[..., 3:], expected[..., 3:])
+
+
+@pytest.mark.parametrize("special", [INFINITY, math.nan])
+def test_what_a_causal_mask_hides_is_never_read(isa, special):
+    query, key, value = tensors(1, 1, 1, 130, 130, 8)
+    expected, expected_logsumexp = cpu.attention(query, key, value, causal=True)
+    for first in (1, 33, 64, 100):
+        key[0, 0, first:] = value[0, 0, first:] = special
+        out, logsumexp = cpu.attention(query, key, value, causal=True)
+        assert torch.equal(out[0, 0, :first], expected[0, 0, :first])
+        assert torch.equal(logsumexp[0, 0, :first], expected_logsumexp[0, 0, :first])
+        assert out[0, 0, first:].isnan().all()
+        query, key, value = tensors(1, 1, 1, 130, 130, 8)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(0, 2, 2, 3, 4, 8), (1, 0, 0, 3, 4, 8), (1, 2, 2, 0, 4, 8), (2, 2, 1, 3, 4, 0)], ids=str
+)
+@pytest.mark.parametrize("causal", [False, True])
+def test_nothing_to_attend(isa, sizes, causal):
+    check(*tensors(*sizes), causal=causal)
+
+
+@pytest.mark.parametrize("queries", [1, 30])
+def test_no_keys_give_zeros(isa, queries):
+    query, key, value = tensors(1, 2, 1, queries, 0, 8)
+    for mask in (None, torch.zeros(queries, 0)):
+        out, logsumexp = cpu.attention(query, key, value, mask)
+        assert torch.equal(out, torch.zeros_like(query))
+        assert torch.equal(logsumexp, torch.zeros(1, 2, queries))
+
+
+@pytest.mark.parametrize("sizes", [(1, 6, 2, 1, 5000, 32), (2, 3, 3, 300, 300, 32)], ids=str)
+def test_threads_change_nothing(isa, sizes):
+    given = tensors(*sizes)
+    torch.set_num_threads(1)
+    expected = cpu.attention(*given, causal=sizes[3] > 1)
+    for threads in (2, 3, 5):
+        torch.set_num_threads(threads)
+        for found, wanted in zip(cpu.attention(*given, causal=sizes[3] > 1), expected, strict=True):
+            assert torch.equal(found, wanted)
+
+
+def test_torch_differentiates_through_the_results():
+    """torch's backward, given our results, finds the gradients that float64 has."""
+    query, key, value = tensors(1, 4, 4, 40, 40, 16)
+    out, logsumexp = cpu.attention(query, key, value, causal=True)
+    grad_out = heads(*out.shape, seed=9)
+    found = flash_backward(grad_out, query, key, value, out, logsumexp, 0.0, True)
+    doubles = [x.double().requires_grad_() for x in (query, key, value)]
+    torch.nn.functional.scaled_dot_product_attention(*doubles, is_causal=True).backward(grad_out.double())
+    for gradient, wanted in zip(found, doubles, strict=True):
+        torch.testing.assert_close(gradient.double(), wanted.grad, rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "constraint"),
+    [
+        ({"query": torch.zeros(2, 3, 4)}, "attention_heads"),
+        ({"key": torch.zeros(1, 2, 5, 8, dtype=torch.float16)}, "attention_heads"),
+        ({"value": torch.zeros(1, 2, 5, 8, device="meta")}, "cpu_tensor"),
+        ({"query": torch.zeros(1, 4, 3, 8, dtype=torch.float64)}, "attention_heads"),
+        ({"value": torch.zeros(1, 2, 6, 8)}, "attention_sizes"),
+        ({"query": torch.zeros(1, 3, 3, 8)}, "attention_sizes"),
+        ({"mask": torch.zeros(5)}, "attention_mask"),
+        ({"mask": torch.zeros(3, 5, dtype=torch.bool)}, "attention_mask"),
+        ({"mask": torch.zeros(3, 4)}, "attention_mask"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes, constraint):
+    given = dict(zip(("query", "key", "value"), tensors(1, 4, 2, 3, 5, 8), strict=True))
+    with pytest.raises(ConstraintError) as caught:
+        cpu.attention(**(given | changes))
+    assert caught.value.constraint == constraint
