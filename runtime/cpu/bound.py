@@ -19,6 +19,7 @@ from steelyard.formats.parts import part_shapes, stored_shape
 from steelyard.ir.kernel_calls import (
     AdvanceRngCall,
     AmaxCall,
+    AttentionCall,
     CopyCall,
     CopySlots,
     CountSaturatedCall,
@@ -40,6 +41,7 @@ from steelyard.ir.kernel_calls import (
 from steelyard.runtime import _cpu, dtypes
 from steelyard.runtime.cpu import bound_groups, decoding, delayed, producers, quantization, saturation
 from steelyard.runtime.cpu.arguments import ACTIVATIONS, DTYPES, flat, scheme_bits
+from steelyard.runtime.cpu.attention import attend
 from steelyard.runtime.cpu.gemm import PACKED
 from steelyard.runtime.quantizers import Quantizers, own_algorithm
 from steelyard.runtime.ranks import largest_of_ranks
@@ -260,6 +262,16 @@ def _bind_amax(call: AmaxCall, _: Quantizers) -> Bound:
         )
 
     return amax, None
+
+
+@bind.register
+def _bind_attention(call: AttentionCall, _: Quantizers) -> Bound:
+    mask, causal, scale = call.mask, call.causal, call.scale
+
+    def attention(*values: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return attend(*values[:3], None if mask is None else values[mask], causal, scale)
+
+    return attention, None
 
 
 @bind.register

@@ -8,7 +8,7 @@ func.func private @f(tensor<8x64xf32>) -> tensor<8x64xi8> attributes {scaled.ker
 
 // -----
 
-// expected-error @+1 {{scaled.kernel must be one of gemm, epilogue, quantize, produce_quantize, stored, dequantize, transpose, pack, grouped_quantize, grouped_stored, grouped_pack, grouped_gemm, pad, unpad, turn, swizzle, amax, update_scale, count_saturated, advance_rng, got cpu.gemm.mx [call_c1]}}
+// expected-error @+1 {{scaled.kernel must be one of attention, gemm, epilogue, quantize, produce_quantize, stored, dequantize, transpose, pack, grouped_quantize, grouped_stored, grouped_pack, grouped_gemm, pad, unpad, turn, swizzle, amax, update_scale, count_saturated, advance_rng, got cpu.gemm.mx [call_c1]}}
 func.func private @f() attributes {scaled.kernel = "cpu.gemm.mx"}
 
 // -----
@@ -123,3 +123,23 @@ func.func private @f(tensor<8x64xf32>) -> (tensor<8x64xi8>, tensor<8x3xi8>) attr
 #fp4 = #scaled.scheme<f4E2M1FN, "1x16", f8E4M3FN, {second_level = "tensor"}>
 // expected-error @+1 {{a packed copy must have a known shape, got [?,64] [call_c5]}}
 func.func private @f(tensor<8x32xi8>, tensor<8x4xi8>, tensor<f32>, tensor<452xi8>) -> tensor<8x8xf32> attributes {scaled.kernel = "gemm", scaled.config = {kind = "fprop", lhs = #fp4, lhs_shape = array<i64: 8, 64>, rhs = #packed, rhs_shape = array<i64: -1, 64>}, scaled.operands = ["lhs.codes", "lhs.scales", "lhs.amax", "rhs.packed"], scaled.results = ["result"]}
+
+// -----
+
+// expected-error @+1 {{query, key, value and result must have 4 dims of one of f32, bf16, f16, got 4 dims of f32, 3 dims of f32, 4 dims of f32, 4 dims of f32 [attention_c1]}}
+func.func private @f(tensor<1x2x3x8xf32>, tensor<2x3x8xf32>, tensor<1x2x3x8xf32>) -> (tensor<1x2x3x8xf32>, tensor<1x2x3xf32>) attributes {scaled.kernel = "attention", scaled.config = {}, scaled.operands = ["query", "key", "value"], scaled.results = ["result", "logsumexp"]}
+
+// -----
+
+// expected-error @+1 {{query, key, value and result must have 4 dims of one of f32, bf16, f16, got 4 dims of f32, 4 dims of f32, 4 dims of bf16, 4 dims of f32 [attention_c1]}}
+func.func private @f(tensor<1x2x3x8xf32>, tensor<1x2x3x8xf32>, tensor<1x2x3x8xbf16>) -> (tensor<1x2x3x8xf32>, tensor<1x2x3xf32>) attributes {scaled.kernel = "attention", scaled.config = {}, scaled.operands = ["query", "key", "value"], scaled.results = ["result", "logsumexp"]}
+
+// -----
+
+// expected-error @+1 {{mask must have 2 or 4 dims of f32, got 2 dims of i1 [attention_c2]}}
+func.func private @f(tensor<1x2x3x8xf32>, tensor<1x2x3x8xf32>, tensor<1x2x3x8xf32>, tensor<3x3xi1>) -> (tensor<1x2x3x8xf32>, tensor<1x2x3xf32>) attributes {scaled.kernel = "attention", scaled.config = {}, scaled.operands = ["query", "key", "value", "mask"], scaled.results = ["result", "logsumexp"]}
+
+// -----
+
+// expected-error @+1 {{logsumexp must have 3 dims of f32, got 4 dims of f32 [attention_c3]}}
+func.func private @f(tensor<1x2x3x8xf32>, tensor<1x2x3x8xf32>, tensor<1x2x3x8xf32>) -> (tensor<1x2x3x8xf32>, tensor<1x2x3x8xf32>) attributes {scaled.kernel = "attention", scaled.config = {}, scaled.operands = ["query", "key", "value"], scaled.results = ["result", "logsumexp"]}

@@ -52,6 +52,14 @@ def constant_number(value: ir.Value) -> float | None:
     return constant_int(value)
 
 
+def constant_bool(value: ir.Value) -> bool | None:
+    """The value of a `torch.constant.bool`."""
+    op = defining_op(value)
+    if op is None or op.name != "torch.constant.bool":
+        return None
+    return bool(ir.IntegerAttr(op.attributes["value"]).value)
+
+
 def constant_ints(value: ir.Value) -> list[int] | None:
     """The elements of a list of integer constants."""
     op = defining_op(value)

@@ -11,6 +11,7 @@ from steelyard.formats.schemes import Scheme
 from steelyard.ir.kernel_calls import (
     AdvanceRngCall,
     AmaxCall,
+    AttentionCall,
     CountSaturatedCall,
     Declarations,
     DequantizeCall,
@@ -44,6 +45,7 @@ FP4 = Scheme("f4E2M1FN", "1x16", "f8E4M3FN", second_level="tensor")
 TILES = Scheme("f4E2M1FN", "16x16", "f8E4M3FN", second_level="tensor")
 OWN = Scheme("i8", "tensor", "f32", custom="Mine")
 
+HEADS = "tensor<2x4x?x16xbf16>"
 F32, ROWS, SCALAR = "tensor<8x64xf32>", "tensor<8x64xi8>", "tensor<f32>"
 ENDS = "tensor<2xi32>"
 MX_PARTS = {"codes": ROWS, "scales": "tensor<8x2xi8>"}
@@ -56,6 +58,12 @@ def parts(prefix: str, types: dict[str, str]) -> list[tuple[str, str]]:
 
 
 CASES = {
+    "attention": (
+        AttentionCall,
+        [("query", HEADS), ("key", HEADS), ("value", HEADS), ("mask", "tensor<?x?xf32>")],
+        [("result", HEADS), ("logsumexp", "tensor<2x4x?xf32>")],
+        {"causal": True, "scale": 0.25},
+    ),
     "quantize": (
         QuantizeCall,
         [("source", F32)],
