@@ -39,6 +39,7 @@ ORDER = (
     "gemm",
     "gemv",
     "formats",
+    "attention",
     "quantizers",
     "training",
     "peers",

@@ -26,6 +26,7 @@ GROUPS = {
     "gemm": "gemm",
     "gemv": "gemv",
     "formats": "formats",
+    "attention": "attention",
     "quantizers": "quantizers",
     "call": "call_overhead",
     "jax": "jax_dense",
@@ -39,7 +40,19 @@ GROUPS = {
 }
 # What `--quick` runs if no group is named. It takes two minutes, too few for inductor to compile.
 QUICK_GROUPS = (
-    *("gemm", "gemv", "formats", "quantizers", "call", "models", "experts", "training", "peers", "scaling"),
+    *(
+        "gemm",
+        "gemv",
+        "formats",
+        "attention",
+        "quantizers",
+        "call",
+        "models",
+        "experts",
+        "training",
+        "peers",
+        "scaling",
+    ),
     "threads",
 )
 
