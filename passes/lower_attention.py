@@ -24,7 +24,7 @@ def lower_attention(module: ir.Operation, *, target: str) -> None:
         return
     declarations = Declarations(module)
     for op in walk_ops(module):
-        call = _read_call(op) if op_name(op) == _FLASH else None
+        call = attention_call(op)
         if call is None:
             continue
         operands = list(op.operands)
@@ -35,9 +35,9 @@ def lower_attention(module: ir.Operation, *, target: str) -> None:
         op.erase()
 
 
-def _read_call(op: ir.Operation) -> AttentionCall | None:
-    """The call that an op is; None where the kernel does not do what it does."""
-    if len(op.operands) != 7 or len(op.results) != 2:
+def attention_call(op: ir.Operation) -> AttentionCall | None:
+    """The call that an op becomes on the CPU; None where the kernel does not do what it does."""
+    if op_name(op) != _FLASH or len(op.operands) != 7 or len(op.results) != 2:
         return None
     dropout, causal, mask, scale = list(op.operands)[3:]
     is_causal, factor = constant_bool(causal), constant_number(scale)

@@ -25,6 +25,7 @@ from steelyard.ir.gemm_plans import GemmPlan, plan_gemm, plan_grouped_gemm
 from steelyard.ir.gradients import find_gradients, operand_roles
 from steelyard.ir.locations import flops_of, layer_of
 from steelyard.ir.torch_ops import defining_op, op_name, parameter_of, walk_ops
+from steelyard.passes.lower_attention import attention_call
 from steelyard.targets import CPU, cuda_target
 from steelyard.targets.gemm_paths import CUSTOM, NATIVE
 
@@ -150,6 +151,7 @@ def rows_of(module: ir.Module, target: str = CPU) -> list[Row]:
             row = row if chosen is None else _experts_on_cuda(row, plan_grouped_gemm(view, chosen), view)
         elif HIGH_PRECISION in op.attributes:
             row = _high_precision_row(op)
+            row = replace(row, kernel="cpu attention") if chosen is None and attention_call(op) else row
         else:
             continue
         rows.append(replace(row, kind="dgrad") if _is_batched_gradient(view, gradients) else row)
