@@ -1,4 +1,4 @@
-"""Attention of one layer in float32, beside torch's own kernel for the CPU."""
+"""Attention in float32 as programs call it, beside torch's own kernel for the CPU."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import torch
 from contest import Contender, Maker, compete, contest_table
 from report import Table
 
-from steelyard.runtime import cpu
+from steelyard.runtime.cpu.attention import attend
 
 # Heads, and key heads: those of GPT-2, and those of SmolLM2 135M.
 HEADS = ((12, 12), (9, 3))
@@ -52,10 +52,10 @@ def _makers(layers: list[list[torch.Tensor]], *, causal: bool) -> dict[str, Make
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     held = sum(x.numel() * x.element_size() for layer in layers for x in layer[1:])
 
-    def maker(attend: Attend) -> Maker:
-        return lambda: Contender(lambda: [attend(*layer)[0] for layer in layers][-1], held)
+    def maker(run: Attend) -> Maker:
+        return lambda: Contender(lambda: [run(*layer)[0] for layer in layers][-1], held)
 
     return {
         "torch": maker(lambda query, key, value: flash(query, key, value, 0.0, causal)),
-        "steelyard": maker(lambda query, key, value: cpu.attention(query, key, value, causal=causal)),
+        "steelyard": maker(lambda query, key, value: attend(query, key, value, None, causal, None)),
     }

@@ -7,6 +7,13 @@ namespace steelyard::STEELYARD_ISA {
 // Keys whose values are still near when their scores are known.
 static constexpr int64_t kStepKeys = 64;
 static_assert(kChunkKeys % kStepKeys == 0);
+static constexpr int64_t kKeysAhead = 8;
+
+static inline void prefetch(const float *values, int64_t n) {
+  constexpr int64_t line = 64 / sizeof *values;
+  for (int64_t i = 0; i < n; i += line)
+    __builtin_prefetch(values + i);
+}
 
 // One chunk of keys, for all queries of all heads that share them.
 class KeyChunk {
@@ -37,7 +44,7 @@ public:
       const int64_t keys = smaller(kStepKeys, end - first);
       const Rows key_rows = load_rows(key, first, keys, false, key_memory_);
       multiply_keys(key_rows, keys);
-      float factors[kFewQueries];
+      float factors[kSharingQueries];
       for (int64_t row = 0; row < rows_; ++row)
         factors[row] = exponentiate(row, first, keys);
       const Rows value_rows =
@@ -69,12 +76,17 @@ private:
   }
 
   void multiply_keys(Rows key, int64_t keys) {
-    for (int64_t k = 0; k < keys; k += kKeysPerSum)
+    for (int64_t k = 0; k < keys; k += kKeysPerSum) {
+      // One query is done with its keys before the processor asks for more.
+      if (rows_ == 1)
+        prefetch(key.data + (k + kKeysAhead) * key.stride,
+                 kKeysPerSum * key.stride);
       each_few(rows_, [&]<int rows>(int64_t row) {
         multiply_few_keys<rows>(queries_ + row * columns_, columns_,
                                 key.data + k * key.stride, key.stride, keys - k,
                                 scores_[row] + k, kStepKeys);
       });
+    }
   }
 
   void multiply_values(Rows value, int64_t keys, const float *factors) {
@@ -141,8 +153,8 @@ private:
   const int64_t columns_; // of a row: whole vectors
   float *const partial_;
   float *queries_, *sums_, *key_memory_, *value_memory_, *mask_row_;
-  alignas(64) float scores_[kFewQueries][kStepKeys];
-  float largest_[kFewQueries], totals_[kFewQueries];
+  alignas(64) float scores_[kSharingQueries][kStepKeys];
+  float largest_[kSharingQueries], totals_[kSharingQueries];
 };
 
 static float *partial_of(const AttentionCall &call, int64_t key_head,

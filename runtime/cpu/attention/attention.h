@@ -39,8 +39,9 @@ struct AttentionProblem {
 };
 
 inline constexpr int64_t kBlockQueries = 64;
-// Most queries of a key head, in all of its heads, that `attend_few` takes.
-inline constexpr int64_t kFewQueries = 8;
+// Most queries that `attend_few` takes, of a head and of all heads of one key
+// head: with more of a head, lanes full of queries do better.
+inline constexpr int64_t kFewQueries = 16, kSharingQueries = 64;
 inline constexpr int64_t kChunkKeys = 512;
 
 struct AttentionCall {

@@ -11,7 +11,8 @@ int64_t pieces(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
 // Not where a causal mask hides keys from some queries only.
 bool has_few_queries(const AttentionProblem &problem) {
-  return group_size(problem) * problem.queries <= kFewQueries &&
+  return problem.queries <= kFewQueries &&
+         group_size(problem) * problem.queries <= kSharingQueries &&
          (!problem.causal || problem.queries == 1);
 }
 
@@ -40,7 +41,10 @@ void run_few(const AttentionProblem &problem, int threads) {
   parallel_for(
       key_heads * splits, grain, threads,
       [&](int64_t begin, int64_t end) { table.attend_few(call, begin, end); });
-  table.merge_few(call, 0, key_heads);
+  // As one task: there is little to merge.
+  parallel_for(key_heads, key_heads, 1, [&](int64_t begin, int64_t end) {
+    table.merge_few(call, begin, end);
+  });
 }
 
 } // namespace
