@@ -266,10 +266,10 @@ def _bind_amax(call: AmaxCall, _: Quantizers) -> Bound:
 
 @bind.register
 def _bind_attention(call: AttentionCall, _: Quantizers) -> Bound:
-    mask, causal, scale = call.mask, call.causal, call.scale
+    causal, scale = call.causal, call.scale
 
-    def attention(*values: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        return attend(*values[:3], None if mask is None else values[mask], causal, scale)
+    def attention(query: Any, key: Any, value: Any, mask: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
+        return attend(query, key, value, mask, causal, scale)
 
     return attention, None
 
