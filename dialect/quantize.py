@@ -37,9 +37,10 @@ class QuantizeOp(ScaledOp, name="quantize", traits=[ext.Pure]):
       take one
     - quantize_c5: stochastic rounding needs rng, and only stochastic rounding takes it
     - quantize_c6: only role grad_output is rounded stochastically
-    - quantize_c7: only schemes with one amax per tensor or per row return a new_amax
-    - quantize_c8: scale is an f32 scalar; new_amax is an f32 scalar, or f32 for each row where one copy has a second
-      level per row; rng is two 64-bit integers
+    - quantize_c7: only schemes with one amax per tensor or per row return a new_amax, and of a tensor in groups only
+      those with one scale per tensor
+    - quantize_c8: scale is an f32 scalar, or f32 for each group unless the scheme is static; new_amax is an f32 scalar,
+      f32 for each group, or f32 for each row where one copy has a second level per row; rng is two 64-bit integers
     - quantize_c9: ends, a 32-bit integer for each group, is there for a matrix in groups and only then
     """
 
@@ -59,26 +60,28 @@ class QuantizeOp(ScaledOp, name="quantize", traits=[ext.Pure]):
         result = scaled_info(self.result, "quantize_c2", "result")
         require_same_values(source, result, "quantize_c2")
         role = string_attribute(self, "role", ROLES, "quantize_c3")
-        self._check_scale(source, result.schemes)
+        self._check_scale(source, result)
         self._check_new_amax(source, result)
         self._check_rng(source, result.schemes, role)
         self._check_ends(source, result)
 
-    def _check_scale(self, source: TensorInfo, schemes: tuple[Scheme, ...]) -> None:
+    def _check_scale(self, source: TensorInfo, result: ScaledInfo) -> None:
+        schemes = result.schemes
         if self.scale is None:
             source_of = next((scheme.source for scheme in schemes if scheme.source != "current"), None)
             require(source_of is None, "quantize_c4", f"a {source_of} scheme needs the operand scale, got none")
             return
         one_scale = all(scheme.family in ("tensor", "custom") or scheme.is_static for scheme in schemes)
         require(one_scale, "quantize_c4", "the operand scale needs schemes with one scale per tensor, got block scales")
-        require_tensor(self.scale, source.with_((), "f32"), "quantize_c8", "scale")
+        require_tensor(self.scale, source.with_(scale_shape(result), "f32"), "quantize_c8", "scale")
 
     def _check_new_amax(self, source: TensorInfo, result: ScaledInfo) -> None:
         if self.new_amax is None:
             return
-        gives = all(scheme.family in ("tensor", "nvfp4", "custom") for scheme in result.schemes)
-        needed = "schemes with one amax per tensor or per row"
-        require(gives, "quantize_c7", f"new_amax needs {needed}, got block scales alone")
+        families = ("tensor",) if result.groups else ("tensor", "nvfp4", "custom")
+        needed = "one scale per tensor" if result.groups else "one amax per tensor or per row"
+        gives = all(scheme.family in families for scheme in result.schemes)
+        require(gives, "quantize_c7", f"new_amax needs schemes with {needed}, got block scales alone")
         require_tensor(self.new_amax, source.with_(amax_shape(result), "f32"), "quantize_c8", "new_amax")
 
     def _check_rng(self, source: TensorInfo, schemes: tuple[Scheme, ...], role: str) -> None:
@@ -136,8 +139,16 @@ def require_same_values(source: TensorInfo, result: ScaledInfo, constraint: str)
     )
 
 
+def scale_shape(info: ScaledInfo) -> Shape:
+    """The shape of the scale that a tensor is quantized by: a scalar, or unless it is static one for each group."""
+    is_static = any(scheme.is_static for scheme in info.schemes)
+    return (info.groups,) if info.groups and not is_static else ()
+
+
 def amax_shape(info: ScaledInfo) -> Shape:
-    """The shape of a quantized tensor's amax: a scalar, or one for each row."""
+    """The shape of a quantized tensor's amax: a scalar, one for each group, or one for each row."""
+    if info.groups:
+        return (info.groups,)
     per_row = any(scheme.second_level == "row" for scheme in info.schemes)
     return info.shape[:-1] if per_row else ()
 

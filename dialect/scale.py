@@ -7,7 +7,7 @@ from torch_mlir.dialects import ext
 
 from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.base import ScaledOp, attribute_of, build, require, string_attribute
-from steelyard.dialect.types import TensorInfo, float_info, require_tensor, tensor_info
+from steelyard.dialect.types import TensorInfo, float_info, format_shape, require_tensor, tensor_info
 from steelyard.formats.schemes import Scheme
 
 Algorithm = Literal["max", "most_recent", "custom"]
@@ -54,10 +54,14 @@ def amax(
 class UpdateScaleOp(ScaledOp, name="update_scale", traits=[ext.Pure]):
     """One step of delayed scaling: record an amax in the newest slot of the history, then update scale and history.
 
+    Experts have a scale each, and a column of the history: each is updated by itself, and one whose amax is 0 keeps
+    both.
+
     Constraints:
     - update_scale_c1: scheme has a delayed scale
-    - update_scale_c2: scale, amax and new_scale are f32 scalars
-    - update_scale_c3: history and new_history are f32 of one length, at least 1
+    - update_scale_c2: scale, amax and new_scale are f32 scalars, or f32 for each expert
+    - update_scale_c3: history and new_history are f32 of one length, at least 1, and then of as many columns as there
+      are experts
     - update_scale_c4: algorithm is max, most_recent or custom, which is a function of the user's
     """
 
@@ -75,16 +79,15 @@ class UpdateScaleOp(ScaledOp, name="update_scale", traits=[ext.Pure]):
     def check(self) -> None:
         source = self.scheme.scheme.source
         require(source == "delayed", "update_scale_c1", f"scheme must have a delayed scale, got a {source} one")
-        scalar = _scalar_beside(self.scale)
+        scale = _scales_beside(self.scale)
         for name in ("scale", "amax", "new_scale"):
-            require_tensor(getattr(self, name), scalar, "update_scale_c2", name)
+            require_tensor(getattr(self, name), scale, "update_scale_c2", name)
         history = tensor_info(self.history.type)
-        found = self.history.type
-        fits = history is not None and len(history.shape) == 1 and history.shape[0] != 0
-        require(fits, "update_scale_c3", f"history must have one dim, at least 1 long, got {found}")
-        assert history is not None
+        length = history.shape[:1] if history is not None else ()
+        wanted = "at least 1 slot long" + (f", with {scale.shape[0]} columns" if scale.shape else "")
+        require(length not in ((), (0,)), "update_scale_c3", f"history must be {wanted}, got {self.history.type}")
         for name in ("history", "new_history"):
-            require_tensor(getattr(self, name), scalar.with_(history.shape), "update_scale_c3", name)
+            require_tensor(getattr(self, name), scale.with_((*length, *scale.shape)), "update_scale_c3", name)
         string_attribute(self, "algorithm", ALGORITHMS, "update_scale_c4")
 
 
@@ -112,22 +115,25 @@ class CountSaturatedOp(ScaledOp, name="count_saturated", traits=[ext.Pure]):
     """A count plus the number of values of a tensor that are too large for a static scale, and saturate.
 
     Those are the values whose magnitude, after the encoding factor `1 / scale`, is above the largest code, and for FP4
-    above the largest code times the largest block scale. NaN is none of them.
+    above the largest code times the largest block scale. NaN is none of them. A matrix whose rows are in groups has the
+    `ends` of these groups; rows behind the last one are not counted.
 
     Constraints:
     - count_saturated_c1: source is a ranked tensor of f32, bf16 or f16
     - count_saturated_c2: scheme has a static scale
     - count_saturated_c3: scale is an f32 scalar
     - count_saturated_c4: count and result are a 64-bit integer
+    - count_saturated_c5: ends, a 32-bit integer for each group, are those of a matrix
     """
 
-    assembly_format = "$source, $scale, $count for $scheme"
+    assembly_format = "$source, $scale, $count [ends($ends)] for $scheme"
 
     source: ext.Operand[Any]
     scale: ext.Operand[Any]
     count: ext.Operand[Any]
     result: ext.Result[Any]
     scheme: SchemeAttr
+    ends: ext.Operand[Any] | None = None
 
     def check(self) -> None:
         info = float_info(self.source, "count_saturated_c1", "source")
@@ -137,6 +143,10 @@ class CountSaturatedOp(ScaledOp, name="count_saturated", traits=[ext.Pure]):
         require_tensor(self.scale, info.with_((), "f32"), "count_saturated_c3", "scale")
         for name in ("count", "result"):
             require_tensor(getattr(self, name), info.counter(), "count_saturated_c4", name)
+        if self.ends is not None:
+            found = format_shape(info.shape)
+            require(len(info.shape) == 2, "count_saturated_c5", f"source must be a matrix to have ends, got {found}")
+            require_tensor(self.ends, info.group_ends(None), "count_saturated_c5", "ends")
 
 
 def count_saturated(
@@ -145,12 +155,13 @@ def count_saturated(
     count: ir.Value,
     scheme: Scheme,
     *,
+    ends: ir.Value | None = None,
     loc: ir.Location | None = None,
     ip: ir.InsertionPoint | None = None,
 ) -> CountSaturatedOp:
     """Build a `scaled.count_saturated`."""
     attributes = {"scheme": SchemeAttr.from_scheme(scheme)}
-    return build(CountSaturatedOp, [source, scale, count], [count.type], attributes, loc, ip)
+    return build(CountSaturatedOp, [source, scale, count, ends], [count.type], attributes, loc, ip)
 
 
 class AdvanceRngOp(ScaledOp, name="advance_rng", traits=[ext.Pure]):
@@ -182,6 +193,10 @@ def _amax_info(source: TensorInfo, per_row: bool) -> TensorInfo:
     return source.with_(source.shape[:-1] if per_row else (), "f32")
 
 
-def _scalar_beside(value: ir.Value) -> TensorInfo:
+def _scales_beside(value: ir.Value) -> TensorInfo:
+    """What a scale must be: a scalar, or where it is a vector of a known length one for each expert."""
     info = tensor_info(value.type)
-    return TensorInfo(info.namespace if info is not None else "builtin", (), "f32")
+    if info is None:
+        return TensorInfo("builtin", (), "f32")
+    is_vector = len(info.shape) == 1 and info.shape[0] is not None
+    return info.with_(info.shape if is_vector else (), "f32")

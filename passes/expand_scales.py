@@ -14,11 +14,13 @@ def expand_scales(module: ir.Operation) -> None:
     """Compute the amaxes that are kept by ops of their own.
 
     Takes `scaled.quantize` with the result `new_amax`, which is kept as state or reduced over ranks. Leaves a
-    `scaled.amax` of its source, and the quantize without that result. A `new_amax` that nothing reads is removed.
+    `scaled.amax` of its source, and the quantize without that result. A `new_amax` that nothing reads is removed. A
+    tensor in groups keeps its own: they are a part of its copies.
     """
     for op in walk_ops(module):
-        if isinstance(op.opview, QuantizeOp) and op.opview.new_amax is not None:
-            _expand(op.opview)
+        view = op.opview
+        if isinstance(view, QuantizeOp) and view.new_amax is not None and not scaled_info_of(view.result).groups:
+            _expand(view)
 
 
 def _expand(op: QuantizeOp) -> None:

@@ -7,9 +7,9 @@ from torch_mlir import ir
 from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.grouped import GroupedMatmulOp, grouped_gemm
 from steelyard.dialect.matmul import MatmulOp, gemm
-from steelyard.dialect.quantize import dequantize, quantize, stored
+from steelyard.dialect.quantize import dequantize, quantize, scale_shape, stored
 from steelyard.dialect.scale import advance_rng, count_saturated, update_scale
-from steelyard.dialect.types import TensorInfo, tensor_info
+from steelyard.dialect.types import ScaledInfo, TensorInfo, tensor_info
 from steelyard.formats.gemms import OPERAND_USAGES, ROWWISE, Role
 from steelyard.formats.schemes import Scheme
 from steelyard.ir.attributes import DECODED, DELAYED, LAYER, REDUCE, RNG, STATE
@@ -32,8 +32,9 @@ def insert_quantize(module: ir.Operation) -> None:
 
     State becomes arguments of the function: a delayed scale is `layer.role.scale`, random bits come from `rng`. In a
     function with gradients state is updated: amaxes go into `layer.role.amax_history`, the next scale follows from
-    that, and both are results of the function with the same names. A static scale is `layer.role.scale`, too, and never
-    updated; the values that it saturates are counted in `layer.role.saturated`, in every function.
+    that, and both are results of the function with the same names. Experts have a delayed scale each, and a column of
+    the history. A static scale is `layer.role.scale`, too, one for all experts, and never updated; the values that it
+    saturates are counted in `layer.role.saturated`, in every function.
     """
     for function in functions_of(module):
         state = _State(function)
@@ -102,9 +103,10 @@ class _State:
         if scheme.source == "current":
             return quantize(source, row, col, role=role, ends=ends, groups=groups).result
         name = f"{layer}.{role}" if layer else role
-        scale = self._argument(f"{name}.scale", _info(source).with_((), "f32"), op.location)
+        shape = scale_shape(ScaledInfo(_info(source).shape, _info(source).dtype, row, col, groups))
+        scale = self._argument(f"{name}.scale", _info(source).with_(shape, "f32"), op.location)
         if scheme.is_static and op.kind.value == "fprop":
-            self._count(name, source, scale, scheme, op.location)
+            self._count(name, source, scale, scheme, ends, op.location)
         if not self._is_training or scheme.is_static:
             return quantize(source, row, col, role=role, layer=layer, scale=scale, ends=ends, groups=groups).result
         made = quantize(source, row, col, role=role, layer=layer, scale=scale, ends=ends, groups=groups, new_amax=True)
@@ -114,11 +116,19 @@ class _State:
         recorded.amaxes.setdefault(flatten_root(source), made.new_amax)
         return made.result
 
-    def _count(self, name: str, source: ir.Value, scale: ir.Value, scheme: Scheme, location: ir.Location) -> None:
+    def _count(
+        self,
+        name: str,
+        source: ir.Value,
+        scale: ir.Value,
+        scheme: Scheme,
+        ends: ir.Value | None,
+        location: ir.Location,
+    ) -> None:
         """Count the values that a static scale saturates."""
         name = f"{name}.saturated"
         before = self._counts.get(name) or self._argument(name, _info(source).counter(), location)
-        self._counts[name] = count_saturated(source, scale, before, scheme).result
+        self._counts[name] = count_saturated(source, scale, before, scheme, ends=ends).result
 
     def _argument(self, name: str, info: TensorInfo, location: ir.Location) -> ir.Value:
         if name not in self._known:
@@ -146,7 +156,8 @@ class _State:
 
     def _update(self, name: str, recorded: _Recorded) -> list[tuple[str, ir.Value]]:
         settings = recorded.settings
-        info = _info(recorded.scale).with_((settings.history,), "f32")
+        scale = _info(recorded.scale)
+        info = scale.with_((settings.history, *scale.shape))
         history = self._argument(f"{name}.amax_history", info, recorded.location)
         with recorded.location:
             amax, *others = recorded.amaxes.values()

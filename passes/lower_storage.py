@@ -169,7 +169,7 @@ class _Lowering:
         values = self._declarations.call(call, [value for _, value in operands])
         made = dict(zip([slot.name for slot in call.results], values, strict=True))
         if isinstance(op, QuantizeOp) and op.new_amax is not None:
-            op.new_amax.replace_all_uses_with(made.pop("new_amax"))
+            op.new_amax.replace_all_uses_with(made.pop("new_amax") if "new_amax" in made else _amax_part(made))
         if call.is_custom:
             op.result.replace_all_uses_with(made["storage"])
             return
@@ -194,7 +194,8 @@ class _Lowering:
         info = scaled_info_of(op.result)
         operands = _present(source=op.source, ends=op.ends, scale=op.scale, rng=op.rng)
         results = self._made_slots(op)
-        if op.new_amax is not None:
+        # Of a tensor in groups, they are a part of its copies.
+        if op.new_amax is not None and not info.groups:
             results += (Slot("new_amax", op.new_amax.type),)
         # Equal quantizations share a kernel, whatever their layers; a user's own is found by its layer.
         is_own = _splittable(op.result) is None
@@ -447,7 +448,7 @@ class _Lowering:
         self._replace(op, call, operands)
 
     def count_saturated(self, op: CountSaturatedOp) -> None:
-        operands: Named = [("source", op.source), ("scale", op.scale), ("count", op.count)]
+        operands = _present(source=op.source, scale=op.scale, count=op.count, ends=op.ends)
         results = _result_slots(op, "result")
         self._replace(
             op, CountSaturatedCall(operands=_slots(operands), results=results, scheme=op.scheme.scheme), operands
@@ -492,6 +493,11 @@ _LOWERINGS: dict[type, Callable[[_Lowering, Any], None]] = {
     CountSaturatedOp: _Lowering.count_saturated,
     AdvanceRngOp: _Lowering.advance_rng,
 }
+
+
+def _amax_part(made: Mapping[str, ir.Value]) -> ir.Value:
+    """The amaxes of the source, which each copy with one scale per tensor keeps."""
+    return next(value for name, value in made.items() if name.endswith(".amax"))
 
 
 def _require_unread(values: Iterable[ir.Value], dead: list[ir.Operation]) -> None:

@@ -1,5 +1,6 @@
 """The state of a net: scales, histories of amaxes, counts and random bits, as plain tensors by name."""
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 
@@ -48,7 +49,7 @@ class State:
         """Record the shape in which a program takes a state; raises `StateError` if another was loaded."""
         self._shapes[name] = shape
         if name in self.tensors:
-            _check_shape(name, self.tensors[name], shape)
+            self.tensors[name] = _in_shape(name, self.tensors[name], shape)
 
     def load(self, loaded: Mapping[str, torch.Tensor]) -> None:
         """Take states from a file: all of them, or none if one is wrong; raises `StateError`."""
@@ -159,13 +160,24 @@ def _checked(name: str, tensor: torch.Tensor, shape: tuple[int, ...] | None) -> 
         return taken
     taken = converted(name, tensor, torch.float32)
     if found is not None and found.group(1) == "scale":
-        taken = taken.reshape(()) if taken.numel() == 1 else taken
-        _check_shape(name, taken, ())
-        if not (torch.isfinite(taken) and taken > 0):
-            raise StateError(f"{name} must be a finite scale above 0, got {taken.item()}; leave it out to begin with 1")
-    elif taken.dim() != 1 or shape is not None:
+        # Experts have one each; how many there are is known once a program takes them.
+        own = tuple(taken.shape) if taken.dim() == 1 and taken.numel() > 1 else ()
+        taken = _in_shape(name, taken, own if shape is None else shape)
+        wrong = taken[~(torch.isfinite(taken) & (taken > 0))]
+        if wrong.numel():
+            wanted = "a finite scale above 0" if taken.dim() == 0 else "finite scales above 0"
+            raise StateError(f"{name} must be {wanted}, got {wrong[0].item()}; leave it out to begin with 1")
+    elif taken.dim() not in (1, 2) or shape is not None:
         _check_shape(name, taken, shape or (1,))
     return taken
+
+
+def _in_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """A state in its shape; one value is the same in any."""
+    if tensor.numel() == math.prod(shape) == 1:
+        return tensor if tuple(tensor.shape) == shape else tensor.reshape(shape)
+    _check_shape(name, tensor, shape)
+    return tensor
 
 
 def converted(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -290,8 +290,9 @@ def _bind_update_scale(call: UpdateScaleCall, quantizers: Quantizers) -> Bound:
 def _bind_count_saturated(call: CountSaturatedCall, _: Quantizers) -> Bound:
     scheme = call.scheme
 
-    def count_saturated(source: torch.Tensor, scale: torch.Tensor, count: torch.Tensor) -> tuple[torch.Tensor]:
-        return (count + saturation.count_saturated(source.detach(), scale, scheme),)
+    def count_saturated(source: torch.Tensor, scale: torch.Tensor, count: torch.Tensor, *ends: Any) -> tuple:
+        rows = source.detach()[: ends[0][-1]] if ends else source.detach()
+        return (count + saturation.count_saturated(rows, scale, scheme),)
 
     return count_saturated, None
 

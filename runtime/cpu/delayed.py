@@ -23,37 +23,50 @@ def update_scale(
     margin: int = 0,
     algorithm: str | Callable[[torch.Tensor], torch.Tensor] = "max",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scale and history of the next step; nothing changes where the newest amax (slot 0) is 0."""
-    check_tensor(amax_history, "amax_history")
-    require(
-        amax_history.dim() == 1 and amax_history.numel() > 0,
-        "update_scale_history",
-        f"amax_history must be a vector with at least one slot, got shape {tuple(amax_history.shape)}",
-    )
-    history = amax_history.detach().contiguous()
-    check_part(history, "amax_history", torch.float32, tuple(history.shape))
-    _check_options(scale, scheme, margin, algorithm)
+    """The scale and history of the next step; nothing changes where the newest amax (slot 0) is 0.
+
+    Experts have a scale each, and a column of the history: each is updated by itself.
+    """
+    _check_state(scale, amax_history)
+    _check_options(scheme, margin, algorithm)
+    old, histories = scale.detach().reshape(-1).tolist(), amax_history.detach()
+    # A copy, so that a history is a row of memory.
+    rows = histories.reshape(len(histories), -1).t().clone(memory_format=torch.contiguous_format)
+    moved = [_updated(*own, scheme, margin, algorithm) for own in zip(old, rows, strict=True)]
+    rolled = torch.stack([history for _, history in moved], dim=1).view(histories.shape)
+    return scale.new_tensor([new for new, _ in moved]).view(scale.shape), rolled
+
+
+def _updated(
+    old: float, history: torch.Tensor, scheme: Scheme, margin: int, algorithm: str | Callable
+) -> tuple[float, torch.Tensor]:
+    """One scale and its history, in the next step."""
     newest = history[0].item()
     if newest == 0:
-        return scale.clone(), amax_history.clone()
+        return old, history
     amax = _pick_amax(history, newest, algorithm)
     rolled = torch.empty_like(history)
     element_max = scheme.element_max * 2.0**-margin
-    old = scale.item()
-    length = history.numel()
-    new = _cpu.update_scale(
-        amax, old, element_max, scheme.epsilon, scheme.power_of_two, history.data_ptr(), rolled.data_ptr(), length
-    )
-    return torch.full_like(scale.detach(), new), rolled
+    memory = history.data_ptr(), rolled.data_ptr(), history.numel()
+    return _cpu.update_scale(amax, old, element_max, scheme.epsilon, scheme.power_of_two, *memory), rolled
 
 
-def _check_options(scale: Any, scheme: Any, margin: Any, algorithm: Any) -> None:
+def _check_state(scale: Any, amax_history: Any) -> None:
+    check_tensor(amax_history, "amax_history")
     check_tensor(scale, "scale")
     require(
-        scale.dtype == torch.float32 and scale.numel() == 1,
+        scale.dtype == torch.float32 and scale.numel() > 0 and (scale.dim() == 1 or scale.numel() == 1),
         "update_scale_scale",
-        f"scale must be one float32 value, got {scale.dtype} of shape {tuple(scale.shape)}",
+        f"scale must be one float32 value, or one for each expert, got {scale.dtype} of shape {tuple(scale.shape)}",
     )
+    found = tuple(amax_history.shape)
+    fits = amax_history.numel() > 0 and (found[1:] == tuple(scale.shape) or (len(found) == 1 and scale.numel() == 1))
+    wanted = "a vector with at least one slot, or have such a column for each expert"
+    require(fits, "update_scale_history", f"amax_history must be {wanted}, got shape {found}")
+    check_part(amax_history.detach().contiguous(), "amax_history", torch.float32, found)
+
+
+def _check_options(scheme: Any, margin: Any, algorithm: Any) -> None:
     check_is_scheme(scheme, "scheme")
     require(not scheme.custom, "update_scale_scheme", f"scheme must be a built-in one, got {scheme}")
     require(

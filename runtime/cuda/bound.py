@@ -135,10 +135,13 @@ def _bind_count_saturated(call: CountSaturatedCall) -> Callable[..., tuple]:
     """By torch's own kernels, so that nothing is read back."""
     limit, largest = call.scheme.largest_encoded, torch.finfo(torch.float32).max
 
-    def count_saturated(source: torch.Tensor, scale: torch.Tensor, count: torch.Tensor) -> tuple[torch.Tensor]:
+    def count_saturated(source: torch.Tensor, scale: torch.Tensor, count: torch.Tensor, *ends: Any) -> tuple:
         factor = scale if call.scheme.source == "divisor" else 1 / scale
         encoded = source.detach().float() * factor.clamp(max=largest)
-        return (count + (encoded.abs() > limit).sum(),)
+        is_saturated = encoded.abs() > limit
+        if ends:
+            is_saturated &= groups.rows_in_groups(ends[0], len(source))
+        return (count + is_saturated.sum(),)
 
     return count_saturated
 

@@ -106,6 +106,11 @@ def multiply(
     return out
 
 
+def rows_in_groups(ends: torch.Tensor, rows: int) -> torch.Tensor:
+    """Whether each row of a matrix is in a group, as a column."""
+    return (torch.arange(rows, dtype=ends.dtype, device=ends.device) < ends[-1]).view(-1, 1)
+
+
 def _groups_of_rows(ends: torch.Tensor, rows: int) -> torch.Tensor:
     """The group of each row; those of none have the number of groups."""
     return torch.searchsorted(ends, torch.arange(rows, dtype=ends.dtype, device=ends.device), right=True)
@@ -122,5 +127,5 @@ def _keep_groups(product: torch.Tensor, ends: torch.Tensor, out: torch.Tensor) -
     if out.dim() == 3:
         kept = (torch.diff(ends, prepend=ends.new_zeros(1)) > 0).view(-1, 1, 1)
     else:
-        kept = (torch.arange(out.shape[0], dtype=ends.dtype, device=ends.device) < ends[-1]).view(-1, 1)
+        kept = rows_in_groups(ends, out.shape[0])
     torch.where(kept, product, product.new_zeros(()), out=out)

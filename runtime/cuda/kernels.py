@@ -203,7 +203,10 @@ class Kernels:
         margin: int = 0,
         algorithm: str = "max",
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The scale and history of the next step, with `amax` the newest; nothing changes where it is 0."""
+        """The scale and history of the next step, with `amax` the newest; nothing changes where it is 0.
+
+        Experts have a scale each, and a column of the history.
+        """
         if algorithm not in ("max", "most_recent"):
             raise ConstraintError(
                 "update_scale_algorithm", f"algorithm must be max or most_recent on CUDA, got {algorithm!r}"
@@ -211,8 +214,8 @@ class Kernels:
         call = _Call()
         state = call.operand(scale), call.operand(history)
         outs = call.result(tuple(scale.shape)), call.result(tuple(history.shape))
-        length, options = history.numel(), {"margin": margin, "algorithm": algorithm}
-        update_scale_into(call.plan, scheme, state, call.operand(amax), outs, length, **options)
+        shape, options = tuple(history.shape), {"margin": margin, "algorithm": algorithm}
+        update_scale_into(call.plan, scheme, state, call.operand(amax), outs, shape, **options)
         new_scale, new_history = call.run(self.launch)
         return new_scale, new_history
 

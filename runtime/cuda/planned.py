@@ -204,7 +204,10 @@ def _picking(algorithm: Callable | None) -> Callable | None:
     def pick_amax(history: torch.Tensor, amax: torch.Tensor, out: torch.Tensor) -> None:
         with_newest = history.clone()
         with_newest[0] = amax
-        picked = torch.as_tensor(algorithm(with_newest), dtype=torch.float32, device=amax.device)
-        out.copy_(torch.where(amax == 0, amax, picked.reshape(())))
+        # Experts have a column each.
+        columns = with_newest.reshape(len(history), -1).unbind(1)
+        picked = [torch.as_tensor(algorithm(own), dtype=torch.float32, device=amax.device) for own in columns]
+        found = torch.stack([one.reshape(()) for one in picked]).reshape(amax.shape)
+        out.copy_(torch.where(amax == 0, amax, found))
 
     return pick_amax

@@ -159,7 +159,7 @@ func.func @stored(%w: !torch.vtensor<[48,64],bf16>, %stack: tensor<4x48x64xf32>)
 }
 
 // CHECK-LABEL: func.func @state
-func.func @state(%x: tensor<4x?xbf16>, %scale: tensor<f32>, %history: tensor<1024xf32>, %rng: tensor<2xi64>, %count: tensor<i64>) {
+func.func @state(%x: tensor<4x?xbf16>, %scale: tensor<f32>, %history: tensor<1024xf32>, %rng: tensor<2xi64>, %count: tensor<i64>, %ends: tensor<8xi32>) {
   // CHECK: %{{.*}} = scaled.amax %arg0 per_row : tensor<4x?xbf16> -> tensor<4xf32>
   %rows = scaled.amax %x per_row : tensor<4x?xbf16> -> tensor<4xf32>
   // CHECK: %{{.*}} = scaled.amax %arg0 rht : tensor<4x?xbf16> -> tensor<f32>
@@ -168,8 +168,19 @@ func.func @state(%x: tensor<4x?xbf16>, %scale: tensor<f32>, %history: tensor<102
   %s:2 = scaled.update_scale %scale, %history, %amax for #fp8_tensor_delayed algorithm(most_recent) margin(1) : tensor<f32>, tensor<1024xf32>, tensor<f32> -> tensor<f32>, tensor<1024xf32>
   // CHECK: %{{.*}} = scaled.count_saturated %arg0, %arg1, %arg4 for #nvfp4_1x16_static : tensor<4x?xbf16>, tensor<f32>, tensor<i64> -> tensor<i64>
   %more = scaled.count_saturated %x, %scale, %count for #nvfp4_1x16_static : tensor<4x?xbf16>, tensor<f32>, tensor<i64> -> tensor<i64>
+  // CHECK: %{{.*}} = scaled.count_saturated %arg0, %arg1, %arg4 ends(%arg5) for #nvfp4_1x16_static : tensor<4x?xbf16>, tensor<f32>, tensor<i64>, tensor<8xi32> -> tensor<i64>
+  %others = scaled.count_saturated %x, %scale, %count ends(%ends) for #nvfp4_1x16_static : tensor<4x?xbf16>, tensor<f32>, tensor<i64>, tensor<8xi32> -> tensor<i64>
   // CHECK: %{{.*}} = scaled.advance_rng %arg3 : tensor<2xi64> -> tensor<2xi64>
   %next = scaled.advance_rng %rng : tensor<2xi64> -> tensor<2xi64>
+  return
+}
+
+// CHECK-LABEL: func.func @state_of_experts
+func.func @state_of_experts(%x: tensor<?x64xf32>, %ends: tensor<8xi32>, %scale: tensor<8xf32>, %history: tensor<16x8xf32>) {
+  // CHECK: %{{.*}}:2 = scaled.quantize input %arg0 ends(%arg1) scale(%arg2) : tensor<?x64xf32>, tensor<8xf32>, tensor<8xi32> -> !scaled.tensor<?x64xf32 in 8, #fp8_tensor_delayed>, tensor<8xf32>
+  %q, %amax = scaled.quantize input %x ends(%ends) scale(%scale) : tensor<?x64xf32>, tensor<8xf32>, tensor<8xi32> -> !scaled.tensor<?x64xf32 in 8, #fp8_tensor_delayed>, tensor<8xf32>
+  // CHECK: %{{.*}}:2 = scaled.update_scale %arg2, %arg3, %{{.*}} for #fp8_tensor_delayed : tensor<8xf32>, tensor<16x8xf32>, tensor<8xf32> -> tensor<8xf32>, tensor<16x8xf32>
+  %s:2 = scaled.update_scale %scale, %history, %amax for #fp8_tensor_delayed : tensor<8xf32>, tensor<16x8xf32>, tensor<8xf32> -> tensor<8xf32>, tensor<16x8xf32>
   return
 }
 

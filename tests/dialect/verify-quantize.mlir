@@ -110,6 +110,42 @@ func.func @f(%x: tensor<64x64xf32>) {
 
 // -----
 
+// quantize_c7: the amaxes of groups are a part of copies with one scale per tensor only
+func.func @f(%x: tensor<64x64xf32>, %e: tensor<4xi32>) {
+  // expected-error @+1 {{new_amax needs schemes with one scale per tensor, got block scales alone [quantize_c7]}}
+  %0:2 = scaled.quantize input %x ends(%e) : tensor<64x64xf32>, tensor<4xi32> -> !scaled.tensor<64x64xf32 in 4, #nvfp4_1x16>, tensor<4xf32>
+  return
+}
+
+// -----
+
+// quantize_c8: a scale for each group
+func.func @f(%x: tensor<64x64xf32>, %s: tensor<f32>, %e: tensor<4xi32>) {
+  // expected-error @+1 {{scale must be tensor<4xf32>, got tensor<f32> [quantize_c8]}}
+  %0 = scaled.quantize input %x ends(%e) scale(%s) : tensor<64x64xf32>, tensor<f32>, tensor<4xi32> -> !scaled.tensor<64x64xf32 in 4, #fp8_tensor_delayed>
+  return
+}
+
+// -----
+
+// quantize_c8: and one static scale for all
+func.func @f(%x: tensor<64x64xf32>, %s: tensor<4xf32>, %e: tensor<4xi32>) {
+  // expected-error @+1 {{scale must be tensor<f32>, got tensor<4xf32> [quantize_c8]}}
+  %0 = scaled.quantize input %x ends(%e) scale(%s) : tensor<64x64xf32>, tensor<4xf32>, tensor<4xi32> -> !scaled.tensor<64x64xf32 in 4, #fp8_tensor_static>
+  return
+}
+
+// -----
+
+// quantize_c8: and an amax of each
+func.func @f(%x: tensor<64x64xf32>, %s: tensor<4xf32>, %e: tensor<4xi32>) {
+  // expected-error @+1 {{new_amax must be tensor<4xf32>, got tensor<f32> [quantize_c8]}}
+  %0:2 = scaled.quantize input %x ends(%e) scale(%s) : tensor<64x64xf32>, tensor<4xf32>, tensor<4xi32> -> !scaled.tensor<64x64xf32 in 4, #fp8_tensor_delayed>, tensor<f32>
+  return
+}
+
+// -----
+
 // quantize_c8
 func.func @f(%x: tensor<64x64xf32>, %s: tensor<1xf32>) {
   // expected-error @+1 {{scale must be tensor<f32>, got tensor<1xf32> [quantize_c8]}}

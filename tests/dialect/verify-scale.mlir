@@ -67,7 +67,7 @@ func.func @f(%scale: tensor<f32>, %history: tensor<16xf32>, %amax: tensor<1xf32>
 
 // update_scale_c3
 func.func @f(%scale: tensor<f32>, %history: tensor<0xf32>, %amax: tensor<f32>) {
-  // expected-error @+1 {{history must have one dim, at least 1 long, got tensor<0xf32> [update_scale_c3]}}
+  // expected-error @+1 {{history must be at least 1 slot long, got tensor<0xf32> [update_scale_c3]}}
   %0:2 = scaled.update_scale %scale, %history, %amax for #fp8_tensor_delayed : tensor<f32>, tensor<0xf32>, tensor<f32> -> tensor<f32>, tensor<16xf32>
   return
 }
@@ -83,10 +83,46 @@ func.func @f(%scale: tensor<f32>, %history: tensor<16xf32>, %amax: tensor<f32>) 
 
 // -----
 
+// update_scale_c2: experts have one amax each
+func.func @f(%scale: tensor<4xf32>, %history: tensor<16x4xf32>, %amax: tensor<f32>) {
+  // expected-error @+1 {{amax must be tensor<4xf32>, got tensor<f32> [update_scale_c2]}}
+  %0:2 = scaled.update_scale %scale, %history, %amax for #fp8_tensor_delayed : tensor<4xf32>, tensor<16x4xf32>, tensor<f32> -> tensor<4xf32>, tensor<16x4xf32>
+  return
+}
+
+// -----
+
+// update_scale_c3: and one column
+func.func @f(%scale: tensor<4xf32>, %history: tensor<16xf32>, %amax: tensor<4xf32>) {
+  // expected-error @+1 {{history must be tensor<16x4xf32>, got tensor<16xf32> [update_scale_c3]}}
+  %0:2 = scaled.update_scale %scale, %history, %amax for #fp8_tensor_delayed : tensor<4xf32>, tensor<16xf32>, tensor<4xf32> -> tensor<4xf32>, tensor<16xf32>
+  return
+}
+
+// -----
+
 // update_scale_c4
 func.func @f(%scale: tensor<f32>, %history: tensor<16xf32>, %amax: tensor<f32>) {
   // expected-error @+1 {{algorithm must be one of max, most_recent, custom, got mean [update_scale_c4]}}
   %0:2 = scaled.update_scale %scale, %history, %amax for #fp8_tensor_delayed algorithm(mean) : tensor<f32>, tensor<16xf32>, tensor<f32> -> tensor<f32>, tensor<16xf32>
+  return
+}
+
+// -----
+
+// count_saturated_c5
+func.func @f(%x: tensor<4x8x64xf32>, %scale: tensor<f32>, %count: tensor<i64>, %ends: tensor<4xi32>) {
+  // expected-error @+1 {{source must be a matrix to have ends, got [4,8,64] [count_saturated_c5]}}
+  %0 = scaled.count_saturated %x, %scale, %count ends(%ends) for #fp8_tensor_static : tensor<4x8x64xf32>, tensor<f32>, tensor<i64>, tensor<4xi32> -> tensor<i64>
+  return
+}
+
+// -----
+
+// count_saturated_c5
+func.func @f(%x: tensor<8x64xf32>, %scale: tensor<f32>, %count: tensor<i64>, %ends: tensor<4xi64>) {
+  // expected-error @+1 {{ends must be tensor<?xi32>, got tensor<4xi64> [count_saturated_c5]}}
+  %0 = scaled.count_saturated %x, %scale, %count ends(%ends) for #fp8_tensor_static : tensor<8x64xf32>, tensor<f32>, tensor<i64>, tensor<4xi64> -> tensor<i64>
   return
 }
 

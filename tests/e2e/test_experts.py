@@ -143,6 +143,17 @@ def test_overrides_name_the_weight_or_its_module(overrides, is_quantized):
     assert torch.equal(y, exact) == (not is_quantized)
 
 
+@torch.no_grad()
+def test_what_a_static_scale_saturates_is_counted_in_rows_of_experts():
+    recipe = recipes.Float8CurrentScaling(input_scales={"*": 0.004})
+    net = steelyard.compile(Model().eval(), recipe)
+    x = torch.randn(ROWS, IN, generator=torch.Generator().manual_seed(0))
+    saturated = (x.double() / 0.004).abs() > 448
+    assert saturated[ENDS[-1] :].any()
+    net(x, ENDS)
+    assert net.state_dict()["_steelyard.experts.weight.input.saturated"] == saturated[: ENDS[-1]].sum()
+
+
 MX_BUILDS = "not every build of torch has a product of groups in mx"
 ONE_BY_ONE = "the host reads where groups end and multiplies one by one"
 

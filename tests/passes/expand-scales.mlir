@@ -18,6 +18,16 @@ func.func @one_for_each_row(%x: tensor<8x64xf32>) -> (!scaled.tensor<8x64xf32, #
   return %q, %amax : !scaled.tensor<8x64xf32, #nvfp4_1x16_per_row>, tensor<8xf32>
 }
 
+// Those of groups are a part of the copies.
+// CHECK-LABEL: func.func @groups
+// CHECK-NOT: scaled.amax
+// CHECK: %[[Q:.*]]:2 = scaled.quantize input %arg0 ends(%arg2) scale(%arg1)
+// CHECK: return %[[Q]]#1
+func.func @groups(%x: tensor<8x64xf32>, %scale: tensor<4xf32>, %ends: tensor<4xi32>) -> tensor<4xf32> {
+  %q, %amax = scaled.quantize input %x ends(%ends) scale(%scale) at "up" : tensor<8x64xf32>, tensor<4xf32>, tensor<4xi32> -> !scaled.tensor<8x64xf32 in 4, #fp8_tensor_delayed>, tensor<4xf32>
+  return %amax : tensor<4xf32>
+}
+
 // One that nobody reads costs nothing.
 // CHECK-LABEL: func.func @unread
 // CHECK-NOT: scaled.amax

@@ -95,7 +95,13 @@ func.func @static(%x: tensor<8x64xf32>, %w: tensor<48x64xf32>, %dy: tensor<8x48x
   return %y, %dw : tensor<8x48xf32>, tensor<48x64xf32>
 }
 
-// Experts: rows are quantized in groups, and each weight of the stack by itself.
+// Experts: rows are quantized in groups, and each weight of the stack by itself. Each has a delayed scale of its own.
+// DELAYED-LABEL: func.func @experts
+// DELAYED-SAME: tensor<4xf32> {scaled.state = "experts.up.input.scale"}, %{{.*}}: tensor<4xf32> {scaled.state = "experts.up.weight.scale"}
+// DELAYED-LABEL: func.func @trained_experts
+// DELAYED-SAME: tensor<1024x4xf32> {scaled.state = "experts.up.input.amax_history"}
+// DELAYED: %[[X:.*]]:2 = scaled.quantize input %arg0 ends(%arg2) scale(%[[SCALE:[a-z0-9]+]]) at "experts.up" {{.*}}, tensor<4xf32>
+// DELAYED: scaled.update_scale %[[SCALE]], %{{.*}}, %[[X]]#1 for #fp8_tensor_delayed {{.*}} -> tensor<4xf32>, tensor<1024x4xf32>
 // MX-LABEL: func.func @experts
 // MX: %[[X:.*]] = scaled.quantize input %arg0 ends(%arg2) {{.*}} -> !scaled.tensor<?x64xbf16 in 4, #mxfp8_1x32>
 // MX: %[[W:.*]] = scaled.quantize weight %arg1 : {{.*}} -> !scaled.tensor<4x48x64xbf16 in 4, #mxfp8_1x32>
@@ -107,4 +113,18 @@ func.func @experts(%x: tensor<?x64xbf16>, %w: tensor<4x48x64xbf16>, %ends: tenso
   %y = scaled.grouped_matmul fprop %x, %w ends(%ends) at "experts.up" : tensor<?x64xbf16>, tensor<4x48x64xbf16>, tensor<4xi32> -> tensor<?x48xbf16>
   %dw = scaled.grouped_matmul wgrad %dy, %x ends(%ends) at "experts.up" : tensor<?x48xbf16>, tensor<?x64xbf16>, tensor<4xi32> -> tensor<4x48x64xbf16>
   return %y, %dw : tensor<?x48xbf16>, tensor<4x48x64xbf16>
+}
+
+func.func @trained_experts(%x: tensor<?x64xbf16>, %w: tensor<4x48x64xbf16>, %ends: tensor<4xi32>, %dy: tensor<?x48xbf16> {scaled.tangent}) -> (tensor<?x48xbf16>, tensor<?x64xbf16> {scaled.gradient = "input 0"}) {
+  %y = scaled.grouped_matmul fprop %x, %w ends(%ends) at "experts.up" : tensor<?x64xbf16>, tensor<4x48x64xbf16>, tensor<4xi32> -> tensor<?x48xbf16>
+  %dx = scaled.grouped_matmul dgrad %dy, %w ends(%ends) at "experts.up" : tensor<?x48xbf16>, tensor<4x48x64xbf16>, tensor<4xi32> -> tensor<?x64xbf16>
+  return %y, %dx : tensor<?x48xbf16>, tensor<?x64xbf16>
+}
+
+// Rows behind the last group saturate nothing.
+// STATIC-LABEL: func.func @static_experts
+// STATIC: scaled.count_saturated %arg0, %arg3, %arg4 ends(%arg2) for #fp8_tensor_static
+func.func @static_experts(%x: tensor<?x64xf32>, %w: tensor<4x48x64xf32>, %ends: tensor<4xi32>) -> tensor<?x48xf32> {
+  %y = scaled.grouped_matmul fprop %x, %w ends(%ends) at "experts.up" {lhs_scheme = #fp8_tensor_static, rhs_scheme = #fp8_tensor} : tensor<?x64xf32>, tensor<4x48x64xf32>, tensor<4xi32> -> tensor<?x48xf32>
+  return %y : tensor<?x48xf32>
 }

@@ -86,3 +86,13 @@ func.func @experts(%x: !torch.vtensor<[70,96],f32>, %w: !scaled.tensor<4x45x96xf
   %3 = scaled.grouped_gemm wgrad %2, %2 ends(%ends) : !scaled.tensor<70x96xf32 in 4, none, #mxfp8_32x1>, !scaled.tensor<70x96xf32 in 4, none, #mxfp8_32x1>, !torch.vtensor<[4],si32> -> !torch.vtensor<[4,96,96],f32>
   return %1, %3 : !torch.vtensor<[70,45],f32>, !torch.vtensor<[4,96,96],f32>
 }
+
+// The amaxes of groups are a part of their copies: nothing reads the source again.
+// CHECK-LABEL: func.func @state_of_experts
+// CHECK: %[[X:.*]]:3 = call @grouped_quantize_{{.*}}(%arg0, %arg1, %arg2)
+// CHECK: call @update_scale_{{.*}}(%arg2, %arg3, %[[X]]#2) : (tensor<4xf32>, tensor<16x4xf32>, tensor<4xf32>)
+func.func @state_of_experts(%x: tensor<70x96xf32>, %ends: tensor<4xi32>, %scale: tensor<4xf32>, %history: tensor<16x4xf32>) -> (tensor<4xf32>, tensor<16x4xf32>) {
+  %q, %amax = scaled.quantize input %x ends(%ends) scale(%scale) at "up" : tensor<70x96xf32>, tensor<4xf32>, tensor<4xi32> -> !scaled.tensor<70x96xf32 in 4, #fp8_tensor_delayed>, tensor<4xf32>
+  %s:2 = scaled.update_scale %scale, %history, %amax for #fp8_tensor_delayed : tensor<4xf32>, tensor<16x4xf32>, tensor<4xf32> -> tensor<4xf32>, tensor<16x4xf32>
+  return %s#0, %s#1 : tensor<4xf32>, tensor<16x4xf32>
+}

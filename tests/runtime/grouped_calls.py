@@ -60,6 +60,14 @@ def quantize(x, ends, row, col, *, groups, scale=None, rng=None):
         return run(call, list(operands.values()))
 
 
+def scales_for(groups, *schemes):
+    """A delayed scale of each group, a static one of all, and none for schemes that take none."""
+    sources = {scheme.source for scheme in schemes if scheme is not None}
+    if sources == {"current"}:
+        return None
+    return torch.arange(1, groups + 1) * 0.75 if sources == {"delayed"} else torch.tensor(3.0)
+
+
 def pack(parts, row, shape):
     """A packed stack of weights."""
     with CONTEXT:

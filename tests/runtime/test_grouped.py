@@ -14,6 +14,7 @@ ENDS = torch.tensor([7, 7, 8, 41, 41, 75], dtype=torch.int32)
 ROWS, GROUPS = 77, 6
 MX = Scheme("f8E4M3FN", "1x32", "f8E8M0FNU"), Scheme("f8E4M3FN", "32x1", "f8E8M0FNU")
 TENSOR = (Scheme("f8E4M3FN", "tensor", "f32"),) * 2
+DELAYED = (Scheme("f8E4M3FN", "tensor", "f32", source="delayed"),) * 2
 PER_ROW = (Scheme("f8E4M3FN", "row", "f32"),) * 2
 BLOCK = (Scheme("f8E4M3FN", "1x128", "f32"),) * 2
 NVFP4 = nvfp4(), nvfp4(rht=True)
@@ -24,7 +25,7 @@ def test_each_group_is_quantized_as_a_matrix(pair):
     row, col = pair
     x = torch.randn(ROWS, 50, generator=torch.Generator().manual_seed(1))
     x[20:30] *= 100
-    scale = torch.tensor(3.0) if {row.source, col.source} != {"current"} else None
+    scale = calls.scales_for(GROUPS, row, col)
     rng = (5, 9) if "stochastic" in (row.rounding, col.rounding) else None
     found = calls.quantize(x, ENDS, row, col, groups=GROUPS, scale=scale, rng=rng)
     rowwise, columnwise = reference.grouped_quantize(x, ENDS, row, col, scale=scale, rng=rng)
@@ -38,9 +39,10 @@ def test_each_matrix_of_a_stack_is_quantized_by_itself(dtype, is_transposed):
     stack = (torch.randn(3, 40, 50) * torch.tensor([1.0, 30.0, 0.01])[:, None, None]).to(dtype)
     if is_transposed:
         stack = stack.transpose(1, 2)
-    for row, col in (TENSOR, MX, (nvfp4("16x16"), nvfp4("16x16"))):
-        found = calls.quantize(stack, None, row, col, groups=3)
-        rowwise, columnwise = reference.grouped_quantize(stack, None, row, col)
+    for row, col in (TENSOR, DELAYED, MX, (nvfp4("16x16"), nvfp4("16x16"))):
+        scale = calls.scales_for(3, row, col)
+        found = calls.quantize(stack, None, row, col, groups=3, scale=scale)
+        rowwise, columnwise = reference.grouped_quantize(stack, None, row, col, scale=scale)
         calls.assert_parts(found, "row", rowwise)
         calls.assert_parts(found, "col", columnwise)
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from kernel_cases import matrices, nvfp4, same_bytes
 
 from steelyard import reference
+from steelyard.errors import ConstraintError
 from steelyard.formats.schemes import Scheme
 from steelyard.runtime import cpu
 
@@ -59,6 +60,18 @@ def test_update_scale_equals_the_reference(history, margin, algorithm, power_of_
         cpu.update_scale(*state, scheme, **options), reference.update_scale(*state, scheme, **options), strict=True
     ):
         assert same_bytes(found, expected)
+
+
+def test_each_expert_has_a_scale_and_a_column():
+    history = torch.tensor([[4.0, 0.0, 8.0], [2.0, 7.0, 64.0]])
+    scale, rolled = cpu.update_scale(torch.tensor([3.0, 5.0, 1.0]), history, DELAYED)
+    # The second has no rows in this step: it keeps what it has.
+    assert scale.tolist() == [112.0, 5.0, 7.0]
+    assert rolled.tolist() == [[0.0, 0.0, 0.0], [4.0, 7.0, 8.0]]
+    with pytest.raises(ConstraintError, match=r"or have such a column for each expert, got shape \(2, 3\)"):
+        cpu.update_scale(torch.ones(2), history, DELAYED)
+    by_itself = [cpu.update_scale(one, column, DELAYED) for one, column in zip(torch.ones(3), history.T, strict=True)]
+    assert [one.item() for one, _ in by_itself] == reference.update_scale(torch.ones(3), history, DELAYED)[0].tolist()
 
 
 def test_update_scale_by_hand():

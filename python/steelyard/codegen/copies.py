@@ -128,6 +128,8 @@ class Copy:
         own = {part: shared_rows(self.scheme, part, self.columnwise) for part in part_names(self.scheme)}
         # The amaxes of lines, which a copy with a scale per row does not keep.
         own |= {"amax": 0 if self.columnwise else 1} if self.scheme.family == "row" else {}
+        # A static scale is one for all groups.
+        own |= {"scale": 0} if self.given_scale and not self.scheme.is_static else {}
         return {f"{self.usage}_{part}": rows for part, rows in own.items()}
 
     def codes_bytes(self, count: int) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 
 from steelyard.codegen.formats import CANONICAL_NAN
 from steelyard.codegen.kernel import Kernel, Parameter, Scope
-from steelyard.codegen.memory import warp_maximum
+from steelyard.codegen.memory import Pointer, warp_maximum
 from steelyard.codegen.scale_rules import scale_from_amax
 from steelyard.codegen.sizes import Size, ceil_div
 from steelyard.codegen.values import (
@@ -26,6 +26,7 @@ from steelyard.formats.schemes import Scheme
 
 _WARP = 32
 _INFINITY_BITS = 0x7F800000
+SCALE_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class ComputeScaleKernel(Kernel):
 
 @dataclass(frozen=True)
 class InverseScaleKernel(Kernel):
-    """The scale that decodes, of one that encodes."""
+    """The scales that decode, of those that encode."""
 
     threads = _WARP
 
@@ -69,14 +70,18 @@ class InverseScaleKernel(Kernel):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        return Parameter("scale"), Parameter("inverse")
+        return Parameter("scale"), Parameter("inverse"), Parameter("count", "i32")
 
     def blocks(self, rows: Size, columns: Size) -> Size:
-        return 1
+        return ceil_div(rows, self.threads)
 
     def body(self, scope: Scope) -> None:
-        inverse = 1.0 / scope.pointer("scale").load("f32")
-        when(scope.thread.equals(0), lambda: scope.pointer("inverse").store(inverse))
+        index = scope.block * self.threads + scope.thread
+
+        def invert() -> None:
+            _slot(scope, "inverse", index).store(1.0 / _slot(scope, "scale", index).load("f32"))
+
+        when(index < scope["count"], invert)
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,10 @@ class EmptyRowScalesKernel(Kernel):
 
 @dataclass(frozen=True)
 class UpdateScaleKernel(Kernel):
-    """One step of delayed scaling by one warp: `amax` is the newest, kept in slot 0 of the history."""
+    """One step of delayed scaling by one warp: `amax` is the newest, kept in slot 0 of the history.
+
+    There is a block for each of `count` scales. Each has a column of the history, whose rows are the slots.
+    """
 
     scheme: Scheme
     margin: int = 0
@@ -123,14 +131,14 @@ class UpdateScaleKernel(Kernel):
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         names = ("scale", "history", "amax", "new_scale", "new_history")
-        return (*(Parameter(name) for name in names), Parameter("length", "i32"))
+        return (*(Parameter(name) for name in names), Parameter("length", "i32"), Parameter("count", "i32"))
 
     def blocks(self, rows: Size, columns: Size) -> Size:
-        return 1
+        """Columns are those of the history."""
+        return columns
 
     def body(self, scope: Scope) -> None:
-        newest = scope.pointer("amax").load("f32")
-        old = scope.pointer("scale").load("f32")
+        newest, old = (_slot(scope, name, scope.block).load("f32") for name in ("amax", "scale"))
         chosen = newest if self.most_recent else self._largest(scope, newest)
         scale = scale_from_amax(
             chosen,
@@ -140,14 +148,15 @@ class UpdateScaleKernel(Kernel):
             fallback=old,
         )
         is_still = newest.equals(0.0)
-        when(scope.thread.equals(0), lambda: scope.pointer("new_scale").store(select(is_still, old, scale)))
+        new = select(is_still, old, scale)
+        when(scope.thread.equals(0), lambda: _slot(scope, "new_scale", scope.block).store(new))
         self._roll(scope, newest, is_still)
 
     def _largest(self, scope: Scope, newest: Value) -> Value:
         """Over the history with the newest amax in slot 0; NaN counts only where there is nothing else."""
 
         def grow(index: Value, largest: Value) -> list[Value]:
-            kept = _slot(scope, "history", index).load("f32")
+            kept = _slot_of_column(scope, "history", index).load("f32")
             return [maximum_unsigned(largest, _rank(select(index.equals(0), newest, kept)))]
 
         (own,) = loop(scope.thread, scope["length"], _WARP, grow, [constant(0, "i32")])
@@ -160,9 +169,9 @@ class UpdateScaleKernel(Kernel):
 
         def move(index: Value) -> None:
             following = select(index < last, index + 1, 0)
-            kept = _slot(scope, "history", select(is_still, index, following)).load("f32")
+            kept = _slot_of_column(scope, "history", select(is_still, index, following)).load("f32")
             value = select(negate(is_still) & index.equals(last), newest, kept)
-            _slot(scope, "new_history", index).store(select(index.equals(0), zero, value))
+            _slot_of_column(scope, "new_history", index).store(select(index.equals(0), zero, value))
 
         loop(scope.thread, scope["length"], _WARP, move)
 
@@ -173,5 +182,10 @@ def _rank(amax: Value) -> Value:
     return select(compare_unsigned(bits, ">", _INFINITY_BITS), constant(0, "i32"), bits + 1)
 
 
-def _slot(scope: Scope, name: str, index: Value):
-    return scope.pointer(name).at(signed_to(index, "i64") * 4)
+def _slot_of_column(scope: Scope, name: str, index: Value) -> Pointer:
+    """A slot of the history that a block updates."""
+    return _slot(scope, name, index * scope["count"] + scope.block)
+
+
+def _slot(scope: Scope, name: str, index: Value) -> Pointer:
+    return scope.pointer(name).at(signed_to(index, "i64") * SCALE_BYTES)

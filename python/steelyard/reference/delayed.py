@@ -18,10 +18,18 @@ def update_scale(
     margin: int = 0,
     algorithm: str | Callable[[torch.Tensor], torch.Tensor] = "max",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scale and history of the next step. Nothing changes if the newest amax (slot 0) is 0."""
+    """The scale and history of the next step. Nothing changes if the newest amax (slot 0) is 0.
+
+    Experts have a scale each, and a column of the history: each is updated by itself.
+    """
     history = amax_history.detach().numpy()
+    if scale.dim() == 1 and history.shape[1:] == scale.shape and history.size:
+        options = {"margin": margin, "algorithm": algorithm}
+        pairs = [update_scale(*own, scheme, **options) for own in zip(scale, amax_history.T, strict=True)]
+        return torch.stack([new for new, _ in pairs]), torch.stack([rolled for _, rolled in pairs], dim=1)
     if history.ndim != 1 or not history.size:
-        raise ConstraintError("update_scale_history", f"the history must be a vector, got shape {history.shape}")
+        wanted = "a vector, or have a column for each scale"
+        raise ConstraintError("update_scale_history", f"the history must be {wanted}, got shape {history.shape}")
     if history[0] == 0:
         return scale.clone(), amax_history.clone()
     amax = _pick_amax(amax_history, algorithm)

@@ -30,10 +30,13 @@ def grouped_quantize(
     scale: torch.Tensor | None = None,
     rng: tuple[int, int] | None = None,
 ) -> tuple[list[QuantizedCopy | None], list[QuantizedCopy | None]]:
-    """The rowwise and the columnwise copy of each group. Group g draws random bits from g * 2^32 on."""
+    """The rowwise and the columnwise copy of each group, by a scale for each or one for all. Group g draws random bits
+    from g * 2^32 on."""
+    groups = groups_of(x, ends)
+    scales = [None] * len(groups) if scale is None else scale.expand(len(groups))
     made = [
-        quantize(group, row, col, scale=scale, rng=None if rng is None else (rng[0], rng[1] + (number << 32)))
-        for number, group in enumerate(groups_of(x, ends))
+        quantize(group, row, col, scale=own, rng=None if rng is None else (rng[0], rng[1] + (number << 32)))
+        for number, (group, own) in enumerate(zip(groups, scales, strict=True))
     ]
     return [rowwise for rowwise, _ in made], [columnwise for _, columnwise in made]
 

@@ -91,6 +91,19 @@ class Float8Quantizer(SchemeQuantizer):
             if not is_plain or value.dtype != torch.float32 or value.numel() != 1:
                 raise RecipeError(f"Float8Quantizer.{name} must be a float32 tensor of one value, got {shown(value)}")
 
+    def of_stack(self, scales: torch.Tensor) -> "Float8Quantizer":
+        """The quantizer of a stack of matrices, which have a scale each: `of_matrix` is that of one of them."""
+        made = self.copy()
+        made.scale = scales.detach().clone()
+        return made
+
+    def of_matrix(self, index: int) -> "Float8Quantizer":
+        if self.scale.dim() == 0:
+            return self
+        own = self.copy()
+        own.scale = self.scale[index]
+        return own
+
     def _make_scheme(self, columnwise: bool) -> Scheme:
         return _scheme(fp8_element(self.fp8_dtype), "delayed")
 

@@ -16,7 +16,7 @@ from steelyard.tensor.scheme_quantizer import SchemeQuantizer
 def make_quantizer(scheme: Scheme, scale: torch.Tensor | None = None) -> SchemeQuantizer | None:
     """A quantizer whose rowwise copies have this scheme; None if there is none.
 
-    `scale` is that of delayed scaling, or the second level that NVFP4 is given.
+    `scale` is that of delayed scaling, of a stack one for each matrix, or the second level that NVFP4 is given.
     """
     made = _MAKERS[scheme.family](scheme, scale) if scheme.family in _MAKERS else None
     return made if made is not None and made.row_scheme == scheme else None
@@ -30,7 +30,9 @@ def _tensor(scheme: Scheme, scale: torch.Tensor | None) -> SchemeQuantizer | Non
         )
     if scale is None:
         return None
-    return Float8Quantizer(scale.detach().clone(), torch.zeros(()), dtype, columnwise=False)
+    if scale.dim() == 0:
+        return Float8Quantizer(scale.detach().clone(), torch.zeros(()), dtype, columnwise=False)
+    return Float8Quantizer(torch.ones(()), torch.zeros(()), dtype, columnwise=False).of_stack(scale)
 
 
 def _row(scheme: Scheme, _) -> SchemeQuantizer:

@@ -190,6 +190,10 @@ class SchemeQuantizer(Quantizer):
         matrix = dense.reshape(shape)
         return kernels.quantize(matrix, row, col, **self._operands(matrix, row, col))
 
+    def of_matrix(self, index: int) -> Self:
+        """The quantizer of one matrix of a stack."""
+        return self
+
     def observe(self, copies: Copies) -> None:
         """Record what delayed scaling needs from a quantize."""
 

@@ -17,6 +17,7 @@ from steelyard.tensor import kernels, traced
 from steelyard.tensor.arguments import check_dtype, check_flag, check_tensor_dtype
 from steelyard.tensor.data import FlattenMethod
 from steelyard.tensor.elements import HIGH_PRECISION
+from steelyard.tensor.float8 import Float8Quantizer
 from steelyard.tensor.packed import PackedStorage
 from steelyard.tensor.quantized_tensor import QuantizedTensor, as_parameter
 
@@ -47,6 +48,8 @@ class QuantizedStack(QuantizedTensor):  # pyright: ignore[reportIncompatibleVari
         first = _check_alike(matrices)
         parts = {name: _stacked([matrix[name] for matrix in map(_compact_parts, matrices)]) for name in _COMPACT}
         quantizer = _of_rows(first._quantizer)
+        if isinstance(quantizer, Float8Quantizer):
+            quantizer = quantizer.of_stack(torch.stack([matrix._quantizer.scale.reshape(()) for matrix in matrices]))
         rows, columns = first.shape
         return cls._of(parts, quantizer, (rows, columns), first.dtype, transposed, requires_grad=requires_grad)
 
@@ -160,8 +163,8 @@ class QuantizedStack(QuantizedTensor):  # pyright: ignore[reportIncompatibleVari
 
     def expert(self, index: int) -> QuantizedTensor:
         """The quantized matrix at an index. It shares the memory of the stack, unless that is packed."""
-        copy = self._copy_of(range(len(self))[index])
-        tensor = self._quantizer.assemble((copy, None), self._matrix, self.dtype)
+        number = range(len(self))[index]
+        tensor = self._quantizer.of_matrix(number).assemble((self._copy_of(number), None), self._matrix, self.dtype)
         return tensor.t() if self._transposed else tensor
 
     def to_dtype(self, dtype: torch.dtype) -> "QuantizedStack":

@@ -24,7 +24,8 @@ inline constexpr int64_t kPackedAlignment = 64;
 
 // `arguments.x` is all rows, or with `group_stride` (in elements) the first
 // matrix of a stack of `ends.count`, which has no ends. Copies have the memory
-// of all groups.
+// of all groups. `arguments.scale` has one for each group, or if static one for
+// all of them.
 void run_grouped_quantize(const QuantizeArguments &arguments,
                           const GroupEnds &ends, int64_t group_stride,
                           int threads);

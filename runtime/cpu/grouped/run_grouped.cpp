@@ -33,6 +33,12 @@ void advance(StoredCopy &copy) {
     copy.amax += amax_count(copy.scheme, stored);
 }
 
+// A static scale is one for all groups; any other is one of each.
+bool has_scale_per_group(const QuantizeArguments &arguments) {
+  const auto &copy = arguments.row ? arguments.row : arguments.col;
+  return arguments.scale && copy && !copy->scheme.is_static();
+}
+
 using Rows = std::variant<StoredCopy, Matrix>;
 
 void set_rows(Rows &a, int64_t rows) {
@@ -63,6 +69,7 @@ void run_grouped_quantize(const QuantizeArguments &arguments,
                           const GroupEnds &ends, int64_t group_stride,
                           int threads) {
   QuantizeArguments one = arguments;
+  const bool steps_scale = has_scale_per_group(arguments);
   int64_t start = 0;
   for (int64_t g = 0; g < ends.count; ++g) {
     const int64_t end = group_stride ? one.x.rows : ends.ends[g];
@@ -75,6 +82,8 @@ void run_grouped_quantize(const QuantizeArguments &arguments,
     }
     // Groups that are quantized alike draw other random bits.
     one.offset = arguments.offset + (static_cast<uint64_t>(g) << 32);
+    if (steps_scale)
+      one.scale = arguments.scale + g;
     for (auto *copy : {&one.row, &one.col})
       if (*copy)
         (*copy)->M = one.x.rows;

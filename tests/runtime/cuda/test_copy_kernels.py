@@ -151,6 +151,23 @@ def check_update_scale(target, element, algorithm, update):
         assert all(map(same_bytes, found, expected)), slots
 
 
+EXPERTS = torch.tensor([[2.0, 0.0, math.nan, 5.0, 0.0], [1.0, 9.0, 3.0, math.inf, 0.0], [4.0, 8.0, 2.0, 1.0, 0.0]])
+"""A column of each expert: one has no rows in this step, and one never had any."""
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_update_scale_of_each_expert(algorithm):
+    scheme = Scheme(E4M3, "tensor", "f32", source="delayed")
+    scales, before = torch.tensor([0.7, 3.0, 5.0, 0.25, 1.0]), EXPERTS.clone()
+    before[0] = 123.0
+    found = simulated("sm_90a").update_scale(scales, before, EXPERTS[0], scheme, algorithm=algorithm)
+    pairs = [reference.update_scale(*own, scheme, algorithm=algorithm) for own in zip(scales, EXPERTS.T, strict=True)]
+    expected = torch.stack([scale for scale, _ in pairs]), torch.stack([history for _, history in pairs], dim=1)
+    assert all(map(same_bytes, found, expected))
+    assert found[0][1] == 3
+    assert torch.equal(found[1][:, 1], EXPERTS[:, 1])
+
+
 AMAXES = 7.0, 0.0, 1e-44, math.inf, math.nan
 
 

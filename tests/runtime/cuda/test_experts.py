@@ -142,6 +142,19 @@ def test_rows_known_only_at_run_time(monkeypatch, library, recipe):
 
 
 @torch.no_grad()
+def test_what_saturates_is_counted_in_rows_of_experts(monkeypatch, library):
+    torch.manual_seed(0)
+    recipe = recipes.Float8CurrentScaling(input_scales={"*": 0.004})
+    net = steelyard.compile(Experts(torch.bfloat16).eval(), recipe, target="cuda:sm_90a")
+    x = torch.randn(ROWS, 48).bfloat16()
+    with mock_gpu(monkeypatch, library, "sm_90a"):
+        net(x, ENDS)
+    saturated = (x.double() / 0.004).abs() > 448
+    assert saturated[ENDS[-1] :].any()
+    assert net.state_dict()["_steelyard.up.input.saturated"] == saturated[: ENDS[-1]].sum()
+
+
+@torch.no_grad()
 def test_no_rows_at_all(monkeypatch, library):
     net = steelyard.compile(Experts(torch.bfloat16), "fp8-current", target="cuda:sm_90a")
     with mock_gpu(monkeypatch, library, "sm_90a"):

@@ -16,24 +16,25 @@ ENDS = torch.tensor([7, 7, 8, 41, 41, 110], dtype=torch.int32)
 """Groups of an odd number of rows, of none, of one, of more than a block, of more than a tile, and two rows of none."""
 ROWS, GROUPS = 112, 6
 PAIRS = scheme_pairs()
-FAST = PAIRS[::4]
+FAST = [*PAIRS[::4], *(pair for pair in PAIRS if pair[0].source == "delayed")]
 MX = Scheme("f8E4M3FN", "1x32", "f8E8M0FNU"), Scheme("f8E4M3FN", "32x1", "f8E8M0FNU")
 TENSOR = (Scheme("f8E4M3FN", "tensor", "f32"),) * 2
+DELAYED = (Scheme("f8E4M3FN", "tensor", "f32", source="delayed"),) * 2
 PER_ROW = (Scheme("f8E4M3FN", "row", "f32"),) * 2
 BLOCK = (Scheme("f8E4M3FN", "1x128", "f32"),) * 2
 NVFP4 = nvfp4(), nvfp4(rht=True)
 
 
-def given_for(*schemes):
+def given_for(groups, *schemes):
     made = [scheme for scheme in schemes if scheme is not None]
-    is_given = any(scheme.source != "current" for scheme in made)
     is_stochastic = any(scheme.rounding == "stochastic" for scheme in made)
-    return {"scale": torch.tensor(3.0) if is_given else None, "rng": (5, 9) if is_stochastic else None}
+    return {"scale": calls.scales_for(groups, *made), "rng": (5, 9) if is_stochastic else None}
 
 
 def check_quantize(x, ends, row, col, groups):
-    found = calls.quantize(x, ends, row, col, groups=groups, **given_for(row, col))
-    copies = reference.grouped_quantize(x, ends, row, col, **given_for(row, col))
+    given = given_for(groups, row, col)
+    found = calls.quantize(x, ends, row, col, groups=groups, **given)
+    copies = reference.grouped_quantize(x, ends, row, col, **given)
     for prefix, scheme, own in zip(("row", "col"), (row, col), copies, strict=True):
         if scheme is not None:
             calls.assert_parts(found, prefix, own)
@@ -65,7 +66,7 @@ def test_sweep(monkeypatch, target, pair):
         check_quantize(values(3 * 40, 50).to(dtype).view(3, 40, 50), None, *pair, 3)
 
 
-@pytest.mark.parametrize("pair", [TENSOR, PER_ROW, (nvfp4("16x16"),) * 2, MX], ids=pair_name)
+@pytest.mark.parametrize("pair", [TENSOR, DELAYED, PER_ROW, (nvfp4("16x16"),) * 2, MX], ids=pair_name)
 @pytest.mark.parametrize("shape", [(40, 50), (80, 64)], ids=str)
 def test_each_matrix_of_a_stack_is_quantized_by_itself(monkeypatch, pair, shape):
     plan_calls(monkeypatch, "sm_100a")

@@ -214,7 +214,7 @@ CASES = {
     ),
     "count_saturated": (
         CountSaturatedCall,
-        [("source", F32), ("scale", SCALAR), ("count", "tensor<i64>")],
+        [("source", F32), ("scale", SCALAR), ("count", "tensor<i64>"), ("ends", "tensor<4xi32>")],
         [("result", "tensor<i64>")],
         {"scheme": replace(FP8, source="static")},
     ),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from steelyard.errors import RecipeError
-from steelyard.tensor import MXFP4Tensor, NVFP4Quantizer, NVFP4Tensor, QuantizedStack, QuantizedTensor
+from steelyard.tensor import Float8Quantizer, MXFP4Tensor, NVFP4Quantizer, NVFP4Tensor, QuantizedStack, QuantizedTensor
 
 COUNT, ROWS, COLUMNS = 3, 150, 136
 
@@ -130,3 +130,16 @@ def test_unequal_matrices_are_refused():
         QuantizedStack([one, torch.randn(32, 32)])
     with pytest.raises(RecipeError, match="a list of quantized matrices"):
         QuantizedStack([])
+
+
+def test_matrices_with_delayed_scales_keep_their_own():
+    scales = (2.0, 0.5, 16.0)
+    matrices = [
+        Float8Quantizer(torch.tensor(scale), torch.zeros(()), torch.float8_e4m3fn, columnwise=False)(torch.randn(4, 8))
+        for scale in scales
+    ]
+    stack = QuantizedStack(matrices)
+    assert [stack[i]._quantizer.scale.item() for i in range(3)] == list(scales)
+    stack.copy_(torch.full((3, 4, 8), 100.0))
+    # 200 and 50 are rounded to 192 and 48, and 1600 saturates at 448.
+    assert stack.dequantize()[:, 0, 0].tolist() == [96.0, 96.0, 28.0]

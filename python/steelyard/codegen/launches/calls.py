@@ -310,16 +310,16 @@ def _plan_amax(call: AmaxCall) -> LaunchPlan:
 def _plan_update_scale(call: UpdateScaleCall) -> LaunchPlan:
     values = _Values(call)
     scale, history, amax, new_scale, new_history = (values.buffer(position) for position in range(5))
-    (length,) = values.shape(1)
+    shape = values.shape(1)
     update_scale_into(
         values.plan,
         call.scheme,
         (scale, history),
         amax,
         (new_scale, new_history),
-        length,
+        shape,
         margin=call.margin,
         algorithm=call.algorithm,
         reduce=call.reduce,
     )
-    return values.finish({4: (length,)})
+    return values.finish({4: shape})

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from steelyard.codegen.epilogue import EpilogueKernel
 from steelyard.codegen.launches.copies import decode
 from steelyard.codegen.launches.plan import Argument, Buffer, PlanBuilder
+from steelyard.codegen.launches.state import invert_scales
 from steelyard.codegen.launches.values import Matrix, StoredCopy, Vector
 from steelyard.codegen.scale_rules import nvfp4_range
 from steelyard.codegen.sizes import Size, is_multiple
-from steelyard.codegen.state import InverseScaleKernel
 from steelyard.codegen.tile import ITEM_BYTES
 from steelyard.targets.gemm_paths import emulated_dtype
 
@@ -50,7 +50,7 @@ def outer_scale(plan: PlanBuilder, operand: StoredCopy | Matrix) -> tuple[Buffer
         return None
     if operand.amax is not None and operand.scheme.source == "divisor":
         inverse = plan.temporary()
-        plan.launch_blocks(InverseScaleKernel(), {"scale": operand.amax, "inverse": inverse}, 1)
+        invert_scales(plan, operand.amax, inverse, 1)
         return inverse, 1
     if operand.amax is not None and operand.scheme.second_level != "none":
         return operand.amax, int(nvfp4_range(operand.scheme))

@@ -8,11 +8,12 @@ from steelyard.codegen.amax import AmaxKernel
 from steelyard.codegen.launches.groups import Groups, PartBytes
 from steelyard.codegen.launches.plan import Argument, Buffer, PlanBuilder
 from steelyard.codegen.launches.sources import Filling
+from steelyard.codegen.launches.state import invert_scales
 from steelyard.codegen.launches.values import StoredCopy
 from steelyard.codegen.produce import ProduceKernel
 from steelyard.codegen.quantize import QuantizeKernel
 from steelyard.codegen.sizes import Size, is_zero
-from steelyard.codegen.state import ComputeScaleKernel, EmptyRowScalesKernel, InverseScaleKernel
+from steelyard.codegen.state import SCALE_BYTES, ComputeScaleKernel, EmptyRowScalesKernel
 
 
 def find_amax(
@@ -123,6 +124,7 @@ def _launch_quantize(
         parts = {"codes": copy.codes, "scales": copy.scales, "amax": copy.amax, "scale": scale, "rng": rng}
         named |= {f"{usage}_{name}": part for name, part in parts.items() if part is not None}
         part_bytes |= {f"{usage}_{name}": partial(copy.part_bytes, name) for name in ("codes", "scales", "amax")}
+        part_bytes[f"{usage}_scale"] = lambda _: SCALE_BYTES
     in_groups = filling.groups is not None and not filling.groups.is_stack
     specs = tuple(copy.spec(given_scale=scale is not None, in_groups=in_groups) for copy in copies)
     filling.launch(plan, QuantizeKernel(filling.source, specs), named, part_bytes)
@@ -143,7 +145,7 @@ def _scale_nothing(plan: PlanBuilder, filling: Filling, copies: Sequence[StoredC
         if own is None:
             own = plan.temporary()
             plan.launch_blocks(ComputeScaleKernel(copy.scheme), {"amax": copy.amax, "scale": own}, blocks)
-        plan.launch_blocks(InverseScaleKernel(), {"scale": own, "inverse": copy.scales}, blocks)
+        invert_scales(plan, own, copy.scales, 1, is_wanted=blocks)
 
 
 def _scale_empty_groups(
@@ -159,11 +161,10 @@ def _scale_empty_groups(
         if scale is None:
             _scale_empty_rows(plan, copy, groups.count)
             continue
-        own = scale
         if not copy.scheme.is_static:
-            own = plan.temporary()
-            plan.launch_blocks(InverseScaleKernel(), {"scale": scale, "inverse": own}, 1)
-        plan.call("copy", own, copy.scales)
+            invert_scales(plan, scale, copy.scales, groups.count)
+            continue
+        plan.call("copy", scale, copy.scales)
 
 
 def _scale_empty_rows(plan: PlanBuilder, copy: StoredCopy, lines: Size, is_empty: Size = 1) -> None:

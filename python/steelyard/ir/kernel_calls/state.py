@@ -46,14 +46,14 @@ class UpdateScaleCall(KernelCall):
 
 @dataclass(frozen=True, kw_only=True)
 class CountSaturatedCall(KernelCall):
-    """Count the values that are too large for a static scale."""
+    """Count the values that are too large for a static scale; of a matrix in groups, those of rows that are in one."""
 
     OPERATION: ClassVar[str] = "count_saturated"
 
     scheme: Scheme
 
     def operand_names(self) -> Names:
-        return Names(("source", "scale", "count"))
+        return Names(("source", "scale", "count"), ("ends",))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -196,8 +196,8 @@ def _compare_groups(place: Device, schemes: Schemes, shape: Shape, dtype: torch.
     """Rows in groups, one of them without rows, and a stack of two matrices."""
     x, rows = finite_values(shape, dtype), shape[0]
     ends = torch.tensor([rows // 3, rows // 3, rows - 2], dtype=torch.int32)
-    given = {"rng": _RNG, "scale": torch.tensor(0.5) if _needs_scale(schemes) else None}
     for values, own in ((x, ends), (torch.stack((x, 3 * x)), None)):
+        given = {"rng": _RNG, "scale": _scales_of_groups(schemes, len(values) if own is None else len(own))}
         on_device = None if own is None else own.to(place.name)
         found = place.kernels.quantize_groups(values.to(place.name), on_device, *schemes, **moved(place, given))
         expected = reference.grouped_quantize(values, own, *schemes, **given)
@@ -206,6 +206,14 @@ def _compare_groups(place: Device, schemes: Schemes, shape: Shape, dtype: torch.
             wanted = {} if scheme is None else stored_parts(copies)  # pyright: ignore[reportArgumentType]
             for name, part in wanted.items():
                 require(same(parts[name][: part.numel()], part), f"{usage} {name} of {what} differ")
+
+
+def _scales_of_groups(schemes: Schemes, count: int) -> torch.Tensor | None:
+    """A static scale is one for all groups, a delayed one is of each."""
+    if not _needs_scale(schemes):
+        return None
+    is_static = any(scheme is not None and scheme.is_static for scheme in schemes)
+    return torch.tensor(0.5) if is_static else 0.5 * torch.arange(1, count + 1)
 
 
 def compare_copies(found: tuple, expected: tuple, what: str = "") -> None:
@@ -317,6 +325,10 @@ def _compare_update_scale(place: Device, algorithm: str) -> None:
         found = place.kernels.update_scale(*state, scheme, algorithm=algorithm)
         expected = reference.update_scale(scale, history, scheme, algorithm=algorithm)
         require(all(map(same, found, expected)), f"the state after an amax of {slots[0]} differs")
+    scales, columns = torch.tensor([0.7, 3.0, 1.0]), torch.tensor([[2.0, 0.0, float("nan")], [7.0, 9.0, 3.0]])
+    found = place.kernels.update_scale(*_moved_all(place, (scales, columns, columns[0])), scheme, algorithm=algorithm)
+    expected = reference.update_scale(scales, columns, scheme, algorithm=algorithm)
+    require(all(map(same, found, expected)), "the state of experts differs")
 
 
 def copy_on(copy: QuantizedCopy, device: str) -> QuantizedCopy:
