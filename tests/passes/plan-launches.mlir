@@ -32,9 +32,9 @@ func.func private @quantize_0(!torch.vtensor<[32,64],bf16>) -> (!torch.vtensor<[
 // CHECK-NEXT: scaled.torch_call copy("out.row.amax", "out.col.amax")
 // CHECK-NEXT: scaled.launch @quantize_f32_row_e4m3_tensor_col_e4m3_tensor("source", 128, "source[0]", 128, {{.*}}) blocks("(source[0] + 63) // 64 * 2")
 // CHECK-NEXT: scaled.launch @compute_scale_f8E4M3FN("out.row.amax", "temporary0") blocks("source[0] * 128 == 0")
-// CHECK-NEXT: scaled.launch @inverse_scale("temporary0", "out.row.scales") blocks("source[0] * 128 == 0")
+// CHECK-NEXT: scaled.launch @inverse_scale("temporary0", "out.row.scales", 1) blocks("source[0] * 128 == 0")
 // CHECK-NEXT: scaled.launch @compute_scale_f8E4M3FN("out.col.amax", "temporary1")
-// CHECK-NEXT: scaled.launch @inverse_scale("temporary1", "out.col.scales")
+// CHECK-NEXT: scaled.launch @inverse_scale("temporary1", "out.col.scales", 1)
 // CHECK-NEXT: }
 func.func private @quantize_1(!torch.vtensor<[?,128],f32>) -> (!torch.vtensor<[?,128],ui8>, !torch.vtensor<[],f32>, !torch.vtensor<[],f32>, !torch.vtensor<[128,?],ui8>, !torch.vtensor<[],f32>, !torch.vtensor<[],f32>) attributes {scaled.config = {role = "input", row = #fp8, col = #fp8}, scaled.destinations, scaled.device = "cuda", scaled.kernel = "quantize", scaled.operands = ["source"], scaled.results = ["row.codes", "row.scales", "row.amax", "col.codes", "col.scales", "col.amax"]}
 

@@ -99,8 +99,6 @@ def _reason_to_keep(parameter: torch.Tensor, use: _Uses) -> str:
         return "each step of training records the amax of its values for its delayed scale"
     if form is None or parameter.dim() not in (2, 3):
         return "GEMMs read a part or another shape of it"
-    if parameter.dim() == 3 and (form.layout == "gemm" or not parameter.is_cpu):
-        return "it is a stack of matrices, one per expert, and those are replaced on the CPU only"
     is_held = isinstance(parameter, QuantizedTensor) and _held_parts(parameter, form)[1] is not None
     if not is_held and form.scheme.source != "delayed" and make_quantizer(form.scheme) is None:
         return f"there is no tensor of its format, {form.scheme.element} in {form.scheme.block}"

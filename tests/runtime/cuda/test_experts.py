@@ -1,8 +1,10 @@
 """Products of experts on the mock GPU: they give the bytes of the CPU target."""
 
 import copy
+import gc
 import itertools
 import shutil
+import weakref
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ import steelyard.frontend.grouped_mm  # It defines the op.
 from steelyard import recipes
 from steelyard.errors import TargetError
 from steelyard.runtime.cuda import groups
+from steelyard.tensor import QuantizedStack
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler to build the mock with")
@@ -139,6 +142,50 @@ def test_rows_known_only_at_run_time(monkeypatch, library, recipe):
     with mock_gpu(monkeypatch, library, "sm_90a"):
         found = run("cuda:sm_90a")
     assert not [name for name in expected if not torch.equal(found[name], expected[name])]
+
+
+STORED = (
+    ("fp8-delayed", "bf16", "sm_90a"),
+    ("mxfp8", "bf16", "sm_100a"),
+    ("nvfp4", "f32", "sm_100a"),
+)
+ALL_STORED = itertools.product((*recipes.NAMES, *MIXED), ("bf16", "f32"), TARGETS)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "dtype", "target"),
+    [*STORED, *(pytest.param(*case, marks=pytest.mark.slow) for case in ALL_STORED if case not in STORED)],
+)
+@torch.no_grad()
+def test_parameters_become_codes(monkeypatch, library, tmp_path, recipe, dtype, target):
+    torch.manual_seed(0)
+    kind = torch.bfloat16 if dtype == "bf16" else torch.float32
+    model, x = Experts(kind).eval(), torch.randn(ROWS, 48).to(kind)
+    plain = copy.deepcopy(model)
+    with mock_gpu(monkeypatch, library, target) as launcher:
+        expected = steelyard.compile(copy.deepcopy(model), recipe, target="cuda")(x, ENDS)
+        torch._dynamo.reset()
+        net = steelyard.compile(model, recipe, target="cuda", weights="quantized")
+        gone = [weakref.ref(model.up), weakref.ref(model.down)]
+        results = [net(x, ENDS), net(x, ENDS)]
+        gc.collect()
+        assert [reference() for reference in gone] == [None, None]
+        assert isinstance(model.up, QuantizedStack)
+        assert isinstance(model.down, QuantizedStack)
+        launcher.launches.clear()
+        results.append(net(x, ENDS))
+        # Weights are not quantized again: a call quantizes what its two products are given.
+        quantized = [launch for launch in launcher.launches if launch.kernel.name.startswith("quantize")]
+        assert len(quantized) == (0 if recipe.endswith("/none") else 2)
+        assert all(torch.equal(result, expected) for result in results)
+        assert net.memory()["quantized_weights"] == 0
+        torch.save(net.state_dict(), tmp_path / "state.pt")
+        state = torch.load(tmp_path / "state.pt", weights_only=True)
+    torch._dynamo.reset()
+    with reference_gemms(monkeypatch):
+        on_cpu = steelyard.compile(plain, recipe, weights="quantized")
+        on_cpu.load_state_dict(state)
+        assert torch.equal(on_cpu(x, ENDS), expected)
 
 
 @torch.no_grad()
