@@ -32,6 +32,8 @@ LONG_ROWS = 16, 8192
 ELEMENTS = SHAPE[0] * SHAPE[1]
 SIDE = 8192
 """Of the matrices that rates are predicted for, and that `steelyard verify-gpu` measures."""
+EXPERTS, ROWS_OF_EXPERTS = 8, (1024, 128)
+"""As many elements, for tensors in groups: 128 rows of each expert, or a weight of each."""
 LAYERS = {"8192 x 8192 x 8192": (8192, 8192, 8192), "Llama 8B up, 4096 tokens": (4096, 14336, 4096)}
 """M, N and K of linear layers."""
 
@@ -59,6 +61,8 @@ def cases() -> Iterator[Case]:
             name = f"quantize {recipe}" if role == "input" else f"quantize {recipe} {role}"
             yield Case(name, "quantize", partial(_quantize, pair=pair))
             yield Case(f"{name} row", "quantize", partial(_quantize, pair=(pair[0], None)))
+            experts = partial(_quantize_groups, pair=pair, is_stack=role == "weight")
+            yield Case(f"{name} of {EXPERTS} experts", "quantize", experts)
     yield Case("statistics of rms_norm", "row_statistics", partial(_normalize, shape=LONG_ROWS))
     yield Case("quantize mxfp8 of rms_norm", "quantize", _normalize)
 
@@ -68,8 +72,20 @@ def _matrix(shape: tuple[int, int] = SHAPE) -> torch.Tensor:
 
 
 def _quantize(kernels: Kernels, pair: tuple[Scheme | None, Scheme | None]) -> tuple:
-    delayed = any(scheme is not None and scheme.source == "delayed" for scheme in pair)
-    return kernels.quantize(_matrix(), *pair, scale=torch.tensor(1.0) if delayed else None, rng=(1, 2))
+    return kernels.quantize(_matrix(), *pair, scale=torch.tensor(1.0) if _is_delayed(pair) else None, rng=(1, 2))
+
+
+def _quantize_groups(kernels: Kernels, pair: tuple[Scheme, Scheme], is_stack: bool) -> tuple:
+    x, scale = _matrix(ROWS_OF_EXPERTS), torch.ones(EXPERTS) if _is_delayed(pair) else None
+    rows, columns = ROWS_OF_EXPERTS[0] // EXPERTS, ROWS_OF_EXPERTS[1]
+    if is_stack:
+        return kernels.quantize_groups(x.view(EXPERTS, rows, columns), None, *pair, scale=scale, rng=(1, 2))
+    ends = torch.arange(1, EXPERTS + 1, dtype=torch.int32) * rows
+    return kernels.quantize_groups(x, ends, *pair, scale=scale, rng=(1, 2))
+
+
+def _is_delayed(pair: tuple[Scheme | None, Scheme | None]) -> bool:
+    return any(scheme is not None and scheme.source == "delayed" for scheme in pair)
 
 
 def _normalize(kernels: Kernels, shape: tuple[int, int] = SHAPE) -> None:

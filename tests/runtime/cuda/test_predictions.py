@@ -16,6 +16,7 @@ BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 SAMPLE = [
     ("sm_90a", "amax"),
     ("sm_90a", "quantize nvfp4 weight row"),
+    ("sm_90a", "quantize fp8-delayed of 8 experts"),
     ("sm_100a", "quantize fp8-block"),
     ("sm_100a", "quantize mxfp8"),
 ]
