@@ -27,7 +27,7 @@ from steelyard.ir.kernel_calls import (
     UpdateScaleCall,
 )
 from steelyard.runtime import dtypes
-from steelyard.runtime.cuda import gemm, groups
+from steelyard.runtime.cuda import block_groups, gemm, groups
 from steelyard.runtime.cuda.devices import kernels_on
 from steelyard.runtime.cuda.padding import padded, rounded
 from steelyard.runtime.cuda.planned import PlannedCall
@@ -78,9 +78,14 @@ def _bind_grouped_gemm(call: GroupedGemmCall) -> Callable[..., tuple]:
     assert reduction
     assert columns
     dtype = dtypes.result_dtype(call.results[0].type)
+    has_blocks = lhs.scheme.has_blocks
+    is_turned = rhs.columnwise and not is_stored_transposed(rhs.scheme, rhs.columnwise)
 
     def native_grouped_gemm(*values: Any) -> tuple[torch.Tensor]:
         left, right = _operand(lhs, values), _operand(rhs, values)
+        if has_blocks:
+            sizes = reduction, columns
+            return (block_groups.multiply(left, right, values[ends], sizes, is_turned=is_turned, out_dtype=dtype),)
         left = replace(left, codes=left.codes.view(-1, reduction))
         right = replace(right, codes=right.codes.view(count, columns, reduction))
         return (groups.multiply(left, right, values[ends], dtype),)

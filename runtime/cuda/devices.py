@@ -10,7 +10,7 @@ from steelyard.codegen.kernel import Kernel
 from steelyard.errors import TargetError
 from steelyard.runtime.cuda.driver import CudaLauncher
 from steelyard.runtime.cuda.kernels import Kernels
-from steelyard.runtime.cuda.libraries import cublaslt_version
+from steelyard.runtime.cuda.libraries import cublaslt_version, has_mslk
 from steelyard.targets import spelled
 from steelyard.targets.architectures import Target
 
@@ -19,7 +19,11 @@ Maker = Callable[[torch.device], Kernels]
 
 def _make_cuda_kernels(device: torch.device) -> Kernels:
     index = torch.cuda.current_device() if device.index is None else device.index
-    return Kernels(CudaLauncher(index, lambda: torch.cuda.current_stream(index).cuda_stream, cublaslt_version()))
+
+    def stream() -> int:
+        return torch.cuda.current_stream(index).cuda_stream
+
+    return Kernels(CudaLauncher(index, stream, cublaslt_version(), has_mslk=has_mslk()))
 
 
 MAKERS: dict[str, Maker] = {"cuda": _make_cuda_kernels}

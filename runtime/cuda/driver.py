@@ -24,13 +24,16 @@ _LOG_BYTES = 8 << 10
 class CudaLauncher:
     """Launches kernels on one device. Each is loaded once; a launch neither waits nor allocates."""
 
-    def __init__(self, device: int, stream: Callable[[], int], cublaslt: Version | None = None):
-        """`stream` gives the handle of the stream that launches go to, `cublaslt` is torch's version of it."""
+    def __init__(
+        self, device: int, stream: Callable[[], int], cublaslt: Version | None = None, *, has_mslk: bool = True
+    ):
+        """`stream` gives the handle of the stream that launches go to, `cublaslt` is torch's version of it, and
+        `has_mslk` says whether torch was built with that library."""
         self._driver = _load_driver()
         self._stream = stream
         self._call("cuInit", 0)
         handle = self._call("cuDeviceGet", device)
-        self.target = with_library(self._architecture_of(handle), cublaslt)
+        self.target = with_library(self._architecture_of(handle), cublaslt, has_mslk=has_mslk)
         self._context = self._call("cuDevicePrimaryCtxRetain", handle)
         self._functions: dict[Any, tuple[CompiledKernel, Any]] = {}
 

@@ -15,7 +15,7 @@ from steelyard.runtime.cuda.scale_buffer import ScaleBuffer
 if TYPE_CHECKING:
     from steelyard.runtime.cuda.kernels import Kernels
 
-_ELEMENTS = {
+ELEMENTS = {
     "f8E4M3FN": torch.float8_e4m3fn,
     "f8E5M2": torch.float8_e5m2,
     "f4E2M1FN": torch.float4_e2m1fn_x2,
@@ -61,10 +61,10 @@ def multiply(
     blocks_a, blocks_b = _scaling(a), _scaling(b)
     if a.scheme.family != "nvfp4":
         return _multiply(a, b, blocks_a, blocks_b, bias, out_dtype)
-    second_a, second_b = _second_level(a), _second_level(b)
+    second_a, second_b = second_level(a), second_level(b)
     with _scale_buffer.turn(a.codes.device) as is_free:
         if is_free:
-            levels = _with_second(blocks_a, second_a), _with_second(blocks_b, second_b)
+            levels = with_second(blocks_a, second_a), with_second(blocks_b, second_b)
             return _multiply(a, b, *levels, bias, out_dtype)
     # What the GEMM would do after its sum: in float32, rounded once.
     product = _multiply(a, b, blocks_a, blocks_b, None, torch.float32).mul_(second_a * second_b)
@@ -96,7 +96,7 @@ def _multiply(
     out_dtype: torch.dtype,
 ) -> torch.Tensor:
     (scales_a, scaling_a, swizzle_a), (scales_b, scaling_b, swizzle_b) = scaling_of_a, scaling_of_b
-    element_a, element_b = (operand.codes.view(_ELEMENTS[operand.scheme.element]) for operand in (a, b))
+    element_a, element_b = (operand.codes.view(ELEMENTS[operand.scheme.element]) for operand in (a, b))
     return scaled_mm(
         element_a,
         element_b.t(),
@@ -175,15 +175,15 @@ def _scaling(operand: GemmOperand) -> Scaling:
     return Scaling([scales.view(dtype)], [scaling], [SwizzleType.SWIZZLE_32_4_4])
 
 
-def _second_level(operand: GemmOperand) -> torch.Tensor:
-    """The scale above the block scales of FP4."""
+def second_level(operand: GemmOperand) -> torch.Tensor:
+    """The scale above the block scales of FP4, or that of each group."""
     assert operand.amax is not None
     if operand.scheme.source == "divisor":
         return 1 / operand.amax
     return operand.amax / nvfp4_range(operand.scheme)
 
 
-def _with_second(scaling: Scaling, second: torch.Tensor) -> Scaling:
+def with_second(scaling: Scaling, second: torch.Tensor) -> Scaling:
     """Both levels of the scales of FP4."""
     swizzles = [*(scaling.swizzles or ()), SwizzleType.NO_SWIZZLE]
     return Scaling([*scaling.scales, second], [*scaling.types, ScalingType.TensorWise], swizzles)

@@ -75,8 +75,8 @@ def multiply_at_once(
     if out.numel() == 0 or left.shape[1] == 0:
         out.zero_()
         return
-    stored = ends if multiple == 1 else _filled_ends(ends, multiple)
-    _keep_groups(grouped_mm(left, right.mT, offs=stored), ends, out)
+    stored = ends if multiple == 1 else filled_ends(ends, multiple)
+    keep_groups(grouped_mm(left, right.mT, offs=stored), ends, out)
 
 
 def multiply(
@@ -90,7 +90,7 @@ def multiply(
     if left.scheme.family == "row":
         left_scales = left.scales.reshape(-1)
     else:
-        left_scales = left.scales.index_select(0, _groups_of_rows(ends, rows).clamp_(max=groups - 1))
+        left_scales = left.scales.index_select(0, groups_of_rows(ends, rows).clamp_(max=groups - 1))
     right_scales = right.scales.reshape(groups, -1).expand(groups, columns).contiguous()
     product = scaled_grouped_mm(
         left.codes.view(torch.float8_e4m3fn),
@@ -102,7 +102,7 @@ def multiply(
         offs=ends,
         output_dtype=out_dtype,
     )
-    _keep_groups(product, ends, out)
+    keep_groups(product, ends, out)
     return out
 
 
@@ -111,18 +111,18 @@ def rows_in_groups(ends: torch.Tensor, rows: int) -> torch.Tensor:
     return (torch.arange(rows, dtype=ends.dtype, device=ends.device) < ends[-1]).view(-1, 1)
 
 
-def _groups_of_rows(ends: torch.Tensor, rows: int) -> torch.Tensor:
+def groups_of_rows(ends: torch.Tensor, rows: int) -> torch.Tensor:
     """The group of each row; those of none have the number of groups."""
     return torch.searchsorted(ends, torch.arange(rows, dtype=ends.dtype, device=ends.device), right=True)
 
 
-def _filled_ends(ends: torch.Tensor, multiple: int) -> torch.Tensor:
+def filled_ends(ends: torch.Tensor, multiple: int) -> torch.Tensor:
     """Where groups end that were filled up to a multiple."""
     counts = torch.diff(ends, prepend=ends.new_zeros(1))
     return torch.cumsum((counts + (multiple - 1)) // multiple * multiple, 0, dtype=ends.dtype)
 
 
-def _keep_groups(product: torch.Tensor, ends: torch.Tensor, out: torch.Tensor) -> None:
+def keep_groups(product: torch.Tensor, ends: torch.Tensor, out: torch.Tensor) -> None:
     """A product without what its kernel left as it was: rows of no group, and matrices of groups without rows."""
     if out.dim() == 3:
         kept = (torch.diff(ends, prepend=ends.new_zeros(1)) > 0).view(-1, 1, 1)

@@ -1,4 +1,4 @@
-"""The version of cuBLASLt that torch multiplies by."""
+"""The libraries that torch multiplies by: the version of cuBLASLt, and whether it was built with MSLK."""
 
 import ctypes
 from functools import cache
@@ -18,6 +18,12 @@ def cublaslt_version() -> Version | None:
         return None
     built = _read(torch.version.cuda)
     return min(built, _loaded_version(built[0]) or built)
+
+
+@cache
+def has_mslk() -> bool:
+    """Whether torch was built with MSLK, as torch's own tests tell; a torch without CUDA is not asked."""
+    return torch.version.cuda is None or "USE_MSLK" in torch.__config__.show()
 
 
 def _read(text: str) -> Version:

@@ -154,7 +154,7 @@ def test_what_a_static_scale_saturates_is_counted_in_rows_of_experts():
     assert net.state_dict()["_steelyard.experts.weight.input.saturated"] == saturated[: ENDS[-1]].sum()
 
 
-MX_BUILDS = "not every build of torch has a product of groups in mx"
+NARROW = "torch's product of groups in MXFP8 reduces over multiples of 32"
 ONE_BY_ONE = "the host reads where groups end and multiplies one by one"
 
 
@@ -162,8 +162,21 @@ ONE_BY_ONE = "the host reads where groups end and multiplies one by one"
     ("recipe", "target", "dtype", "kernel", "reason"),
     [
         ("fp8-current", "sm_90a", torch.bfloat16, "cuda tensor scaled_grouped_mm of 4 experts", ""),
-        ("mxfp8", "sm_100a", torch.bfloat16, "cuda mx emulated in bf16 of 4 experts", MX_BUILDS),
-        ("mxfp8", "sm_100a", torch.float32, "cuda mx emulated in bf16 of 4 experts", f"{MX_BUILDS}; {ONE_BY_ONE}"),
+        ("mxfp8", "sm_100a", torch.bfloat16, "cuda mx emulated in bf16 of 4 experts", NARROW),
+        (
+            "mxfp8",
+            "sm_100a",
+            torch.float32,
+            "cuda mx emulated in bf16 of 4 experts",
+            f"torch's product of groups in MXFP8 has results in bf16 only; {ONE_BY_ONE}",
+        ),
+        (
+            "nvfp4",
+            "sm_120a",
+            torch.bfloat16,
+            "cuda nvfp4 emulated in bf16 of 4 experts",
+            f"torch has products of groups in NVFP4 on sm_100 only; {ONE_BY_ONE}",
+        ),
         (
             "fp8-row",
             "sm_90a",

@@ -1,6 +1,7 @@
 // RUN: steelyard-opt %s -p 'scaled-legalize{target=cuda:sm_89}' | FileCheck %s --check-prefixes=CHECK,OLD,SM89
 // RUN: steelyard-opt %s -p 'scaled-legalize{target=cuda:sm_90a}' | FileCheck %s --check-prefixes=CHECK,OLD,SM90
-// RUN: steelyard-opt %s -p 'scaled-legalize{target=cuda:sm_100a}' | FileCheck %s --check-prefixes=CHECK,NEW
+// RUN: steelyard-opt %s -p 'scaled-legalize{target=cuda:sm_100a}' | FileCheck %s --check-prefixes=CHECK,NEW,SM100
+// RUN: steelyard-opt %s -p 'scaled-legalize{target=cuda:sm_100a+nomslk}' | FileCheck %s --check-prefixes=CHECK,NEW,BARE
 // RUN: steelyard-opt %s -p 'scaled-legalize{target=cuda:sm_103a}' | FileCheck %s --check-prefixes=CHECK,NEW
 // RUN: steelyard-opt %s -p 'scaled-legalize{target=cuda:sm_120a}' | FileCheck %s --check-prefixes=CHECK,NEW
 // RUN: steelyard-opt %s -p 'scaled-legalize{target=cuda:sm_121a}' | FileCheck %s --check-prefixes=CHECK,NEW
@@ -332,12 +333,15 @@ func.func private @weight_1(%w: !torch.vtensor<[40,72],bf16> {scaled.parameter =
   return %0, %1 : !scaled.tensor<40x72xbf16, #fp8_tensor>, !torch.vtensor<[],f32>
 }
 
-// Experts: groups of rows of MX operands are multiplied in bf16, which torch does at once on sm_90 and sm_100. Groups in
-// FP8 are native on sm_90, but for the gradient of weights, which reduces over any number of rows.
+// Experts: groups of rows of MX operands are native on sm_100, if torch was built for that. Elsewhere they are multiplied
+// in bf16, which torch does at once on sm_90 and sm_100. Groups in FP8 are native on sm_90, but for the gradient of
+// weights, which reduces over any number of rows.
 // CHECK-LABEL: func.func @experts
-// CHECK: scaled.grouped_gemm fprop %arg0, %arg1 {{.*}}scaled.path = "emulated", scaled.reason = "not every build of torch has a product of groups in mx
+// OLD: scaled.grouped_gemm fprop %arg0, %arg1 {{.*}}scaled.path = "emulated", scaled.reason = "torch has products of groups in MXFP8 on sm_100 only
 // SM90-SAME: "}
 // SM89-SAME: ; the host reads where groups end and multiplies one by one"}
+// SM100: scaled.grouped_gemm fprop %arg0, %arg1 {{.*}}{scaled.path = "native"}
+// BARE: scaled.grouped_gemm fprop %arg0, %arg1 {{.*}}scaled.reason = "this build of torch has no products of groups in MXFP8: it was built without MSLK"}
 // SM90: scaled.grouped_gemm fprop %arg2, %arg3 {{.*}}{scaled.path = "native"}
 // NEW: scaled.grouped_gemm fprop %arg2, %arg3 {{.*}}scaled.reason = "torch has products of groups in FP8 on sm_90 only; the host reads
 // SM90: scaled.grouped_gemm wgrad %arg2, %arg2 {{.*}}scaled.reason = "torch's product of groups in FP8 reduces over multiples of 16 rows, and experts have any number; the host

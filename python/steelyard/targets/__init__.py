@@ -7,7 +7,8 @@ from steelyard.targets.architectures import Target, target_of
 CPU = "cpu"
 _CUDA = "cuda:"
 TARGETS = (CPU, *(_CUDA + name for name in _ARCHITECTURES))
-"""Every target that passes accept; those of CUDA may name the version of their library: `cuda:sm_90a+cublaslt12.6`."""
+"""Every target that passes accept; those of CUDA may say what their libraries are: `cuda:sm_90a+cublaslt12.6`,
+`cuda:sm_100a+nomslk`."""
 CUDA = "cuda"
 """The architecture of the GPU that a net first runs on."""
 

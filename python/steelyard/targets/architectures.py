@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from steelyard.errors import TargetError
 
 Version = tuple[int, int]
-_SUFFIX = re.compile(r"(?P<name>[^+]*)\+cublaslt(?P<major>[1-9]\d?)\.(?P<minor>\d{1,2})")
+_SPELLING = re.compile(r"(?P<name>[^+]*)(\+cublaslt(?P<major>[1-9]\d?)\.(?P<minor>\d{1,2}))?(?P<bare>\+nomslk)?")
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,14 @@ class Target:
     """Whether it converts E2M1 and E8M0 in hardware. Every target converts E4M3 and E5M2."""
     cublaslt: Version | None = None
     """The version of the library that multiplies; None for one that has every product its GPUs are known to run."""
+    has_mslk: bool = True
+    """Whether torch was built with MSLK, whose kernels multiply groups in MXFP8, MXFP4 and NVFP4."""
 
     @property
     def spelling(self) -> str:
-        """Its name and, if it matters, the version of its library: `sm_90a+cublaslt12.6`."""
-        return self.name if self.cublaslt is None else "{}+cublaslt{}.{}".format(self.name, *self.cublaslt)
+        """Its name and, if they matter, its libraries: `sm_90a+cublaslt12.6`, `sm_100a+nomslk`."""
+        library = "" if self.cublaslt is None else "+cublaslt{}.{}".format(*self.cublaslt)
+        return f"{self.name}{library}{'' if self.has_mslk else '+nomslk'}"
 
     def lacks(self, version: Version) -> bool:
         """Whether its library is older than a version."""
@@ -47,10 +50,8 @@ TARGETS = {
 
 def target_of(spelling: str) -> Target:
     """The target that is spelled like this."""
-    with_library = _SUFFIX.fullmatch(spelling)
-    name = with_library["name"] if with_library else spelling
-    if name not in TARGETS:
+    found = _SPELLING.fullmatch(spelling)
+    if found is None or found["name"] not in TARGETS:
         raise TargetError(f"a CUDA target must be one of {', '.join(TARGETS)}, got {spelling!r}")
-    if with_library is None:
-        return TARGETS[name]
-    return replace(TARGETS[name], cublaslt=(int(with_library["major"]), int(with_library["minor"])))
+    cublaslt = None if found["major"] is None else (int(found["major"]), int(found["minor"]))
+    return replace(TARGETS[found["name"]], cublaslt=cublaslt, has_mslk=found["bare"] is None)

@@ -126,7 +126,8 @@ def emulated_dtype(lhs: Scheme | str, rhs: Scheme, *, batched: bool = False) -> 
 _AT_ONCE = (9, 10)
 """Majors of the compute capabilities with which torch multiplies groups of bf16 by one kernel. With others it reads
 where they end, and multiplies one by one."""
-_WITH_FP8_GROUPS = "sm_90a"
+_WITH_FP8_GROUPS, _WITH_BLOCK_GROUPS = "sm_90a", "sm_100a"
+_GROUPED_FORMATS = {"tensor": "FP8", "row": "FP8", "mx": "MXFP8", "mxfp4": "MXFP4", "nvfp4": "NVFP4"}
 _MOST_GROUPS = 1023
 _ONE_BY_ONE = "the host reads where groups end and multiplies one by one"
 Widths = tuple[int | None, int | None, int | None]
@@ -136,15 +137,10 @@ def grouped_gemm_path(
     kind: str, lhs: Scheme | None, rhs: Scheme, target: Target, *, result: str, widths: Widths, groups: int
 ) -> GemmPath:
     """How the products of experts run with a result of this dtype. `widths`: the columns of both operands and of it."""
-    reason = _reason_against_groups(kind, lhs, rhs, target)
-    if not reason and result != "bf16":
-        reason = "torch's product of groups in FP8 has results in bf16 only"
-    if not reason and any(not width or width % _MULTIPLE for width in widths):
-        reason = f"torch's product of groups in FP8 needs widths that are multiples of {_MULTIPLE}"
-    if not reason and groups > _MOST_GROUPS:
-        reason = f"torch's product of groups in FP8 takes at most {_MOST_GROUPS} groups"
+    reason = _reason_against_groups(kind, lhs, rhs, target) or _reason_against_sizes(rhs, result, widths, groups)
     if not reason:
-        return GemmPath(NATIVE, "FP8 with a scale per row or per group")
+        scales = " with a scale per row or per group" if rhs.family in _OUTSIDE_SUMS else ""
+        return GemmPath(NATIVE, f"{_GROUPED_FORMATS[rhs.family]}{scales}")
     # A plain lhs has the dtype of the result.
     at_once = multiplies_groups_at_once(result if lhs is None else lhs, rhs, result)
     fits = all(width is not None and width % 8 == 0 for width in widths[:2])
@@ -158,15 +154,43 @@ def _reason_against_groups(kind: str, lhs: Scheme | None, rhs: Scheme, target: T
     if lhs is None:
         return "torch has no product of a quantized weight and activations that are not quantized"
     families = {lhs.family, rhs.family}
-    if not families <= _OUTSIDE_SUMS:
-        # Those of MX and FP4 are kernels of another library, which wheels may come without.
-        return f"not every build of torch has a product of groups in {' and '.join(sorted(families))}"
-    if target.name != _WITH_FP8_GROUPS:
-        return "torch has products of groups in FP8 on sm_90 only"
+    if families <= _OUTSIDE_SUMS:
+        name, has_kernels, rows = "FP8", target.name == _WITH_FP8_GROUPS, 16
+    elif len(families) == 1 and rhs.family in _GROUPED_FORMATS:
+        name, has_kernels, rows = _GROUPED_FORMATS[rhs.family], target.name == _WITH_BLOCK_GROUPS, 32
+    else:
+        return f"torch has no product of groups of {' and '.join(sorted(families))} operands"
+    if not has_kernels:
+        return f"torch has products of groups in {name} on {'sm_90' if name == 'FP8' else 'sm_100'} only"
     if kind == "wgrad":
-        return "torch's product of groups in FP8 reduces over multiples of 16 rows, and experts have any number"
+        return f"torch's product of groups in {name} reduces over multiples of {rows} rows, and experts have any number"
     if "f8E5M2" in (lhs.element, rhs.element):
-        return "torch's product of groups in FP8 multiplies E4M3 only"
+        return f"torch's product of groups in {name} multiplies E4M3 only"
+    return "" if name == "FP8" else _reason_against_block_groups(lhs, rhs, target)
+
+
+def _reason_against_block_groups(lhs: Scheme, rhs: Scheme, target: Target) -> str:
+    name = _GROUPED_FORMATS[rhs.family]
+    if not target.has_mslk:
+        return f"this build of torch has no products of groups in {name}: it was built without MSLK"
+    if "row" in (lhs.second_level, rhs.second_level):
+        return "torch's product of groups in NVFP4 takes one second-level scale per group, not one per row"
+    if name == "NVFP4" and "1x32" in (lhs.block, rhs.block):
+        return "torch's product of groups reads one E4M3 scale for 16 values of FP4, not for 32"
+    return ""
+
+
+def _reason_against_sizes(rhs: Scheme, result: str, widths: Widths, groups: int) -> str:
+    name = _GROUPED_FORMATS[rhs.family]
+    if result != "bf16":
+        return f"torch's product of groups in {name} has results in bf16 only"
+    if any(not width or width % _MULTIPLE for width in widths):
+        return f"torch's product of groups in {name} needs widths that are multiples of {_MULTIPLE}"
+    # Blocks of the reduction, and vectors of two FP4 codes each, must be whole.
+    if rhs.has_blocks and widths[0] is not None and widths[0] % 32:
+        return f"torch's product of groups in {name} reduces over multiples of 32"
+    if groups > _MOST_GROUPS:
+        return f"torch's product of groups in {name} takes at most {_MOST_GROUPS} groups"
     return ""
 
 
@@ -177,10 +201,12 @@ def multiplies_groups_at_once(lhs: Scheme | str, rhs: Scheme, result: str) -> bo
     return result == "bf16" and not scaled_later and emulated_dtype(lhs, rhs) == "bf16"
 
 
-def with_library(target: Target, cublaslt: Version | None) -> Target:
-    """A target whose GPU torch uses with this cuBLASLt. One that lacks no product of the GPU is the target itself."""
+def with_library(target: Target, cublaslt: Version | None, *, has_mslk: bool = True) -> Target:
+    """A target whose GPU torch uses with this cuBLASLt, and with MSLK or without. One that lacks no product of the GPU
+    is the target itself."""
     needed = _FIRST_WITH_128_SCALES if target.name == _WITH_128_SCALES else _FIRST_WITH_BLOCK_FORMATS
-    return replace(target, cublaslt=None if cublaslt is None or cublaslt >= needed else cublaslt)
+    older = None if cublaslt is None or cublaslt >= needed else cublaslt
+    return replace(target, cublaslt=older, has_mslk=has_mslk or target.name != _WITH_BLOCK_GROUPS)
 
 
 def takes_bias(path: str, result: str, bias: str) -> bool:

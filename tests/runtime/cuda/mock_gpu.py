@@ -23,10 +23,11 @@ from steelyard import reference
 from steelyard.codegen.kernel import Kernel
 from steelyard.errors import TargetError
 from steelyard.formats.copies import QuantizedCopy
+from steelyard.formats.schemes import Scheme
 from steelyard.ir.kernel_calls import GemmCall, GroupedGemmCall
 from steelyard.runtime import cpu
 from steelyard.runtime.cpu import bound as cpu_bound
-from steelyard.runtime.cuda import devices, gemm, groups, streams
+from steelyard.runtime.cuda import block_groups, devices, gemm, groups, streams
 from steelyard.runtime.cuda.driver import CudaLauncher
 from steelyard.runtime.cuda.kernels import Kernels
 from steelyard.runtime.cuda.launches import Launch
@@ -110,7 +111,8 @@ def mock_gpus(
         patch.setattr(gemm, "multiply_decoded", functools.partial(multiply_decoded_on, heap))
         patch.setattr(groups, "read_ends", functools.partial(read_ends_on, heap))
         patch.setattr(groups, "grouped_mm", functools.partial(grouped_mm_on, heap))
-        patch.setattr(groups, "scaled_grouped_mm", functools.partial(scaled_grouped_mm_on, heap, targets[0]))
+        for room in (groups, block_groups):
+            patch.setattr(room, "scaled_grouped_mm", functools.partial(scaled_grouped_mm_on, heap, targets[0]))
         yield gpus
 
 
@@ -201,16 +203,67 @@ def grouped_mm_on(heap: Heap, a: torch.Tensor, b: torch.Tensor, *, offs: torch.T
     return out
 
 
-def scaled_grouped_mm_on(heap: Heap, target: str, a, b, scale_a, scaling_a, scale_b, scaling_b, *, offs, output_dtype):
-    """torch's product of groups in FP8, if it accepts the call."""
-    shape = check_scaled_groups(a, b, scale_a, scaling_a, scale_b, scaling_b, offs, output_dtype, target)
+def scaled_grouped_mm_on(
+    heap: Heap,
+    target: str,
+    a,
+    b,
+    scale_a,
+    scaling_a,
+    scale_b,
+    scaling_b,
+    *,
+    swizzle_a=None,
+    swizzle_b=None,
+    offs,
+    output_dtype,
+):
+    """torch's product of quantized groups, if it accepts the call."""
+    scales = [each if isinstance(each, list) else [each] for each in (scale_a, scale_b)]
+    scalings = [each if isinstance(each, list) else [each] for each in (scaling_a, scaling_b)]
+    product, shape = check_scaled_groups(
+        a, b, scales[0], scalings[0], scales[1], scalings[1], (swizzle_a, swizzle_b), offs, output_dtype, target
+    )
     out = torch.empty(shape, dtype=output_dtype, device=a.device)
 
-    def run(into: torch.Tensor, left, right, left_scale, right_scale, ends) -> None:
-        _store_groups(into, left.float() * left_scale[:, None], right.float() * right_scale[:, None, :], ends)
+    def run(into: torch.Tensor, left, right, left_scale, right_scale, ends, *levels) -> None:
+        if product.name == "rowwise":
+            values = left.float() * left_scale[:, None], right.float() * right_scale[:, None, :]
+        else:
+            values = decoded_groups(product.name, left, right, left_scale, right_scale, ends.tolist(), levels)
+        _store_groups(into, *values, ends)
 
-    heap.enqueue(run, (out, a, b, scale_a, scale_b, offs), heap.stream_of(out))
+    levels = [level for each in scales for level in each[1:]]
+    if product.name != "rowwise":
+        a, b = a.view(torch.uint8), b.view(torch.uint8)
+    heap.enqueue(run, (out, a, b, scales[0][0], scales[1][0], offs, *levels), heap.stream_of(out))
     return out
+
+
+def decoded_groups(name: str, left, right, left_scale, right_scale, ends: list[int], levels) -> tuple:
+    """The values of rows in groups and of the weights, whose scales lie in tiles of each group's own."""
+    first, tile, rows, stack = 0, 0, [], []
+    for group, end in enumerate(ends):
+        lines = -(-(end - first) // 128) * 128
+        own = unswizzled(left_scale.view(torch.uint8)[tile : tile + lines])
+        rows.append(_decoded_rows(name, left[first:end], own, levels[0][group] if levels else None))
+        first, tile = end, tile + lines
+    for group, matrix in enumerate(right.mT.contiguous()):
+        own = unswizzled(right_scale.view(torch.uint8)[group].view(-(-len(matrix) // 128) * 128, -1))
+        stack.append(_decoded_rows(name, matrix, own, levels[1][group] if levels else None))
+    return torch.cat(rows), torch.stack(stack).mT
+
+
+def _decoded_rows(name: str, codes: torch.Tensor, scales: torch.Tensor, level: torch.Tensor | None) -> torch.Tensor:
+    scheme = {
+        "mxfp8": Scheme("f8E4M3FN", "1x32", "f8E8M0FNU"),
+        "mxfp4": Scheme("f4E2M1FN", "1x32", "f8E8M0FNU"),
+        "nvfp4": Scheme("f4E2M1FN", "1x16", "f8E4M3FN", source="static", second_level="tensor"),
+    }[name]
+    lines, packed = codes.shape
+    columns = packed if name == "mxfp8" else 2 * packed
+    own = scales[:lines, : columns // (16 if name == "nvfp4" else 32)].contiguous()
+    return reference.dequantize(QuantizedCopy(codes, own, level, scheme, (lines, columns), False))
 
 
 def _store_groups(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> None:

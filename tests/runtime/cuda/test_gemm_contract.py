@@ -295,23 +295,39 @@ def test_what_no_target_multiplies(lhs, rhs, path):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_groups_are_native_where_torch_multiplies_them(target):
-    """One scale per group is given as one per row. Of a weight's gradient, groups would be multiples of 16 rows."""
+    """One scale per group is given as one per row. Of a weight's gradient, groups would be multiples of 16 rows or of
+    32."""
     chosen = target_of(target)
     found = set()
     for kind, lhs, rhs in PAIRS:
-        sides = [
-            Side(ELEMENTS[scheme.element], (torch_rules.ROW,), (SCALES[scheme.scale],))
-            for scheme in (lhs, rhs)
-            if scheme.block in ("row", "tensor")
-        ]
-        product = torch_rules.product_of(*sides) if len(sides) == 2 else None
-        # Kernels of groups take E4M3 only.
-        accepts = product is not None and product.name == "rowwise" and all(side.element == E4M3 for side in sides)
-        accepts = accepts and chosen.capability[0] in torch_rules.GROUPED_FP8 and kind != "wgrad"
-        path = grouped_gemm_path(kind, lhs, rhs, chosen, result="bf16", widths=(64, 64, 48), groups=8)
+        sides = [_grouped_side(scheme) for scheme in (lhs, rhs)]
+        product = None if None in sides else torch_rules.grouped_product_of(*sides)
+        accepts = product is not None and chosen.capability == (product.capabilities[0], 0) and kind != "wgrad"
+        given = {"result": "bf16", "widths": (64, 64, 48), "groups": 8}
+        path = grouped_gemm_path(kind, lhs, rhs, chosen, **given)
         assert path.path == (NATIVE if accepts else EMULATED), (kind, lhs, rhs)
-        found.add(path.path)
-        for refused in ({"result": "f32"}, {"widths": (64, 64, 40)}, {"groups": 1024}):
-            given = {"result": "bf16", "widths": (64, 64, 48), "groups": 8} | refused
-            assert grouped_gemm_path(kind, lhs, rhs, chosen, **given).path == EMULATED
-    assert found == ({NATIVE, EMULATED} if target == "sm_90a" else {EMULATED})
+        found |= {product.name} if path.path == NATIVE else set()
+        refused = [{"result": "f32"}, {"widths": (64, 64, 40)}, {"groups": 1024}]
+        # Blocks of the reduction must be whole, and kernels for them are an option of torch's build.
+        refused += [{"widths": (48, 48, 48)}] if lhs.has_blocks else []
+        for changed in refused:
+            assert grouped_gemm_path(kind, lhs, rhs, chosen, **given | changed).path == EMULATED
+        bare = grouped_gemm_path(kind, lhs, rhs, replace(chosen, has_mslk=False), **given)
+        assert bare.path == (EMULATED if lhs.has_blocks else path.path)
+    assert found == {"sm_90a": {"rowwise"}, "sm_100a": {"mxfp8", "mxfp4", "nvfp4"}}.get(target, set())
+
+
+def _grouped_side(scheme: Scheme) -> Side | None:
+    """An operand in groups as torch sees it; None if torch has no name for its scales."""
+    scalings = {
+        "tensor": (torch_rules.ROW,),
+        "row": (torch_rules.ROW,),
+        "mx": (torch_rules.MX,),
+        "mxfp4": (torch_rules.MX,),
+        "nvfp4": (torch_rules.VECTOR_16, torch_rules.TENSOR),
+    }
+    is_wide = scheme.family == "nvfp4" and scheme.block == "1x32"
+    if scheme.family not in scalings or scheme.second_level == "row" or is_wide:
+        return None
+    levels = (SCALES[scheme.scale], torch.float32)[: len(scalings[scheme.family])]
+    return Side(ELEMENTS[scheme.element], scalings[scheme.family], levels)

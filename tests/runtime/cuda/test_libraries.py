@@ -96,3 +96,17 @@ def test_a_net_asks_for_the_library_of_its_gpu(monkeypatch, library):
         ):
             fixed(x)
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(("shown", "expected"), [("CXX_FLAGS= -DUSE_FBGEMM -DUSE_MSLK", True), ("-DUSE_FBGEMM", False)])
+def test_torch_says_whether_it_was_built_with_mslk(shown, expected, monkeypatch):
+    libraries.has_mslk.cache_clear()
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.__config__, "show", lambda: shown)
+    assert libraries.has_mslk() is expected
+    libraries.has_mslk.cache_clear()
+    for name in ("sm_90a", "sm_100a"):
+        target = with_library(TARGETS[name], None, has_mslk=expected)
+        # It matters on one architecture only.
+        assert target.spelling == ("sm_100a+nomslk" if name == "sm_100a" and not expected else name)
+        assert target_of(target.spelling) == target

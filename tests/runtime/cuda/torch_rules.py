@@ -1,9 +1,9 @@
 """What torch 2.13 asks of `scaled_mm` on CUDA, written down from its sources and apart from our table of paths.
 
 Which formats go together is asked of torch's own library: its CPU build has the functions by which the CUDA build
-chooses a product. Left out is that of MXFP4, which only some builds have. The rest is compiled for CUDA only, and is
-data here: which GPUs and which cuBLASLt a product needs, how scales lie, which biases it takes. The meta device checks
-only a part of it.
+chooses a product. Left out of those of two matrices is that of MXFP4, which only some builds have. The rest is compiled
+for CUDA only, and is data here: which GPUs and which cuBLASLt a product needs, how scales lie, which biases it takes.
+The meta device checks only a part of it.
 """
 
 import ctypes
@@ -72,6 +72,23 @@ def product_of(a: Side, b: Side) -> Product | None:
     if a.element == b.element == E5M2:
         return None
     return next((product for product in PRODUCTS if _accepts(product, a, b)), None)
+
+
+GROUPED_PRODUCTS = (
+    Product("rowwise", (ROW,), (F32,), (9,), (11, 8)),
+    Product("mxfp8", (MX,), (E8M0,), (10,), (12, 8)),
+    Product("mxfp4", (MX,), (E8M0,), (10,), (12, 8)),
+    Product("nvfp4", (VECTOR_16, TENSOR), (E4M3, F32), (10,), (12, 8)),
+)
+"""Those of groups. All but the first are kernels of MSLK, which are compiled for sm_100a."""
+
+
+@cache
+def grouped_product_of(a: Side, b: Side) -> Product | None:
+    """The product that multiplies groups; its kernels take no E5M2, whatever the function says."""
+    if E5M2 in (a.element, b.element):
+        return None
+    return next((product for product in GROUPED_PRODUCTS if _accepts(product, a, b)), None)
 
 
 def _accepts(product: Product, a: Side, b: Side) -> bool:
@@ -153,8 +170,8 @@ def check_call(
     return product
 
 
-GROUPED_FP8, GROUPED_BF16 = (9,), (9, 10)
-"""Majors of the compute capabilities whose kernels multiply groups at once."""
+GROUPED_BF16 = (9, 10)
+"""Majors of the compute capabilities whose kernels multiply groups of bf16 at once."""
 
 
 def check_groups(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Size:
@@ -169,21 +186,49 @@ def check_groups(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.
 
 
 def check_scaled_groups(
-    a: torch.Tensor, b: torch.Tensor, scale_a, scaling_a, scale_b, scaling_b, offs, output_dtype, target: str
-) -> torch.Size:
-    """Check a call of `scaled_grouped_mm` with a scale per row as torch's CUDA build does; the shape of its result."""
-    product = product_of(Side(a.dtype, (scaling_a,), (scale_a.dtype,)), Side(b.dtype, (scaling_b,), (scale_b.dtype,)))
-    assert product is not None
-    assert product.name == "rowwise"
-    assert TARGETS[target].capability[0] in GROUPED_FP8
-    assert a.shape[1] % 16 == 0
-    assert b.shape[1] % 16 == 0
-    assert b.shape[2] % 16 == 0
+    a: torch.Tensor, b: torch.Tensor, scale_a, scaling_a, scale_b, scaling_b, swizzles, offs, output_dtype, target: str
+) -> tuple[Product, torch.Size]:
+    """Check a call of `scaled_grouped_mm` as torch's CUDA build does; the product, and the shape of its result."""
+    sides = [
+        Side(codes.dtype, tuple(scaling), tuple(scale.dtype for scale in scales))
+        for codes, scaling, scales in ((a, scaling_a, scale_a), (b, scaling_b, scale_b))
+    ]
+    product = grouped_product_of(*sides)
+    assert product is not None, f"torch has no product of groups of {sides}"
+    # Kernels of groups are compiled for one architecture of their major.
+    assert TARGETS[target].capability == (product.capabilities[0], 0)
+    (rows, packed), (count, depth, columns) = a.shape, b.shape
+    assert depth == packed
+    assert a.stride() == (packed, 1), "A must be row-major"
+    assert b.stride()[1:] == (1, packed), "B must be column-major"
+    assert packed % 16 == 0
+    assert columns % 16 == 0
     assert output_dtype == torch.bfloat16
-    assert b.shape[0] < 1024
-    given = (a, b, scale_a, scale_b, offs)
-    on_meta = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in given]
-    return torch._scaled_grouped_mm(*on_meta[:4], on_meta[4], out_dtype=output_dtype).shape
+    assert count < 1024
+    assert (offs.dtype, tuple(offs.shape)) == (torch.int32, (count,))
+    if product.name == "rowwise":
+        assert tuple(scale_a[0].shape) == (rows,)
+        assert tuple(scale_b[0].shape) == (count, columns)
+    else:
+        _check_block_scales(product, a, b, scale_a, scale_b, swizzles)
+    return product, torch.Size((rows, columns))
+
+
+def _check_block_scales(product: Product, a: torch.Tensor, b: torch.Tensor, scale_a, scale_b, swizzles) -> None:
+    """Each group is in tiles of 128x4 of its own; how many rows it has, torch does not read."""
+    (rows, packed), (count, _, columns) = a.shape, b.shape
+    reduction = packed * (2 if a.dtype == FP4 else 1)
+    width = 16 if product.name == "nvfp4" else 32
+    assert reduction % width == 0
+    blocks = -(-(reduction // width) // 4) * 4
+    assert scale_a[0].dim() == 2
+    assert scale_a[0].shape[0] >= rows
+    assert scale_a[0].shape[1] == blocks
+    assert tuple(scale_b[0].shape) == (count, -(-columns // 128) * 128 * blocks)
+    assert all(scales[0].is_contiguous() for scales in (scale_a, scale_b))
+    assert all(swizzle[0] == SwizzleType.SWIZZLE_32_4_4 for swizzle in swizzles)
+    if product.name == "nvfp4":
+        assert [tuple(scales[1].shape) for scales in (scale_a, scale_b)] == [(count,), (count,)]
 
 
 def check_bias(bias: torch.dtype, result: torch.dtype) -> None:
