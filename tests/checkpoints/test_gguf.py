@@ -196,6 +196,7 @@ HUGE = 2**63
         (b"GGUF" + struct.pack("<IQQQcI", 3, 1, 0, 1, b"a", 99) + b"\0" * 40, "1 to 4 dims, got 99"),
         (b"GGUF" + struct.pack("<IQQQcIQIQ", 3, 1, 0, 1, b"a", 1, HUGE, 0, 0) + b"\0" * 40, "ends beyond it"),
         (b"GGUF" + struct.pack("<IQQQcIQIQ", 3, 1, 0, 1, b"a", 1, 32, 39, HUGE) + b"\0" * 40, "ends beyond it"),
+        (b"GGUF" + struct.pack("<IQQQcIQIQ", 3, 1, 0, 1, b"\x7f", 1, 32, 0, 0) + b"\0" * 200, "printable characters"),
         (b"GGUF" + struct.pack("<IQQQcIQIQ", 3, 1, 0, 1, b"a", 1, 33, 39, 0) + b"\0" * 40, "whole blocks of 32"),
     ],
 )

@@ -247,7 +247,8 @@ def _check_index(name: str, file: str, entries: dict[str, Entry]) -> None:
     found = entries.get(name)
     if found is None or found.file.name != file:
         has = "no file has it" if found is None else f"it is in {found.file.name}"
-        raise CheckpointError(f"{_name(name)} must be in {file}, as {INDEX} says, and {has}; fetch the folder again")
+        where = f"must be in {file}, as {INDEX} says, and {has}"
+        raise CheckpointError(f"{printable(name)} {where}; fetch the folder again")
 
 
 def _refuse_twice(entries: dict[str, Entry], found: dict[str, Entry]) -> None:
@@ -274,7 +275,8 @@ def _read_header(file: Path) -> tuple[dict[str, Entry], dict[str, str]]:
     except (SafetensorError, ValueError, RecursionError) as error:
         raise CheckpointError(f"'{file}' must be a safetensors file: {error}; fetch it again") from error
     metadata = header.pop("__metadata__", None) or {}
-    return {name: _entry(_name(name), about, file, _HEADER_LENGTH + length) for name, about in header.items()}, metadata
+    start = _HEADER_LENGTH + length
+    return {name: _entry(printable(name), about, file, start) for name, about in header.items()}, metadata
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -285,7 +287,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _name(name: str) -> str:
+def printable(name: str) -> str:
     """The name of a tensor, if it can be shown: others could write anything into a terminal."""
     if not name.isprintable() or len(name) > _LONGEST_NAME:
         raise CheckpointError(

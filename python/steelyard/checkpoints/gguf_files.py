@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from steelyard.checkpoints.catalog import printable
 from steelyard.errors import CheckpointError, shown
 from steelyard.files import failure
 
@@ -128,7 +129,7 @@ def _aligned(header: _Header, place: int, alignment: Any) -> int:
 
 
 def _describe(header: _Header) -> tuple[str, list[int], int, int]:
-    name = header.string()
+    name = printable(header.string())
     dims = header.number("I")
     if not 1 <= dims <= _MOST_DIMS:
         raise CheckpointError(f"{name} in {header.name} must have 1 to {_MOST_DIMS} dims, got {dims}; fetch it again")
