@@ -117,6 +117,16 @@ def rounded_to_e4m3(block: tuple[int, int], *, is_power_of_two: bool = False) ->
     return round_input
 
 
+def rounded_to_e4m3_rows(bound: float) -> Callable[[np.ndarray], np.ndarray]:
+    """What rounds an input as FBGEMM does: the scale of a row is min(amax, bound) / 448, and codes saturate."""
+
+    def round_input(rows: np.ndarray) -> np.ndarray:
+        scales = np.minimum(np.abs(rows).max(-1, keepdims=True), np.float32(bound)) / np.float32(448)
+        return from_e4m3(e4m3(rows / scales)) * scales
+
+    return round_input
+
+
 def rounded_to_mxfp8(rows: np.ndarray) -> np.ndarray:
     """An input in MXFP8, each scale rounded up so that the amax of 32 elements is at most 448."""
     scales = np.exp2(np.ceil(np.log2(block_amax(rows, (1, 32)) / np.float32(448)))).astype(np.float32)
@@ -160,6 +170,14 @@ def block_amax(matrix: np.ndarray, block: tuple[int, int]) -> np.ndarray:
     (rows, columns), (height, width) = matrix.shape, block
     padded = np.pad(np.abs(matrix), ((0, -rows % height), (0, -columns % width)))
     return padded.reshape(-(-rows // height), height, -1, width).max((1, 3))
+
+
+def fp8_rows(plain: torch.Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """E4M3 codes of matrices, one scale per row, and the values."""
+    matrices = plain.numpy()
+    scales = np.abs(matrices).max(-1, keepdims=True) / np.float32(448)
+    codes = e4m3(matrices / scales)
+    return codes, scales, from_e4m3(codes) * scales
 
 
 def fp8_blocks(plain: torch.Tensor, *, is_power_of_two: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -89,12 +89,12 @@ def _group_of(layer: str, config: dict[str, Any]) -> dict[str, Any]:
     return (named or patterns or [group for group in groups if "Linear" in group["targets"]])[0]
 
 
-def write_modelopt(folder: Path, name: str) -> Path:
-    """Quantize a small model with ModelOpt by one of its configs."""
+def write_modelopt(folder: Path, name: str, model: Any = None) -> Path:
+    """Quantize a small model, by default a Llama, with ModelOpt by one of its configs."""
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export import export_hf_checkpoint
 
-    model = bf16_llama()
+    model = model or bf16_llama()
     ids = torch.arange(32).reshape(2, 16) % 64
     mtq.quantize(model, copy.deepcopy(getattr(mtq, name)), lambda model: model(ids))
     export_hf_checkpoint(model, export_dir=folder)
@@ -107,7 +107,7 @@ def modelopt_values(folder: Path) -> dict[str, torch.Tensor]:
 
     algorithm = json.loads((folder / "config.json").read_text())["quantization_config"]["quant_algo"].upper()
     tensors = load_file(folder / "model.safetensors")
-    found = {}
+    found = _stack_values(algorithm, tensors)
     for name in [name for name in tensors if name.endswith(".weight_scale")]:
         weight = name.removesuffix("_scale")
         codes, scales = tensors[weight], tensors[name]
@@ -127,4 +127,23 @@ def modelopt_values(folder: Path) -> dict[str, torch.Tensor]:
             found[weight] = (codes.float().reshape(rows, 128, columns, 128) * scales).reshape(shape)
         else:
             found[weight] = codes.float() * scales.reshape(-1, 1)
+    return found
+
+
+def _stack_values(algorithm: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Experts in one tensor, which ModelOpt quantizes transposed: its codes and scales run along the second dim."""
+    from modelopt.torch.quantization.qtensor import NVFP4QTensor
+
+    found = {}
+    for name in [name for name in tensors if name.endswith("_proj_weight_scale")]:
+        weight = name.removesuffix("_weight_scale")
+        codes, scales = tensors[weight], tensors[name]
+        if algorithm == "FP8":
+            found[weight] = codes.float() * scales
+            continue
+        codes, scales = codes.mT.contiguous(), scales.mT.contiguous()
+        shape = torch.Size((*codes.shape[:2], 2 * codes.shape[2]))
+        made = NVFP4QTensor(shape, torch.float32, codes)
+        level = tensors[f"{weight}_weight_scale_2"]
+        found[weight] = made.dequantize(scale=scales, double_scale=level, block_sizes={-1: 16}, fast=False).mT
     return found

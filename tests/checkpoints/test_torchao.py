@@ -13,6 +13,7 @@ from folders import (
     block_amax,
     e2m1,
     e4m3,
+    fp8_rows,
     fp8_tensor,
     from_e4m3,
     in_blocks,
@@ -81,10 +82,8 @@ def write_described(folder, model, about, quantize):
 
 
 def float8_by_rows(layer: str, plain: torch.Tensor):
-    matrix = plain.numpy()
-    scales = np.abs(matrix).max(1, keepdims=True) / np.float32(448)
-    codes = e4m3(matrix / scales)
-    return {"qdata": fp8_tensor(codes), "scale": torch.from_numpy(scales)}, from_e4m3(codes) * scales
+    codes, scales, values = fp8_rows(plain)
+    return {"qdata": fp8_tensor(codes), "scale": torch.from_numpy(scales)}, values
 
 
 def float8_per_tensor(layer: str, plain: torch.Tensor):

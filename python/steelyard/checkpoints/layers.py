@@ -17,6 +17,9 @@ from steelyard.recipes import MXFP8BlockScaling, Recipe
 WEIGHTS_ONLY: Recipe = MXFP8BlockScaling(activations=None)
 """Inputs stay in high precision. Stored weights are as they are, whatever a recipe says about weights."""
 
+_EXPERTS_IN_BATCHES = ("Llama4TextExperts", "GroupedExperts")
+"""Classes of experts that multiply batches, of which no grouped product is made otherwise."""
+
 
 class AdjustedLinear(nn.Linear):
     """A linear layer whose input is bounded, or multiplied by a factor per column, before anything else."""
@@ -32,28 +35,67 @@ class AdjustedLinear(nn.Linear):
         return super().forward(input)
 
 
+class GroupedExperts(nn.Module):
+    """The experts of Llama 4, all of which take all tokens: two products of groups of rows instead of batches."""
+
+    num_experts: int
+    act_fn: Any
+    gate_up_proj: torch.Tensor
+    down_proj: torch.Tensor
+    input_bound: float | None
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        rows = hidden_states.shape[0] // self.num_experts
+        ends = torch.arange(1, self.num_experts + 1, dtype=torch.int32, device=hidden_states.device) * rows
+        gate, up = self._multiply(hidden_states, self.gate_up_proj, ends).chunk(2, dim=-1)
+        return self._multiply(up * self.act_fn(gate), self.down_proj, ends)
+
+    def _multiply(self, rows: torch.Tensor, stack: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        from transformers.integrations.moe import _grouped_mm
+
+        if self.input_bound is not None:
+            rows = rows.clamp(-self.input_bound, self.input_bound)
+        return _grouped_mm(rows, stack, ends)
+
+
 def adjust_inputs(model: nn.Module, inputs: Mapping[str, LayerInput]) -> None:
     """Let layers do to their inputs what a checkpoint says happens before they are quantized."""
     for layer, each in inputs.items():
-        if each.factor is None and each.bound is None:
-            continue
-        module = model.get_submodule(layer)
-        if type(module) is not nn.Linear:
-            raise CheckpointError(f"{layer} must be a linear layer to adjust its input, got {type(module).__name__}")
-        factor = None if each.factor is None else read_factor(each.factor, module)
-        module.__class__ = AdjustedLinear
-        setattr(module, "input_bound", each.bound)  # noqa: B010
-        module.register_buffer("input_factor", factor, persistent=False)
+        parent = model.get_submodule(layer.rpartition(".")[0])
+        if type(parent).__name__ in _EXPERTS_IN_BATCHES and each.factor is None:
+            parent.__class__ = GroupedExperts
+            setattr(parent, "input_bound", each.bound)  # noqa: B010
+        elif each.factor is not None or each.bound is not None:
+            _adjust(model, layer, each)
+
+
+def _adjust(model: nn.Module, layer: str, each: LayerInput) -> None:
+    parent, _, name = layer.rpartition(".")
+    module = getattr(model.get_submodule(parent), name)
+    if type(module) is not nn.Linear:
+        raise CheckpointError(
+            f"{layer} must be a linear layer to adjust its input, got {type(module).__name__}; take a checkpoint "
+            "whose inputs are quantized as they are"
+        )
+    factor = None if each.factor is None else read_factor(each.factor, module)
+    module.__class__ = AdjustedLinear
+    setattr(module, "input_bound", each.bound)  # noqa: B010
+    module.register_buffer("input_factor", factor, persistent=False)
 
 
 def refuse_adjusted(model: nn.Module) -> None:
     """Refuse to write a model in a format that cannot say what its layers do to their inputs."""
-    adjusted = [name for name, module in model.named_modules() if isinstance(module, AdjustedLinear)]
+    modules = model.named_modules()
+    adjusted = [name for name, module in modules if isinstance(module, AdjustedLinear) or _bound(module) is not None]
     if adjusted:
         raise CheckpointError(
             f"the input of {adjusted[0]} is multiplied or bounded before it is quantized, which only the format that "
             "it was loaded from can hold; use steelyard.save without a format"
         )
+
+
+def _bound(module: nn.Module) -> float | None:
+    return module.input_bound if isinstance(module, GroupedExperts) else None
 
 
 def read_factor(entry: Entry, module: nn.Linear) -> torch.Tensor:

@@ -47,7 +47,8 @@ ROWS = "rows"
 BLOCKS = "blocks"
 """gpt-oss: codes [E, N, K/32, 16]. The model's own parameter is the transpose, [E, K, N]."""
 TRANSPOSED = "transposed"
-"""Experts of ModelOpt: codes [E, K/2, N] and scales [E, K/16, N]. The model's own parameter is [E, K, N]."""
+"""Experts of ModelOpt and FBGEMM: codes [E, K or K/2, N] and scales [E, K/16, N], for instance, or one for all of them.
+The model's own parameter is [E, K, N]."""
 SWIZZLED = "swizzled"
 """torchao: codes of a matrix, and scales in the order that GPU GEMMs read, [32 * ceil(N/128), 16 * ceil(K/16/4)]."""
 
@@ -179,7 +180,9 @@ def _spellings(
 ) -> list[tuple[int, ...]]:
     """The shapes in which files hold scales of this compact shape."""
     if arrangement == TRANSPOSED:
-        return [(*stack, *compact[::-1])]
+        # One scale for all experts; or, where scales have one column, these as they are.
+        more = [()] if not compact else [(*stack, *compact)] if scheme.family == "row" else []
+        return [(*stack, *compact[::-1]), *more]
     if arrangement == SWIZZLED:
         lines, groups = gemm_scales_shape(scheme, compact, False)
         return [(lines // 4, groups * 4)]

@@ -33,7 +33,7 @@ def read_parts(weight: StoredWeight) -> Parts:
     scales, second_level = read_scales(weight)
     codes = weight.codes.read().view(torch.uint8)
     if weight.arrangement == TRANSPOSED:
-        codes = codes.mT.contiguous()
+        codes = _transposed(codes)
     return Parts(codes.reshape((*stack, rows, -1)), scales, second_level)
 
 
@@ -42,17 +42,18 @@ def read_scales(weight: StoredWeight) -> tuple[torch.Tensor, torch.Tensor | None
     *stack, rows, columns = weight.shape
     scales = weight.scales.read()
     if weight.arrangement == TRANSPOSED:
-        scales = scales.mT.contiguous()
+        scales = _transposed(scales)
     if weight.arrangement == SWIZZLED:
         scales = _unswizzled(weight, scales)
-    scales = _as_kept(weight, scales).reshape((*stack, *scales_shape(weight.scheme, (rows, columns), False)))
+    scales, shape = _as_kept(weight, scales), (*stack, *scales_shape(weight.scheme, (rows, columns), False))
+    # One for all matrices of a stack, or one or more for each.
+    scales = scales.expand(shape).contiguous() if scales.dim() == 0 else scales.reshape(shape)
     _check_scales(weight.scales, scales)
     if weight.second_level is None:
         has_second_level = weight.scheme.second_level != "none"
         return scales, torch.ones(stack) if has_second_level else None
     second = weight.second_level.read()
     _check_scales(weight.second_level, second)
-    # One for all matrices of a stack, or one for each.
     return scales, second.reshape(-1).expand(stack).contiguous() if stack else second.reshape(())
 
 
@@ -60,20 +61,29 @@ def stored_parts(weight: StoredWeight, parts: Parts) -> dict[str, torch.Tensor]:
     """The tensors of a checkpoint that hold these parts, by name: what `read_parts` read, byte for byte."""
     codes, scales = parts.codes, parts.scales
     if weight.arrangement == TRANSPOSED:
-        codes, scales = codes.mT.contiguous(), scales.mT.contiguous()
+        codes, scales = _transposed(codes), _transposed(scales)
     if weight.arrangement == SWIZZLED:
         scales = kernels.swizzle(_copy(weight, parts))
     if weight.scheme.scale != "f32":
         scales = scales.contiguous().view(DTYPES[weight.scales.dtype])
     found = {
         weight.codes.name: codes.contiguous().view(DTYPES[weight.codes.dtype]).reshape(weight.codes.shape),
-        weight.scales.name: scales.to(DTYPES[weight.scales.dtype]).reshape(weight.scales.shape),
+        weight.scales.name: _as_in_file(scales.to(DTYPES[weight.scales.dtype]), weight.scales),
     }
     if weight.second_level is not None:
         assert parts.second_level is not None
-        level, entry = parts.second_level.reshape(-1), weight.second_level
-        found[entry.name] = level[: torch.Size(entry.shape).numel()].reshape(entry.shape).contiguous()
+        found[weight.second_level.name] = _as_in_file(parts.second_level, weight.second_level)
     return found
+
+
+def _transposed(stack: torch.Tensor) -> torch.Tensor:
+    """The transposes of matrices; one scale per matrix, or for all of them, is as it is."""
+    return stack.mT.contiguous() if stack.dim() > 2 else stack
+
+
+def _as_in_file(scales: torch.Tensor, entry: Entry) -> torch.Tensor:
+    """Scales in the shape that a file has them in; it may have one for all matrices of a stack."""
+    return scales.reshape(-1)[: torch.Size(entry.shape).numel()].reshape(entry.shape).contiguous()
 
 
 def make_tensor(weight: StoredWeight, parts: Parts, dtype: torch.dtype) -> QuantizedTensor:

@@ -1,15 +1,25 @@
-"""The `fbgemm_fp8` of transformers: FP8 with one scale per row of a weight, and per row of its input."""
+"""The `fbgemm_fp8` of transformers: FP8 with one scale per out-feature of a weight, and per row of its input."""
 
-import math
+import sys
 from typing import Any
 
 from steelyard.checkpoints.catalog import Catalog
-from steelyard.checkpoints.plan import DYNAMIC, FP8_ROW, LayerInput, Plan, make_weight, refuse
+from steelyard.checkpoints.plan import (
+    DYNAMIC,
+    FP8_ROW,
+    ROWS,
+    TRANSPOSED,
+    LayerInput,
+    Plan,
+    layer_of,
+    make_weight,
+)
 from steelyard.errors import CheckpointError, shown
 
 METHOD = "fbgemm_fp8"
-_CODES, _SCALE = ".weight", ".weight_scale"
+_CODES, _SCALE = ".weight", "_scale"
 _STACKS = ("experts.gate_up_proj", "experts.down_proj")
+"""Experts of Llama 4, in one tensor. Both have one scale per column of their results, [E, 1, N] or [E, N, 1]."""
 _BOUND = 1200.0
 """What transformers takes if a config says nothing."""
 
@@ -19,34 +29,26 @@ def read_plan(catalog: Catalog, config: dict[str, Any]) -> Plan:
     # A row's amax counts up to the bound: the same codes as those of values that are clamped to it.
     layer_input = LayerInput(DYNAMIC["row"], bound=_bound(config))
     plan = Plan(METHOD)
-    for layer in _layers(catalog):
-        with catalog.problems.checking(layer):
-            codes = catalog.require(layer + _CODES, "its codes")
-            scales = catalog.require(layer + _SCALE, f"the scale of {codes.name}")
-            plan.add(make_weight(codes.name, FP8_ROW, codes, scales), layer_input)
+    for name in _weights(catalog):
+        with catalog.problems.checking(layer_of(name)):
+            codes = catalog.require(name, "its codes")
+            scales = catalog.require(name + _SCALE, f"the scale of {name}")
+            arrangement = TRANSPOSED if name.endswith(_STACKS) else ROWS
+            plan.add(make_weight(name, FP8_ROW, codes, scales, arrangement=arrangement), layer_input)
     return plan
 
 
 def _bound(config: dict[str, Any]) -> float:
     found = config.get("activation_scale_ub", _BOUND)
     is_number = isinstance(found, int | float) and not isinstance(found, bool)
-    if not is_number or not 0 < found < math.inf:
+    # An integer of JSON may be larger than any float.
+    if not is_number or not 0 < found <= sys.float_info.max:
         raise CheckpointError(f"activation_scale_ub in config.json must be a positive number, got {shown(found)}")
     return float(found)
 
 
-def _layers(catalog: Catalog) -> list[str]:
-    """The layers that have codes or a scale."""
-    found = set()
-    for name, entry in catalog.items():
-        if name.endswith(_STACKS) and entry.dtype == "F8_E4M3":
-            raise refuse(
-                f"experts of FBGEMM in one tensor ({name})",
-                catalog,
-                "take the model in the format of compressed-tensors or ModelOpt, or its plain weights",
-            )
-        if name.endswith(_SCALE):
-            found.add(name.removesuffix(_SCALE))
-        elif name.endswith(_CODES) and entry.dtype == "F8_E4M3":
-            found.add(name.removesuffix(_CODES))
-    return sorted(found)
+def _weights(catalog: Catalog) -> list[str]:
+    """The weights that have codes or a scale."""
+    codes = {name for name, entry in catalog.items() if entry.dtype == "F8_E4M3"}
+    scaled = {name.removesuffix(_SCALE) for name in catalog if name.endswith(_SCALE)}
+    return sorted(name for name in codes | scaled if name.endswith((_CODES, *_STACKS)))
