@@ -1,6 +1,7 @@
 """The catalog of a GGUF file: its tensors under the names and in the order of rows that transformers' models have."""
 
 import importlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,9 +9,10 @@ from typing import Any
 
 import torch
 
-from steelyard.checkpoints.catalog import CONFIG, Catalog, Entry, read_catalog, read_json, refuse_code
+from steelyard.checkpoints.catalog import CONFIG, DTYPES, Catalog, Entry, read_catalog, read_json, refuse_code
 from steelyard.checkpoints.gguf_files import MXFP4, NVFP4, Found, read_header
 from steelyard.checkpoints.models import check_proportions, make_empty_model, read_config
+from steelyard.checkpoints.problems import Problems
 from steelyard.errors import CheckpointError, shown
 
 METHOD, BLOCK_SCALES = "gguf", ".block_scales"
@@ -28,30 +30,42 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Part(Entry):
-    """A tensor that is computed from bytes of a file; `offset` and `size` say where these lie."""
+    """A tensor that is computed from bytes of a file, which begin at `offset`."""
 
+    length: int
+    """How many bytes it is computed from."""
     compute: Change
 
     def read(self) -> torch.Tensor:
         """The tensor, in memory of its own."""
-        data = Entry(self.name, "U8", (self.size,), self.file, self.offset, self.size).read()
+        data = Entry(self.name, "U8", (self.length,), self.file, self.offset, self.length).read()
         return self.compute(data).contiguous()
 
 
-def open_catalog(path: str | Path) -> Catalog:
+def open_catalog(path: str | Path, problems: Problems | None = None) -> Catalog:
     """The catalog of a folder with safetensors files or one GGUF file, or of a GGUF file beside its config.json."""
-    path = Path(path)
-    if path.suffix == _END and path.is_file():
-        return _read_gguf(path)
+    path, problems = Path(path), problems or Problems()
+    file = path if path.suffix == _END and path.is_file() else None
+    with problems.checking(path.name):
+        file = file or _only_file(path)
+    if file is None:
+        return read_catalog(path, problems)
+    with problems.checking(file.name):
+        return _read_gguf(file, problems)
+    return Catalog(file.parent, {}, {}, {}, problems)
+
+
+def _only_file(path: Path) -> Path | None:
+    """The GGUF file of a folder that has no safetensors files."""
     files = sorted(path.glob(f"*{_END}")) if path.is_dir() and not any(path.glob("*.safetensors")) else []
     if len(files) > 1:
         raise CheckpointError(
             f"'{path}' must have one GGUF file, got {len(files)}; name the one to load, and merge a model in several"
         )
-    return _read_gguf(files[0]) if files else read_catalog(path)
+    return files[0] if files else None
 
 
-def _read_gguf(file: Path) -> Catalog:
+def _read_gguf(file: Path, problems: Problems) -> Catalog:
     folder = file.parent
     if not (folder / CONFIG).exists():
         raise CheckpointError(
@@ -78,7 +92,7 @@ def _read_gguf(file: Path) -> Catalog:
         name = _name_of(found, names, file)
         heads = _heads(found.name, own) if _PERMUTED[str(architecture)] else None
         entries.update({each.name: each for each in _entries(name, found, file, _order(found, heads, file))})
-    return Catalog(folder, config, entries, {})
+    return Catalog(folder, config, entries, {}, problems)
 
 
 def _names(config: Any, architecture: str, file: Path) -> dict[str, str]:
@@ -152,7 +166,9 @@ def _entries(name: str, found: Found, file: Path, order: torch.Tensor | None) ->
 
 
 def _part(entry: Entry, compute: Change) -> Part:
-    return Part(entry.name, entry.dtype, entry.shape, entry.file, entry.offset, entry.size, compute)
+    """A part of the bytes of an entry, with the dtype and the shape that the entry has."""
+    size = math.prod(entry.shape) * DTYPES[entry.dtype].itemsize
+    return Part(entry.name, entry.dtype, entry.shape, entry.file, entry.offset, size, entry.size, compute)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from steelyard.checkpoints.catalog import CONFIG, Catalog, read_catalog
+from steelyard.checkpoints.catalog import CONFIG, Catalog
+from steelyard.checkpoints.gguf_catalog import open_catalog
 from steelyard.checkpoints.layers import read_number
 from steelyard.checkpoints.methods.choice import read_plan
 from steelyard.checkpoints.plan import LayerInput, Plan, StoredWeight, layer_of
@@ -73,7 +74,7 @@ def survey(folder: str | Path) -> Survey:
     """Look at a folder; what is wrong with it is part of the result."""
     with progress.doing(lambda: f"reading {folder}"):
         problems = Problems(is_collecting=True)
-        catalog = read_catalog(folder, problems)
+        catalog = open_catalog(folder, problems)
         plan = None
         with problems.checking(CONFIG):
             plan = read_plan(catalog)

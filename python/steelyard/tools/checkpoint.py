@@ -33,10 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.description = (
         "Show which layers of a checkpoint are quantized, and how, and what is wrong with it. Headers and scales are\n"
-        "read; no model is made, and no code in the folder is run."
+        "read; no weights are, and no code in the folder is run."
     )
     parser.epilog = f"{_EXAMPLES}\n{parser.epilog}"
-    parser.add_argument("folder", metavar="FOLDER", help="a folder with config.json and safetensors files")
+    parser.add_argument(
+        "folder", metavar="FOLDER", help="a folder with config.json, and safetensors files or a GGUF file"
+    )
     parser.add_argument("--all", action="store_true", help="one row per layer, not per group of layers that are alike")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
