@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import steelyard
@@ -77,6 +77,15 @@ def assert_loaded(path: Path, values: Mapping[str, np.ndarray]) -> None:
     for name, expected in values.items():
         found = model.get_parameter(name).dequantize()
         np.testing.assert_array_equal(found.numpy(), expected, err_msg=name)
+
+
+def assert_same_bytes(folder: Path, again: Path) -> None:
+    """The tensors of two folders must be the same, byte for byte."""
+    before, after = (load_file(each / "model.safetensors") for each in (folder, again))
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert (tensor.dtype, tensor.shape) == (after[name].dtype, after[name].shape)
+        assert torch.equal(tensor.reshape(-1).view(torch.uint8), after[name].reshape(-1).view(torch.uint8)), name
 
 
 def assert_runs(path: Path, decoded: LlamaForCausalLM, round_input: Callable[[np.ndarray], np.ndarray] | None) -> Any:
@@ -211,3 +220,12 @@ def mxfp8(plain: torch.Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     elements, scales, spread = mx_blocks(plain, 8)
     codes = e4m3(elements)
     return codes, scales, from_e4m3(codes) * spread
+
+
+def nvfp4(plain: torch.Tensor, second: np.float32) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Pairs of codes, bytes of E4M3 scales, and the values, under a second level."""
+    matrix = plain.numpy()
+    scales = e4m3(block_amax(matrix, (1, 16)) / 6 / second)
+    spread = in_blocks(from_e4m3(scales) * second, (1, 16), matrix.shape)
+    codes = e2m1(matrix / spread)
+    return pairs(codes), scales, E2M1[codes] * spread

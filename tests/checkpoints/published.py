@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ WIDTHS = {"hidden_size": 128, "intermediate_size": 256, "num_key_value_heads": 4
 """Multiples of 128: compressed-tensors makes no ragged tiles."""
 
 
-def bf16_llama() -> Any:
+def bf16_llama(**changes: Any) -> Any:
     """A small model in bf16."""
-    return small_llama(**WIDTHS).to(torch.bfloat16)
+    return small_llama(**{**WIDTHS, **changes}).to(torch.bfloat16)
 
 
 def write_compressed(folder: Path, presets: dict[str, list[str]], **options: Any) -> Path:
@@ -89,14 +90,17 @@ def _group_of(layer: str, config: dict[str, Any]) -> dict[str, Any]:
     return (named or patterns or [group for group in groups if "Linear" in group["targets"]])[0]
 
 
-def write_modelopt(folder: Path, name: str, model: Any = None) -> Path:
-    """Quantize a small model, by default a Llama, with ModelOpt by one of its configs."""
+def write_modelopt(
+    folder: Path, name: str, model: Any = None, change: Callable[[Any], None] = lambda model: None
+) -> Path:
+    """Quantize a small model, by default a Llama, with ModelOpt by one of its configs, and `change` it; export it."""
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export import export_hf_checkpoint
 
     model = model or bf16_llama()
     ids = torch.arange(32).reshape(2, 16) % 64
     mtq.quantize(model, copy.deepcopy(getattr(mtq, name)), lambda model: model(ids))
+    change(model)
     export_hf_checkpoint(model, export_dir=folder)
     return folder
 
@@ -112,7 +116,7 @@ def modelopt_values(folder: Path) -> dict[str, torch.Tensor]:
         weight = name.removesuffix("_scale")
         codes, scales = tensors[weight], tensors[name]
         shape = torch.Size((codes.shape[0], codes.shape[1] * (2 if codes.dtype == torch.uint8 else 1)))
-        if algorithm in ("NVFP4", "W4A8_NVFP4_FP8"):
+        if algorithm in ("NVFP4", "NVFP4_AWQ", "W4A8_NVFP4_FP8"):
             size = shape[1] // scales.shape[1]
             made = NVFP4QTensor(shape, torch.float32, codes)
             found[weight] = made.dequantize(

@@ -5,6 +5,7 @@ from typing import Any
 import numpy
 from small_formats import (
     Kind,
+    Tensors,
     bf16,
     bytes_of,
     e4m3,
@@ -54,6 +55,16 @@ NVFP4 = {"num_bits": 4, "strategy": "tensor_group", "group_size": 16, "scale_dty
 MX = {"strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
 SHARED = numpy.float32(321.5), numpy.float32(0.0123)
 """Second levels: those of q, k and v, for instance, are one number."""
+
+
+def _nvfp4(rng: numpy.random.Generator, n: int, k: int) -> Tensors:
+    return {
+        "weight": bytes_of(rng, n, k // 2),
+        "weight_scale": e4m3(rng, n, k // 16),
+        "weight_scale_2": numpy.array(SHARED[1]),
+        "input_scale": numpy.array(0.003, numpy.float32),
+    }
+
 
 KINDS = [
     Kind("plain", None, plain, plain_values),
@@ -141,14 +152,15 @@ KINDS = [
     Kind(
         "modelopt-nvfp4",
         modelopt("NVFP4"),
-        lambda rng, n, k: {
-            "weight": bytes_of(rng, n, k // 2),
-            "weight_scale": e4m3(rng, n, k // 16),
-            "weight_scale_2": numpy.array(SHARED[1]),
-            "input_scale": numpy.array(0.003, numpy.float32),
-        },
+        _nvfp4,
         nvfp4,
         shards=2,
+    ),
+    Kind(
+        "modelopt-nvfp4-awq",
+        modelopt("NVFP4_AWQ"),
+        lambda rng, n, k: {**_nvfp4(rng, n, k), "pre_quant_scale": bf16(numbers(rng, k))},
+        nvfp4,
     ),
     Kind(
         "modelopt-mxfp8",

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from folders import fp8_rows, rounded_to_e4m3_rows, write_folder
+from folders import assert_same_bytes, fp8_rows, rounded_to_e4m3_rows, write_folder
 from published import modelopt_values, write_modelopt
 from safetensors.torch import load_file
 from transformers import GptOssConfig, GptOssForCausalLM, Llama4ForCausalLM, Llama4TextConfig
@@ -52,14 +52,6 @@ def filled(model: Any) -> Any:
 
 
 MODELS = {"gpt-oss": (gpt_oss, "mlp"), "llama4": (llama4, "feed_forward")}
-
-
-def assert_same_bytes(folder: Path, again: Path) -> None:
-    before, after = (load_file(each / "model.safetensors") for each in (folder, again))
-    assert before.keys() == after.keys()
-    for name, tensor in before.items():
-        assert (tensor.dtype, tensor.shape) == (after[name].dtype, after[name].shape)
-        assert torch.equal(tensor.reshape(-1).view(torch.uint8), after[name].reshape(-1).view(torch.uint8)), name
 
 
 def decoded_model(folder: Path, make: Any, values: dict[str, torch.Tensor]) -> Any:

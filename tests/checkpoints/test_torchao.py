@@ -7,19 +7,15 @@ import numpy as np
 import pytest
 import torch
 from folders import (
-    E2M1,
     assert_loaded,
     assert_runs,
-    block_amax,
-    e2m1,
     e4m3,
     fp8_rows,
     fp8_tensor,
     from_e4m3,
-    in_blocks,
     mxfp4,
     mxfp8,
-    pairs,
+    nvfp4,
     rounded_to_e4m3,
     rounded_to_mxfp8,
     small_llama,
@@ -62,15 +58,6 @@ def swizzled(scales: np.ndarray) -> np.ndarray:
             tile = row // 128 * tiles_across + column // 4
             placed[tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + column % 4] = scales[row, column]
     return placed.reshape(tiles_down * 32, tiles_across * 16)
-
-
-def nvfp4(plain: torch.Tensor, second: np.float32):
-    """Pairs of codes, bytes of E4M3 scales, and the values, under a second level."""
-    matrix = plain.numpy()
-    scales = e4m3(block_amax(matrix, (1, 16)) / 6 / second)
-    spread = in_blocks(from_e4m3(scales) * second, (1, 16), matrix.shape)
-    codes = e2m1(matrix / spread)
-    return pairs(codes), scales, E2M1[codes] * spread
 
 
 def write_described(folder, model, about, quantize):

@@ -31,7 +31,8 @@ class AdjustedLinear(nn.Linear):
         if self.input_bound is not None:
             input = input.clamp(-self.input_bound, self.input_bound)
         if self.input_factor is not None:
-            input = input * self.input_factor
+            # A file may have factors in float32 for a model in bf16.
+            input = (input * self.input_factor).to(input.dtype)
         return super().forward(input)
 
 
