@@ -61,11 +61,7 @@ def decoded_weights(kind: Kind, tensors: Tensors) -> Tensors:
 
 def expected_weights(kind: Kind, tensors: Tensors) -> Tensors:
     """The parameters of the model, by what the tensors of a folder mean."""
-    found = decoded_weights(kind, tensors)
-    for name, experts in kind.model.joined.items():
-        matrices = [[found.pop(f"{layer}.weight") for layer in expert] for expert in experts]
-        found[name] = numpy.stack([numpy.concatenate(each) for each in matrices])
-    return found
+    return kind.model.join(decoded_weights(kind, tensors))
 
 
 def config_of(kind: Kind) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy
+
 WIDTH, INNER, VOCABULARY, HEADS, EXPERTS = 64, 160, 48, 4, 2
 BLOCK = "model.layers.0"
 ATTENTION = {f"{BLOCK}.self_attn.{name}_proj": (WIDTH, WIDTH) for name in "qkvo"}
@@ -48,6 +50,14 @@ class Model:
         of_experts = {name for experts in self.joined.values() for expert in experts for name in expert}
         layers = {f"{name}.weight" for name in self.layers if name not in of_experts}
         return {*self.stacks, *self.joined, *layers} if has_layers else set(self.stacks)
+
+    def join(self, weights: dict[str, numpy.ndarray]) -> dict[str, numpy.ndarray]:
+        """Parameters of the model from the weights of files: those of experts become stacks."""
+        found = dict(weights)
+        for name, experts in self.joined.items():
+            matrices = [[found.pop(f"{layer}.weight") for layer in expert] for expert in experts]
+            found[name] = numpy.stack([numpy.concatenate(each) for each in matrices])
+        return found
 
 
 def llama(inner: int = INNER) -> Model:

@@ -6,6 +6,7 @@ import struct
 import gguf
 import numpy as np
 import pytest
+import small_gguf
 import torch
 from folders import assert_loaded, assert_runs, small_llama
 from gguf import GGMLQuantizationType as Type
@@ -142,10 +143,50 @@ def test_other_quantized_types_are_refused_by_name(tmp_path):
         steelyard.load(tmp_path)
 
 
-def test_experts_are_refused(tmp_path):
+def test_a_tensor_that_the_model_has_not_is_refused(tmp_path):
     stack = np.zeros((2, 32, 64), np.float32)
     write_gguf(tmp_path, small_llama(), Type.MXFP4, blk__0__ffn_up_exps__weight=(stack, None))
-    with pytest.raises(CheckpointError, match=r"ffn_up_exps\.weight .*experts in GGUF files are not read"):
+    with pytest.raises(CheckpointError, match=r"ffn_up_exps\.weight .*must be a tensor of the model in config\.json"):
+        steelyard.load(tmp_path)
+
+
+KINDS = {kind.name: kind for kind in small_gguf.KINDS}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gguf-nvfp4-qwen3",
+        "gguf-nvfp4-experts",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("gguf-mxfp4-qwen3", "gguf-mxfp4-experts")),
+    ],
+)
+def test_qwen3_runs_with_and_without_experts(tmp_path, name):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    kind = KINDS[name]
+    small_gguf.write_folder(tmp_path, kind)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path)).eval().requires_grad_(False)
+    values = small_gguf.expected_in(kind, tmp_path)
+    for parameter, tensor in model.named_parameters():
+        tensor.copy_(torch.from_numpy(values[parameter]))
+    net = steelyard.load(tmp_path)
+    ids = torch.arange(24).reshape(1, 24)
+    with torch.no_grad():
+        found, expected = net(ids).logits, model(ids).logits
+    assert (found - expected).norm() < 1e-4 * expected.norm()
+    reasons = {row.layer: row.reason for row in net.explain().rows}
+    quantized = {parameter.removesuffix(".weight") for parameter in kind.quantized}
+    assert {layer for layer, reason in reasons.items() if not reason} == quantized
+
+
+def test_a_stack_must_have_all_experts(tmp_path):
+    small_gguf.write_folder(tmp_path, KINDS["gguf-mxfp4-experts"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_experts": 3}))
+    with pytest.raises(
+        CheckpointError, match=r"_exps\.weight in model\.gguf must have 3 experts, as config\.json says"
+    ):
         steelyard.load(tmp_path)
 
 
@@ -173,7 +214,7 @@ def test_an_unknown_architecture_is_refused(tmp_path):
     write_gguf(tmp_path, small_llama(), Type.MXFP4)
     data = (tmp_path / "model.gguf").read_bytes()
     (tmp_path / "model.gguf").write_bytes(data.replace(b"\5\0\0\0\0\0\0\0llama", b"\5\0\0\0\0\0\0\0gemma"))
-    with pytest.raises(CheckpointError, match="architecture llama, qwen2, qwen3, got 'gemma'"):
+    with pytest.raises(CheckpointError, match="architecture llama, qwen2, qwen3, qwen3moe, got 'gemma'"):
         steelyard.load(tmp_path)
 
 

@@ -17,11 +17,13 @@ from steelyard.errors import CheckpointError, shown
 
 METHOD, BLOCK_SCALES = "gguf", ".block_scales"
 _END = ".gguf"
-_PERMUTED = {"llama": True, "qwen2": False, "qwen3": False}
+_PERMUTED = {"llama": True, "qwen2": False, "qwen3": False, "qwen3moe": False}
 """Architectures, and whether the rows of their queries and keys are in the order of another rotary embedding."""
 _COMPUTED = ("rope_freqs.weight",)
 """Tensors that models compute from their config."""
 _LEVELS = (".scale", ".input_scale")
+_FIRST, _ALL = ".experts.0.", ".experts."
+"""In the name of an expert, and of all of them."""
 _NAN_SCALE = 0x7F
 """Among E4M3 scales of GGUF: zero."""
 
@@ -89,14 +91,15 @@ def _read_gguf(file: Path, problems: Problems) -> Catalog:
     for found in tensors:
         if found.name in _COMPUTED:
             continue
-        name = _name_of(found, names, file)
+        owners = _owners_of(found, names, file)
         heads = _heads(found.name, own) if _PERMUTED[str(architecture)] else None
-        entries.update({each.name: each for each in _entries(name, found, file, _order(found, heads, file))})
+        for name, piece in zip(owners, _pieces(found, len(owners), file), strict=True):
+            entries.update({each.name: each for each in _entries(name, piece, file, _order(piece, heads, file))})
     return Catalog(folder, config, entries, {}, problems)
 
 
-def _names(config: Any, architecture: str, file: Path) -> dict[str, str]:
-    """The names of a model's parameters by those that GGUF files have."""
+def _names(config: Any, architecture: str, file: Path) -> dict[str, list[str]]:
+    """What tensors are called in files of transformers, by what GGUF calls them: a stack is one tensor per expert."""
     try:
         gguf = importlib.import_module("gguf")
     except ImportError as error:
@@ -104,22 +107,54 @@ def _names(config: Any, architecture: str, file: Path) -> dict[str, str]:
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     known = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     model = make_empty_model(config, torch.float32)
-    found = {known.get_name(name, (".weight", ".bias")): name for name in model.state_dict()}
-    return {theirs: name for theirs, name in found.items() if theirs is not None}
+    every = [[name] for name in model.state_dict()] + _experts(model)
+    found = {known.get_name(names[0].replace(_FIRST, _ALL), (".weight", ".bias")): names for names in every}
+    return {theirs: names for theirs, names in found.items() if theirs is not None}
 
 
-def _name_of(found: Found, names: dict[str, str], file: Path) -> str:
-    """What a tensor is called: a parameter of the model, or a level above the scales of one."""
+def _experts(model: Any) -> list[list[str]]:
+    """The names of the weights of experts that transformers makes stacks of, those of each stack together."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter
+
+    converters = [rule for rule in get_model_conversion_mapping(model) if isinstance(rule, WeightConverter)]
+    stacks = [(name, len(each)) for name, each in model.named_parameters() if each.dim() == 3]
+    return [
+        [name.removesuffix(target) + source.replace("*", str(index)) for index in range(count)]
+        for name, count in stacks
+        for converter in converters
+        for target in converter.target_patterns
+        for source in converter.source_patterns
+        if name.endswith(target)
+    ]
+
+
+def _owners_of(found: Found, names: dict[str, list[str]], file: Path) -> list[str]:
+    """What a tensor holds: parameters of the model, or a level above the scales of each."""
     if found.name in names:
         return names[found.name]
     level = next((end for end in _LEVELS if found.name.endswith(end)), "")
-    weight = names.get(found.name.removesuffix(level) + ".weight")
-    if not level or weight is None:
+    weights = names.get(found.name.removesuffix(level) + ".weight")
+    if not level or weights is None:
         raise CheckpointError(
             f"{found.name} in {file.name} must be a tensor of the model in {CONFIG}, which has none of that name; the "
-            "config may be that of another model, and experts in GGUF files are not read: take their safetensors"
+            "config may be that of another model"
         )
-    return weight + level
+    return [weight + level for weight in weights]
+
+
+def _pieces(found: Found, count: int, file: Path) -> list[Found]:
+    """The matrices of a stack, or the tensor itself if it is none."""
+    if count == 1:
+        return [found]
+    if found.shape[0] != count:
+        raise CheckpointError(
+            f"{found.name} in {file.name} must have {count} experts, as {CONFIG} says, got {list(found.shape)}"
+        )
+    size = found.size // count
+    return [
+        replace(found, shape=found.shape[1:], offset=found.offset + index * size, size=size) for index in range(count)
+    ]
 
 
 def _heads(name: str, config: Any) -> int | None:
@@ -142,7 +177,7 @@ def _order(found: Found, heads: int | None, file: Path) -> torch.Tensor | None:
 def _entries(name: str, found: Found, file: Path, order: torch.Tensor | None) -> list[Entry]:
     """The entries of a tensor: codes and scales are two."""
     plain = Entry(name, found.kind, found.shape, file, found.offset, found.size)
-    rows = found.shape[0]
+    rows = found.shape[0] if found.shape else 1
 
     def in_order(data: torch.Tensor) -> torch.Tensor:
         lines = data.reshape(rows, -1)
