@@ -1,9 +1,11 @@
 """Experts, which files hold one by one and models as one stack per layer."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import small_folders
 import torch
 from published import compressed_values
 from safetensors.torch import load_file
@@ -14,6 +16,7 @@ from steelyard.checkpoints.catalog import read_catalog
 from steelyard.checkpoints.conversion import convert
 from steelyard.checkpoints.loading import load_model
 from steelyard.checkpoints.methods.choice import read_plan
+from steelyard.errors import CheckpointError
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -105,3 +108,17 @@ def test_gate_and_up_share_their_second_scale(tmp_path: Path):
     attention = [tensors[f"model.layers.0.self_attn.{part}_proj.weight_global_scale"] for part in "qkv"]
     assert torch.equal(attention[0], attention[1])
     assert torch.equal(attention[0], attention[2])
+
+
+@pytest.mark.parametrize(("name", "end"), [("ct-nvfp4", "weight_global_scale"), ("modelopt-nvfp4", "weight_scale_2")])
+def test_gate_and_up_with_second_scales_of_their_own_are_refused(name: str, end: str, tmp_path: Path):
+    kind = next(kind for kind in small_folders.KINDS if kind.name == f"{name}-experts")
+    small_folders.write_folder(tmp_path, replace(kind, shards=1))
+    tensors = small_folders.tensors_of(kind)
+    tensors[f"model.layers.0.mlp.experts.1.up_proj.{end}"] *= 2
+    (tmp_path / "model.safetensors").write_bytes(small_folders.file_of(tensors))
+    message = (
+        r"experts\.1\.up_proj\..* must have the second scale of the weight that it is joined with.*steelyard convert"
+    )
+    with pytest.raises(CheckpointError, match=message):
+        steelyard.load(tmp_path)

@@ -219,6 +219,19 @@ def test_swizzled_scales_are_written_byte_for_byte(tmp_path, shape):
             ),
             r"hp_value_ub of a\.weight must be a positive number, got 'big'",
         ),
+        (
+            object_of("Float8Tensor", block_size=[1, 64], act_quant_kwargs=object_of("", granularity={"_type": [1]})),
+            r"inputs of a\.weight by '\[1\]'",
+        ),
+        (
+            object_of(
+                "Float8Tensor",
+                block_size=[1, 64],
+                act_quant_kwargs=object_of("", granularity=object_of("PerRow"), hp_value_ub=10**400),
+            ),
+            r"hp_value_ub of a\.weight must be a positive number",
+        ),
+        (object_of("MXTensor", elem_dtype=dtype_of(["float8_e4m3fn"]), block_size=32), r"in .*float8_e4m3fn.* by 32"),
         ({"_type": "Float8Tensor"}, "must say what a._weight_qdata is"),
         ([], "must say what a._weight_qdata is"),
     ],

@@ -137,7 +137,8 @@ def _put(parts: Parts, index: int, row: int, weight: StoredWeight, given: Parts)
     if not known.isnan() and known != given.second_level:
         raise CheckpointError(
             f"{weight.codes.place} must have the second scale of the weight that it is joined with, {float(known)}, "
-            f"got {float(given.second_level)}; take a checkpoint in which they share it"
+            f"got {float(given.second_level)}: a stack has one per expert; take a checkpoint in which they share it, "
+            "or quantize the plain one by steelyard convert"
         )
     parts.second_level[index] = given.second_level
 

@@ -1,5 +1,6 @@
 """What a checkpoint says about its layers, as plain data: which tensors a weight consists of, and what meets it."""
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -220,6 +221,15 @@ def read_object(value: Any, key: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{key} in config.json must be an object, got {shown(value)}; fetch it again")
     return value
+
+
+def read_bound(value: Any, key: str) -> float:
+    """The largest magnitude of inputs that a checkpoint gives."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # An integer of JSON may be larger than any float.
+    if not is_number or not 0 < value <= sys.float_info.max:
+        raise CheckpointError(f"{key} must be a positive number, got {shown(value)}")
+    return float(value)
 
 
 def refuse(what: str, catalog: Catalog, instead: str) -> CheckpointError:

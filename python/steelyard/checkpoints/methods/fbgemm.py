@@ -1,6 +1,5 @@
 """The `fbgemm_fp8` of transformers: FP8 with one scale per out-feature of a weight, and per row of its input."""
 
-import sys
 from typing import Any
 
 from steelyard.checkpoints.catalog import Catalog
@@ -13,8 +12,8 @@ from steelyard.checkpoints.plan import (
     Plan,
     layer_of,
     make_weight,
+    read_bound,
 )
-from steelyard.errors import CheckpointError, shown
 
 METHOD = "fbgemm_fp8"
 _CODES, _SCALE = ".weight", "_scale"
@@ -27,7 +26,8 @@ _BOUND = 1200.0
 def read_plan(catalog: Catalog, config: dict[str, Any]) -> Plan:
     """The plan of a checkpoint whose config has this `quantization_config`."""
     # A row's amax counts up to the bound: the same codes as those of values that are clamped to it.
-    layer_input = LayerInput(DYNAMIC["row"], bound=_bound(config))
+    bound = read_bound(config.get("activation_scale_ub", _BOUND), "activation_scale_ub in config.json")
+    layer_input = LayerInput(DYNAMIC["row"], bound=bound)
     plan = Plan(METHOD)
     for name in _weights(catalog):
         with catalog.problems.checking(layer_of(name)):
@@ -36,15 +36,6 @@ def read_plan(catalog: Catalog, config: dict[str, Any]) -> Plan:
             arrangement = TRANSPOSED if name.endswith(_STACKS) else ROWS
             plan.add(make_weight(name, FP8_ROW, codes, scales, arrangement=arrangement), layer_input)
     return plan
-
-
-def _bound(config: dict[str, Any]) -> float:
-    found = config.get("activation_scale_ub", _BOUND)
-    is_number = isinstance(found, int | float) and not isinstance(found, bool)
-    # An integer of JSON may be larger than any float.
-    if not is_number or not 0 < found <= sys.float_info.max:
-        raise CheckpointError(f"activation_scale_ub in config.json must be a positive number, got {shown(found)}")
-    return float(found)
 
 
 def _weights(catalog: Catalog) -> list[str]:

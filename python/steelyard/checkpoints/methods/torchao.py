@@ -17,6 +17,7 @@ from steelyard.checkpoints.plan import (
     LayerInput,
     Plan,
     make_weight,
+    read_bound,
     refuse,
 )
 from steelyard.errors import CheckpointError, shown
@@ -72,6 +73,12 @@ def _value(given: Any) -> Any:
     return given["_data"] if isinstance(given, dict) and "_data" in given else given
 
 
+def _name(given: Any) -> str:
+    """The name that JSON of torchao means; what is no name is shown."""
+    found = _value(given)
+    return found if isinstance(found, str) else shown(found)
+
+
 def _float8(catalog: Catalog, name: str, about: dict[str, Any], codes: Entry) -> tuple[Scheme, LayerInput]:
     block = about.get("block_size")
     *_, rows, columns = (0, 0, *codes.shape)
@@ -91,30 +98,30 @@ def _float8_input(catalog: Catalog, name: str, about: dict[str, Any]) -> LayerIn
     if not isinstance(given, dict):
         return LayerInput(None)
     granularity = given.get("granularity")
-    kind = granularity.get("_type") if isinstance(granularity, dict) else None
+    kind = _name(granularity.get("_type")) if isinstance(granularity, dict) else None
     known = {"PerRow": "row", "PerTensor": "tensor"}
     size = _value(granularity)
     if kind == "PerBlock" and isinstance(size, dict) and size.get("block_size") == [1, 128]:
         known["PerBlock"] = "group"
-    is_e4m3 = _value(given.get("float8_dtype", "float8_e4m3fn")) == "float8_e4m3fn"
+    is_e4m3 = _name(given.get("float8_dtype", "float8_e4m3fn")) == "float8_e4m3fn"
     if kind not in known or not is_e4m3 or given.get("hp_value_lb") is not None:
         raise refuse(f"inputs of {name} by {shown(kind)} with {shown(given)}", catalog, "quantize them per row in e4m3")
     bound = given.get("hp_value_ub")
-    if bound is not None and not (isinstance(bound, int | float) and bound > 0):
-        raise CheckpointError(f"hp_value_ub of {name} must be a positive number, got {shown(bound)}")
-    return LayerInput(DYNAMIC[known[kind]], bound=bound)
+    return LayerInput(
+        DYNAMIC[known[kind]], bound=None if bound is None else read_bound(bound, f"hp_value_ub of {name}")
+    )
 
 
 def _mx(catalog: Catalog, name: str, about: dict[str, Any], codes: Entry) -> tuple[Scheme, LayerInput]:
     schemes = {"float8_e4m3fn": MXFP8, "float4_e2m1fn_x2": MXFP4}
-    element = _value(about.get("elem_dtype"))
+    element = _name(about.get("elem_dtype"))
     if element not in schemes or about.get("block_size") != 32:
         found = f"{name} in {shown(element)} by {shown(about.get('block_size'))}"
         raise refuse(found, catalog, "quantize it to float8_e4m3fn or float4_e2m1fn_x2 in blocks of 32")
     given = _value(about.get("act_quant_kwargs"))
     if not isinstance(given, dict):
         return schemes[element], LayerInput(None)
-    element_of_input, rule = _value(given.get("elem_dtype")), _RULES.get(str(_value(given.get("scaling_mode"))))
+    element_of_input, rule = _name(given.get("elem_dtype")), _RULES.get(_name(given.get("scaling_mode")))
     if element_of_input not in schemes or given.get("block_size") != 32 or rule is None:
         raise refuse(f"inputs of {name} as {shown(given)}", catalog, "quantize them as weights in blocks of 32")
     recipe = MXFP8BlockScaling if schemes[element_of_input] is MXFP8 else MXFP4BlockScaling
