@@ -1,6 +1,7 @@
 """Quantized tensors that outlive a program, as the plain tensors that hold them: `split`, `join`.
 
-A KV cache is such a tensor. It is one matrix, whose rows have a scale each, so that rows can be appended and removed.
+A KV cache is such a tensor. It is one matrix, whose rows have a scale each, or a given one together, so that rows can
+be appended and removed.
 """
 
 from typing import Any
@@ -19,8 +20,8 @@ class SplitOp(ScaledOp, name="split", traits=[ext.Pure]):
     """The codes and scales of a rowwise copy. The dims of the tensor before its last are flattened.
 
     Constraints:
-    - split_c1: source has a rowwise copy in FP8 with one scale per row
-    - split_c2: codes are a matrix of bytes, and scales an f32 for each of its rows
+    - split_c1: source has a rowwise copy in FP8 with one scale per row, or with one static scale
+    - split_c2: codes are a matrix of bytes, and scales an f32 for each of its rows, or one that is static
     """
 
     assembly_format = "$source"
@@ -30,7 +31,7 @@ class SplitOp(ScaledOp, name="split", traits=[ext.Pure]):
     scales: ext.Result[Any]
 
     def check(self) -> None:
-        source = _row_info(self.source, "split_c1", "source")
+        source = _kept_info(self.source, "split_c1", "source")
         _require_parts(self.codes, self.scales, source, "split_c2")
 
 
@@ -46,8 +47,8 @@ class JoinOp(ScaledOp, name="join", traits=[ext.Pure]):
     """The quantized matrix that codes and scales hold.
 
     Constraints:
-    - join_c1: result is a matrix with one copy, rowwise, in FP8 with one scale per row
-    - join_c2: codes are a matrix of bytes, and scales an f32 for each of its rows
+    - join_c1: result is a matrix with one copy, rowwise, in FP8 with one scale per row, or with one static scale
+    - join_c2: codes are a matrix of bytes, and scales an f32 for each of its rows, or one that is static
     """
 
     assembly_format = "$codes, $scales"
@@ -57,7 +58,7 @@ class JoinOp(ScaledOp, name="join", traits=[ext.Pure]):
     result: ext.Result[Any]
 
     def check(self) -> None:
-        result = _row_info(self.result, "join_c1", "result")
+        result = _kept_info(self.result, "join_c1", "result")
         message = f"result must be a matrix with one copy, got {self.result.type}"
         require(len(result.shape) == 2 and result.col is None, "join_c1", message)
         _require_parts(self.codes, self.scales, result, "join_c2")
@@ -75,10 +76,12 @@ def join(
     return build(JoinOp, [codes, scales], [result.type()], {}, loc, ip)
 
 
-def _row_info(value: ir.Value, constraint: str, name: str) -> ScaledInfo:
+def _kept_info(value: ir.Value, constraint: str, name: str) -> ScaledInfo:
     info = scaled_info(value, constraint, name)
-    fits = info.row is not None and info.row.family == "row"
-    require(fits, constraint, f"{name} must have a rowwise copy in FP8 with one scale per row, got {value.type}")
+    scheme = info.row
+    fits = scheme is not None and (scheme.family == "row" or (scheme.family == "tensor" and scheme.is_static))
+    wanted = "a rowwise copy in FP8 with one scale per row, or with one static scale"
+    require(fits, constraint, f"{name} must have {wanted}, got {value.type}")
     return info
 
 
@@ -91,4 +94,5 @@ def _require_parts(codes: ir.Value, scales: ir.Value, info: ScaledInfo, constrai
 
 def _parts(info: ScaledInfo, namespace: str) -> tuple[TensorInfo, TensorInfo]:
     rows, columns = flat_shape(info.shape)
-    return TensorInfo(namespace, (rows, columns), _BYTES[namespace]), TensorInfo(namespace, (rows, 1), "f32")
+    scales = () if info.row is not None and info.row.is_static else (rows, 1)
+    return TensorInfo(namespace, (rows, columns), _BYTES[namespace]), TensorInfo(namespace, scales, "f32")

@@ -326,8 +326,11 @@ class _Lowering:
     def join(self, op: JoinOp) -> None:
         """The parts themselves; no kernel runs."""
         prefix = _PREFIXES[ROWWISE]
-        parts: Parts = {f"{prefix}codes": op.codes, f"{prefix}scales": op.scales}
         info = scaled_info_of(op.result)
+        parts: Parts = {f"{prefix}codes": op.codes, f"{prefix}scales": op.scales}
+        if any(name == f"{prefix}amax" for name, _ in self._part_infos(info)):
+            # A copy with one scale has a place for its amax, which nothing reads where the scale is given.
+            parts[f"{prefix}amax"] = op.scales
         self._stored[op.result] = _Stored(info, parts, self._sizes(op, info))
 
     def dequantize(self, op: DequantizeOp) -> None:

@@ -9,14 +9,16 @@ from torch_mlir import ir
 
 from steelyard.errors import StateError, shown
 from steelyard.formats.gemms import ROLES
+from steelyard.formats.schemes import CACHED_ROLES
 from steelyard.ir.attributes import RNG
 from steelyard.runtime.cpu.arguments import has_memory
 from steelyard.runtime.cuda.streams import Moment, is_capturing, moment_on
 from steelyard.runtime.draws import Draws
 from steelyard.runtime.dtypes import shape_of
 
-_NAME = re.compile(rf"(?:.+\.)?(?:{'|'.join(ROLES)})\.(scale|amax_history|saturated)")
-_STATIC = re.compile(r"(?:(.+)\.)?input\.scale")
+_ROLES = (*ROLES, *CACHED_ROLES)
+_NAME = re.compile(rf"(?:.+\.)?(?:{'|'.join(_ROLES)})\.(scale|amax_history|saturated)")
+_STATIC = re.compile(rf"(?:(.+)\.)?({'|'.join(('input', *CACHED_ROLES))})\.scale")
 SATURATED = ".saturated"
 """How the names of counts of saturated values end."""
 
@@ -35,8 +37,8 @@ class State:
         """Calls of the net so far."""
         self.runs = 0
         """Forwards of programs so far, several in a call."""
-        self.input_scale: Callable[[str], float | None] = _measured
-        """The static scale of a layer's input; None if it is measured."""
+        self.static_scale: Callable[[str, str], float | None] = _measured
+        """The static scale of what has a role in a layer; None if it is measured."""
         self.has_net = True
         """Whether a net says when its calls begin; otherwise each forward of a program is one."""
 
@@ -63,7 +65,7 @@ class State:
 
     def _initial(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         static = _STATIC.fullmatch(name)
-        given = self.input_scale(static[1] or "") if static else None
+        given = self.static_scale(static[1] or "", static[2]) if static else None
         return _initial(name, shape) if given is None else torch.tensor(given, dtype=torch.float32)
 
     def get_on(self, device: torch.device, name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -116,15 +118,15 @@ class State:
 
     def __getstate__(self) -> dict:
         # What a thread has drawn, and what streams have done, is no part of a copy; nor is what a net's settings say.
-        apart = ("_draws", "_used", "input_scale")
+        apart = ("_draws", "_used", "static_scale")
         return {name: value for name, value in vars(self).items() if name not in apart}
 
     def __setstate__(self, copied: dict) -> None:
-        vars(self).update(copied, _draws=Draws(), _used={}, input_scale=_measured)
+        vars(self).update(copied, _draws=Draws(), _used={}, static_scale=_measured)
 
 
-def _measured(_layer: str) -> None:
-    """The static scale of a layer without one."""
+def _measured(_layer: str, _role: str) -> None:
+    """The static scale of what has none."""
     return
 
 
@@ -148,7 +150,7 @@ def _checked(name: str, tensor: torch.Tensor, shape: tuple[int, ...] | None) -> 
     """A copy of a loaded state, as kernels read it."""
     found = _NAME.fullmatch(name)
     if name != RNG and found is None:
-        known = f"{RNG}, or <layer>.<role>.scale, .amax_history and .saturated with a role of {', '.join(ROLES)}"
+        known = f"{RNG}, or <layer>.<role>.scale, .amax_history and .saturated with a role of {', '.join(_ROLES)}"
         raise StateError(f"the state of a net has names like {known}, got {name!r}; load the state dict of a net")
     if name == RNG:
         taken = converted(name, tensor, torch.int64)

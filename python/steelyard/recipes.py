@@ -559,9 +559,13 @@ def _are_activations(value: Any) -> bool:
 def _are_scales(value: Any) -> bool:
     pairs: Any = value if isinstance(value, tuple) else ((None, None),)
     return all(
-        isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and is_epsilon(pair[1]) and pair[1]
-        for pair in pairs
+        isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and is_scale(pair[1]) for pair in pairs
     )
+
+
+def is_scale(value: Any) -> bool:
+    """Whether a value is a valid static scale; `SCALE` says the condition in words."""
+    return is_epsilon(value) and value != 0
 
 
 def is_epsilon(value: Any) -> bool:

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from steelyard.dialect import make_context
 from steelyard.driver import progress
 from steelyard.driver.blocks import Blocks, find_blocks, modules_outside
+from steelyard.driver.cache_scales import CacheScales
 from steelyard.driver.captured import CapturedGraph, Stored
 from steelyard.driver.compilation import Compilation
 from steelyard.driver.explanation import Row
@@ -63,7 +64,7 @@ class Backend:
         self.state = State() if state is None else state
         """The net's state by name, shared by all its programs."""
         self.state.has_net = root is not None
-        self.state.input_scale = settings.input_scale
+        self.state.static_scale = settings.static_scale
         self.root = root
         self.shared = self if root is None else cast(Backend, weakref.proxy(self))
         self.compilations: list[Compilation] = []
@@ -99,6 +100,12 @@ class Backend:
     def _has_fast_path(self) -> bool:
         # Not when a net is made: in a copy, its model may have no modules yet.
         return self.root is not None and has_fast_path(self.root)
+
+    @functools.cached_property
+    def cache_scales(self) -> CacheScales:
+        """The static scales of the net's KV caches."""
+        assert self.root is not None, "only a net is given caches"
+        return CacheScales(self.root, self.settings.kv_scales, self.state)
 
     @functools.cached_property
     def blocks(self) -> Blocks | None:

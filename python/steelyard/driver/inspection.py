@@ -65,12 +65,18 @@ def explain(backend: Backend, parameters: Mapping[str, torch.Tensor]) -> Explana
     kept = backend.kept_weights
     notes = [backend.settings.settled] if backend.settings.settled else []
     if backend.settings.kv_cache is not None:
-        notes.append("KV caches hold keys and values in e4m3, with one scale per token and head")
+        notes.append(f"KV caches hold keys and values in e4m3, with {_cache_scales(backend)}")
     notes += _saturated_notes(backend)
     notes += [note for compilation in backend.compilations for note in compilation.notes]
     notes += [f"{name} stays in high precision beside its codes: {reason}" for name, reason in kept.items()]
     rows = [replace(row, stays=kept.get(row.weight, "")) if kept else row for row in backend.rows]
     return Explanation(rows, notes, parameters)
+
+
+def _cache_scales(backend: Backend) -> str:
+    count = len(backend.cache_scales.layers)
+    own = "one scale per token and head"
+    return f"static scales in {count} layers, and {own} in others" if count else own
 
 
 def _saturated_notes(backend: Backend) -> list[str]:

@@ -14,6 +14,7 @@ from steelyard import recipes
 from steelyard.driver import inspection
 from steelyard.driver.backend import Backend
 from steelyard.driver.blocks import find_blocks
+from steelyard.driver.cache_scales import number_layers
 from steelyard.driver.checkpointing import is_in_checkpoint
 from steelyard.driver.explanation import Explanation
 from steelyard.driver.failures import CAPTURE_ERRORS, translate
@@ -57,6 +58,7 @@ def compile(
     check_finite: bool = False,
     weights: str = "cached",
     kv_cache: str | None = None,
+    kv_scales: Mapping[str, tuple[float, float]] | None = None,
     blocks: str | bool | Sequence[str] = AUTO,
 ) -> Any:
     """A module like `model` whose matrix multiplications run by a recipe.
@@ -85,6 +87,10 @@ def compile(
             net is for inference. `explain()` names the weights that stay, and why.
         kv_cache: `"fp8"` quantizes each KV cache of transformers that a call is given, as calls of `generate` are, by
             `steelyard.quantize_cache`: E4M3 with one f32 scale per token and head.
+        kv_scales: Static scales of such caches: patterns of attention modules, and for each what cached keys, and what
+            cached values, are decoded by, as in `{"model.layers.0.self_attn": (0.02, 0.01)}`. The first pattern that
+            matches a module decides; modules that none matches have a scale per token and head. Values that are too
+            large saturate, and `explain()` says how many did.
         blocks: Repeated blocks, such as the layers of a transformer, are captured and compiled once for all of them.
             `"auto"` finds them where at least four are alike, and the code around them multiplies no matrices and makes
             no checkpoints (`torch.utils.checkpoint`). A list names the modules that hold them, as in
@@ -104,12 +110,14 @@ def compile(
         check_finite=check_finite,
         weights=weights,
         kv_cache=kv_cache,
+        kv_scales=kv_scales,
         target=target,
         blocks=blocks,
     )
     settings = settle(settings, model)
     if isinstance(settings.blocks, tuple):
         find_blocks(model, settings.blocks, settings.overrides)
+    number_layers(model, settings.kv_scales)
     net = _make_net(model, settings, storable=storable_parameters(model) if weights == "quantized" else frozenset())
     StateHook.register(model, net._steelyard.backend.state)
     return net
@@ -218,7 +226,8 @@ class CompiledModule(torch.nn.Module):
         if not is_settled:
             refuse_disabled_compiler()
         if state.backend.settings.kv_cache is not None:
-            quantize_caches((*arguments, *keywords.values()))
+            scales = state.backend.cache_scales
+            quantize_caches((*arguments, *keywords.values()), scales.layers, scales.given)
         runs = state.backend.state.runs
         if not is_within(state.backend):
             state.backend.state.begin_call()

@@ -9,7 +9,9 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steelyard import recipes
+from steelyard.driver.cache_scales import KVScales, read_scales, scales_of
 from steelyard.errors import RecipeError, shown
+from steelyard.formats.schemes import CACHED_ROLES
 from steelyard.passes.partition import COMPACT
 from steelyard.recipes import CustomRecipe, Overrides, Recipe
 
@@ -36,6 +38,8 @@ class Settings:
     """`cached`: quantized weights are kept beside the parameters; `quantized`: they replace the parameters."""
     kv_cache: str | None = None
     """`fp8`: caches of keys and values that calls are given are quantized."""
+    kv_scales: KVScales = field(default_factory=dict[str, tuple[float, float]])
+    """Their static scales, by patterns of attention modules; others are measured."""
     target: str = "cpu"
     """What programs are compiled for, as `steelyard.targets` spells it."""
     blocks: Chosen = AUTO
@@ -53,6 +57,13 @@ class Settings:
         is_custom = isinstance(self.overrides.recipe_of(layer, self.recipe), CustomRecipe)
         are_measured_alike = (self.input_scale(layer) is None) == (self.input_scale(other) is None)
         return pattern == self.overrides.pattern_of(other) and not is_custom and are_measured_alike
+
+    def static_scale(self, layer: str, role: str) -> float | None:
+        """The static scale of what has a role in a layer, cached keys and values included; None if it is measured."""
+        if role not in CACHED_ROLES:
+            return self.input_scale(layer)
+        pair = scales_of(self.kv_scales, layer)
+        return None if pair is None else pair[CACHED_ROLES.index(role)]
 
     def input_scale(self, layer: str) -> float | None:
         """The static scale of a layer's input; None if it is measured."""
@@ -124,6 +135,7 @@ def make_settings(
     check_finite: bool = False,
     weights: str = "cached",
     kv_cache: str | None = None,
+    kv_scales: Mapping[str, tuple[float, float]] | None = None,
     target: str = "cpu",
     blocks: Any = AUTO,
 ) -> Settings:
@@ -146,6 +158,7 @@ def make_settings(
         check_finite=check_finite,
         weights=weights,
         kv_cache=kv_cache,
+        kv_scales=read_scales(kv_scales, has_cache=kv_cache is not None),
         target=target,
         blocks=_blocks(blocks),
     )

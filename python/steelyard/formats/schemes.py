@@ -284,3 +284,6 @@ _CHECKS = (_family, _check_choices, _check_scale, _check_fp4, _check_static)
 
 CACHED = Scheme("f8E4M3FN", "row", "f32")
 """How a KV cache keeps keys and values: a row is what one head has of one token."""
+CACHED_STATIC = Scheme("f8E4M3FN", "tensor", "f32", source="static")
+"""How it keeps them where a scale is given for all that a layer caches."""
+CACHED_ROLES = ("key", "value")
