@@ -38,6 +38,9 @@ def write_compressed(folder: Path, presets: dict[str, list[str]], **options: Any
         scheme = getattr(module, "quantization_scheme", None)
         if scheme is not None and hasattr(module, "weight"):
             _calibrate(module, scheme.weights)
+        if hasattr(module, "k_scale"):
+            module.k_scale.data.fill_(0.0031)
+            module.v_scale.data.fill_(0.0017)
     compressor = ModelCompressor.from_pretrained_model(model)
     compressor.compress_model(model)
     model.save_pretrained(folder)
@@ -91,15 +94,19 @@ def _group_of(layer: str, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_modelopt(
-    folder: Path, name: str, model: Any = None, change: Callable[[Any], None] = lambda model: None
+    folder: Path, name: str, *caches: str, model: Any = None, change: Callable[[Any], None] = lambda model: None
 ) -> Path:
-    """Quantize a small model, by default a Llama, with ModelOpt by one of its configs, and `change` it; export it."""
+    """Quantize a small model, by default a Llama, with ModelOpt by one of its configs, and its KV caches by those of
+    others; `change` it, and export it."""
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export import export_hf_checkpoint
 
     model = model or bf16_llama()
     ids = torch.arange(32).reshape(2, 16) % 64
-    mtq.quantize(model, copy.deepcopy(getattr(mtq, name)), lambda model: model(ids))
+    config = copy.deepcopy(getattr(mtq, name))
+    for other in caches:
+        config["quant_cfg"] += getattr(mtq, other)["quant_cfg"]
+    mtq.quantize(model, config, lambda model: model(ids))
     change(model)
     export_hf_checkpoint(model, export_dir=folder)
     return folder

@@ -11,6 +11,7 @@ import torch
 from steelyard import recipes
 from steelyard.checkpoints.catalog import DTYPES, Catalog, Entry
 from steelyard.checkpoints.gguf_catalog import open_catalog
+from steelyard.checkpoints.kv_scales import read_scales
 from steelyard.checkpoints.layers import adjust_inputs, inputs_of_model, make_overrides
 from steelyard.checkpoints.methods import own
 from steelyard.checkpoints.methods.choice import quantization_config, read_plan
@@ -29,8 +30,11 @@ from steelyard.checkpoints.plan import Plan, StoredWeight, require_dtype
 from steelyard.driver import progress
 from steelyard.driver.net import compile
 from steelyard.driver.saving import STATE_PREFIX, join
+from steelyard.driver.user_warnings import warn
 from steelyard.errors import CheckpointError
 
+AS_STORED = "stored"
+"""Of KV caches: as the checkpoint says."""
 _RECORD = "_steelyard_checkpoint"
 
 
@@ -55,6 +59,7 @@ def load(
     target: str = "cpu",
     recipe: str | recipes.Recipe | None = None,
     dtype: torch.dtype | None = None,
+    kv_cache: str | None = AS_STORED,
 ) -> Any:
     """A net of the model in a folder, quantized as its checkpoint is.
 
@@ -68,13 +73,15 @@ def load(
         recipe: What quantizes the inputs of quantized layers instead of what the checkpoint says. A checkpoint whose
             weights are plain needs one, and is quantized by it.
         dtype: The dtype of everything that is not quantized, by default that of the config.
+        kv_cache: By default KV caches are as the checkpoint says, by its static scales where it has such. `"fp8"`: one
+            scale per token and head, as for `steelyard.compile`. None: they stay in high precision.
     """
     chosen = None if recipe is None else recipes.get(recipe)
     with progress.doing(lambda: f"loading {folder}"):
         catalog = open_catalog(folder)
         about = quantization_config(catalog)
         if about is not None and about.get("quant_method") == own.METHOD:
-            return _load_own(catalog, about, chosen, target, dtype)
+            return _load_own(catalog, about, chosen, target, dtype, kv_cache)
         plan = read_plan(catalog)
         if not plan.weights and chosen is None:
             raise CheckpointError(
@@ -83,15 +90,21 @@ def load(
             )
         model = load_model(catalog, plan, dtype)
     record: Record = vars(model)[_RECORD]
+    caches = cache_options(record, model) if kv_cache == AS_STORED else {"kv_cache": kv_cache}
     if not plan.weights:
-        return compile(model, chosen or "mxfp8", target=target, weights="quantized")
+        return compile(model, chosen or "mxfp8", target=target, weights="quantized", **caches)
     overrides = make_overrides(inputs_of_model(record.targets, plan), chosen)
     default = next(own for own in overrides.values() if own is not None)
-    return compile(model, default, target=target, overrides=overrides, weights="quantized", kv_cache=plan.kv_cache)
+    return compile(model, default, target=target, overrides=overrides, weights="quantized", **caches)
 
 
 def _load_own(
-    catalog: Catalog, about: dict[str, Any], chosen: recipes.Recipe | None, target: str, dtype: torch.dtype | None
+    catalog: Catalog,
+    about: dict[str, Any],
+    chosen: recipes.Recipe | None,
+    target: str,
+    dtype: torch.dtype | None,
+    kv_cache: str | None,
 ) -> Any:
     """A net of what `steelyard.save` wrote in Steelyard's own format."""
     model = empty_model(catalog, dtype)
@@ -109,9 +122,19 @@ def _load_own(
     options = own.compile_options(about, model)
     if chosen is not None:
         options["recipe"] = chosen
+    if kv_cache != AS_STORED:
+        options |= {"kv_cache": kv_cache, "kv_scales": None}
     net = compile(model, **options, target=target, weights="quantized")
     net._steelyard.backend.state.load({name.removeprefix(STATE_PREFIX): tensor for name, tensor in state.items()})
     return net
+
+
+def cache_options(record: Record, model: Any) -> dict[str, Any]:
+    """What `steelyard.compile` is told about the KV caches of a model; warns of what a checkpoint asks for in vain."""
+    scales = read_scales(model, record.targets, record.plan)
+    for sentence in record.plan.not_run:
+        warn(sentence)
+    return {"kv_cache": record.plan.kv_cache, "kv_scales": scales}
 
 
 def empty_model(catalog: Catalog, dtype: torch.dtype | None) -> Any:

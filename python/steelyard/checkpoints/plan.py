@@ -108,12 +108,17 @@ class Plan:
     inputs: dict[str, LayerInput] = field(default_factory=dict)
     """By layers: the name of a weight without `.weight`."""
     kv_cache: str | None = None
+    """As for `steelyard.compile`."""
+    kv_scales: dict[str, tuple[Entry, Entry]] = field(default_factory=dict)
+    """Static scales of cached keys and values, by attention; they are among what is kept."""
     kept: dict[str, Entry] = field(default_factory=dict)
-    """Tensors that no computation here reads, such as scales of KV caches; they are saved as they came."""
+    """Tensors beside weights and inputs, such as scales of KV caches; they are saved as they came."""
     renamed: dict[str, str] = field(default_factory=dict)
     """Plain tensors that have another name in the checkpoint than in files of transformers: that name by theirs."""
     odd: list[str] = field(default_factory=list)
     """What a reader should know, a sentence each."""
+    not_run: list[str] = field(default_factory=list)
+    """What the checkpoint asks for and a net of it leaves out, a sentence each."""
 
     def add(self, weight: StoredWeight, layer_input: LayerInput) -> None:
         """Note a quantized layer."""

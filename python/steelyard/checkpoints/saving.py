@@ -1,5 +1,6 @@
 """`steelyard.save`: a net as a folder that other programs, and `steelyard.load`, read."""
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from steelyard.checkpoints.parameters import stored_tensors
 from steelyard.checkpoints.selection import Selection, fits, pieces_of
 from steelyard.checkpoints.writers import compressed_tensors, fine_grained_fp8, modelopt
 from steelyard.driver import progress
+from steelyard.driver.cache_scales import CacheScales
 from steelyard.driver.net import CompiledModule
 from steelyard.driver.saving import STATE_PREFIX, flatten
 from steelyard.driver.user_warnings import warn
@@ -143,8 +145,23 @@ def _save_layers(net: Any, record: Record | None, folder: Path, format: str) -> 
     written = _LayersToWrite(model, selection, writer)
     if not written.layers:
         raise CheckpointError("the net must have linear layers that its recipe quantizes to be saved, and has none")
-    about, texts = writer.describe(list(written.layers.values()), selection.ignored(written.layers))
-    _write(folder, written.tensors(), {**_plain_config(model), "quantization_config": about}, texts, record)
+    caches = _cache_tensors(net._steelyard.backend.cache_scales, writer)
+    layers, ignored = list(written.layers.values()), selection.ignored(written.layers)
+    about, texts = writer.describe(layers, ignored, has_caches=bool(caches))
+    found = itertools.chain(written.tensors(), caches.items())
+    _write(folder, found, {**_plain_config(model), "quantization_config": about}, texts, record)
+
+
+def _cache_tensors(scales: CacheScales, writer: ModuleType) -> dict[str, torch.Tensor]:
+    """The static scales of a net's KV caches, under the names of a format."""
+    found: dict[str, torch.Tensor] = {}
+    for number, attention in scales.layers.items():
+        given = scales.given(number)
+        assert given is not None
+        found.update(writer.cache_tensors(attention, given["keys"].scale, given["values"].scale))
+    if scales.layers and not found:
+        warn("the format holds no scales of KV caches; they are left out")
+    return found
 
 
 class _LayersToWrite:

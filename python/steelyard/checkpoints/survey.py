@@ -82,7 +82,7 @@ def survey(folder: str | Path) -> Survey:
         if plan is not None:
             _check_scales(plan, problems)
             _check_unexplained(catalog, plan, problems)
-            found.notes = plan.odd
+            found.notes = plan.odd + plan.not_run
         _describe(found, catalog, plan or Plan(""))
         return found
 
@@ -129,6 +129,10 @@ def _check_scales(plan: Plan, problems: Problems) -> None:
             each = plan.inputs.get(layer)
             if each is not None and each.scale is not None:
                 read_number(each.scale, is_divisor=each.is_divisor)
+    for attention, scales in plan.kv_scales.items():
+        with problems.checking(attention):
+            for scale in scales:
+                read_number(scale, is_divisor=False)
     for layers in _fused(levels):
         with problems.checking(layers[0]):
             _refuse_different(plan, layers, levels)

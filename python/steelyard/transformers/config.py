@@ -20,7 +20,8 @@ class SteelyardConfig(QuantizationConfigMixin):
         ignore: Patterns of layers that stay in high precision, as in `["lm_head"]`. By default that is the output layer
             where it shares the weight of the input embedding, and no other.
         overrides: As for `steelyard.compile`; `ignore` comes first.
-        kv_cache: As for `steelyard.compile`.
+        kv_cache: As for `steelyard.compile`. A checkpoint in another format says it itself unless it is given here.
+        kv_scales: As for `steelyard.compile`.
         target: As for `steelyard.compile`. By default the kind of device that the model is on. It is not saved.
         source: The quantization config of a checkpoint in another format. Layers are quantized as that says; a recipe,
             if there is one, quantizes the inputs of quantized layers instead.
@@ -33,6 +34,7 @@ class SteelyardConfig(QuantizationConfigMixin):
         ignore: Sequence[str] | None = None,
         overrides: Mapping[str, str | Recipe | None] | Sequence[Sequence[Any]] | None = None,
         kv_cache: str | None = None,
+        kv_scales: Mapping[str, tuple[float, float]] | Sequence[Sequence[Any]] | None = None,
         target: str | None = None,
         source: dict[str, Any] | None = None,
         quant_method: str = own.METHOD,
@@ -48,6 +50,8 @@ class SteelyardConfig(QuantizationConfigMixin):
         self.ignore = None if ignore is None else list(ignore)
         self.overrides = [[pattern, own.kept(each, self.recipe)] for pattern, each in pairs]
         self.kv_cache = kv_cache
+        scales = kv_scales.items() if isinstance(kv_scales, Mapping) else kv_scales or ()
+        self.kv_scales = [[name, list(pair)] for name, pair in scales]
         self.target = target
         self.source = source
 

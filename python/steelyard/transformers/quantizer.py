@@ -11,7 +11,7 @@ from transformers.quantizers.auto import (
 from transformers.quantizers.base import HfQuantizer
 
 from steelyard.checkpoints.layers import WEIGHTS_ONLY, inputs_of_model, make_overrides, refuse_adjusted
-from steelyard.checkpoints.loading import Record
+from steelyard.checkpoints.loading import Record, cache_options
 from steelyard.checkpoints.methods import own
 from steelyard.driver.net import compile_in_place
 from steelyard.errors import RecipeError, SteelyardError, TargetError, UnsupportedModelError, shown
@@ -70,7 +70,7 @@ class SteelyardQuantizer(HfQuantizer):
         if stored is not None:
             stored.read_into(model)
         if stored is not None and stored.record is not None:
-            self.quantization_config = _config_of(stored.record, self.quantization_config)
+            self.quantization_config = _config_of(stored.record, self.quantization_config, model)
             model.config.quantization_config = self.quantization_config
         # Only what is added later is trained, such as adapters.
         model.requires_grad_(False)
@@ -91,12 +91,13 @@ class SteelyardQuantizer(HfQuantizer):
         return None, {}
 
 
-def _config_of(record: Record, given: SteelyardConfig) -> SteelyardConfig:
+def _config_of(record: Record, given: SteelyardConfig, model: Any) -> SteelyardConfig:
     """What a published checkpoint says, as a config of Steelyard."""
     overrides = make_overrides(inputs_of_model(record.targets, record.plan), given.chosen_recipe)
     default = next((each for each in overrides.values() if each is not None), WEIGHTS_ONLY)
-    cache = given.kv_cache or record.plan.kv_cache
-    return SteelyardConfig(default, ignore=[], overrides=overrides, kv_cache=cache, target=given.target)
+    is_chosen = given.kv_cache is not None
+    caches = {"kv_cache": given.kv_cache, "kv_scales": given.kv_scales} if is_chosen else cache_options(record, model)
+    return SteelyardConfig(default, ignore=[], overrides=overrides, target=given.target, **caches)
 
 
 def _quantize_now(model: Any) -> None:

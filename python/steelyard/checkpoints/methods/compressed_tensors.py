@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from steelyard.checkpoints.catalog import Catalog
+from steelyard.checkpoints.kv_scales import find_scales
 from steelyard.checkpoints.patterns import REGULAR, Names, read_names
 from steelyard.checkpoints.plan import (
     DYNAMIC,
@@ -253,7 +254,7 @@ def _input(catalog: Catalog, layer: str, about: dict[str, Any] | None) -> LayerI
 
 
 def _keep_caches(catalog: Catalog, plan: Plan, about: Any) -> None:
-    """Note that KV caches are quantized, and keep their scales."""
+    """Note how KV caches are quantized, and keep their scales."""
     plan.kept.update({name: catalog[name] for name in catalog if name.endswith(_CACHES)})
     about = read_object(about, "kv_cache_scheme")
     if not about:
@@ -262,3 +263,11 @@ def _keep_caches(catalog: Catalog, plan: Plan, about: Any) -> None:
         found = f"{shown(about.get('type'))} of {shown(about.get('num_bits'))} bits"
         raise refuse(f"KV caches in {found}", catalog, _INSTEAD)
     plan.kv_cache = "fp8"
+    if about.get("dynamic", False) is True:
+        return
+    if about.get("strategy", "tensor") != "tensor":
+        plan.not_run.append(
+            f"scales of KV caches are meant to be by {shown(about.get('strategy'))}; caches have one per token and head"
+        )
+        return
+    plan.kv_scales = find_scales(catalog)

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from steelyard.checkpoints.catalog import Catalog, Entry, read_json
+from steelyard.checkpoints.kv_scales import find_scales
 from steelyard.checkpoints.patterns import Globs, read_names
 from steelyard.checkpoints.plan import (
     DYNAMIC,
@@ -140,13 +141,17 @@ def _input(catalog: Catalog, prefix: str, algorithm: _Algorithm) -> LayerInput:
 
 
 def _keep_caches(catalog: Catalog, plan: Plan, about: Any) -> None:
-    """Note that KV caches are quantized, and keep their scales."""
+    """Note how KV caches are quantized, and keep their scales."""
     plan.kept.update({each: catalog[each] for each in catalog if each.endswith(_CACHES)})
     name = "FP8" if isinstance(about, dict) else about
     if name is None or _upper(name) == "NONE":
         return
     if not isinstance(name, str):
         raise CheckpointError(f"kv_cache_quant_algo in the config must be a name, got {shown(name)}; fetch it again")
-    plan.kv_cache = "fp8"
     if name.upper() != "FP8":
-        plan.odd.append(f"KV caches are meant to be {shown(name)}; they are kept in FP8")
+        plan.not_run.append(
+            f'KV caches are meant to be {shown(name)}; they stay in high precision, unless you choose kv_cache="fp8"'
+        )
+        return
+    plan.kv_cache = "fp8"
+    plan.kv_scales = find_scales(catalog)

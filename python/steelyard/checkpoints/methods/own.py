@@ -24,15 +24,18 @@ def describe(settings: Settings) -> dict[str, Any]:
         "ignore": [],
         "overrides": overrides,
         "kv_cache": settings.kv_cache,
+        "kv_scales": [[name, list(pair)] for name, pair in settings.kv_scales.items()],
     }
 
 
 def compile_options(about: Mapping[str, Any], model: Any) -> dict[str, Any]:
     """What `steelyard.compile` is told by a `quantization_config` about a model that has its weights."""
     recipe, pairs, ignored = about.get("recipe"), about.get("overrides") or [], about.get("ignore")
-    are_pairs = isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
-    if not are_pairs or not all(isinstance(pattern, str) for pattern, _ in pairs):
-        raise CheckpointError(f"overrides in config.json must be pairs of patterns and recipes, got {shown(pairs)}")
+    scales = about.get("kv_scales") or []
+    for name, given in (("overrides", pairs), ("kv_scales", scales)):
+        if not _are_pairs(given):
+            what = "recipes" if name == "overrides" else "scales"
+            raise CheckpointError(f"{name} in config.json must be pairs of patterns and {what}, got {shown(given)}")
     if ignored is not None and not (isinstance(ignored, list) and all(isinstance(each, str) for each in ignored)):
         raise CheckpointError(f"ignore in config.json must be a list of patterns, got {shown(ignored)}")
     ignored = _tied_outputs(model) if ignored is None else ignored
@@ -42,7 +45,14 @@ def compile_options(about: Mapping[str, Any], model: Any) -> dict[str, Any]:
         "recipe": chosen,
         "overrides": dict.fromkeys(ignored) | {name: own for name, own in others.items() if name not in ignored},
         "kv_cache": about.get("kv_cache"),
+        "kv_scales": {pattern: tuple(pair) if isinstance(pair, list) else pair for pattern, pair in scales},
     }
+
+
+def _are_pairs(given: Any) -> bool:
+    """Whether a value is a list of patterns, each with something."""
+    is_list = isinstance(given, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in given)
+    return is_list and all(isinstance(pattern, str) for pattern, _ in given)
 
 
 def kept(recipe: Any, default: Any) -> dict[str, Any] | str | None:

@@ -10,7 +10,7 @@ from steelyard.checkpoints.layer_formats import LayerFormat
 from steelyard.checkpoints.methods.compressed_tensors import METHOD
 from steelyard.checkpoints.tensors import Parts
 from steelyard.errors import CheckpointError
-from steelyard.formats.schemes import Scheme
+from steelyard.formats.schemes import CACHED_STATIC, Scheme
 
 _VERSION = "0.20.0"
 """Whose files these are like."""
@@ -56,7 +56,14 @@ def layer_tensors(layer: LayerFormat, parts: Parts) -> dict[str, torch.Tensor]:
     return found
 
 
-def describe(layers: Sequence[LayerFormat], ignored: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def cache_tensors(attention: str, key: torch.Tensor, value: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Static scales of keys and values stand at their attention."""
+    return {f"{attention}.k_scale": key.reshape(1), f"{attention}.v_scale": value.reshape(1)}
+
+
+def describe(
+    layers: Sequence[LayerFormat], ignored: Sequence[str], *, has_caches: bool = False
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The config: one group for all layers that are quantized alike."""
     kinds = {layer.kind: [each.name for each in layers if each.kind == layer.kind] for layer in layers}
     groups = {
@@ -75,7 +82,7 @@ def describe(layers: Sequence[LayerFormat], ignored: Sequence[str]) -> tuple[dic
         "format": formats.pop() if len(formats) == 1 else "mixed-precision",
         "global_compression_ratio": None,
         "ignore": list(ignored),
-        "kv_cache_scheme": None,
+        "kv_cache_scheme": _arguments(CACHED_STATIC, is_input=True) if has_caches else None,
         "quant_method": METHOD,
         "quantization_status": "compressed",
         "sparsity_config": {},

@@ -31,7 +31,14 @@ def layer_tensors(layer: LayerFormat, parts: Parts) -> dict[str, torch.Tensor]:
     }
 
 
-def describe(layers: Sequence[LayerFormat], ignored: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def cache_tensors(attention: str, key: torch.Tensor, value: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The format says nothing about KV caches."""
+    return {}
+
+
+def describe(
+    layers: Sequence[LayerFormat], ignored: Sequence[str], *, has_caches: bool = False
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The config."""
     is_power = all(layer.inputs is not None and layer.inputs.power_of_two for layer in layers)
     config = {

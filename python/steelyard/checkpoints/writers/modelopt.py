@@ -59,7 +59,14 @@ def layer_tensors(layer: LayerFormat, parts: Parts) -> dict[str, torch.Tensor]:
     return found
 
 
-def describe(layers: Sequence[LayerFormat], ignored: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def cache_tensors(attention: str, key: torch.Tensor, value: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Static scales of keys and values stand at what projects them."""
+    return {f"{attention}.k_proj.k_scale": key, f"{attention}.v_proj.v_scale": value}
+
+
+def describe(
+    layers: Sequence[LayerFormat], ignored: Sequence[str], *, has_caches: bool = False
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The config, and the file in which ModelOpt writes it once more."""
     algorithms = {layer.name: _algorithm(layer) for layer in layers}
     chosen = set(algorithms.values())
@@ -71,7 +78,10 @@ def describe(layers: Sequence[LayerFormat], ignored: Sequence[str]) -> tuple[dic
         about["group_size"] = size
     producer = {"producer": {"name": "steelyard", "version": "0.1.0"}}
     config = {**about, "ignore": list(ignored), **producer, "quant_method": METHOD}
-    file = {**producer, "quantization": {**about, "kv_cache_quant_algo": None, "exclude_modules": list(ignored)}}
+    if has_caches:
+        config["kv_cache_scheme"] = {"dynamic": False, "num_bits": 8, "type": "float"}
+    caches = {"kv_cache_quant_algo": "FP8" if has_caches else None}
+    file = {**producer, "quantization": {**about, **caches, "exclude_modules": list(ignored)}}
     return config, {FILE: file}
 
 
