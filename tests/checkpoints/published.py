@@ -123,7 +123,7 @@ def modelopt_values(folder: Path) -> dict[str, torch.Tensor]:
         weight = name.removesuffix("_scale")
         codes, scales = tensors[weight], tensors[name]
         shape = torch.Size((codes.shape[0], codes.shape[1] * (2 if codes.dtype == torch.uint8 else 1)))
-        if algorithm in ("NVFP4", "NVFP4_AWQ", "W4A8_NVFP4_FP8"):
+        if algorithm in ("NVFP4", "NVFP4_AWQ", "W4A16_NVFP4", "W4A8_NVFP4_FP8"):
             size = shape[1] // scales.shape[1]
             made = NVFP4QTensor(shape, torch.float32, codes)
             found[weight] = made.dequantize(

@@ -130,7 +130,7 @@ def set_factors(model: Any) -> None:
 def test_exports_of_modelopt_with_factors_kept_and_folded(heads: int, kept: list[str], tmp_path: Path):
     """ModelOpt folds factors into the norm or the layer before where it can, and keeps the others."""
     model = bf16_llama(num_key_value_heads=heads)
-    folder = write_modelopt(tmp_path / "published", "NVFP4_DEFAULT_CFG", model, set_factors)
+    folder = write_modelopt(tmp_path / "published", "NVFP4_DEFAULT_CFG", model=model, change=set_factors)
     tensors, values = load_file(folder / "model.safetensors"), modelopt_values(folder)
     end = ".pre_quant_scale"
     assert [name.removesuffix(end) for name in tensors if name.endswith(end)] == kept

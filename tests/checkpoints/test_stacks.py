@@ -74,7 +74,7 @@ FORMATS = ["NVFP4", pytest.param("FP8", marks=pytest.mark.slow)]
 def write_stacks(folder: Path, name: str, format: str) -> tuple[dict[str, torch.Tensor], list[str]]:
     """Let ModelOpt write a model; the weights that it reads itself, and which of them are stacks."""
     make, block = MODELS[name]
-    write_modelopt(folder, f"{format}_DEFAULT_CFG", filled(make()).to(torch.bfloat16))
+    write_modelopt(folder, f"{format}_DEFAULT_CFG", model=filled(make()).to(torch.bfloat16))
     stacks = [f"model.layers.0.{block}.experts.{part}" for part in ("gate_up_proj", "down_proj")]
     return modelopt_values(folder), stacks
 

@@ -4,8 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from steelyard.checkpoints.tensors import Parts, parts_of
-from steelyard.errors import CheckpointError
+from steelyard.checkpoints.tensors import Parts
 from steelyard.formats.schemes import Scheme
 from steelyard.recipes import Recipe, Role
 from steelyard.reference.scales import nvfp4_range
@@ -62,9 +61,7 @@ def fused_names(name: str) -> list[str]:
 
 
 def parts_in(scheme: Scheme, weight: torch.Tensor, amax: float, layer: LayerFormat) -> Parts:
-    """The parts of a matrix in a scheme. `amax`: the largest magnitude of all matrices that share a second level."""
-    if isinstance(weight, QuantizedTensor):
-        return _converted(scheme, weight, layer.name)
+    """The parts of a plain matrix in a scheme. `amax`: the largest magnitude of all that share a second level."""
     matrix = weight.detach().contiguous()
     if layer.weights.four_over_six != "none":
         # Blocks choose by the recipe's own rule; its second level is then written as the format has it.
@@ -85,20 +82,3 @@ def second_level(source: str, whole: float, amax: float) -> torch.Tensor:
         return torch.ones(())
     largest = torch.tensor(amax, dtype=torch.float32)
     return whole / largest if source == "divisor" else largest / whole
-
-
-def _converted(scheme: Scheme, weight: QuantizedTensor, layer: str) -> Parts:
-    """The parts of a quantized matrix, its second level given in another way where it must be."""
-    parts, own = parts_of(weight), weight._quantizer.row_scheme
-    is_alike = own.family == scheme.family and own.element == scheme.element
-    if not is_alike or (own.has_blocks and own.block_sizes[1] != scheme.block_sizes[1]):
-        found = f"{own.element} in {own.block}"
-        raise CheckpointError(f"{layer} must be {scheme.element} in {scheme.block} to be written, got {found}")
-    if parts.second_level is None or own.source == scheme.source:
-        return parts
-    level = parts.second_level
-    if own.source == "current":
-        level = level / nvfp4_range(own)
-    elif own.source == "divisor":
-        level = 1 / level
-    return parts._replace(second_level=1 / level if scheme.source == "divisor" else level)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from steelyard.checkpoints import folders, tensors
+from steelyard.checkpoints import folders, second_levels, tensors
 from steelyard.checkpoints.catalog import DTYPES, Entry
 from steelyard.checkpoints.layer_formats import LayerFormat, format_of, fused_names, parts_in
 from steelyard.checkpoints.layers import refuse_adjusted
@@ -45,7 +45,9 @@ def save(net: Any, folder: str | Path, *, format: str | None = None) -> None:
     """Write a net as a checkpoint.
 
     What `steelyard.load` read is written in its own format with the same bytes. What was quantized here is written so
-    that readers of the format decode it to the values that the net multiplies. The folder appears when it is complete.
+    that readers of the format, `steelyard.load` among them, decode it to the values that the net multiplies. NVFP4 of a
+    net that still has plain weights is quantized again, with the second scale as the format has it, and one for layers
+    that other programs multiply as one. The folder appears when it is complete.
 
     Args:
         net: A net of a transformers model, from `steelyard.compile` or `steelyard.load`.
@@ -197,12 +199,18 @@ class _LayersToWrite:
 
     def tensors(self) -> Tensors:
         """Every tensor that is written."""
+        differences: dict[str, float] = {}
         for layer, format in self.layers.items():
             progress.step(layer)
             weight = self.matrix(layer)
             amax = max((self._amax(each) for each in fused_names(layer) if each in self.layers), default=0.0)
-            parts = parts_in(self._writer.stored_scheme(format), weight, amax, format)
+            scheme = self._writer.stored_scheme(format)
+            if isinstance(weight, QuantizedTensor):
+                parts, differences[layer] = second_levels.convert(scheme, weight, layer)
+            else:
+                parts = parts_in(scheme, weight, amax, format)
             yield from self._writer.layer_tensors(format, parts).items()
+        _warn_of_differences({layer: each for layer, each in differences.items() if each})
         for name, tensor in self._tensors.items():
             if name.removesuffix(".weight") in self.layers or name in self._split:
                 continue
@@ -216,6 +224,18 @@ class _LayersToWrite:
         return 0.0 if isinstance(weight, QuantizedTensor) else float(weight.abs().amax())
 
 
+def _warn_of_differences(differences: Mapping[str, float]) -> None:
+    """Say so where the format has no second scale by which a weight decodes to the values that the net has."""
+    if not differences:
+        return
+    layer = max(differences, key=lambda name: differences[name])
+    warn(
+        f"the second scales of {len(differences)} layers are written as floats of another kind, by which their weights "
+        f"decode to other values: {layer} differs most, by {differences[layer]:.1e} of a value; save the net before "
+        "its first call, or use steelyard convert, for weights that are quantized in the format's own way"
+    )
+
+
 def _warn_of_levels(written: _LayersToWrite) -> None:
     """Say so where layers that other programs multiply as one have second levels of their own already."""
     for layer, format in written.layers.items():
@@ -226,7 +246,8 @@ def _warn_of_levels(written: _LayersToWrite) -> None:
             if len(levels) > 1:
                 warn(
                     f"{', '.join(group)} have second scales of their own, and vLLM reads the largest for all of them; "
-                    'save a net with weights="cached", whose weights are quantized with one, or use steelyard convert'
+                    "save the net before its first call, when its weights are quantized with one, or use steelyard "
+                    "convert"
                 )
                 return
 
