@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 from folders import E2M1, mxfp4, write_folder
+from published import bf16_llama
 from safetensors.torch import load_file
-from transformers import GptOssConfig, GptOssForCausalLM
+from transformers import GptOssConfig, GptOssForCausalLM, Mxfp4Config
 
 import steelyard
 from steelyard.checkpoints.catalog import read_catalog
@@ -13,6 +14,7 @@ from steelyard.checkpoints.methods.choice import read_plan
 from steelyard.checkpoints.models import find_targets, make_empty_model, read_config
 from steelyard.checkpoints.tensors import read_parts, stored_parts
 from steelyard.errors import CheckpointError
+from steelyard.recipes import MXFP4BlockScaling
 
 PREFIX = "model.layers.0.mlp.experts"
 EXPERTS, HIDDEN, INTERMEDIATE = 2, 64, 96
@@ -111,6 +113,55 @@ def test_a_model_runs_on_its_codes_and_is_saved_with_the_same_bytes(tmp_path):
     assert before.keys() == after.keys()
     for name, tensor in before.items():
         assert torch.equal(tensor, after[name]), name
+
+
+def small_gpt_oss() -> GptOssForCausalLM:
+    sizes = {name: CONFIG[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "num_experts_per_tok": 2}
+    torch.manual_seed(0)
+    config = GptOssConfig(**sizes, **heads, num_local_experts=EXPERTS, dtype="bfloat16")
+    return GptOssForCausalLM(config).to(torch.bfloat16).eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("weights", ["cached", "quantized"])
+def test_transformers_decodes_what_was_quantized_here(weights, tmp_path):
+    model, ids = small_gpt_oss(), torch.arange(12).reshape(1, 12)
+    plain = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    recipe = MXFP4BlockScaling(scale_rule="floor", activations=None)
+    net = steelyard.compile(model, recipe, overrides={"*.experts*": recipe, "*": None}, weights=weights)
+    net(ids)
+    steelyard.save(net, tmp_path / "out", format="mxfp4")
+    theirs = GptOssForCausalLM.from_pretrained(
+        tmp_path / "out", dtype=torch.bfloat16, quantization_config=Mxfp4Config(dequantize=True)
+    )
+    again = steelyard.load(tmp_path / "out")
+    for name, tensor in plain.items():
+        found = theirs.get_parameter(name)
+        if not name.endswith("experts.gate_up_proj") and not name.endswith("experts.down_proj"):
+            assert torch.equal(found, tensor), name
+            continue
+        # Blocks run along the reduction, which is the second dim of the parameter.
+        wanted = np.stack([mxfp4(matrix.mT.float())[2] for matrix in tensor])
+        np.testing.assert_array_equal(found.float().mT.numpy(), wanted, err_msg=name)
+        assert torch.equal(again.get_parameter(name).dequantize(), found), name
+
+
+@pytest.mark.parametrize(
+    ("model", "recipe", "message"),
+    [
+        (
+            bf16_llama,
+            "mxfp4/none",
+            "that of gpt-oss, .* got a model of type 'llama'; choose format=\"compressed-tensors\"",
+        ),
+        (small_gpt_oss, "mxfp8/none", "gate_up_proj must be quantized by mxfp4, .* got f8E4M3FN in 1x32"),
+    ],
+    ids=["llama", "mxfp8"],
+)
+def test_what_the_format_cannot_hold_is_refused(model, recipe, message, tmp_path):
+    with pytest.raises(CheckpointError, match=message):
+        steelyard.save(steelyard.compile(model(), recipe), tmp_path / "out", format="mxfp4")
 
 
 def test_stacks_are_written_byte_for_byte(tmp_path):

@@ -43,7 +43,7 @@ def stored_tensors(target: Target, tensor: torch.Tensor) -> dict[str, torch.Tens
         )
     if not isinstance(tensor, QuantizedStack):
         return stored_parts(target.weights[0], parts_of(tensor))
-    parts = _parts_of_stack(tensor)
+    parts = parts_of_stack(tensor)
     if target.converter is None:
         return stored_parts(target.weights[0], parts)
     found: dict[str, torch.Tensor] = {}
@@ -163,6 +163,7 @@ def _make_stack(scheme: Scheme, parts: Parts, expected: torch.Tensor, *, is_tran
     return QuantizedStack.from_parts(given, quantizer, expected.shape, expected.dtype, transposed=is_transposed)
 
 
-def _parts_of_stack(stack: QuantizedStack) -> Parts:
+def parts_of_stack(stack: QuantizedStack) -> Parts:
+    """The parts of all matrices of a stack."""
     compact = stack.unpacked()
     return Parts(compact._codes, compact._scales, compact._amax if stack.scheme.family == "nvfp4" else None)

@@ -14,11 +14,12 @@ from steelyard.checkpoints.catalog import DTYPES, Entry
 from steelyard.checkpoints.layer_formats import LayerFormat, format_of, fused_names, parts_in
 from steelyard.checkpoints.layers import refuse_adjusted
 from steelyard.checkpoints.loading import Record, record_of
+from steelyard.checkpoints.methods import gpt_oss as gpt_oss_method
 from steelyard.checkpoints.methods import modelopt as modelopt_method
 from steelyard.checkpoints.methods import own
 from steelyard.checkpoints.parameters import stored_tensors
 from steelyard.checkpoints.selection import Selection, fits, pieces_of
-from steelyard.checkpoints.writers import compressed_tensors, fine_grained_fp8, modelopt
+from steelyard.checkpoints.writers import compressed_tensors, fine_grained_fp8, gpt_oss, modelopt
 from steelyard.driver import progress
 from steelyard.driver.cache_scales import CacheScales
 from steelyard.driver.net import CompiledModule
@@ -34,7 +35,7 @@ WRITERS: dict[str, ModuleType] = {
     "modelopt": modelopt,
     "fp8": fine_grained_fp8,
 }
-FORMATS = (*WRITERS, "mxfp4", own.METHOD)
+FORMATS = (*WRITERS, gpt_oss_method.METHOD, own.METHOD)
 _SHARD_SIZE = 5 * 10**9
 """Bytes after which another file begins."""
 
@@ -68,8 +69,8 @@ def save(net: Any, folder: str | Path, *, format: str | None = None) -> None:
             _save_as_loaded(net._steelyard.model, record, folder)
         elif format == own.METHOD:
             _save_own(net, record, folder)
-        elif format == "mxfp4":
-            raise CheckpointError("the format mxfp4 is that of gpt-oss: only what was loaded from it is written in it")
+        elif format == gpt_oss_method.METHOD:
+            _save_gpt_oss(net, record, folder)
         else:
             _save_layers(net, record, folder, format or "compressed-tensors")
 
@@ -166,6 +167,32 @@ def _cache_tensors(scales: CacheScales, writer: ModuleType) -> dict[str, torch.T
     return found
 
 
+def _save_gpt_oss(net: Any, record: Record | None, folder: Path) -> None:
+    """Write the experts of gpt-oss in stacks of MXFP4, and everything else plain."""
+    model, settings = net._steelyard.model, net._steelyard.backend.settings
+    gpt_oss.check_model(model)
+    selection = Selection(model, settings.recipe, settings.overrides)
+
+    def tensors() -> Tensors:
+        for name, tensor in stored_names(model).items():
+            progress.step(name)
+            recipe = selection.recipe_of(name) if tensor.dim() == 3 else None
+            if recipe is not None:
+                yield from gpt_oss.stack_tensors(name, tensor, recipe).items()
+            else:
+                yield name, _plain(name, tensor)
+
+    _write(folder, tensors(), {**_plain_config(model), "quantization_config": gpt_oss.describe()}, {}, record)
+
+
+def _plain(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that a format has no codes for."""
+    if not isinstance(tensor, QuantizedTensor):
+        return tensor.detach()
+    warn(f"{name} is quantized in a form that this format cannot hold, and written in {tensor.dtype}")
+    return tensor.dequantize()
+
+
 class _LayersToWrite:
     """The tensors of a model under the names of a checkpoint, and how its quantized layers are written."""
 
@@ -214,10 +241,7 @@ class _LayersToWrite:
         for name, tensor in self._tensors.items():
             if name.removesuffix(".weight") in self.layers or name in self._split:
                 continue
-            if isinstance(tensor, QuantizedTensor):
-                warn(f"{name} is quantized in a form that this format cannot hold, and written in {tensor.dtype}")
-            plain = tensor.dequantize() if isinstance(tensor, QuantizedTensor) else tensor.detach()
-            yield from revert(self._model, name, plain).items()
+            yield from revert(self._model, name, _plain(name, tensor)).items()
 
     def _amax(self, layer: str) -> float:
         weight = self.matrix(layer)
