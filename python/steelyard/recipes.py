@@ -116,6 +116,21 @@ class Recipe(ABC):
         scales = dict(getattr(self, "input_scales", ()))
         return next((scale for pattern, scale in scales.items() if fnmatchcase(layer, pattern)), None)
 
+    def with_input_scales(self, scales: Mapping[str, float]) -> "Recipe":
+        """The same recipe with these static scales of inputs, by patterns of layers, before those that it has."""
+        given: dict[str, Any] = {}
+        other = _activations_of(self)
+        if other is not None:
+            given["activations"] = other.with_input_scales(scales)
+        elif self.activations == OWN and hasattr(self, "input_scales"):
+            given["input_scales"] = {**scales, **dict(getattr(self, "input_scales", ()))}
+        else:
+            raise RecipeError(
+                f"input_scales are those of inputs in fp8-current or nvfp4, got the recipe {self.name} with "
+                f"activations {shown(self.activations)}; leave them out, or choose another recipe"
+            )
+        return replace(self, **given)
+
     def unused_input_scales(self, layers: Iterable[str]) -> list[str]:
         """The patterns of static scales that match none of these layers."""
         names = list(layers)

@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 
 import steelyard
 from steelyard.checkpoints.conversion import convert
-from steelyard.errors import CheckpointError
+from steelyard.errors import CheckpointError, RecipeError
+from steelyard.recipes import NVFP4BlockScaling
 from steelyard.tools.cli import main
 
 IDS = torch.arange(16).reshape(1, 16)
@@ -65,6 +66,65 @@ def test_a_saved_net_gives_the_same_results(tmp_path: Path):
             # The buffers of the model were rounded to bf16, those of the loaded one are not in any file.
             again.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq
             assert torch.equal(again(IDS).logits, expected), format
+
+
+@pytest.mark.parametrize(("recipe", "algorithm"), [("fp8-current", "FP8"), ("nvfp4", "NVFP4")])
+def test_modelopt_reads_weights_and_the_given_scales_of_inputs(recipe: str, algorithm: str, tmp_path: Path):
+    scales = {"*.down_proj": 0.0078125, "*": 0.015625}
+    net = steelyard.compile(bf16_llama(), recipe, overrides={"lm_head": None})
+    with pytest.raises(
+        CheckpointError, match=r"and has none; give the recipe, or steelyard.save, input_scales={layer:"
+    ):
+        steelyard.save(net, tmp_path / "out", format="modelopt")
+    steelyard.save(net, tmp_path / "out", format="modelopt", input_scales=scales)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert config["quant_algo"] == algorithm
+    files = load_file(tmp_path / "out" / "model.safetensors")
+    assert float(files["model.layers.0.mlp.down_proj.input_scale"]) == 0.0078125
+    assert float(files["model.layers.0.mlp.up_proj.input_scale"]) == 0.015625
+    again = steelyard.load(tmp_path / "out")
+    for name, values in modelopt_values(tmp_path / "out").items():
+        assert torch.equal(again.get_parameter(name).dequantize(dtype=torch.float32), values), name
+    with torch.no_grad():
+        again(IDS)
+    state = again.state_dict()
+    assert float(state["_steelyard.model.layers.0.mlp.down_proj.input.scale"]) == 0.0078125
+    assert all(row.lhs.endswith("static") for row in again.explain().rows if "proj" in row.layer)
+
+
+def test_a_recipe_with_scales_of_inputs_is_converted_for_modelopt(plain: Path, tmp_path: Path):
+    list(convert(plain, tmp_path / "out", NVFP4BlockScaling(input_scales={"*": 0.015625}), format="modelopt"))
+    found = loaded_weight(tmp_path / "out", torch.float32)
+    join(tmp_path / "out")
+    assert torch.equal(found, modelopt_values(tmp_path / "out")[WEIGHT])
+    files = load_file(tmp_path / "out" / "model.safetensors")
+    assert float(files[WEIGHT.replace(".weight", ".input_scale")]) == 0.015625
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "message"),
+    [
+        (
+            "fp8-current",
+            {"input_scales": {"*.gate": 1.0}},
+            r"input_scales has '\*\.gate', which matches no quantized layer",
+        ),
+        ("fp8-current", {"input_scales": 1.0}, "input_scales must map patterns of layers to numbers, got 1.0"),
+        ("fp8-current", {"input_scales": {"*": 0.0}}, "input_scales must be numbers by patterns of layer names"),
+        (
+            "mxfp8",
+            {"input_scales": {"*": 1.0}},
+            "input_scales are those of inputs in fp8-current or nvfp4, got the rec",
+        ),
+        ("mxfp8", {"input_scales": {"*": 1.0}, "format": "steelyard"}, "got format 'steelyard'; leave them out"),
+    ],
+    ids=str,
+)
+def test_wrong_scales_of_inputs_are_refused(recipe: str, options, message: str, tmp_path: Path):
+    net = steelyard.compile(bf16_llama(), recipe)
+    with pytest.raises((CheckpointError, RecipeError), match=message):
+        steelyard.save(net, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
 
 
 def test_four_over_six_is_kept_in_files(plain: Path, tmp_path: Path):

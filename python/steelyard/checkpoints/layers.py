@@ -1,8 +1,6 @@
 """How the layers of a loaded model run: the recipe of each, and what happens to its input first."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -131,7 +129,7 @@ def make_overrides(inputs: Mapping[str, list[LayerInput]], recipe: Recipe | None
         static = None if recipe is not None else _static_scale(each)
         if static is not None:
             scales.setdefault(own, {})[layer] = static
-    complete: dict[Recipe, Recipe] = {own: _with_scales(own, given) for own, given in scales.items()}
+    complete: dict[Recipe, Recipe] = {own: own.with_input_scales(given) for own, given in scales.items()}
     layers = {layer: complete.get(own, own) for layer, own in chosen.items()}
     return {**_shortened(layers), "*": None}
 
@@ -148,11 +146,6 @@ def read_number(entry: Entry, *, is_divisor: bool) -> float:
     if values.numel() != 1 or not (values[0] > 0 and torch.isfinite(values[0])):
         raise CheckpointError(f"{entry.place} must be one positive, finite number, got {values.tolist()[:3]}")
     return float(1 / values[0] if is_divisor else values[0])
-
-
-def _with_scales(recipe: Recipe, scales: dict[str, float]) -> Recipe:
-    given: dict[str, Any] = {"input_scales": scales}
-    return replace(recipe, **given)
 
 
 def _shortened(layers: Mapping[str, Recipe]) -> dict[str, Recipe | None]:

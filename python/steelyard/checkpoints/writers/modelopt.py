@@ -94,7 +94,8 @@ def _algorithm(layer: LayerFormat) -> str:
     if (*key[:3], True) in _ALGORITHMS:
         raise CheckpointError(
             f"{layer.name} must have a static scale of its input to be written for ModelOpt, and has none; give the "
-            "recipe input_scales, quantize weights only (as in 'nvfp4/none'), or choose format='compressed-tensors'"
+            "recipe, or steelyard.save, input_scales={layer: scale}, quantize weights only (as in 'nvfp4/none'), or "
+            "choose format='compressed-tensors'"
         )
     found = f"{scheme.element} in {scheme.block} with inputs in {'high precision' if inputs is None else inputs.block}"
     raise CheckpointError(f"{layer.name} is {found}, for which ModelOpt has no quant_algo; choose another format")
