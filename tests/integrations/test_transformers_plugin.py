@@ -8,6 +8,8 @@ import warnings
 import weakref
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -75,6 +77,23 @@ def test_plain_checkpoint(recipe, plain, tmp_path):
     assert "lm_head.weight" in quantized_names(loaded)
     loaded.save_pretrained(tmp_path)
     check_round_trip(loaded, tmp_path, recipe)
+
+
+def test_weights_are_quantized_as_they_are_read(plain, tmp_path):
+    """Codes are the parameters before any call, decode to what ml_dtypes rounds, and are saved in other formats."""
+    model = load(plain, quantization_config=SteelyardConfig("fp8-row", overrides={"*.o_proj": None}))
+    weights = {name: tensor for name, tensor in make_model().named_parameters() if tensor.dim() == 2}
+    kept = {"model.embed_tokens.weight", "model.layers.0.self_attn.o_proj.weight"}
+    assert quantized_names(model) == weights.keys() - kept
+    for name in quantized_names(model):
+        values = weights[name].detach().numpy()
+        factors = np.float32(448) / np.abs(values).max(1, keepdims=True)
+        expected = (values * factors).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * (np.float32(1) / factors)
+        np.testing.assert_array_equal(model.get_parameter(name).dequantize().numpy(), expected, err_msg=name)
+    expected = model(IDS).logits
+    steelyard.save(model, tmp_path / "other", format="compressed-tensors")
+    with torch.no_grad():
+        assert torch.equal(steelyard.load(tmp_path / "other")(IDS).logits, expected)
 
 
 @pytest.mark.parametrize("recipe", ["mxfp8", pytest.param("fp8-delayed", marks=pytest.mark.slow)])

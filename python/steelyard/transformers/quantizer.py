@@ -18,6 +18,7 @@ from steelyard.errors import RecipeError, SteelyardError, TargetError, Unsupport
 from steelyard.tensor.quantized_tensor import QuantizedTensor
 from steelyard.transformers.config import SteelyardConfig
 from steelyard.transformers.stored import Stored, TakenNames, find_stored
+from steelyard.transformers.while_loading import QuantizeWeight, WeightQuantizers
 
 
 class SteelyardQuantizer(HfQuantizer):
@@ -30,6 +31,7 @@ class SteelyardQuantizer(HfQuantizer):
     def __init__(self, quantization_config: SteelyardConfig, **options: Any):
         super().__init__(quantization_config, **options)
         self._stored: Stored | None = None
+        self._weights: WeightQuantizers | None = None
 
     def is_serializable(self) -> bool:
         """Whether `save_pretrained` works."""
@@ -57,16 +59,27 @@ class SteelyardQuantizer(HfQuantizer):
                 "a net of from_pretrained must be whole in one process, got distributed_config, tp_plan or tp_size; "
                 "leave it out"
             )
-        if self.pre_quantized:
+        if not self.pre_quantized:
+            self._weights = WeightQuantizers(model, self.quantization_config.options_for(model))
+        else:
             self._stored = find_stored(model, self.quantization_config.source, options.get("checkpoint_files"))
             self._stored.hide(model)
+
+    def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:
+        """Whether a plain weight is quantized as soon as it is read."""
+        return self._weights is not None and self._weights.of(param_name) is not None
+
+    def get_quantize_ops(self) -> QuantizeWeight:
+        """What quantizes such a weight."""
+        assert self._weights is not None
+        return QuantizeWeight(self._weights)
 
     def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
         """Let transformers pass over the tensors that Steelyard reads."""
         return weight_conversions if self._stored is None else [TakenNames(self._stored.taken), *weight_conversions]
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
-        stored, self._stored = self._stored, None
+        stored, self._stored, self._weights = self._stored, None, None
         if stored is not None:
             stored.read_into(model)
         if stored is not None and stored.record is not None:
@@ -84,7 +97,8 @@ class SteelyardQuantizer(HfQuantizer):
         if getattr(model, "_hf_peft_config_loaded", False):
             return None, {}  # only adapters are saved
         refuse_adjusted(model)
-        if not any(isinstance(parameter, QuantizedTensor) for parameter in model.parameters()):
+        has_codes = any(isinstance(parameter, QuantizedTensor) for parameter in model.parameters())
+        if not has_codes or (not self.pre_quantized and not model._steelyard.backend.compilations):
             _quantize_now(model)
         # Tensors keep their names in the model: transformers can neither rename nor split codes.
         model._weight_conversions = []
