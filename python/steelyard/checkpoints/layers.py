@@ -1,6 +1,7 @@
 """How the layers of a loaded model run: the recipe of each, and what happens to its input first."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
