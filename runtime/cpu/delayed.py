@@ -27,31 +27,24 @@ def update_scale(
 
     Experts have a scale each, and a column of the history: each is updated by itself.
     """
-    _check_state(scale, amax_history)
     _check_options(scheme, margin, algorithm)
-    old, histories = scale.detach().reshape(-1).tolist(), amax_history.detach()
-    # A copy, so that a history is a row of memory.
-    rows = histories.reshape(len(histories), -1).t().clone(memory_format=torch.contiguous_format)
-    moved = [_updated(*own, scheme, margin, algorithm) for own in zip(old, rows, strict=True)]
-    rolled = torch.stack([history for _, history in moved], dim=1).view(histories.shape)
-    return scale.new_tensor([new for new, _ in moved]).view(scale.shape), rolled
+    history, old = _checked_state(scale, amax_history)
+    length, count = len(history), old.numel()
+    picked = _pick_amaxes(history.view(length, count), algorithm) if callable(algorithm) else None
+    new, rolled = torch.empty_like(old), torch.empty_like(history)
+    _cpu.update_scales(
+        (old.data_ptr(), history.data_ptr(), new.data_ptr(), rolled.data_ptr(), length, count),
+        0 if picked is None else picked.data_ptr(),
+        algorithm == "most_recent",
+        scheme.element_max * 2.0**-margin,
+        scheme.epsilon,
+        scheme.power_of_two,
+    )
+    return new, rolled
 
 
-def _updated(
-    old: float, history: torch.Tensor, scheme: Scheme, margin: int, algorithm: str | Callable
-) -> tuple[float, torch.Tensor]:
-    """One scale and its history, in the next step."""
-    newest = history[0].item()
-    if newest == 0:
-        return old, history
-    amax = _pick_amax(history, newest, algorithm)
-    rolled = torch.empty_like(history)
-    element_max = scheme.element_max * 2.0**-margin
-    memory = history.data_ptr(), rolled.data_ptr(), history.numel()
-    return _cpu.update_scale(amax, old, element_max, scheme.epsilon, scheme.power_of_two, *memory), rolled
-
-
-def _check_state(scale: Any, amax_history: Any) -> None:
+def _checked_state(scale: Any, amax_history: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """History and scale, as the kernel reads them."""
     check_tensor(amax_history, "amax_history")
     check_tensor(scale, "scale")
     require(
@@ -63,7 +56,9 @@ def _check_state(scale: Any, amax_history: Any) -> None:
     fits = amax_history.numel() > 0 and (found[1:] == tuple(scale.shape) or (len(found) == 1 and scale.numel() == 1))
     wanted = "a vector with at least one slot, or have such a column for each expert"
     require(fits, "update_scale_history", f"amax_history must be {wanted}, got shape {found}")
-    check_part(amax_history.detach().contiguous(), "amax_history", torch.float32, found)
+    history = amax_history.detach().contiguous()
+    check_part(history, "amax_history", torch.float32, found)
+    return history, scale.detach().contiguous()
 
 
 def _check_options(scheme: Any, margin: Any, algorithm: Any) -> None:
@@ -81,10 +76,13 @@ def _check_options(scheme: Any, margin: Any, algorithm: Any) -> None:
     )
 
 
-def _pick_amax(history: torch.Tensor, newest: float, algorithm: str | Callable) -> float:
-    if callable(algorithm):
-        made = algorithm(history.clone())
-        is_number = isinstance(made, Real) or (isinstance(made, torch.Tensor) and made.numel() == 1)
-        require(is_number, "update_scale_algorithm", f"algorithm must return one amax, got {shown(made)}")
-        return float(made)
-    return newest if algorithm == "most_recent" else _cpu.largest(history.data_ptr(), history.numel())
+def _pick_amaxes(history: torch.Tensor, algorithm: Callable[[torch.Tensor], Any]) -> torch.Tensor:
+    """What a user's own algorithm picks of each column; of one whose newest amax is 0, nothing is read."""
+    return torch.tensor([_pick_amax(column, algorithm) if column[0] else 0.0 for column in history.unbind(1)])
+
+
+def _pick_amax(history: torch.Tensor, algorithm: Callable[[torch.Tensor], Any]) -> float:
+    made = algorithm(history.clone())
+    is_number = isinstance(made, Real) or (isinstance(made, torch.Tensor) and made.numel() == 1)
+    require(is_number, "update_scale_algorithm", f"algorithm must return one amax, got {shown(made)}")
+    return float(made)

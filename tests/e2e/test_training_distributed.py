@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import steelyard
+import steelyard.frontend.grouped_mm  # It defines the op.
 from steelyard.recipes import DelayedScaling, get
 
 STEPS = 3
@@ -121,8 +122,36 @@ def reduced_state() -> dict:
     return {name: tensor.clone() for name, tensor in state.items() if name.startswith("_steelyard.")}
 
 
+ENDS = ([3, 3, 8], [0, 6, 8])
+"""Where each rank's groups end: each of two experts has rows on one rank only."""
+
+
+class Experts(nn.Module):
+    """A product of experts."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 24, 40, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, x, ends):
+        return torch.ops.steelyard.grouped_mm(x, self.weight.transpose(-2, -1), ends)
+
+
+def rows_of_experts(rank: int) -> torch.Tensor:
+    return torch.randn(8, 40, generator=torch.Generator().manual_seed(rank)) * (rank + 1)
+
+
+def reduced_experts() -> dict:
+    """The delayed state of experts, reduced over all ranks."""
+    net = steelyard.compile(Experts(), DelayedScaling(amax_history_len=4))
+    rank = dist.get_rank()
+    net(rows_of_experts(rank).requires_grad_(), torch.tensor(ENDS[rank], dtype=torch.int32)).sum().backward()
+    return {name: tensor.clone() for name, tensor in net.state_dict().items() if name.startswith("_steelyard.")}
+
+
 def train_all() -> dict[str, dict]:
-    return {f"{mode} {name}": train_rank(mode, RECIPES[name]) for mode, name in CASES} | {"reduced": reduced_state()}
+    trained = {f"{mode} {name}": train_rank(mode, RECIPES[name]) for mode, name in CASES}
+    return trained | {"reduced": reduced_state(), "experts": reduced_experts()}
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +181,17 @@ def test_delayed_history_holds_the_largest_amax_of_all_ranks(ranks):
         amaxes.append(norm(batch(rank, 0)).abs().max().item())
     assert first["_steelyard.blocks.0.up.input.amax_history"].max().item() == pytest.approx(max(amaxes), rel=1e-6)
     assert amaxes[0] != amaxes[1]
+
+
+def test_delayed_history_of_experts_holds_the_largest_amax_of_each(ranks):
+    first, second = (rank["experts"] for rank in ranks)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    amaxes = torch.zeros(WORLD_SIZE, 3)
+    for rank, ends in enumerate(ENDS):
+        for expert, rows in enumerate(rows_of_experts(rank).tensor_split(ends[:-1])):
+            amaxes[rank, expert] = rows.abs().max() if len(rows) else 0.0
+    assert torch.equal(first["_steelyard.weight.input.amax_history"][-1], amaxes.amax(0))
+    assert torch.equal(first["_steelyard.weight.input.scale"], torch.tensor(448.0) / amaxes.amax(0))
 
 
 if __name__ == "__main__":

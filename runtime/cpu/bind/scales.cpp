@@ -2,7 +2,6 @@
 // state of delayed scaling.
 #include "cpu/bind/bindings.h"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -28,28 +27,51 @@ void swizzle(const uint8_t *scales, int64_t rows, int64_t columns,
   }
 }
 
-struct History {
-  const float *in;
-  float *out;
-  int64_t length;
+// The state of some scales: each has a column of the history, whose rows are
+// the slots. Slot 0 holds the newest amax.
+struct DelayedState {
+  const float *scales, *history;
+  float *new_scales, *new_history;
+  int64_t length, count;
 };
 
-History history_of(uintptr_t in, float *out, int64_t length) {
+// scales, history, new scales, new history, length, count
+using StateArguments =
+    std::tuple<uintptr_t, uintptr_t, uintptr_t, uintptr_t, int64_t, int64_t>;
+
+DelayedState state_of(const StateArguments &arguments) {
+  const auto &[scales, history, new_scales, new_history, length, count] =
+      arguments;
   require(length > 0, "a history must have at least one slot");
-  return {memory<const float>(in), out, length};
+  return {memory<const float>(scales),
+          memory<const float>(history),
+          memory<float>(new_scales),
+          memory<float>(new_history),
+          length,
+          count};
 }
 
 // The history rolls by one, its newest slot empty again.
-void roll(const History &history) {
-  std::copy(history.in + 1, history.in + history.length, history.out);
-  history.out[history.length - 1] = history.in[0];
-  history.out[0] = 0.0f;
+void roll(const DelayedState &state, int64_t column) {
+  const int64_t last = (state.length - 1) * state.count + column;
+  for (int64_t at = column; at < last; at += state.count)
+    state.new_history[at] = state.history[at + state.count];
+  state.new_history[last] = state.history[column];
+  state.new_history[column] = 0.0f;
 }
 
-float largest_of(const History &history) {
-  float largest = history.in[0];
-  for (int64_t i = 1; i < history.length; ++i)
-    largest = std::fmax(largest, history.in[i]);
+void keep(const DelayedState &state, int64_t column) {
+  state.new_scales[column] = state.scales[column];
+  for (int64_t i = 0; i < state.length; ++i)
+    state.new_history[i * state.count + column] =
+        state.history[i * state.count + column];
+}
+
+// NaN is ignored.
+float largest_of(const DelayedState &state, int64_t column) {
+  float largest = state.history[column];
+  for (int64_t i = 1; i < state.length; ++i)
+    largest = std::fmax(largest, state.history[i * state.count + column]);
   return largest;
 }
 
@@ -67,21 +89,29 @@ void bind_scales(nb::module_ &m) {
       },
       "Scale bytes in the order that GPU GEMMs read, into zeroed memory.");
   m.def(
-      "largest",
-      [](uintptr_t in, int64_t length) {
-        return largest_of(history_of(in, nullptr, length));
-      },
-      "Largest value of a history, NaN ignored.");
-  m.def(
-      "update_scale",
-      [](float amax, float old_scale, float element_max, float epsilon,
-         bool power_of_two, uintptr_t in, uintptr_t out, int64_t length) {
+      "update_scales",
+      [](const StateArguments &arguments, uintptr_t picked, bool most_recent,
+         float element_max, float epsilon, bool power_of_two) {
         FloatEnvironment environment;
-        roll(history_of(in, memory<float>(out), length));
-        return scale_from_amax(amax, element_max, epsilon, power_of_two,
-                               std::numeric_limits<float>::max(), old_scale);
+        const DelayedState state = state_of(arguments);
+        const float *amaxes = pointer<const float>(picked);
+        for (int64_t c = 0; c < state.count; ++c) {
+          const float newest = state.history[c];
+          if (newest == 0) {
+            keep(state, c);
+            continue;
+          }
+          const float amax = amaxes        ? amaxes[c]
+                             : most_recent ? newest
+                                           : largest_of(state, c);
+          roll(state, c);
+          state.new_scales[c] = scale_from_amax(
+              amax, element_max, epsilon, power_of_two,
+              std::numeric_limits<float>::max(), state.scales[c]);
+        }
       },
-      "Roll an amax history and return the scale that its amax gives.");
+      "Scales and histories of the next step, by the amaxes that were picked, "
+      "the newest ones, or the largest of each history.");
 }
 
 } // namespace steelyard
