@@ -75,7 +75,8 @@ class Recipe(ABC):
 
     def __post_init__(self):
         for name in _OPTIONAL:
-            if getattr(self, name, None) == NONE:
+            value = getattr(self, name, None)
+            if isinstance(value, str) and value == NONE:
                 object.__setattr__(self, name, None)
         scales = getattr(self, "input_scales", ())
         if isinstance(scales, Mapping):
@@ -564,11 +565,9 @@ def _check_field(owner: str, name: str, kind: Any, value: Any) -> None:
 
 def _are_activations(value: Any) -> bool:
     """Whether a value says how the activations of a recipe are quantized: a recipe's own activations stand alone."""
-    if value is None or value == OWN:
-        return True
     if isinstance(value, str):
-        return value in NAMES
-    return isinstance(value, Recipe) and value.activations == OWN
+        return value in (OWN, *NAMES)
+    return value is None or isinstance(value, Recipe) and value.activations == OWN
 
 
 def _are_scales(value: Any) -> bool:

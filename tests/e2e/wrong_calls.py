@@ -273,6 +273,8 @@ def _net_calls() -> Iterator[Call]:
         "save": None,
         "check_finite": False,
         "weights": "cached",
+        "kv_cache": None,
+        "kv_scales": None,
     }
     keywords = {key: always(value) for key, value in options.items()}
     yield Call("compile", always(steelyard.compile), [_model, always("mxfp8")], keywords, weight=3)
