@@ -17,6 +17,7 @@ from steelyard.checkpoints.loading import load_model
 from steelyard.checkpoints.methods.choice import read_plan
 from steelyard.tensor.quantized_tensor import QuantizedTensor
 
+pytestmark = pytest.mark.slow
 METHOD = {
     "quant_method": "fp8",
     "weight_block_size": [128, 128],
@@ -110,7 +111,6 @@ def test_a_model_decodes_runs_and_is_saved_as_it_was(tmp_path: Path):
     assert_same_bytes(folder, tmp_path / "again")
 
 
-@pytest.mark.slow
 def test_nothing_but_the_order_of_sums_differs_without_rounded_inputs(tmp_path: Path):
     model = write_published(tmp_path)
     net = steelyard.load(tmp_path / "published", recipe=WEIGHTS_ONLY)

@@ -156,9 +156,11 @@ KINDS = {kind.name: kind for kind in small_gguf.KINDS}
 @pytest.mark.parametrize(
     "name",
     [
-        "gguf-nvfp4-qwen3",
         "gguf-nvfp4-experts",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("gguf-mxfp4-qwen3", "gguf-mxfp4-experts")),
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ("gguf-mxfp4-qwen3", "gguf-nvfp4-qwen3", "gguf-mxfp4-experts")
+        ),
     ],
 )
 def test_qwen3_runs_with_and_without_experts(tmp_path, name):
