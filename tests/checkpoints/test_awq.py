@@ -145,7 +145,7 @@ def test_exports_of_modelopt_with_factors_kept_and_folded(heads: int, kept: list
         assert torch.equal(loaded.get_parameter(name).dequantize(dtype=torch.float32), expected), name
     decoded = small_llama(**{**WIDTHS, "num_key_value_heads": heads}).double().requires_grad_(False)
     for name, parameter in decoded.named_parameters():
-        parameter.copy_(values.get(name, tensors.get(name)))
+        parameter.copy_(values[name] if name in values else tensors[name])
     for layer in kept:
         factor = tensors[layer + end].double()
         decoded.get_submodule(layer).register_forward_pre_hook(lambda _, inputs, factor=factor: (inputs[0] * factor,))
