@@ -130,6 +130,9 @@ def test_masks_hide_keys_as_torch_hides_them(isa, queries, filler):
     theirs, their_logsumexp = flash(query, key, value, 0.0, False, attn_mask=mask)
     torch.testing.assert_close(out, theirs, rtol=0, atol=2e-6)
     torch.testing.assert_close(logsumexp, their_logsumexp, rtol=1e-6, atol=4e-6)
+    if filler == -INFINITY:
+        hidden, _ = cpu.attention(query, key, torch.full_like(value, INFINITY), mask)
+        assert torch.equal(hidden[0, 1, 0], torch.zeros(16))
     first = torch.zeros(16) if filler == -INFINITY else value[0, 1].mean(dim=0)
     torch.testing.assert_close(out[0, 1, 0], first, rtol=0, atol=1e-6)
 

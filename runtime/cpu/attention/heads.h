@@ -60,16 +60,17 @@ static inline void finish_query(const AttentionProblem &problem, int64_t batch,
                                 int64_t head, int64_t query, float *sums,
                                 float largest, float total) {
   const bool is_seen = !(total == 0.0f);
-  const float factor = is_seen ? 1.0f / total : 0.0f;
+  const float factor = 1.0f / total;
   for (int64_t d = 0; d < problem.head_size; ++d)
-    sums[d] *= factor;
+    sums[d] = is_seen ? sums[d] * factor : 0.0f;
   const HeadsView &out = problem.out;
   const int64_t size = out.dtype == Dtype::f32 ? 4 : 2;
-  store_row(sums, problem.head_size, out.dtype,
-            static_cast<char *>(out.data) +
-                (batch * out.batch_stride + head * out.head_stride +
-                 query * out.token_stride) *
-                    size);
+  if (problem.head_size > 0)
+    store_row(sums, problem.head_size, out.dtype,
+              static_cast<char *>(out.data) +
+                  (batch * out.batch_stride + head * out.head_stride +
+                   query * out.token_stride) *
+                      size);
   problem.logsumexp[(batch * problem.queries + query) * problem.heads + head] =
       is_seen ? largest + __builtin_logf(total) : 0.0f;
 }

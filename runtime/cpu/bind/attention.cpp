@@ -17,7 +17,10 @@ using HeadsArguments =
 
 HeadsView heads_of(const HeadsArguments &arguments, bool is_empty) {
   const auto &[data, dtype, batch, head, token, column] = arguments;
-  return {memory(data, is_empty), dtype_of(dtype), batch, head, token, column};
+  // What has no elements may have no memory, and there is nowhere to stride.
+  if (is_empty)
+    return {nullptr, dtype_of(dtype), 0, 0, 0, 0};
+  return {memory(data), dtype_of(dtype), batch, head, token, column};
 }
 
 AttentionProblem sizes_of(const SizeArguments &sizes) {
