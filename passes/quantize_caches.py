@@ -69,7 +69,8 @@ def _joined(op: ir.Operation, codes: ir.Value, scales: ir.Value, scheme: Scheme)
 
 
 def _count(op: ir.Operation) -> list[ir.Value]:
-    return [count_saturated(*op.operands, CACHED_STATIC).result]
+    source, scale, count = op.operands
+    return [count_saturated(source, scale, count, CACHED_STATIC).result]
 
 
 _OPERATORS: dict[str, Callable[[ir.Operation], list[ir.Value]]] = {

@@ -567,7 +567,7 @@ def _are_activations(value: Any) -> bool:
     """Whether a value says how the activations of a recipe are quantized: a recipe's own activations stand alone."""
     if isinstance(value, str):
         return value in (OWN, *NAMES)
-    return value is None or isinstance(value, Recipe) and value.activations == OWN
+    return value is None or (isinstance(value, Recipe) and value.activations == OWN)
 
 
 def _are_scales(value: Any) -> bool:

@@ -90,7 +90,7 @@ def load(
             )
         model = load_model(catalog, plan, dtype)
     record: Record = vars(model)[_RECORD]
-    caches = cache_options(record, model) if kv_cache == AS_STORED else {"kv_cache": kv_cache}
+    caches: dict[str, Any] = cache_options(record, model) if kv_cache == AS_STORED else {"kv_cache": kv_cache}
     if not plan.weights:
         return compile(model, chosen or "mxfp8", target=target, weights="quantized", **caches)
     overrides = make_overrides(inputs_of_model(record.targets, plan), chosen)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from transformers.core_model_loading import ConversionOps
 
 from steelyard.checkpoints.selection import Selection, fits
@@ -41,7 +40,7 @@ class QuantizeWeight(ConversionOps):
     def __init__(self, quantizers: WeightQuantizers):
         self._quantizers = quantizers
 
-    def convert(self, input_dict: dict[str, Any], *, full_layer_name: str = "", **_: Any) -> dict[str, torch.Tensor]:
+    def convert(self, input_dict: dict[str, Any], *, full_layer_name: str = "", **_: Any) -> dict[str, Any]:
         """The quantized weight; a weight on a GPU is left to the first call."""
         (found,) = input_dict.values()
         weight = found[0] if isinstance(found, list) else found
