@@ -12,6 +12,7 @@ from steelyard.formats.schemes import Scheme
 from steelyard.tensor.arguments import as_device, as_shape, check_flag, check_presented, check_strided
 from steelyard.tensor.elements import HIGH_PRECISION, matrix_shape
 from steelyard.tensor.storage import QuantizedTensorStorage
+from steelyard.tensor.traced import is_freed
 
 
 @dataclass(eq=False)
@@ -185,6 +186,8 @@ class Quantizer:
                 f"{name} takes a tensor with values, got one of a torch.func transform (vmap, grad, jvp, "
                 "functionalize); quantize outside of the transform"
             )
+        if is_freed(tensor):
+            raise RecipeError(f"{name} takes a tensor in memory, got a freed one of shape {tuple(tensor.shape)}")
         if not self.is_quantizable(tensor):
             raise RecipeError(
                 f"{name} takes float32, bfloat16 or float16 tensors{self.ALSO_REQUIRED}, "

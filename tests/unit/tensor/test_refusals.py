@@ -36,6 +36,11 @@ def test_tensors_without_memory_are_refused(quantizer, make):
         quantizer(make())
 
 
+def test_quantizers_in_plain_torch_refuse_freed_tensors():
+    with pytest.raises(RecipeError, match=r"takes a tensor in memory, got a freed one of shape \(4, 32\)"):
+        CurrentScalingQuantizerRef()(_freed(torch.randn(4, 32)))
+
+
 @pytest.mark.parametrize("part", ["_rowwise_data", "_rowwise_scale_inv"])
 def test_a_tensor_whose_parts_were_freed_is_not_decoded(part):
     quantized = MXFP8Quantizer()(torch.randn(64, 32))
