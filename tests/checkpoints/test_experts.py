@@ -41,13 +41,17 @@ def mixtral() -> Any:
 MODELS = {"qwen": (qwen, ("gate_proj", "up_proj", "down_proj")), "mixtral": (mixtral, ("w1", "w3", "w2"))}
 
 
-def write_plain(folder: Path, model: str) -> Path:
+def make_plain(model: str) -> Any:
     torch.manual_seed(0)
-    made = MODELS[model][0]().to(torch.bfloat16)
+    made = MODELS[model][0]().to(torch.bfloat16).eval()
     with torch.no_grad():
         for index, parameter in enumerate(made.parameters()):
             parameter.normal_(std=0.02 * (index + 1)) if parameter.dim() > 1 else parameter.fill_(1)
-    made.save_pretrained(folder)
+    return made
+
+
+def write_plain(folder: Path, model: str) -> Path:
+    make_plain(model).save_pretrained(folder)
     return folder
 
 
@@ -95,6 +99,17 @@ def test_experts_run_quantized_and_are_saved_with_the_same_bytes(recipe: str, tm
     assert before.keys() == after.keys()
     for name, tensor in before.items():
         assert torch.equal(tensor.reshape(-1).view(torch.uint8), after[name].reshape(-1).view(torch.uint8)), name
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_experts_of_a_net_that_was_never_loaded_are_saved_as_they_are_converted(model: str, tmp_path: Path):
+    list(convert(write_plain(tmp_path / "plain", model), tmp_path / "converted", "mxfp8"))
+    steelyard.save(steelyard.compile(make_plain(model), "mxfp8", overrides={"lm_head": None}), tmp_path / "saved")
+    converted, saved = (load_file(tmp_path / each / "model.safetensors") for each in ("converted", "saved"))
+    experts = [name for name in converted if ".experts." in name]
+    assert len(experts) == 4 * 3 * 2
+    for name in experts:
+        assert torch.equal(saved[name].view(torch.uint8), converted[name].view(torch.uint8)), name
 
 
 def test_gate_and_up_share_their_second_scale(tmp_path: Path):

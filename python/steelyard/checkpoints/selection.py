@@ -12,6 +12,7 @@ from steelyard.recipes import Overrides, Recipe
 _ROUTERS = ("gate", "router", "shared_expert_gate")
 """Layers whose result is ranked: a small error could send a token to another expert."""
 _FEWEST_IN_FEATURES = 16
+_STAND_INS = 4
 
 
 class Selection:
@@ -64,15 +65,16 @@ def pieces_of(model: Any, stacks: dict[str, torch.Tensor]) -> dict[str, tuple[st
     """For each tensor that transformers writes of these stacks of experts: the stack, the expert, and its rows."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    # A stand-in of two rows per expert, numbered, shows which rows of which expert become which tensor.
-    stand_ins = {name: torch.arange(2 * len(stack)).reshape(len(stack), 2, 1) for name, stack in stacks.items()}
     found: dict[str, tuple[str, int, slice]] = {}
-    for name, stand_in in stand_ins.items():
-        rows = stacks[name].shape[1]
-        for written, numbers in revert_weight_conversion(model, {name: stand_in}).items():
+    for name, stack in stacks.items():
+        # A few numbered rows per expert show which rows of which expert become which tensor. Halves of them have two
+        # rows and two columns: transformers drops dims of one element.
+        experts, rows = stack.shape[:2]
+        stand_in = torch.arange(experts * _STAND_INS).reshape(experts, _STAND_INS, 1).expand(-1, -1, 2)
+        for written, numbers in revert_weight_conversion(model, {name: stand_in.clone()}).items():
             if numbers.dim() != 2:
                 break  # not split: the format of the model keeps the stack
-            first, count = int(numbers.reshape(-1)[0]), numbers.numel()
-            start = first % 2 * rows // 2
-            found[written] = name, first // 2, slice(start, start + rows * count // 2)
+            expert, first = divmod(int(numbers[0, 0]), _STAND_INS)
+            start = first * rows // _STAND_INS
+            found[written] = name, expert, slice(start, start + rows * len(numbers) // _STAND_INS)
     return found
