@@ -206,6 +206,7 @@ def _write(
     size = 0
     with folders.new_folder(folder) as unfinished:
         pending: dict[str, torch.Tensor] = {}
+        waiting = 0
 
         def flush() -> None:
             folders.write_shard(unfinished / f"{len(shards)}.safetensors", pending, {})
@@ -213,9 +214,11 @@ def _write(
             pending.clear()
 
         for name, tensor in found:
-            if sum(each.nbytes for each in pending.values()) + tensor.nbytes > _SHARD_SIZE and pending:
+            if pending and waiting + tensor.nbytes > _SHARD_SIZE:
                 flush()
+                waiting = 0
             pending[name] = tensor
+            waiting += tensor.nbytes
             size += tensor.nbytes
         flush()
         weight_map: dict[str, str] = {}
