@@ -16,8 +16,8 @@ from steelyard.recipes import MXFP8BlockScaling, Recipe
 WEIGHTS_ONLY: Recipe = MXFP8BlockScaling(activations=None)
 """Inputs stay in high precision. Stored weights are as they are, whatever a recipe says about weights."""
 
-_EXPERTS_IN_BATCHES = ("Llama4TextExperts", "GroupedExperts")
-"""Classes of experts that multiply batches, of which no grouped product is made otherwise."""
+_BOUNDABLE_EXPERTS = ("Llama4TextExperts", "BoundedExperts")
+"""Classes of experts whose inputs a checkpoint may bound; the second is what their first weight makes of the first."""
 
 
 class AdjustedLinear(nn.Linear):
@@ -35,35 +35,30 @@ class AdjustedLinear(nn.Linear):
         return super().forward(input)
 
 
-class GroupedExperts(nn.Module):
-    """The experts of Llama 4, all of which take all tokens: two products of groups of rows instead of batches."""
+class BoundedExperts(nn.Module):
+    """The experts of Llama 4, whose inputs are bounded before anything else."""
 
     num_experts: int
     act_fn: Any
     gate_up_proj: torch.Tensor
     down_proj: torch.Tensor
-    input_bound: float | None
+    input_bound: float
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        rows = hidden_states.shape[0] // self.num_experts
-        ends = torch.arange(1, self.num_experts + 1, dtype=torch.int32, device=hidden_states.device) * rows
-        gate, up = self._multiply(hidden_states, self.gate_up_proj, ends).chunk(2, dim=-1)
-        return self._multiply(up * self.act_fn(gate), self.down_proj, ends)
+        rows = hidden_states.reshape(self.num_experts, -1, hidden_states.shape[-1])
+        gate, up = torch.bmm(self._bounded(rows), self.gate_up_proj).chunk(2, dim=-1)
+        return torch.bmm(self._bounded(up * self.act_fn(gate)), self.down_proj).reshape(hidden_states.shape)
 
-    def _multiply(self, rows: torch.Tensor, stack: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-        from transformers.integrations.moe import _grouped_mm
-
-        if self.input_bound is not None:
-            rows = rows.clamp(-self.input_bound, self.input_bound)
-        return _grouped_mm(rows, stack, ends)
+    def _bounded(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.clamp(-self.input_bound, self.input_bound)
 
 
 def adjust_inputs(model: nn.Module, inputs: Mapping[str, LayerInput]) -> None:
     """Let layers do to their inputs what a checkpoint says happens before they are quantized."""
     for layer, each in inputs.items():
         parent = model.get_submodule(layer.rpartition(".")[0])
-        if type(parent).__name__ in _EXPERTS_IN_BATCHES and each.factor is None:
-            parent.__class__ = GroupedExperts
+        if type(parent).__name__ in _BOUNDABLE_EXPERTS and each.bound is not None:
+            parent.__class__ = BoundedExperts
             setattr(parent, "input_bound", each.bound)  # noqa: B010
         elif each.factor is not None or each.bound is not None:
             _adjust(model, layer, each)
@@ -85,17 +80,12 @@ def _adjust(model: nn.Module, layer: str, each: LayerInput) -> None:
 
 def refuse_adjusted(model: nn.Module) -> None:
     """Refuse to write a model in a format that cannot say what its layers do to their inputs."""
-    modules = model.named_modules()
-    adjusted = [name for name, module in modules if isinstance(module, AdjustedLinear) or _bound(module) is not None]
+    adjusted = [name for name, module in model.named_modules() if isinstance(module, AdjustedLinear | BoundedExperts)]
     if adjusted:
         raise CheckpointError(
             f"the input of {adjusted[0]} is multiplied or bounded before it is quantized, which only the format that "
             "it was loaded from can hold; use steelyard.save without a format"
         )
-
-
-def _bound(module: nn.Module) -> float | None:
-    return module.input_bound if isinstance(module, GroupedExperts) else None
 
 
 def read_factor(entry: Entry, module: nn.Linear) -> torch.Tensor:

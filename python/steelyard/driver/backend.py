@@ -145,7 +145,7 @@ class Backend:
 
     def __call__(self, graph_module: torch.fx.GraphModule, example_inputs: Sequence, *, caller: str = "") -> Callable:
         """Compile a graph; `caller` is the name of the module whose call it belongs to."""
-        capture_experts(graph_module.graph)
+        capture_experts(graph_module.graph, example_inputs)
         graph_module.recompile()
         parameters = self._parameter_names(graph_module, example_inputs)
         check_frozen(parameters, example_inputs)
