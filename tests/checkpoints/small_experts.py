@@ -17,7 +17,7 @@ from small_formats import (
     plain_values,
     powers,
 )
-from small_models import WIDTH, gpt_oss, llama4, qwen3_moe
+from tiny_models import WIDTH, gpt_oss, llama4, qwen3_moe
 
 _DENSE = {kind.name: kind for kind in small_dense.KINDS}
 

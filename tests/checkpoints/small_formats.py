@@ -9,7 +9,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy
-from small_models import LLAMA, Model
+from tiny_models import LLAMA, Model
 
 Tensors = dict[str, numpy.ndarray]
 Writer = Callable[..., Tensors]

@@ -9,7 +9,7 @@ import gguf
 import numpy
 from gguf import GGMLQuantizationType as Type
 from small_formats import Tensors, bytes_of
-from small_models import Model, llama, qwen3, qwen3_moe
+from tiny_models import Model, llama, qwen3, qwen3_moe
 
 FILE = "model.gguf"
 _LARGEST_SCALE = {Type.MXFP4: 130, Type.NVFP4: 0x7E}

@@ -2,7 +2,7 @@
 
 import pytest
 import small_folders
-import small_models
+import tiny_models
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -13,7 +13,7 @@ from steelyard.checkpoints.loading import load_model
 from steelyard.checkpoints.methods.choice import read_plan
 from steelyard.tools.cli import main
 
-WORDS = ["unknown", "the", "steel", "yard", *(f"word{number}" for number in range(small_models.VOCABULARY - 4))]
+WORDS = ["unknown", "the", "steel", "yard", *(f"word{number}" for number in range(tiny_models.VOCABULARY - 4))]
 KINDS = {kind.name: kind for kind in small_folders.KINDS}
 
 

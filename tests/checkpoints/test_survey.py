@@ -6,7 +6,7 @@ import numpy
 import pytest
 import small_folders
 import small_gguf
-import small_models
+import tiny_models
 
 from steelyard.tools.cli import main
 
@@ -46,7 +46,7 @@ def test_layers_are_grouped_with_formats_and_bytes(tmp_path, capsys):
     code, found = look(tmp_path, capsys)
     rows = {row["layers"]: row for row in found["layers"]}
     assert (code, found["method"], found["problems"], found["notes"]) == (0, "modelopt", [], [])
-    assert len(rows) == len(small_models.LAYERS)
+    assert len(rows) == len(tiny_models.LAYERS)
     row = rows["model.layers.*.mlp.gate_proj"]
     assert (row["count"], row["weights"], row["shape"]) == (1, "e2m1 1x16 static", [160, 64])
     assert row["inputs"] == "e2m1 1x16 static"
@@ -61,7 +61,7 @@ def test_layers_are_grouped_with_formats_and_bytes(tmp_path, capsys):
 def test_each_layer_has_a_row_if_asked_for(tmp_path, capsys):
     small_folders.write_folder(tmp_path, KINDS["ct-fp8-dynamic"])
     _, found = look(tmp_path, capsys, "--all")
-    assert {row["layers"] for row in found["layers"]} == set(small_models.LAYERS)
+    assert {row["layers"] for row in found["layers"]} == set(tiny_models.LAYERS)
     assert {(row["weights"], row["inputs"]) for row in found["layers"]} == {("e4m3 row", "e4m3 row")}
 
 
@@ -71,7 +71,7 @@ def test_gguf_files_are_described_as_folders_are(tmp_path, capsys):
     code, found = look(tmp_path / small_gguf.FILE, capsys, "--all")
     assert (code, found["method"], found["problems"]) == (0, "gguf", [])
     rows = {row["layers"]: row for row in found["layers"]}
-    assert set(rows) == set(small_models.LAYERS)
+    assert set(rows) == set(tiny_models.LAYERS)
     row = rows["model.layers.0.mlp.down_proj"]
     assert (row["weights"], row["inputs"], row["shape"]) == ("e2m1 1x32", "", [64, 160])
     assert row["bytes"] == 64 * 160 // 32 * 17

@@ -19,6 +19,7 @@ def llama():
     return make_llama()
 
 
+@pytest.mark.slow
 def test_left_padding(llama):
     """A prompt in a padded batch continues as it does alone."""
     net = steelyard.compile(llama, "mxfp8")

@@ -242,3 +242,15 @@ def test_what_does_not_fit_is_refused(changes, constraint):
     with pytest.raises(ConstraintError) as caught:
         cpu.attention(**(given | changes))
     assert caught.value.constraint == constraint
+
+
+@pytest.mark.parametrize("queries", [1, 5, 16, 17, 70, 130])
+def test_a_causal_mask_has_the_same_bits_as_a_tensor(isa, queries):
+    """Whether a model is captured as a whole or in blocks decides which of the two torch makes of it."""
+    generator = torch.Generator().manual_seed(queries)
+    query, key, value = torch.randn(3, 2, 2, queries, 32, generator=generator)
+    mask = torch.full((queries, queries), -torch.inf).triu(1)
+    for found, expected in zip(
+        cpu.attention(query, key, value, causal=True), cpu.attention(query, key, value, mask), strict=True
+    ):
+        assert torch.equal(found, expected)

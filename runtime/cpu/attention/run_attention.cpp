@@ -9,11 +9,10 @@ namespace {
 
 int64_t pieces(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
-// Not where a causal mask hides keys from some queries only.
+// Whether causal or not: a causal mask that is given as one has the same sums.
 bool has_few_queries(const AttentionProblem &problem) {
   return problem.queries <= kFewQueries &&
-         group_size(problem) * problem.queries <= kSharingQueries &&
-         (!problem.causal || problem.queries == 1);
+         group_size(problem) * problem.queries <= kSharingQueries;
 }
 
 void run_blocks(const AttentionProblem &problem, int threads) {
