@@ -131,6 +131,7 @@ def test_a_new_size_leads_to_one_more_compilation(sizes):
     assert f"!torch.vtensor<[{','.join(expected)}],si64>" in dynamic
 
 
+@pytest.mark.slow
 def test_sizes_that_change_one_after_the_other_compile_once_each():
     model, _ = make_bert()
     net = steelyard.compile(model, "mxfp8", blocks=False)

@@ -141,6 +141,7 @@ def test_locks_and_switches_of_other_threads_are_free_in_a_child():
     assert said.splitlines() == ["([True, False], True)", "False", "False True", "True False"]
 
 
+@pytest.mark.slow
 def test_workers_of_a_data_loader_run_nets():
     said = run("""
         class Encoded(torch.utils.data.Dataset):
