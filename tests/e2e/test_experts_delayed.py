@@ -4,8 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from expert_models import EXPERTS, IN, OUT, Model
 from gemm_calls import read_groups
-from test_experts import EXPERTS, IN, OUT, Model
 
 import steelyard
 from steelyard.errors import StateError

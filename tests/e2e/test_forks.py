@@ -4,6 +4,8 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 _SETUP = """
 import os, signal, sys, threading, warnings
 import torch, steelyard
