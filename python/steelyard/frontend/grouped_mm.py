@@ -42,8 +42,11 @@ def _is_batch_of_experts(node: torch.fx.Node, stacks: dict[torch.fx.Node, torch.
     left, right = node.args
     while isinstance(right, torch.fx.Node) and right not in stacks and _is_transpose(right):
         right = right.args[0]
+    if right not in stacks:
+        return False
     shape = _shape_of(left)
-    return right in stacks and shape is not None and len(shape) == 3 and shape[0] == stacks[right][0]
+    # A size that is known only at run time is not compared: torch would compile again for others.
+    return shape is not None and len(shape) == 3 and type(shape[0]) is int and shape[0] == stacks[right][0]
 
 
 def _is_transpose(node: torch.fx.Node) -> bool:
