@@ -50,10 +50,9 @@ def _is_batch_of_experts(node: torch.fx.Node, stacks: dict[torch.fx.Node, torch.
 
 
 def _is_transpose(node: torch.fx.Node) -> bool:
-    name = (
-        node.args[1] if node.target is getattr and len(node.args) > 1 else getattr(node.target, "__name__", node.target)
-    )
-    return name in _TRANSPOSES
+    if node.target is getattr:
+        return node.args[1] in _TRANSPOSES
+    return getattr(node.target, "__name__", node.target) in _TRANSPOSES
 
 
 def _shape_of(node: Any) -> torch.Size | None:
