@@ -19,7 +19,7 @@ torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
 ALIKE = {"fp8-row", "mxfp4", "nvfp4-4over6"}
 # Whole models take seconds to compile; smaller ones run by every recipe.
 WHOLE_MODELS = {"bert", "gpt2", "llama", "vit"}
-BY_WHOLE_MODELS = {"fp8-delayed", "mxfp8", "nvfp4"}
+BY_WHOLE_MODELS = {"mxfp8", "nvfp4"}
 # What runs by every recipe each time, and not only among the slow tests.
 BY_ALL = {"test_compile_models.py", "test_training_gradients.py", "test_quantized_weights.py", "test_experts.py"}
 

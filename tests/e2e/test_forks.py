@@ -55,6 +55,7 @@ def run(script: str) -> str:
     return finished.stdout
 
 
+@pytest.mark.slow
 def test_children_of_a_process_with_busy_threads_compute_the_same():
     said = run("""
         net, other = steelyard.compile(make(), "mxfp8"), make()

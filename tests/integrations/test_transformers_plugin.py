@@ -96,6 +96,7 @@ def test_weights_are_quantized_as_they_are_read(plain, tmp_path):
         assert torch.equal(steelyard.load(tmp_path / "other")(IDS).logits, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["mxfp8", pytest.param("fp8-delayed", marks=pytest.mark.slow)])
 def test_save_before_the_first_call(recipe, tmp_path):
     """save_pretrained writes codes, whether the model was called or not; a tied output layer is left alone."""
@@ -202,6 +203,7 @@ def test_is_freed(plain):
     assert alive() is None
 
 
+@pytest.mark.slow
 def test_ignore_and_overrides(plain, tmp_path):
     """Patterns choose layers, the first one decides, and files keep their order."""
     config = SteelyardConfig(
