@@ -2,6 +2,7 @@
 
 from steelyard.passes import (
     apply_recipe,
+    build_tape,
     canonicalize,
     expand_scales,
     fold_views,
@@ -30,6 +31,7 @@ __all__ = [
     "all_passes",
     "apply_recipe",
     "build_pass_manager",
+    "build_tape",
     "canonicalize",
     "expand_scales",
     "fold_views",

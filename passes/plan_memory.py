@@ -1,7 +1,7 @@
 """`scaled-plan-memory`."""
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from math import prod
 
 from torch_mlir import ir
@@ -12,6 +12,7 @@ from steelyard.formats.dtypes import ITEM_SIZES
 from steelyard.ir.attributes import ARENA, DESTINATIONS, ELSEWHERE, OFFSETS, PARAMETER, STATE
 from steelyard.ir.functions import argument_attributes, functions_of
 from steelyard.ir.kernel_calls import callee_of, declarations_of
+from steelyard.ir.native_steps import VIEWS, is_view_step
 from steelyard.ir.view_ops import HOLDS_OPERANDS
 from steelyard.passes.pipeline.registry import fail, register_pass
 
@@ -23,8 +24,9 @@ def plan_memory(module: ir.Operation) -> None:
     """Give the results of kernels their places in one block of memory, and free values after their last use.
 
     Takes calls of kernels that write their results into memory they are given. Leaves an offset (`scaled.offsets` of
-    the call) for each result of known size that only kernels read, in memory that the function's calls share
-    (`scaled.arena`, in bytes). Places are used again once their values are dead. Everything else has memory of its own.
+    the call) for each result of known size that only kernels read, also through views, in memory that the function's
+    calls share (`scaled.arena`, in bytes). Places are used again once their values and all views of them are dead.
+    Everything else has memory of its own.
     So has everything in a private function: such a function makes a weight, once, and would keep its block for nothing.
     Leaves a `scaled.free` after the last use of each tensor that is neither returned nor, like a parameter, kept by
     others.
@@ -42,7 +44,8 @@ def _plan(function: ir.Operation, writers: set[str]) -> None:
     planned = next((op for op in operations if isinstance(op.opview, FreeOp)), None)
     if planned is not None:
         fail(planned, "is there already: the memory of a module is planned once")
-    dying = _last_uses(block, operations)
+    dying = _last_uses(block, operations, HOLDS_OPERANDS)
+    unread = _last_uses(block, operations, HOLDS_OPERANDS | VIEWS.keys())
     kept = _kept_arguments(function)
     arena = _Arena()
     shares = "sym_visibility" not in function.attributes
@@ -51,9 +54,9 @@ def _plan(function: ir.Operation, writers: set[str]) -> None:
             _place_results(op, writers, arena)
         if op.name == "func.return":
             break
-        dead = [value for value in dying.get(position, ()) if _is_tensor(value) and value not in kept]
-        for value in dead:
+        for value in unread.get(position, ()):
             arena.release(value)
+        dead = [value for value in dying.get(position, ()) if _is_tensor(value) and value not in kept]
         _free_after(operations[position + 1], dead)
     if arena.size:
         function.attributes[ARENA] = _integer(arena.size)
@@ -79,9 +82,11 @@ def _place_results(op: ir.Operation, writers: set[str], arena: "_Arena") -> None
 
 
 def _is_read_by(value: ir.Value, writers: set[str]) -> bool:
-    """Whether these kernels, and nothing else, read a value."""
-    users = [callee_of(use.owner.operation) for use in value.uses]
-    return bool(users) and all(user in writers for user in users)
+    """Whether these kernels, and nothing else, read a value or views of it."""
+    users = [use.owner.operation for use in value.uses]
+    return bool(users) and all(
+        _is_read_by(user.result, writers) if is_view_step(user) else callee_of(user) in writers for user in users
+    )
 
 
 def _free_after(next_op: ir.Operation, dead: Iterable[ir.Value]) -> None:
@@ -90,8 +95,8 @@ def _free_after(next_op: ir.Operation, dead: Iterable[ir.Value]) -> None:
             free(value, loc=ir.Location.unknown())
 
 
-def _last_uses(block: ir.Block, operations: list[ir.Operation]) -> dict[int, list[ir.Value]]:
-    """Position of an op -> the values whose last use it is. What a list or a cast holds lives as long as that does."""
+def _last_uses(block: ir.Block, operations: list[ir.Operation], holding: Collection[str]) -> dict[int, list[ir.Value]]:
+    """Position of an op -> the values whose last use it is. What the results of holding ops hold lives as long."""
     last: dict[ir.Value, int] = dict.fromkeys(block.arguments, 0)
     holds: dict[ir.Value, list[ir.Value]] = {}
 
@@ -105,7 +110,7 @@ def _last_uses(block: ir.Block, operations: list[ir.Operation]) -> dict[int, lis
             last[value] = position
         for value in op.operands:
             use(value, position)
-        if op.name in HOLDS_OPERANDS:
+        if op.name in holding:
             holds[op.result] = list(op.operands)
     positions: dict[int, list[ir.Value]] = {}
     for value, position in last.items():

@@ -17,14 +17,15 @@ class Place:
 
 
 class Arena:
-    """One block of memory; `tensors` and `addresses` have one entry per place."""
+    """One block of memory; `tensors` and `addresses` have one entry per place, `address` is where it begins."""
 
-    __slots__ = ("addresses", "tensors")
+    __slots__ = ("_memory", "address", "addresses", "tensors")
 
     def __init__(self, size: int, places: Sequence[Place], device: torch.device | None = None):
-        memory = torch.empty(size, dtype=torch.uint8, device=device)
-        self.tensors = [_view(memory, place) for place in places]
-        self.addresses = [memory.data_ptr() + place.offset for place in places]
+        self._memory = torch.empty(size, dtype=torch.uint8, device=device)
+        self.address = self._memory.data_ptr()
+        self.tensors = [_view(self._memory, place) for place in places]
+        self.addresses = [self.address + place.offset for place in places]
 
 
 class Arenas:

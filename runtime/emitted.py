@@ -8,7 +8,7 @@ from typing import Any
 
 from steelyard.ir.renaming import Renaming
 from steelyard.runtime.arena import Arenas
-from steelyard.runtime.profiling import KERNELS, KernelLine, is_recording, with_records
+from steelyard.runtime.profiling import KERNELS, is_recording, kernel_names, with_records
 
 LAYERS = "layers"
 """What functions that name layers have by this name: the names, by their numbers."""
@@ -24,6 +24,8 @@ class Code:
     namespace: dict[str, Any]
     names_layers: bool
     """Whether the lines name layers."""
+    tapes: list[str]
+    """The text of each tape that the lines run."""
 
     @functools.cached_property
     def _plain(self) -> CodeType:
@@ -42,7 +44,7 @@ class Code:
 
     def recorded(self, layers: Sequence[str]) -> Callable[..., tuple]:
         """The function for some layers, with a record for torch's profiler around each kernel."""
-        kernels = [line.name(layers) for line in self.lines if isinstance(line, KernelLine)]
+        kernels = kernel_names(self.lines, layers)
         return self._function(self._recorded, {LAYERS: layers, KERNELS: kernels})
 
     def _function(self, code: CodeType, names: Mapping[str, Sequence[str]]) -> Callable[..., tuple]:

@@ -14,6 +14,7 @@ import torch
 from torch_mlir import ir
 from torch_mlir.extras import fx_importer
 
+from steelyard import knobs
 from steelyard.dialect.launch import ContiguousOp
 from steelyard.dialect.memory import FreeOp
 from steelyard.dialect.types import tensor_info
@@ -28,8 +29,9 @@ from steelyard.runtime.dtypes import result_dtype, shape_of
 from steelyard.runtime.emitted import LAYERS, Code, Emitted
 from steelyard.runtime.kernels import BoundKernel, bind_all
 from steelyard.runtime.literals import read_literal, unsupported_op
-from steelyard.runtime.profiling import KERNELS, RECORD, KernelLine, Record, kernel_name
+from steelyard.runtime.profiling import KERNELS, RECORD, KernelLine, Record, TapeLine, kernel_name
 from steelyard.runtime.quantizers import Quantizers
+from steelyard.runtime.tape import TapeSteps, read_tape, steps_of_tapes
 
 _CONSTANTS = {"torch.constant.int", "torch.constant.float", "torch.constant.bool", "torch.constant.str"}
 _PYTHON_MODULES = {"operator": operator, "math": math, "builtins": builtins, "torch": torch}
@@ -67,7 +69,7 @@ class Emitter:
         """
         body = _Body(function, self._calls, self._bound, self._check_finite, self._takes_device)
         lines = body.lines()
-        code = Code(body.name, lines, body.namespace, body.names_layers)
+        code = Code(body.name, lines, body.namespace, body.names_layers, body.tapes)
         layers = list(body.layers)
         return Emitted(code, layers, code.run(layers))
 
@@ -99,6 +101,8 @@ class _Body:
         self._calls = calls
         self._takes_device = takes_device
         self._check_finite = check_finite
+        # Values are looked at, where the user asked for it, between kernels.
+        self._has_tapes = check_finite is None and knobs.tape()
         self._bound_kernels = bound
         self._function = function
         self.name = ir.StringAttr(function.attributes["sym_name"]).value
@@ -113,12 +117,14 @@ class _Body:
         self._variables: set[str] = set()
         self._places: list[Place] = []
         self._placed: dict[ir.Value, int] = {}
+        self.tapes: list[str] = []
+        """The text of each tape."""
 
     def lines(self) -> list[str]:
         """The lines of the Python function."""
         block = self._function.regions[0].blocks[0]
         arguments = [self._new_variable(value, f"a{i}") for i, value in enumerate(block.arguments)]
-        body = [line for op in block.operations for line in self._emit(op.operation)]
+        body = self._emit_all([op.operation for op in block.operations])
         attributes = self._function.attributes
         size = ir.IntegerAttr(attributes[ARENA]).value if ARENA in attributes else 0
         self.namespace["arenas"] = Arenas(size, self._places)
@@ -126,15 +132,45 @@ class _Body:
             arguments.insert(0, "device")
         if self._places and self._takes_device:
             body.insert(0, "tensors = arenas.make(device).tensors")
-        elif self._places:
-            body = [
-                "arena = arenas.take()",
-                "tensors, addresses = arena.tensors, arena.addresses",
-                *body[:-1],
-                "arenas.give(arena)",
-                body[-1],
-            ]
+        elif self._places or self.tapes:
+            found = ["tensors, addresses = arena.tensors, arena.addresses"] if self._places else []
+            body = ["arena = arenas.take()", *found, *body[:-1], "arenas.give(arena)", body[-1]]
         return [f"def {self.name}({', '.join(arguments)}):", *body]
+
+    def _emit_all(self, ops: list[ir.Operation]) -> list[str]:
+        """The lines of all ops. A tape runs where its last step stands, and what needs its results follows it."""
+        tapes = steps_of_tapes(ops) if self._has_tapes else {}
+        lines: list[str] = []
+        waiting: list[ir.Operation] = []
+        is_open = False
+        for op in ops:
+            steps = tapes.get(op)
+            if steps is None or op in steps.seen:
+                # What is free to go may be read by the tape.
+                waits = is_open and (isinstance(op.opview, FreeOp) or any(v not in self._names for v in op.operands))
+                waiting += [op] if waits else []
+                lines += [] if waits else self._emit(op)
+            if steps is not None:
+                is_open = op != steps.ops[-1]
+            if steps is not None and not is_open:
+                lines += self._emit_tape(steps)
+                lines += [line for later in waiting for line in self._emit(later)]
+                waiting = []
+        return lines
+
+    def _emit_tape(self, steps: TapeSteps) -> list[str]:
+        tape = read_tape(steps.ops, self._calls, self._bound_kernels, steps.returned)
+        self.tapes.append(str(tape))
+        called = self._bind("tape", tape.make())
+        kernels = [
+            (kernel_name(self._calls[step.symbol]), self.layers.setdefault(step.layer, len(self.layers)))
+            for step in tape.kernels
+        ]
+        arguments = ", ".join(["arena.address", *(self._names[value] for value in tape.arguments)])
+        for value, offset in steps.shared:
+            self._place(value, offset)
+        results = "".join(f"{self._new_variable(value)}, " for value in tape.results)
+        return [TapeLine(f"{results}= " if results else "", called, arguments, kernels)]
 
     def _emit(self, op: ir.Operation) -> list[str]:
         name = op.name
@@ -184,7 +220,7 @@ class _Body:
         return [f"{self._results(op)} = {copied}"]
 
     def _emit_free(self, value: ir.Value) -> list[str]:
-        name = self._names[value]
+        name = self._names.get(value)
         return [f"{name} = None"] if name in self._variables and value not in self._placed else []
 
     def _emit_kernel(self, op: ir.Operation) -> list[str]:
@@ -232,14 +268,19 @@ class _Body:
         for value, offset in zip(op.results, offsets or [ELSEWHERE] * len(op.results), strict=True):
             shape, dtype = shape_of(value.type), result_dtype(value.type)
             if offset != ELSEWHERE:
-                self._placed[value] = len(self._places)
-                self._names[value] = f"tensors[{len(self._places)}]"
-                self._places.append(Place(offset, tuple(size or 0 for size in shape), dtype))
+                self._place(value, offset)
                 continue
             sizes = tuple(size or 0 for size in shape)
             empty = self._bind("empty", functools.partial(torch.empty, sizes, dtype=dtype))
             lines.append(f"{self._new_variable(value)} = {empty}({'device=device' if self._takes_device else ''})")
         return lines
+
+    def _place(self, value: ir.Value, offset: int) -> None:
+        """Name a value that lies in the arena."""
+        self._placed[value] = len(self._places)
+        self._names[value] = f"tensors[{len(self._places)}]"
+        shape = tuple(size or 0 for size in shape_of(value.type))
+        self._places.append(Place(offset, shape, result_dtype(value.type)))
 
     def _address(self, value: ir.Value) -> str:
         """The address of a part of a quantized tensor."""

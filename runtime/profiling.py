@@ -13,7 +13,17 @@ RECORD = "record"
 KERNELS = "kernels"
 """What functions that record have by this name: the names of the kernels they call, in their order."""
 
-__all__ = ["KERNELS", "RECORD", "KernelLine", "Record", "is_recording", "kernel_name", "with_records"]
+__all__ = [
+    "KERNELS",
+    "RECORD",
+    "KernelLine",
+    "Record",
+    "TapeLine",
+    "is_recording",
+    "kernel_name",
+    "kernel_names",
+    "with_records",
+]
 
 
 def is_recording() -> bool:
@@ -40,6 +50,37 @@ class KernelLine(str):
         return f"{self.kernel} {layers[self.layer]}".rstrip()
 
 
+class TapeLine(str):
+    """A line of an emitted function that runs a tape: the kernels of its steps, and the numbers of their layers."""
+
+    kernels: Sequence[tuple[str, int]]
+    results: str
+    tape: str
+    arguments: str
+
+    def __new__(cls, results: str, tape: str, arguments: str, kernels: Sequence[tuple[str, int]]):
+        line = super().__new__(cls, f"{results}{tape}({arguments})")
+        line.kernels = kernels
+        line.results, line.tape, line.arguments = results, tape, arguments
+        return line
+
+    def recorded(self, first: int) -> str:
+        """The same line with a record around each kernel, whose names begin at a number."""
+        names = f"{KERNELS}[{first}:{first + len(self.kernels)}]"
+        return f"{self.results}{self.tape}.recorded([{RECORD}(name, []) for name in {names}], {self.arguments})"
+
+
+def kernel_names(lines: Iterable[str], layers: Sequence[str]) -> list[str]:
+    """The names of the kernels that lines call, in their order, with the names of their layers."""
+    names = []
+    for line in lines:
+        if isinstance(line, KernelLine):
+            names.append(line.name(layers))
+        elif isinstance(line, TapeLine):
+            names += [f"{kernel} {layers[layer]}".rstrip() for kernel, layer in line.kernels]
+    return names
+
+
 def with_records(lines: Iterable[str]) -> Iterable[str]:
     """The same lines, with a record of the profiler around each that calls a kernel."""
     count = 0
@@ -48,6 +89,9 @@ def with_records(lines: Iterable[str]) -> Iterable[str]:
             yield f"with {RECORD}({KERNELS}[{count}], [{', '.join(line.tensors)}]):"
             yield f"    {line}"
             count += 1
+        elif isinstance(line, TapeLine):
+            yield line.recorded(count)
+            count += len(line.kernels)
         else:
             yield line
 

@@ -76,6 +76,12 @@ class Program:
         return "\n\n".join([*self.kernel_texts, *(emitted.text for emitted in self.made.values())])
 
     @property
+    def tapes(self) -> list[tuple[str, str]]:
+        """The names of its functions that run native steps, and the text of each list of them."""
+        pairs = [(name, function.emitted.code.tapes) for name, function in self.functions.items()]
+        return [(name, f"tape {number}: {text}") for name, texts in pairs for number, text in enumerate(texts)]
+
+    @property
     def weight_arguments(self) -> list[WeightArgument]:
         """The weights that the forward takes."""
         return self._forward.weight_arguments

@@ -40,6 +40,11 @@ def fp4_scales() -> str:
     return os.environ.get("STEELYARD_FP4_SCALES") or "torch"
 
 
+def tape() -> bool:
+    """`STEELYARD_TAPE`: `0` calls each kernel from Python, one line each; by default, native tapes call them."""
+    return os.environ.get("STEELYARD_TAPE") != "0"
+
+
 def progress() -> bool:
     """`STEELYARD_PROGRESS`: `0` never shows what is being compiled; by default, a terminal does after 2 s.
 

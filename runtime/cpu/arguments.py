@@ -17,6 +17,13 @@ from steelyard.runtime import _cpu
 
 # The numbers that kernels know these by, as the native module has them.
 DTYPES = {getattr(torch, name): number for number, name in enumerate(_cpu.dtype_names())}
+_NO_NUMBER = 255
+ITEM_TYPES = {
+    dtype: 256 * dtype.itemsize + DTYPES.get(dtype, _NO_NUMBER)
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype)
+}
+"""The code of each dtype: how many bytes an element has, and the dtype's number if kernels compute in it."""
 ACTIVATIONS = {name: number for number, name in enumerate(_cpu.activation_names())}
 PRODUCERS = {name: number for number, name in enumerate(_cpu.producer_names())}
 

@@ -40,7 +40,7 @@ from steelyard.ir.kernel_calls import (
 )
 from steelyard.runtime import _cpu, dtypes
 from steelyard.runtime.cpu import bound_groups, decoding, delayed, producers, quantization, saturation
-from steelyard.runtime.cpu.arguments import ACTIVATIONS, DTYPES, flat, scheme_bits
+from steelyard.runtime.cpu.arguments import ACTIVATIONS, DTYPES, ITEM_TYPES, flat, scheme_bits
 from steelyard.runtime.cpu.attention import attend
 from steelyard.runtime.cpu.gemm import PACKED
 from steelyard.runtime.quantizers import Quantizers, own_algorithm
@@ -49,7 +49,8 @@ from steelyard.runtime.ranks import largest_of_ranks
 _NO_MATRIX = (0, 0, 0, 0, 0, 0)
 _NOWHERE = -1
 """The place of a value that a call does not have."""
-_TENSORS = _cpu.TensorReader(DTYPES, flat, torch.get_num_threads)
+TENSORS = _cpu.TensorReader(ITEM_TYPES, flat, torch.get_num_threads)
+"""Reads the tensors that kernels are called with."""
 
 Bound = tuple[Callable, Callable | None]
 
@@ -81,7 +82,7 @@ def _place(position: int | None) -> int:
 @bind.register
 def _bind_quantize(call: QuantizeCall, _: Quantizers) -> Bound:
     row, col = map(_destination, call.copies)
-    run = _cpu.bound_quantize(_TENSORS, row, col, _place(call.scale), _place(call.rng), None, False)
+    run = _cpu.bound_quantize(TENSORS, row, col, _place(call.scale), _place(call.rng), None, False)
     return run, _allocate_copies(call)
 
 
@@ -91,7 +92,7 @@ def _bind_produce_quantize(call: ProduceQuantizeCall, _: Quantizers) -> Bound:
     producer = producers.describe(call.producer, call.inputs.start or 0, call.epsilon)
     finds_amax = any(producers.finds_amax(scheme, call.scale, None) for scheme in call.schemes)
     keeps = finds_amax and producers.is_costly(call.producer)
-    run = _cpu.bound_quantize(_TENSORS, row, col, _place(call.scale), _NOWHERE, producer, keeps)
+    run = _cpu.bound_quantize(TENSORS, row, col, _place(call.scale), _NOWHERE, producer, keeps)
     return run, _allocate_copies(call)
 
 
@@ -128,7 +129,7 @@ def _bind_gemm(call: GemmCall, _: Quantizers) -> Bound:
     lhs, rhs = _operand(call.left), _operand(call.right)
     places = [_place(position) for position in (call.bias, call.residual, call.out, call.preactivation)]
     sizes = call.sizes.start or 0, call.sizes.stop or 0
-    run = _cpu.bound_gemm(_TENSORS, lhs, rhs, *places, ACTIVATIONS[call.epilogue], *sizes)
+    run = _cpu.bound_gemm(TENSORS, lhs, rhs, *places, ACTIVATIONS[call.epilogue], *sizes)
     return run, _allocate_products(call)
 
 

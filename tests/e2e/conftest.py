@@ -55,6 +55,8 @@ def gemm_calls(monkeypatch):
         return recorded, allocate
 
     original = bound.bind
+    # Calls on a tape are seen by no Python.
+    monkeypatch.setenv("STEELYARD_TAPE", "0")
     monkeypatch.setattr(bound, "bind", recording)
     return calls
 
@@ -88,6 +90,8 @@ def quantized_shapes(monkeypatch):
         return recorded, allocate
 
     original = bound.bind
+    # Calls on a tape are seen by no Python.
+    monkeypatch.setenv("STEELYARD_TAPE", "0")
     monkeypatch.setattr(bound, "bind", recording)
     return shapes
 

@@ -56,3 +56,27 @@ func.func @held(%x: !torch.vtensor<[16,64],f32>, %w: !torch.vtensor<[16,64],f32>
   %1 = torch.aten.cat %0, %int0 : !torch.list<vtensor>, !torch.int -> !torch.vtensor<[32,64],f32>
   return %1 : !torch.vtensor<[32,64],f32>
 }
+
+// Views are looked through: the second result may take the place of the first once the last view of that is read.
+// CHECK-LABEL: func.func @viewed
+// CHECK-SAME: scaled.arena = 12288
+// CHECK: %[[A:.*]] = call @step_0(%arg0) {scaled.offsets = array<i64: 0>}
+// CHECK: %[[V:.*]] = torch.aten.transpose.int %[[A]]
+// CHECK: %[[W:.*]] = torch.aten.transpose.int %[[V]]
+// CHECK: %[[B:.*]] = call @step_0(%[[W]]) {scaled.offsets = array<i64: 4096>}
+// CHECK: %[[C:.*]] = call @step_0(%[[B]]) {scaled.offsets = array<i64: 8192>}
+// CHECK: call @step_0(%[[W]]) {scaled.offsets = array<i64: 4096>}
+func.func @viewed(%x: !torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32> {
+  %int0 = torch.constant.int 0
+  %int1 = torch.constant.int 1
+  %0 = call @step_0(%x) : (!torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32>
+  %1 = torch.aten.transpose.int %0, %int0, %int1 : !torch.vtensor<[16,64],f32>, !torch.int, !torch.int -> !torch.vtensor<[64,16],f32>
+  %2 = torch.aten.transpose.int %1, %int0, %int1 : !torch.vtensor<[64,16],f32>, !torch.int, !torch.int -> !torch.vtensor<[16,64],f32>
+  %3 = call @step_0(%2) : (!torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32>
+  %4 = call @step_0(%3) : (!torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32>
+  %5 = call @step_0(%2) : (!torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32>
+  %6 = call @step_0(%4) : (!torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32>
+  %7 = call @step_0(%5) : (!torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32>
+  %8 = call @step_0(%6) : (!torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32>
+  return %8 : !torch.vtensor<[16,64],f32>
+}

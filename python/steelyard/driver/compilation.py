@@ -22,12 +22,19 @@ from steelyard.passes.pipeline.text import run_pass_by_pass
 from steelyard.runtime.program import Program
 from steelyard.runtime.state import State
 from steelyard.runtime.weights import Weights
-from steelyard.targets import cuda_target
+from steelyard.targets import CPU, cuda_target
 from steelyard.targets.architectures import Target
 
 _KERNEL_STAGES = ("gpu", "nvvm")
 CUDA_STAGES = (*_KERNEL_STAGES, "ptx")
 """Stages of the generated kernels, which only programs for CUDA have."""
+CPU_STAGES = ("tape",)
+"""What only programs for the CPU have: the lists of native steps that a program runs."""
+
+
+def all_stages(target: str) -> tuple[str, ...]:
+    """The stages that a program for a target can be looked at in."""
+    return (*stages.STAGES, *(CPU_STAGES if target == CPU else CUDA_STAGES))
 
 
 class Compilation:

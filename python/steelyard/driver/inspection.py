@@ -8,13 +8,12 @@ from pathlib import Path
 import torch
 
 from steelyard.driver.backend import Backend
-from steelyard.driver.compilation import CUDA_STAGES, Compilation
+from steelyard.driver.compilation import CUDA_STAGES, Compilation, all_stages
 from steelyard.driver.explanation import Explanation, little_is_quantized
 from steelyard.driver.memory import Memory, parameter_bytes, tensor_bytes
 from steelyard.driver.outside import AROUND_BLOCKS
 from steelyard.driver.printed_graphs import distinct, print_graphs, print_graphs_of_layers
 from steelyard.driver.settings import AUTO
-from steelyard.driver.stages import STAGES
 from steelyard.driver.user_warnings import warn
 from steelyard.errors import RecipeError, SteelyardError, UnsupportedModelError, shown
 from steelyard.files import write_folder
@@ -26,7 +25,7 @@ from steelyard.targets import CPU
 
 def print_ir(backend: Backend, stage: str, layer: str | None) -> str:
     """The IR of a stage of every graph, or of the layers that a pattern matches."""
-    known = STAGES if backend.settings.target == CPU else (*STAGES, *CUDA_STAGES)
+    known = all_stages(backend.settings.target)
     if not isinstance(stage, str) or stage not in known:
         raise SteelyardError(f"stage must be one of {', '.join(known)}, got {shown(stage)}")
     if not isinstance(layer, str | None):
@@ -36,7 +35,20 @@ def print_ir(backend: Backend, stage: str, layer: str | None) -> str:
         if layer is not None:
             raise SteelyardError("PTX does not say which layers a kernel is for; look at stage lowered by layer")
         return "\n".join(text for compilation in distinct(compilations) if (text := compilation.ptx))
+    if stage == "tape":
+        if layer is not None:
+            raise SteelyardError("a tape is shown as a whole; look at stage lowered by layer")
+        return _print_tapes(compilations)
     return print_graphs(compilations, stage) if layer is None else print_graphs_of_layers(compilations, stage, layer)
+
+
+def _print_tapes(compilations: list[Compilation]) -> str:
+    """The native steps of each graph, by function."""
+    texts = []
+    for graph, compilation in zip(graph_names(), distinct(compilations), strict=False):
+        assert compilation.program is not None, "a compilation that is kept has run"
+        texts += [f"// {graph} @{function}, {text}" for function, text in compilation.program.tapes]
+    return "\n\n".join(texts)
 
 
 def dump_ir(backend: Backend, folder: str | os.PathLike[str]) -> list[Path]:

@@ -427,7 +427,7 @@ class CompiledModule(torch.nn.Module):
         first layer, and a `scaled.call_block` for each of them. `layer` is a pattern of layer names, such as
         "blocks.0.*": only the ops of these layers are shown, with their own names, and with the constants and
         declarations that they read. A net for CUDA also has the generated kernels: gpu, nvvm and ptx, one module per
-        kernel.
+        kernel. A net for the CPU has its tapes: the native steps that each function runs, with their registers.
         """
         return inspection.print_ir(self._steelyard.backend, stage, layer)
 

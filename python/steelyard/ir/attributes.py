@@ -93,6 +93,7 @@ CODE = _fact("scaled.code", "gpu.module", "dictionary", _ALL[5:], "The kernel wh
 
 ARENA = _fact("scaled.arena", "function", "integer", _ALL[5:], "Bytes of the memory that the function's calls share.")
 OFFSETS = _fact("scaled.offsets", "call", "integers", _ALL[5:], "Where in that memory each result of the call lies.")
+TAPE = _fact("scaled.tape", "op call", "integer", _ALL[5:], "Which of the function's tapes the op is a step of.")
 ELSEWHERE = -1
 """An offset of a result that has memory of its own."""
 

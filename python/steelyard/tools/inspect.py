@@ -79,15 +79,14 @@ def _compile(arguments: argparse.Namespace) -> Any:
 def _check_options(arguments: argparse.Namespace, overrides: dict[str, str | None]) -> None:
     """Refuse wrong options before the model is made, which may take long."""
     from steelyard import recipes
-    from steelyard.driver.compilation import CUDA_STAGES
-    from steelyard.driver.stages import STAGES
+    from steelyard.driver.compilation import all_stages
     from steelyard.targets import check_target
 
     check_target(arguments.target)
     for recipe in (arguments.recipe, *overrides.values()):
         if recipe is not None:
             recipes.get(recipe)
-    stages = STAGES if arguments.target == "cpu" else (*STAGES, *CUDA_STAGES)
+    stages = all_stages(arguments.target)
     if arguments.stage and arguments.stage not in stages:
         raise SteelyardError(f"stage must be one of {', '.join(stages)}, got {arguments.stage!r}")
     if arguments.layer is not None and not arguments.stage:

@@ -7,15 +7,12 @@
 // What numbers alone can tell is checked here: sizes, and that there is memory.
 #pragma once
 
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/variant.h>
-
 #include <cstdint>
 #include <iterator>
 #include <optional>
 #include <stdexcept>
+#include <tuple>
+#include <variant>
 
 #include "cpu/gemm/packed_weight.h"
 #include "cpu/operations.h"

@@ -46,5 +46,6 @@ NB_MODULE(_cpu, m) {
   steelyard::bind_produce(m);
   steelyard::bind_quantize(m);
   steelyard::bind_scales(m);
+  steelyard::bind_tape(m);
   steelyard::bind_transpose(m);
 }

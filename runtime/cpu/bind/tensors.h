@@ -4,18 +4,18 @@
 
 #include <nanobind/nanobind.h>
 
-#include "cpu/bind/arguments.h"
+#include "cpu/tape/tensor.h"
 
 namespace steelyard {
 
 class TensorReader {
 public:
-  // `dtypes`: torch's dtypes and their numbers. `flat`: makes of a tensor one
-  // that kernels can read, a matrix or a contiguous one. `threads`: how many
-  // kernels may use.
-  TensorReader(nanobind::dict dtypes, nanobind::callable flat,
+  // `types`: torch's dtypes and their codes, see ItemType. `flat`: makes of a
+  // tensor one that kernels can read, a matrix or a contiguous one. `threads`:
+  // how many kernels may use.
+  TensorReader(nanobind::dict types, nanobind::callable flat,
                nanobind::callable threads)
-      : dtypes_(dtypes), flat_(flat), threads_(threads) {}
+      : types_(types), flat_(flat), threads_(threads) {}
 
   static uintptr_t address(nanobind::handle tensor) {
     static const Name data_ptr("data_ptr");
@@ -24,40 +24,21 @@ public:
 
   int threads() const { return nanobind::cast<int>(threads_()); }
 
-  // A matrix, the leading dims of a tensor flattened. `kept` must live while it
-  // is read: a tensor that kernels cannot read is copied.
-  Matrix matrix(nanobind::handle tensor, nanobind::object &kept) const {
-    static const Name is_contiguous("is_contiguous"), is_neg("is_neg"),
-        shape_name("shape"), stride_name("stride");
-    const bool is_plain =
-        is_true(is_contiguous.call(tensor)) && !is_true(is_neg.call(tensor));
-    kept = is_plain ? nanobind::borrow(tensor) : flat_(tensor);
-    const nanobind::tuple shape(shape_name.of(kept));
-    const size_t dims = shape.size();
-    const int64_t columns = nanobind::cast<int64_t>(shape[dims - 1]);
-    int64_t rows = 1, row_stride = columns, column_stride = 1;
-    for (size_t i = 0; i + 1 < dims; ++i)
-      rows *= nanobind::cast<int64_t>(shape[i]);
-    if (dims == 2) {
-      const nanobind::tuple strides(stride_name.call(kept));
-      row_stride = nanobind::cast<int64_t>(strides[0]);
-      column_stride = nanobind::cast<int64_t>(strides[1]);
-    }
-    return {memory(address(kept), is_empty(rows, columns)),
-            dtype(kept),
-            rows,
-            columns,
-            row_stride,
-            column_stride};
+  // `kept` must live while the tensor is read: one that is seen negated is
+  // copied.
+  Tensor tensor(nanobind::handle tensor, nanobind::object &kept) const {
+    static const Name is_neg("is_neg");
+    kept = is_neg.call(tensor).ptr() == Py_True ? flat_(tensor)
+                                                : nanobind::borrow(tensor);
+    return read(kept);
   }
 
-  // A vector that each of some rows of a matrix gets.
-  Matrix row(nanobind::handle tensor, int64_t rows, int64_t columns) const {
-    static const Name stride_name("stride");
-    const nanobind::tuple strides(stride_name.call(tensor));
-    return {
-        memory(address(tensor), columns == 0), dtype(tensor), rows, columns, 0,
-        nanobind::cast<int64_t>(strides[0])};
+  // The leading dims flattened: what cannot be read so is copied.
+  Matrix matrix(nanobind::handle given, nanobind::object &kept) const {
+    if (const auto matrix = as_matrix(tensor(given, kept)))
+      return *matrix;
+    kept = flat_(given);
+    return as_matrix(read(kept)).value();
   }
 
 private:
@@ -80,16 +61,27 @@ private:
     PyObject *text_; // lives as long as the interpreter
   };
 
-  static bool is_true(const nanobind::object &value) {
-    return value.ptr() == Py_True;
+  Tensor read(nanobind::handle tensor) const {
+    static const Name shape_name("shape"), stride_name("stride"),
+        dtype_name("dtype");
+    const nanobind::tuple shape(shape_name.of(tensor)),
+        strides(stride_name.call(tensor));
+    require(shape.size() <= kMostDims, "a tensor must have at most 8 dims");
+    const uintptr_t data = address(tensor);
+    Tensor x{pointer<uint8_t>(data),
+             ItemType::of(nanobind::cast<int>(types_[dtype_name.of(tensor)])),
+             static_cast<int>(shape.size()),
+             {},
+             {}};
+    for (int i = 0; i < x.dims; ++i) {
+      x.sizes[i] = nanobind::cast<int64_t>(shape[i]);
+      x.strides[i] = nanobind::cast<int64_t>(strides[i]);
+    }
+    memory(data, x.elements() == 0);
+    return x;
   }
 
-  Dtype dtype(nanobind::handle tensor) const {
-    static const Name name("dtype");
-    return dtype_of(nanobind::cast<int>(dtypes_[name.of(tensor)]));
-  }
-
-  nanobind::dict dtypes_;
+  nanobind::dict types_;
   nanobind::callable flat_, threads_;
 };
 

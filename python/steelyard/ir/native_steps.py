@@ -1,0 +1,150 @@
+"""Which ops of a lowered function can be steps of a tape, and how large their results are.
+
+A tape runs kernels and views without Python. What it needs to know of an op is here, for the pass that builds tapes and
+for the runtime that makes them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from torch_mlir import ir
+
+from steelyard.dialect.types import Shape, tensor_info
+from steelyard.ir.kernel_calls import CopySlots, GemmCall, KernelCall, ProduceQuantizeCall, QuantizeCall
+from steelyard.ir.torch_ops import constant_int, defining_op, is_none, op_name
+from steelyard.ir.view_ops import STATIC_CAST
+
+VIEWS = {
+    "torch.aten.expand": "expand",
+    "torch.aten.permute": "permute",
+    "torch.aten.view": "reshape",
+    "torch.aten._unsafe_view": "reshape",
+    "torch.aten.reshape": "reshape",
+    "torch.aten.select.int": "select",
+    "torch.aten.slice.Tensor": "slice",
+    "torch.aten.squeeze.dim": "squeeze",
+    "torch.aten.transpose.int": "transpose",
+    "torch.aten.unsqueeze": "unsqueeze",
+    STATIC_CAST: "same",
+}
+"""What a step calls each op that is a view; `same` is no step at all."""
+
+_ENDS = 2**63 - 1
+_MOST_DIMS = 8
+
+
+class Size(NamedTuple):
+    """A size of a result: a number, or what a call tells of it at run time."""
+
+    kind: Literal["constant", "number", "dim", "rows"]
+    """`number` is an operand of the call, `dim` is a dim of one, `rows` are those of one, seen as a matrix."""
+    value: int
+    """The constant, or the position of the operand."""
+    detail: int = 0
+    """Which dim; of rows, how many of them make one of the result's."""
+
+
+def is_view_step(op: ir.Operation) -> bool:
+    """Whether an op is a view that a tape can make."""
+    if op_name(op) not in VIEWS:
+        return False
+    values = (*op.operands, *op.results)
+    ranked = [info for value in values if (info := tensor_info(value.type)) is not None]
+    return len(ranked) == 2 and all(len(info.shape) <= _MOST_DIMS for info in ranked)
+
+
+def view_numbers(op: ir.Operation) -> list[int | ir.Value]:
+    """The numbers of a view, dims, indices or sizes: constants, or values that are known at run time."""
+    name = VIEWS[op_name(op)]
+    if name == "same":
+        return []
+    operands = list(op.operands)[1:]
+    if name in ("expand", "permute", "reshape"):
+        sizes = defining_op(operands[0])
+        assert sizes is not None, "sizes are a list in the IR"
+        operands = list(sizes.operands)
+    defaults = {1: 0, 2: _ENDS} if name == "slice" else {}
+    return [defaults[i] if is_none(value) else _number(value) for i, value in enumerate(operands)]
+
+
+def _number(value: ir.Value) -> int | ir.Value:
+    known = constant_int(value)
+    return value if known is None else known
+
+
+def is_kernel_step(call: KernelCall) -> bool:
+    """Whether a tape can run the calls of a declared kernel."""
+    return call.device == "cpu" and call.has_destinations and result_sizes(call) is not None
+
+
+def result_sizes(call: KernelCall) -> list[list[Size]] | None:
+    """The sizes of each result of a call; None if a tape cannot tell them."""
+    shapes = [tensor_info(slot.type) for slot in call.results]
+    if all(info is not None and None not in info.shape for info in shapes):
+        known = type(call) in _RUN_TIME_SIZES
+        return [[_constant(size) for size in info.shape] for info in shapes if info is not None] if known else None
+    find = _RUN_TIME_SIZES.get(type(call))
+    return None if find is None else find(call)
+
+
+def _constant(size: int | None) -> Size:
+    assert size is not None
+    return Size("constant", size)
+
+
+def _product_sizes(call: KernelCall) -> list[list[Size]]:
+    """A product's unknown sizes are the sizes that its call takes, in their order."""
+    made = []
+    for slot in call.results:
+        numbers = iter(range(*call.sizes.indices(len(call.operands))))
+        info = tensor_info(slot.type)
+        assert info is not None
+        made.append([Size("number", next(numbers)) if size is None else _constant(size) for size in info.shape])
+    return made
+
+
+def _copy_sizes(call: KernelCall) -> list[list[Size]] | None:
+    """The sizes of a quantized tensor's parts follow from the rows of what is quantized."""
+    assert isinstance(call, QuantizeCall | ProduceQuantizeCall)
+    made: dict[int, list[Size]] = {}
+    for copy in call.made_copies:
+        for part, place in copy.places.items():
+            sizes = _sizes_by_rows(lambda rows, copy=copy, part=part: _part_shape(copy, rows, part), call.source)
+            if sizes is None:
+                return None
+            made[place] = sizes
+    return [made[place] for place in sorted(made)]
+
+
+def _part_shape(copy: CopySlots, rows: int, part: str) -> Shape:
+    shapes: Mapping[str, tuple[Shape, str]] = CopySlots(
+        copy.scheme, copy.columnwise, (rows, copy.shape[1]), {}
+    ).part_shapes()  # pyright: ignore[reportAssignmentType]
+    return shapes[part][0]
+
+
+_MANY = 2**20
+_SAMPLES = (0, 1, 15, 16, 17, 31, 33, 127, 129, 1000)
+
+
+def _sizes_by_rows(shape_of: Callable[[int], Shape], source: int) -> list[Size] | None:
+    """Sizes that are constants, or a number of rows divided by a constant and rounded up; None if one is neither."""
+    none, many = shape_of(0), shape_of(_MANY)
+    sizes = [
+        _constant(most) if least == most else Size("rows", source, _MANY // max(most or 1, 1))
+        for least, most in zip(none, many, strict=True)
+    ]
+    is_exact = all(tuple(_at(size, rows) for size in sizes) == tuple(shape_of(rows)) for rows in (*_SAMPLES, _MANY))
+    return sizes if is_exact else None
+
+
+def _at(size: Size, rows: int) -> int:
+    return size.value if size.kind == "constant" else -(-rows // size.detail)
+
+
+_RUN_TIME_SIZES: Mapping[type[KernelCall], Callable[[KernelCall], Sequence[list[Size]] | None]] = {
+    GemmCall: _product_sizes,
+    ProduceQuantizeCall: _copy_sizes,
+    QuantizeCall: _copy_sizes,
+}
+"""The kernels that a tape can run, and what tells the sizes of their results where types do not."""

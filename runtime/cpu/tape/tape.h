@@ -1,0 +1,123 @@
+// A tape: the steps of a compiled program as data, run by one loop without
+// Python. Values are registers: tensors, and numbers that are known only at run
+// time. Each register is written once per call.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <variant>
+#include <vector>
+
+#include "cpu/tape/kernel.h"
+#include "cpu/tape/views.h"
+
+namespace steelyard {
+
+// A number of a step: it is known, it is a register's, or it follows from the
+// sizes of a tensor in a register.
+struct Number {
+  enum class Kind : int { constant, number, dim, rows };
+  Kind kind;
+  int64_t value;  // a constant, or a register
+  int64_t detail; // which dim; of rows: how many make one, the last may be less
+};
+
+// Where the memory of a result comes from.
+enum class Home : int {
+  arena, // a place in the memory that the program's kernels share
+  heap,  // memory of its own, until it is freed
+  caller // a tensor of Python's, which the call returns
+};
+
+struct Result {
+  int tensor; // its register
+  ItemType type;
+  std::vector<Number> sizes;
+  std::vector<int> order; // of its dims in memory, outermost first
+  Home home;
+  int64_t place; // offset in the arena; position among the returned tensors
+};
+
+struct KernelStep {
+  const Kernel *kernel;
+  std::vector<int> values; // registers of operands and results
+  std::vector<Result> results;
+};
+
+struct ViewStep {
+  View view;
+  int from, to;
+  std::vector<Number> numbers;
+};
+
+struct FreeStep {
+  int tensor;
+};
+
+using Step = std::variant<KernelStep, ViewStep, FreeStep>;
+
+// Makes a tensor of Python's and gives its memory.
+using Allocate = std::function<uint8_t *(const Result &, const Tensor &)>;
+// Is told before and after each step that runs a kernel.
+using Observe = std::function<void(size_t step, bool begins)>;
+
+// Blocks of memory that a call of a tape owns. Those that it used are kept for
+// the next call; others are given back.
+class Heap {
+public:
+  // The number of a block, whose memory is aligned to 64 bytes.
+  int take(int64_t bytes);
+  uint8_t *memory(int block) { return blocks_[block].memory.get(); }
+  void share(int block) { ++blocks_[block].owners; }
+  void release(int block) { --blocks_[block].owners; }
+  void end_call();
+
+private:
+  struct Free {
+    void operator()(uint8_t *memory) const;
+  };
+  struct Block {
+    std::unique_ptr<uint8_t, Free> memory;
+    int64_t bytes;
+    int owners;
+    bool was_used;
+  };
+  std::vector<Block> blocks_;
+};
+
+// What one call of a tape works on.
+struct Frame {
+  std::vector<Tensor> tensors;
+  std::vector<int64_t> numbers;
+  std::vector<int> blocks; // of the tensors in these registers, or kNowhere
+  Heap heap;
+};
+
+class Tape {
+public:
+  Tape(int tensors, int numbers) : tensors_(tensors), numbers_(numbers) {}
+
+  // Raises an error if a step names a register that there is none of.
+  void add(Step step);
+  const std::vector<Step> &steps() const { return steps_; }
+
+  // Calls may overlap: each has a frame of its own.
+  std::unique_ptr<Frame> take_frame();
+  void give_frame(std::unique_ptr<Frame> frame);
+
+  // Runs the steps on the tensors and numbers that a frame has been given.
+  void run(Frame &frame, uint8_t *arena, int threads, const Allocate &allocate,
+           const Observe *observe) const;
+
+private:
+  void check(int tensor) const;
+  void check(const Number &number) const;
+
+  int tensors_, numbers_;
+  std::vector<Step> steps_;
+  std::mutex lock_;
+  std::vector<std::unique_ptr<Frame>> frames_;
+};
+
+} // namespace steelyard
