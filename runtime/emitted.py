@@ -8,7 +8,19 @@ from typing import Any
 
 from steelyard.ir.renaming import Renaming
 from steelyard.runtime.arena import Arenas
-from steelyard.runtime.profiling import KERNELS, is_recording, kernel_names, with_records
+from steelyard.runtime.profiling import (
+    KERNELS,
+    RECORD,
+    CallLine,
+    CallName,
+    KernelLine,
+    Record,
+    Stopwatch,
+    call_names,
+    is_recording,
+    stopwatch,
+    with_records,
+)
 
 LAYERS = "layers"
 """What functions that name layers have by this name: the names, by their numbers."""
@@ -33,7 +45,11 @@ class Code:
 
     @functools.cached_property
     def _recorded(self) -> CodeType:
-        return self._compiled([self.lines[0], *with_records(self.lines[1:])])
+        return self._compiled([self.lines[0], *with_records(self.lines[1:], KernelLine)])
+
+    @functools.cached_property
+    def _timed(self) -> CodeType:
+        return self._compiled([self.lines[0], *with_records(self.lines[1:], CallLine)])
 
     def _compiled(self, lines: list[str]) -> CodeType:
         return compile(_source(lines), f"<steelyard {self.name}>", "exec")
@@ -44,10 +60,15 @@ class Code:
 
     def recorded(self, layers: Sequence[str]) -> Callable[..., tuple]:
         """The function for some layers, with a record for torch's profiler around each kernel."""
-        kernels = kernel_names(self.lines, layers)
-        return self._function(self._recorded, {LAYERS: layers, KERNELS: kernels})
+        kernels = call_names(self.lines, layers, KernelLine)
+        return self._function(self._recorded, {LAYERS: layers, KERNELS: kernels, RECORD: Record})
 
-    def _function(self, code: CodeType, names: Mapping[str, Sequence[str]]) -> Callable[..., tuple]:
+    def timed(self, layers: Sequence[str], watch: Stopwatch) -> Callable[..., tuple]:
+        """The function for some layers, whose calls a stopwatch times, those of torch's ops too."""
+        names = call_names(self.lines, layers, CallLine)
+        return self._function(self._timed, {LAYERS: layers, KERNELS: names, RECORD: watch.record})
+
+    def _function(self, code: CodeType, names: Mapping[str, Any]) -> Callable[..., tuple]:
         namespace = {**self.namespace, **names}
         exec(code, namespace)
         return namespace[self.name]
@@ -73,6 +94,12 @@ class Emitted:
         """The memory that it works in."""
         return self.code.namespace["arenas"]
 
+    @property
+    def torch_calls(self) -> list[CallName]:
+        """The ops of torch's that it calls, in their order."""
+        lines = [line for line in self.code.lines if isinstance(line, CallLine) and not isinstance(line, KernelLine)]
+        return call_names(lines, self.layers, CallLine)
+
     @functools.cached_property
     def recorded(self) -> Callable[..., tuple]:
         """The function with a record for torch's profiler around each kernel."""
@@ -80,11 +107,14 @@ class Emitted:
 
     def __call__(self, *arguments: Any) -> tuple:
         """Run it, and show its kernels to a profiler that records."""
-        return (self.recorded if is_recording() else self.run)(*arguments)
+        if is_recording():
+            return self.recorded(*arguments)
+        watch = stopwatch()
+        return (self.run if watch is None else self.code.timed(self.layers, watch))(*arguments)
 
     def bound_to(self, renaming: Renaming) -> "Emitted":
         """The same function for other layers."""
-        layers = [renaming.layer(layer) for layer in self.layers]
+        layers = [renaming.layer(layer) if layer else "" for layer in self.layers]
         return Emitted(self.code, layers, self.code.run(layers) if self.code.names_layers else self.run)
 
 

@@ -29,7 +29,7 @@ from steelyard.runtime.dtypes import result_dtype, shape_of
 from steelyard.runtime.emitted import LAYERS, Code, Emitted
 from steelyard.runtime.kernels import BoundKernel, bind_all
 from steelyard.runtime.literals import read_literal, unsupported_op
-from steelyard.runtime.profiling import KERNELS, RECORD, KernelLine, Record, TapeLine, kernel_name
+from steelyard.runtime.profiling import KERNELS, RECORD, CallLine, KernelLine, TapeLine, kernel_name
 from steelyard.runtime.quantizers import Quantizers
 from steelyard.runtime.tape import TapeSteps, read_tape, steps_of_tapes
 
@@ -107,8 +107,8 @@ class _Body:
         self._function = function
         self.name = ir.StringAttr(function.attributes["sym_name"]).value
         # Python spells infinities and NaN as names.
-        self.namespace: dict[str, Any] = {"torch": torch, "inf": math.inf, "nan": math.nan, RECORD: Record}
-        self.namespace |= {LAYERS: (), KERNELS: ()}
+        self.namespace: dict[str, Any] = {"torch": torch, "inf": math.inf, "nan": math.nan}
+        self.namespace |= {LAYERS: (), KERNELS: (), RECORD: None}
         self.layers: dict[str, int] = {}
         """The layers whose kernels are called, by name: their numbers."""
         self.names_layers = False
@@ -295,7 +295,9 @@ class _Body:
             overload = torch.ops.aten.reshape.default
         # Past the Python of the overload's own call.
         called = self._bind(str(overload).replace(".", "_"), _FUNCTIONS.get(overload, overload._op))
-        return f"{self._results(op)} = {called}({self._aten_arguments(overload, op)})"
+        layer = self.layers.setdefault(layer_of(op.location), len(self.layers))
+        text = f"{self._results(op)} = {called}({self._aten_arguments(overload, op)})"
+        return CallLine(text, f"torch {overload}", layer)
 
     def _aten_arguments(self, overload: torch._ops.OpOverload, op: ir.Operation) -> str:
         """Operands in the order of the schema; enumerations that the IR spells as integers become themselves."""

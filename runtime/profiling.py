@@ -1,6 +1,9 @@
-"""Kernels in torch's profiler: the name of each call, and functions that record their calls."""
+"""Kernels in profiles: the name of each call, and functions that record their calls, for torch's profiler or ours."""
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
 
 from torch._C._profiler import _RecordFunctionFast as Record
 from torch.autograd import profiler
@@ -9,19 +12,24 @@ from steelyard.dialect.types import Shape
 from steelyard.ir.kernel_calls import GemmCall, KernelCall, ProduceQuantizeCall, QuantizingCall
 
 RECORD = "record"
-"""What functions that record call by this name: `Record`."""
+"""What functions that record call by this name: what makes the record of a call."""
 KERNELS = "kernels"
-"""What functions that record have by this name: the names of the kernels they call, in their order."""
+"""What functions that record have by this name: the names of the calls they record, in their order."""
 
 __all__ = [
     "KERNELS",
     "RECORD",
+    "CallLine",
+    "CallName",
     "KernelLine",
     "Record",
+    "Stopwatch",
     "TapeLine",
+    "call_names",
     "is_recording",
     "kernel_name",
-    "kernel_names",
+    "stopwatch",
+    "timed",
     "with_records",
 ]
 
@@ -31,23 +39,35 @@ def is_recording() -> bool:
     return profiler._is_profiler_enabled
 
 
-class KernelLine(str):
-    """A line of an emitted function that calls a kernel, for the layer with this number."""
+class CallName(str):
+    """What a call runs, its sizes and its layer: `steelyard cpu mx gemm fprop 256x1024x256 blocks.0.up`."""
+
+    kernel: str
+    layer: str
+
+    def __new__(cls, kernel: str, layer: str):
+        name = super().__new__(cls, f"{kernel} {layer}".rstrip())
+        name.kernel, name.layer = kernel, layer
+        return name
+
+
+class CallLine(str):
+    """A line of an emitted function that calls something for the layer with this number, in torch or a kernel."""
 
     kernel: str
     layer: int
     tensors: Sequence[str]
 
-    def __new__(cls, text: str, kernel: str, layer: int, tensors: Sequence[str]):
+    def __new__(cls, text: str, kernel: str, layer: int, tensors: Sequence[str] = ()):
         line = super().__new__(cls, text)
         line.kernel = kernel
         line.layer = layer
         line.tensors = tensors
         return line
 
-    def name(self, layers: Sequence[str]) -> str:
-        """What runs, its sizes and its layer: `steelyard cpu mx gemm fprop 256x1024x256 blocks.0.up`."""
-        return f"{self.kernel} {layers[self.layer]}".rstrip()
+
+class KernelLine(CallLine):
+    """A line that calls a kernel of ours."""
 
 
 class TapeLine(str):
@@ -70,22 +90,22 @@ class TapeLine(str):
         return f"{self.results}{self.tape}.recorded([{RECORD}(name, []) for name in {names}], {self.arguments})"
 
 
-def kernel_names(lines: Iterable[str], layers: Sequence[str]) -> list[str]:
-    """The names of the kernels that lines call, in their order, with the names of their layers."""
+def call_names(lines: Iterable[str], layers: Sequence[str], recorded: type[CallLine]) -> list[CallName]:
+    """The names of the calls that lines of a kind, and tapes, make, in their order."""
     names = []
     for line in lines:
-        if isinstance(line, KernelLine):
-            names.append(line.name(layers))
+        if isinstance(line, recorded):
+            names.append(CallName(line.kernel, layers[line.layer]))
         elif isinstance(line, TapeLine):
-            names += [f"{kernel} {layers[layer]}".rstrip() for kernel, layer in line.kernels]
+            names += [CallName(kernel, layers[layer]) for kernel, layer in line.kernels]
     return names
 
 
-def with_records(lines: Iterable[str]) -> Iterable[str]:
-    """The same lines, with a record of the profiler around each that calls a kernel."""
+def with_records(lines: Iterable[str], recorded: type[CallLine]) -> Iterator[str]:
+    """The same lines, with a record around each call of lines of a kind, and of tapes."""
     count = 0
     for line in lines:
-        if isinstance(line, KernelLine):
+        if isinstance(line, recorded):
             yield f"with {RECORD}({KERNELS}[{count}], [{', '.join(line.tensors)}]):"
             yield f"    {line}"
             count += 1
@@ -94,6 +114,59 @@ def with_records(lines: Iterable[str]) -> Iterable[str]:
             count += len(line.kernels)
         else:
             yield line
+
+
+class Timed(NamedTuple):
+    """A call that was timed, in nanoseconds."""
+
+    name: CallName
+    begin: int
+    end: int
+
+
+class Stopwatch:
+    """Times the calls of emitted functions."""
+
+    def __init__(self):
+        self.calls: list[Timed] = []
+
+    def record(self, name: CallName, _tensors: Sequence) -> "_Lap":
+        """A context around a call."""
+        return _Lap(name, self.calls)
+
+
+class _Lap:
+    __slots__ = ("_begin", "_calls", "_name")
+
+    def __init__(self, name: CallName, calls: list[Timed]):
+        self._name = name
+        self._calls = calls
+        self._begin = 0
+
+    def __enter__(self) -> None:
+        self._begin = time.perf_counter_ns()
+
+    def __exit__(self, *_: object) -> None:
+        self._calls.append(Timed(self._name, self._begin, time.perf_counter_ns()))
+
+
+_stopwatches: list[Stopwatch] = []
+
+
+def stopwatch() -> Stopwatch | None:
+    """What times the calls of emitted functions now."""
+    return _stopwatches[-1] if _stopwatches else None
+
+
+@contextmanager
+def timed() -> Iterator[Stopwatch]:
+    """A context in which the calls of emitted functions, in whatever thread, are timed."""
+    watch = Stopwatch()
+    _stopwatches.append(watch)
+    try:
+        yield watch
+    finally:
+        _stopwatches.remove(watch)
 
 
 def kernel_name(call: KernelCall) -> str:

@@ -18,6 +18,7 @@ from steelyard.runtime.dtypes import result_dtype, shape_of
 from steelyard.runtime.emitted import Emitted
 from steelyard.runtime.emitter import Emitter
 from steelyard.runtime.finite import make_check
+from steelyard.runtime.profiling import CallName
 from steelyard.runtime.quantizers import Quantizers
 from steelyard.runtime.state import State
 from steelyard.runtime.weights import WeightArgument, Weights
@@ -80,6 +81,11 @@ class Program:
         """The names of its functions that run native steps, and the text of each list of them."""
         pairs = [(name, function.emitted.code.tapes) for name, function in self.functions.items()]
         return [(name, f"tape {number}: {text}") for name, texts in pairs for number, text in enumerate(texts)]
+
+    @property
+    def torch_calls(self) -> list[CallName]:
+        """The ops of torch's that its functions call, in their order."""
+        return [call for function in self.functions.values() for call in function.emitted.torch_calls]
 
     @property
     def weight_arguments(self) -> list[WeightArgument]:

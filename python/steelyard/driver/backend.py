@@ -26,6 +26,7 @@ from steelyard.driver.gathered_parameters import is_gathered
 from steelyard.driver.inference import Run, without_wrapper, written_inputs
 from steelyard.driver.layer_names import layer_names
 from steelyard.driver.outside import Outside
+from steelyard.driver.profiles import Profile
 from steelyard.driver.quantized_inputs import as_plain, check_frozen, stored_schemes
 from steelyard.driver.settings import AUTO, Settings, make_settings
 from steelyard.driver.stored_weights import replace_parameter, store_weights
@@ -92,6 +93,8 @@ class Backend:
         """While this is set, calls only compile; if a program cannot run here, torch computes its results."""
         self.runs: Runs | None = None
         """What is told of each graph without gradients that runs on the CPU."""
+        self.profiled: Profile | None = None
+        """The last call that was profiled."""
         self.block_captures: dict[Hashable, Captured] = {}
         """What blocks that are alike share."""
         self._part_names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()

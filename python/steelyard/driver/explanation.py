@@ -116,19 +116,39 @@ def little_is_quantized(rows: Sequence[Row]) -> str | None:
     return f"only {quantized / total:.0%} of the FLOPs of GEMMs are quantized ({reasons}); net.explain() lists them all"
 
 
+@dataclass(frozen=True)
+class TorchOp:
+    """An op that torch runs beside the kernels of a program."""
+
+    op: str
+    calls: int
+    share: float | None
+    """Of the time of a call; None until `net.profile` has measured one."""
+
+
 class Explanation(str):
-    """The rows of every graph as a table, with notes and shares below. `rows`, `notes` and `shares` are the data."""
+    """The rows of every graph as a table, with notes and shares below. `rows`, `notes`, `shares` and, on request, `ops`
+    are the data."""
 
     rows: list[Row]
     notes: list[str]
     shares: Shares
+    ops: list[TorchOp]
 
-    def __new__(cls, rows: list[Row], notes: Sequence[str] = (), parameters: Mapping[str, torch.Tensor] | None = None):
+    def __new__(
+        cls,
+        rows: list[Row],
+        notes: Sequence[str] = (),
+        parameters: Mapping[str, torch.Tensor] | None = None,
+        ops: Sequence[TorchOp] = (),
+    ):
         shares = shares_of(rows, parameters or {})
-        text = super().__new__(cls, "\n".join([*_text(rows), *notes, *([str(shares)] if shares.flops else [])]))
+        lines = [*_text(rows), *notes, *([str(shares)] if shares.flops else []), *(_ops_text(ops) if ops else [])]
+        text = super().__new__(cls, "\n".join(lines))
         text.rows = rows
         text.notes = list(notes)
         text.shares = shares
+        text.ops = list(ops)
         return text
 
     def to_json(self) -> str:
@@ -298,6 +318,13 @@ def _text(rows: list[Row]) -> list[str]:
         *lines,
         f"{len(quantized)} GEMM{'s' * (len(quantized) != 1)} quantized{detail}, {kept} left in high precision",
     ]
+
+
+def _ops_text(ops: Sequence[TorchOp]) -> list[str]:
+    cells = [[op.op, str(op.calls), "" if op.share is None else f"{op.share:.1%}"] for op in ops]
+    is_timed = any(op.share is not None for op in ops)
+    hint = [] if is_timed else ["net.profile(*inputs) measures which share of a call's time they take"]
+    return ["", *format_table(["op of torch's", "calls", "share of time"], cells), *hint]
 
 
 def _number(reason: str, reasons: list[str]) -> str:

@@ -1,6 +1,7 @@
 """What a net shows of itself: its IR, its explanation, its memory, and a warning where little of it is quantized."""
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 
 from steelyard.driver.backend import Backend
 from steelyard.driver.compilation import CUDA_STAGES, Compilation, all_stages
-from steelyard.driver.explanation import Explanation, little_is_quantized
+from steelyard.driver.explanation import Explanation, TorchOp, little_is_quantized
 from steelyard.driver.memory import Memory, parameter_bytes, tensor_bytes
 from steelyard.driver.outside import AROUND_BLOCKS
 from steelyard.driver.printed_graphs import distinct, print_graphs, print_graphs_of_layers
@@ -70,8 +71,8 @@ def dump_ir(backend: Backend, folder: str | os.PathLike[str]) -> list[Path]:
     return write_folder(folder, texts)
 
 
-def explain(backend: Backend, parameters: Mapping[str, torch.Tensor]) -> Explanation:
-    """One row per GEMM of every graph and between them."""
+def explain(backend: Backend, parameters: Mapping[str, torch.Tensor], ops: bool) -> Explanation:
+    """One row per GEMM of every graph and between them; with the ops that torch runs, if they are asked for."""
     if not backend.rows:
         _compilations(backend)
     kept = backend.kept_weights
@@ -82,7 +83,21 @@ def explain(backend: Backend, parameters: Mapping[str, torch.Tensor]) -> Explana
     notes += [note for compilation in backend.compilations for note in compilation.notes]
     notes += [f"{name} stays in high precision beside its codes: {reason}" for name, reason in kept.items()]
     rows = [replace(row, stays=kept.get(row.weight, "")) if kept else row for row in backend.rows]
-    return Explanation(rows, notes, parameters)
+    return Explanation(rows, notes, parameters, _torch_ops(backend) if ops else ())
+
+
+def _torch_ops(backend: Backend) -> list[TorchOp]:
+    """What torch runs beside kernels, with the shares of the last call that was profiled."""
+    programs = [compilation.program for compilation in _compilations(backend)]
+    counts = Counter(call.kernel for program in programs if program is not None for call in program.torch_calls)
+    shares: Counter[str] = Counter()
+    for row in backend.profiled.rows if backend.profiled is not None else ():
+        shares[row.kernel] += row.share
+    made = [
+        TorchOp(op.removeprefix("torch "), count, shares[op] if backend.profiled is not None else None)
+        for op, count in counts.items()
+    ]
+    return sorted(made, key=lambda op: (-(op.share or 0), -op.calls, op.op))
 
 
 def _cache_scales(backend: Backend) -> str:

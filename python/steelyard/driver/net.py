@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from steelyard.driver.freezing import FrozenNet, Runs, freeze
 from steelyard.driver.memory import Memory
 from steelyard.driver.module_state import ModuleState
 from steelyard.driver.outside import BypassedError
+from steelyard.driver.profiles import Profile, profile, run_with_backward
 from steelyard.driver.saving import STATE_PREFIX, StateHook, flatten, join
 from steelyard.driver.settings import AUTO, Settings, make_settings, settle
 from steelyard.driver.stored_weights import storable_parameters
@@ -438,12 +440,30 @@ class CompiledModule(torch.nn.Module):
         """
         return inspection.dump_ir(self._steelyard.backend, folder)
 
-    def explain(self) -> Explanation:
+    def explain(self, *, ops: bool = False) -> Explanation:
         """One row per GEMM: its formats and kernel, or why it stayed in high precision.
 
-        Ends with the shares of FLOPs and of bytes of parameters that are quantized.
+        Ends with the shares of FLOPs and of bytes of parameters that are quantized. With `ops`, the ops that torch runs
+        beside the kernels follow, with their shares of the time of the last call that `profile` measured.
         """
-        return inspection.explain(self._steelyard.backend, dict(self.named_parameters(remove_duplicate=False)))
+        parameters = dict(self.named_parameters(remove_duplicate=False))
+        return inspection.explain(self._steelyard.backend, parameters, ops)
+
+    def profile(
+        self, *arguments, calls: int = 10, loss: Callable[[Any], torch.Tensor] | None = None, **keywords
+    ) -> Profile:
+        """What each step of a call with these arguments takes, from real runs: a table by kernel and layer.
+
+        `rows` are its data, and `save_trace(path)` writes the steps of one call for Chrome's tracing page. A step takes
+        the median of `calls` calls. With `loss`, a function from what the net returns to a number, the backward runs,
+        too. Nothing of the net changes.
+        """
+        step = partial(self, *arguments, **keywords)
+        if loss is not None:
+            step = partial(run_with_backward, self, loss, arguments, keywords)
+        with self._unchanged():
+            self._steelyard.backend.profiled = profile(step, calls)
+        return self._steelyard.backend.profiled
 
     def memory(self) -> Memory:
         """Bytes that the net holds: parameters, quantized weights, workspace, state, and what the backward needs."""
