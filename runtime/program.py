@@ -206,11 +206,7 @@ class Function:
 
     def _parts(self, arguments: tuple) -> list[Any]:
         """The parts of its weights."""
-        get = self.weights.get
-        parts = []
-        for weight in self.weight_arguments:
-            parts += get(weight, [arguments[i] for i in weight.sources])
-        return parts
+        return self.weights.find(self, self.weight_arguments, arguments) if self.weight_arguments else []
 
     def _run(self, arguments: tuple, parts: list[Any]) -> tuple:
         results = self.emitted(*arguments, *parts)

@@ -1,7 +1,7 @@
 """Quantized weights, kept until their parameters change."""
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -95,6 +95,16 @@ class _Held(NamedTuple):
         return is_same and (self.versions is None or self.versions == _versions(parameter, self.fields))
 
 
+class _Found(NamedTuple):
+    """The weights of a reader as they were found."""
+
+    parts: list[Any]
+    stamps: Any
+    """What the parameters were like."""
+    steps: int
+    """How many steps optimizers had made."""
+
+
 class Weights:
     """The quantized weights of a net, for all its programs: each parameter is quantized once per scheme and write."""
 
@@ -111,10 +121,41 @@ class Weights:
         self._held: dict[tuple[str, int], _Held] = {}
         self._kept: dict[tuple[str, int], _Kept] = {}
         self._lock = make_lock()
+        self._found: weakref.WeakKeyDictionary[Any, _Found] = weakref.WeakKeyDictionary()
+        """What readers found, while nothing changes."""
+        self._makes = 0
+        """How often something did."""
         self.holds_packed = True
         """Whether what is packed of a quantized parameter is kept beside it; not if that is about to be replaced."""
         self._captured: list[tuple] = []
         """Weights that CUDA graphs read, which must live as long as anybody may replay those."""
+
+    def find(self, reader: Hashable, weights: Sequence[WeightArgument], arguments: tuple) -> list[Any]:
+        """The parts of all weights that a reader takes from some arguments.
+
+        One look at all parameters, if those were found before, costs a tenth of what a look at each does.
+        """
+        found = self._found.get(reader)
+        if found is not None and found.steps == _optimizer_steps and found.stamps.hold(arguments):
+            return found.parts
+        found = _Found([], _cpu.Stamps(), _optimizer_steps)
+        is_plain, makes = True, self._makes
+        for weight in weights:
+            parameter = arguments[weight.sources[0]]
+            is_plain = is_plain and _has_stamp(parameter)
+            if is_plain:
+                found.stamps.add(weight.sources[0], parameter, parameter.untyped_storage().nbytes())
+            found.parts.extend(self.get(weight, [arguments[i] for i in weight.sources]))
+            is_plain = is_plain and (weight.key, id(parameter)) in self._kept
+        # What was just made may be made again before it is read again.
+        if is_plain and makes == self._makes:
+            self._found[reader] = found
+        return found.parts
+
+    def _forget_found(self) -> None:
+        """Something that is kept is about to change."""
+        self._makes += 1
+        self._found.clear()
 
     def get(self, weight: WeightArgument, sources: Sequence[Any]) -> tuple:
         """The parts of a weight, made again if its parameter was written since."""
@@ -155,6 +196,7 @@ class Weights:
         with self._lock:
             kept = self._find(key, stamp, parameter)
             if kept is None:
+                self._forget_found()
                 storages = [StorageWeakRef(source.untyped_storage()) for source in sources]
                 # What was kept goes first, so that the new parts find its memory.
                 is_first = self._kept.pop(key, None) is None
@@ -200,6 +242,7 @@ class Weights:
 
     def _drop(self, key: tuple[str, int], gone: weakref.ref) -> None:
         """Let go of a parameter's weight when it dies, unless another has its id by now."""
+        self._forget_found()
         kept = self._kept.get(key)
         if kept is not None and kept.parameter is gone:
             self._kept.pop(key, None)
@@ -207,6 +250,7 @@ class Weights:
     def forget(self) -> None:
         """Quantize every weight again at the next call, and arrange again what is quantized already."""
         with self._lock:
+            self._forget_found()
             self._kept.clear()
             self._held.clear()
 
@@ -217,6 +261,11 @@ class Weights:
             own = {tensor.data_ptr() for _, tensor in held.fields}
             tensors += [part for part in held.parts if part.data_ptr() not in own]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _has_stamp(parameter: Any) -> bool:
+    """Whether writes to a parameter can be told by its version, its memory and some words of it."""
+    return type(parameter) in _PLAIN and parameter.is_cpu and not parameter.is_inference() and parameter.data_ptr() != 0
 
 
 def _version(tensor: torch.Tensor) -> object:

@@ -229,3 +229,33 @@ def test_delayed_weights_are_kept_too(quantized_shapes):
         first, second = net(**arguments), net(**arguments)
     assert torch.equal(first, second)
     assert [quantized_shapes.count(shape) for shape in WEIGHT_SHAPES] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("write", ["in place", "data", "data of one row", "optimizer", "assigned", "another"])
+def test_one_look_at_all_parameters_sees_each_write(write):
+    """The first call quantizes weights, the second finds them, the third looks at all of them at once."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3))).eval()
+    net, x = steelyard.compile(model, "mxfp8"), torch.randn(4, 64)
+    with torch.no_grad():
+        for _ in range(3):
+            before = net(x)
+        weight = model[1].weight
+        match write:
+            case "in place":
+                weight.mul_(2)
+            case "data":
+                weight.data.mul_(2)
+            case "data of one row":
+                weight.data[0] += 1  # where words are sampled
+            case "optimizer":
+                weight.grad = torch.ones_like(weight)
+                torch.optim.AdamW([weight], lr=0.1, fused=True).step()
+            case "assigned":
+                weight.data = weight.data * 2
+            case "another":
+                model[1].weight = nn.Parameter(weight * 2)
+        after = net(x)
+        expected = steelyard.compile(copy.deepcopy(model), "mxfp8")(x)
+    assert torch.equal(after, expected)
+    assert not torch.equal(after, before)

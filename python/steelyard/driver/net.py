@@ -233,7 +233,7 @@ class CompiledModule(torch.nn.Module):
         runs = state.backend.state.runs
         if not is_within(state.backend):
             state.backend.state.begin_call()
-        random = torch.get_rng_state() if state.is_around_blocks and not is_settled else torch.empty(0)
+        random = torch.get_rng_state() if state.is_around_blocks and not is_settled else None
         capture = OwnCapture(state.backend, around_blocks=state.is_around_blocks)
         try:
             with capture, state.backend.capture(is_settled=is_settled):
@@ -241,6 +241,7 @@ class CompiledModule(torch.nn.Module):
         except BypassedError:
             # No program has run yet: the call begins anew, with the same number and the same random numbers.
             state.backend.state.calls -= 1
+            assert random is not None, "only the first call around blocks is begun again"
             torch.set_rng_state(random)
             state.backend.capture_as_a_whole()
             return self._run_alone(arguments, keywords)

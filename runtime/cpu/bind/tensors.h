@@ -10,6 +10,26 @@ namespace steelyard {
 
 class TensorReader {
 public:
+  // An attribute or a method, looked up by a string that is made once.
+  class Name {
+  public:
+    explicit Name(const char *text) : text_(PyUnicode_InternFromString(text)) {}
+    nanobind::object call(nanobind::handle object) const {
+      return checked(PyObject_CallMethodNoArgs(object.ptr(), text_));
+    }
+    nanobind::object of(nanobind::handle object) const {
+      return checked(PyObject_GetAttr(object.ptr(), text_));
+    }
+
+  private:
+    static nanobind::object checked(PyObject *result) {
+      if (!result)
+        throw nanobind::python_error();
+      return nanobind::steal(result);
+    }
+    PyObject *text_; // lives as long as the interpreter
+  };
+
   // `types`: torch's dtypes and their codes, see ItemType. `flat`: makes of a
   // tensor one that kernels can read, a matrix or a contiguous one. `threads`:
   // how many kernels may use.
@@ -42,25 +62,6 @@ public:
   }
 
 private:
-  class Name {
-  public:
-    explicit Name(const char *text) : text_(PyUnicode_InternFromString(text)) {}
-    nanobind::object call(nanobind::handle object) const {
-      return checked(PyObject_CallMethodNoArgs(object.ptr(), text_));
-    }
-    nanobind::object of(nanobind::handle object) const {
-      return checked(PyObject_GetAttr(object.ptr(), text_));
-    }
-
-  private:
-    static nanobind::object checked(PyObject *result) {
-      if (!result)
-        throw nanobind::python_error();
-      return nanobind::steal(result);
-    }
-    PyObject *text_; // lives as long as the interpreter
-  };
-
   Tensor read(nanobind::handle tensor) const {
     static const Name shape_name("shape"), stride_name("stride"),
         dtype_name("dtype");
