@@ -1,5 +1,6 @@
-"""Attention in float32 as programs call it, beside torch's own kernel for the CPU."""
+"""Attention as programs call it, over float32 and over an FP8 cache, beside torch's own kernel for the CPU."""
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -7,15 +8,19 @@ from contest import Contender, Maker, compete, contest_table
 from report import Table
 
 from steelyard.runtime.cpu.attention import attend
+from steelyard.tensor.cached_rows import encode_rows
 
-# Heads, and key heads: those of GPT-2, and those of SmolLM2 135M.
-HEADS = ((12, 12), (9, 3))
+# Heads, and key heads: those of GPT-2, of SmolLM2 135M, and of a Llama of 302 M parameters.
+HEADS = ((12, 12), (9, 3), (16, 8))
 SIZE = 64
 PROMPTS = (512, 1024, 2048)
 CACHES = (128, 1024, 2048, 4096)
+_COPIES = 4
+"""Of an FP8 cache, which is a quarter as large as a float32 one."""
 CACHE_BYTES = 64e6
 """Of the caches that are used in turn, so that none of them is near when its turn comes."""
 AIMS = {"causal": 1.6, "token": 1.3}
+FP8 = "steelyard, FP8 cache"
 
 Attend = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
@@ -24,6 +29,7 @@ def measure(quick: bool = False) -> Table:
     """One row per sizes, threads and contender."""
     title = "Causal attention of a prompt, and of one token over cached ones, float32, head size 64"
     table = contest_table(title, "torch", held="keys and values")
+    table.notes.append(f"{FP8}: keys and values in E4M3, read as codes; the error is that of the format.")
     table.notes.append("One token: the caches of several layers are used in turn, so that none of them is in a cache.")
     for threads in (1, 2):
         for heads, key_heads in HEADS[:1] if quick else HEADS:
@@ -33,7 +39,8 @@ def measure(quick: bool = False) -> Table:
                 _compete(table, work, threads, makers, AIMS["causal"], quick)
             for tokens in CACHES[:2] if quick else CACHES:
                 count = max(1, int(CACHE_BYTES / (tokens * key_heads * SIZE * 8)))
-                makers = _makers([_tensors(heads, key_heads, 1, tokens) for _ in range(count)], causal=False)
+                layers = [_tensors(heads, key_heads, 1, tokens) for _ in range(count)]
+                makers = _makers(layers, causal=False) | {FP8: _over_codes(layers)}
                 work = f"1 token over {tokens}, {heads} heads, {key_heads} key heads, {count} layers"
                 _compete(table, work, threads, makers, AIMS["token"], quick)
     return table
@@ -59,3 +66,29 @@ def _makers(layers: list[list[torch.Tensor]], *, causal: bool) -> dict[str, Make
         "torch": maker(lambda query, key, value: flash(query, key, value, 0.0, causal)),
         "steelyard": maker(lambda query, key, value: attend(query, key, value, None, causal, None)),
     }
+
+
+def _over_codes(layers: list[list[torch.Tensor]]) -> Maker:
+    """The same over as many bytes of codes, so that those are not in a cache either."""
+
+    def make() -> Contender:
+        encoded = [(query, encode_rows(key), encode_rows(value)) for query, key, value in layers]
+        copies = [[_copied(one) for one in encoded] for _ in range(_COPIES)]
+        turn = itertools.cycle(copies)
+
+        def run() -> torch.Tensor:
+            made = [
+                attend(query, key, value, None, False, None, (key_scales, value_scales))[0]
+                for query, (key, key_scales), (value, value_scales) in next(turn)
+            ]
+            return made[-1]
+
+        held = sum(x.numel() * x.element_size() for _, *pairs in encoded for pair in pairs for x in pair)
+        return Contender(run, held)
+
+    return make
+
+
+def _copied(layer: tuple) -> tuple:
+    query, *pairs = layer
+    return query, *(tuple(x.clone() for x in pair) for pair in pairs)

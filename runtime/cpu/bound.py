@@ -268,6 +268,14 @@ def _bind_amax(call: AmaxCall, _: Quantizers) -> Bound:
 @bind.register
 def _bind_attention(call: AttentionCall, _: Quantizers) -> Bound:
     causal, scale = call.causal, call.scale
+    if call.cached is not None:
+
+        def attention_over_codes(
+            query: Any, key: Any, key_scales: Any, value: Any, value_scales: Any, mask: Any = None
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            return attend(query, key, value, mask, causal, scale, (key_scales, value_scales))
+
+        return attention_over_codes, None
 
     def attention(query: Any, key: Any, value: Any, mask: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
         return attend(query, key, value, mask, causal, scale)

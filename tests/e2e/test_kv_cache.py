@@ -147,6 +147,24 @@ def test_compiled_calls_read_what_fp8_holds(blocks, length):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("length", [None, 16], ids=["dynamic", "static"])
+def test_a_token_reads_the_codes_of_the_cache(length):
+    """Nothing is decoded before attention, and the heads of keys are not repeated for those of queries."""
+    model, _ = make_llama()
+    net = steelyard.compile(model.eval(), "mxfp8", kv_cache="fp8")
+    options = {"config": model.config}
+    cache = DynamicCache(**options) if length is None else StaticCache(**options, max_cache_len=length)
+    net(make_tokens()[:, :9], past_key_values=cache)
+    net(make_tokens()[:, 9:10], past_key_values=cache)
+    step = net.ir("lowered").split("module @")[-1]
+    calls = [line for line in step.splitlines() if "call @attention" in line]
+    assert len(calls) == model.config.num_hidden_layers
+    assert all(line.count(f"[2,{model.config.num_key_value_heads},") == 4 for line in calls)
+    assert all(line.count("ui8>") == 2 for line in calls)
+    assert "dequantize" not in step
+
+
+@torch.no_grad()
 def test_generate_quantizes_its_cache():
     model, _ = make_llama()
     model.eval()

@@ -2,6 +2,7 @@
 
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from steelyard import reference
 from steelyard.errors import ConstraintError
 from steelyard.runtime import cpu
+from steelyard.tensor.cached_rows import encode_rows
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 INFINITY = float("inf")
@@ -254,3 +256,141 @@ def test_a_causal_mask_has_the_same_bits_as_a_tensor(isa, queries):
         cpu.attention(query, key, value, causal=True), cpu.attention(query, key, value, mask), strict=True
     ):
         assert torch.equal(found, expected)
+
+
+def check_codes(query, key, value, mask=None, *, causal=False, key_scales=None, value_scales=None):
+    """What the kernel makes of codes, within the bounds of the reference."""
+    given = {"causal": causal, "key_scales": key_scales, "value_scales": value_scales}
+    out, logsumexp = cpu.attention(query, key, value, mask, **given)
+    expected = reference.attention(query, key, value, mask, **given)
+    assert out.dtype == query.dtype
+    assert (np.abs(out.double().numpy() - expected.out) <= expected.out_bound).all()
+    assert (np.abs(logsumexp.double().numpy() - expected.logsumexp) <= expected.logsumexp_bound).all()
+    return out, logsumexp
+
+
+CODE_SIZES = [
+    # Queries of all heads of a key head that share sums in registers, and more; rows of whole groups of codes, and not.
+    (1, 1, 1, 1, 1, 64),
+    (2, 2, 2, 1, 700, 64),
+    (1, 4, 2, 1, 129, 128),
+    (1, 6, 2, 1, 530, 64),
+    (1, 8, 2, 1, 66, 64),
+    (1, 10, 2, 3, 77, 64),
+    (2, 4, 2, 16, 70, 32),
+    (1, 3, 1, 2, 66, 33),
+    (1, 2, 1, 40, 100, 64),
+]
+
+
+@pytest.mark.parametrize("sizes", CODE_SIZES, ids=str)
+def test_codes_of_a_cache_are_read_as_they_are(isa, sizes):
+    query, key, value = tensors(*sizes)
+    (key, key_scales), (value, value_scales) = encode_rows(key * 30), encode_rows(value * 0.01)
+    scales = {"key_scales": key_scales, "value_scales": value_scales}
+    out, _ = check_codes(query * 0.05, key, value, **scales)
+    expected = reference.attention(query * 0.05, key, value, **scales).out
+    assert np.linalg.norm(out.double().numpy() - expected) < 1e-6 * np.linalg.norm(expected)
+    mask = heads(1, 1, *(sizes[3], sizes[4]), seed=8)
+    check_codes((query * 0.05).bfloat16(), key, value, mask, causal=True, **scales)
+
+
+@pytest.mark.parametrize("group", [1, 6])
+def test_every_code_is_decoded(isa, group):
+    """All 254 numbers, each in each place of a group, by keys of which one value is not 0."""
+    table = torch.arange(256, dtype=torch.uint8)
+    table = table[table % 128 != 127]
+    values = torch.from_numpy(table.numpy().view(ml_dtypes.float8_e4m3fn).astype(np.float32))
+    for column in range(0, 64, 7):
+        key = torch.zeros(1, 1, len(table), 64, dtype=torch.uint8)
+        key[0, 0, :, column] = table
+        one = torch.ones(())
+        query = torch.full((1, group, 1, 64), 2.0**-6)
+        # One key alone: the logarithm of the sum is its score, and the result is its value.
+        for k in range(0, len(table), 11):
+            own = key[:, :, k : k + 1]
+            out, logsumexp = cpu.attention(query, own, own, scale=1.0, key_scales=one, value_scales=3 * one)
+            assert torch.equal(logsumexp[0, :, 0], (values[k] * 2.0**-6).expand(group))
+            wanted = torch.zeros(group, 64)
+            wanted[:, column] = 3 * values[k]
+            assert torch.equal(out[0, :, 0], wanted)
+
+
+@pytest.mark.parametrize("exponents", [(-120, -120), (-60, 100), (40, -140), (60, 110), (100, -20)], ids=str)
+def test_scales_of_any_size(isa, exponents):
+    """Scales far from 1, with queries that bring scores back to size, and values that differ by much."""
+    query, key, value = tensors(1, 2, 1, 1, 130, 64)
+    (key, key_scales), (value, value_scales) = encode_rows(key), encode_rows(value)
+    key_exponent, value_exponent = exponents
+    key_scales = key_scales * 2.0**key_exponent
+    value_scales = value_scales * 2.0**value_exponent
+    value_scales[0, 0, ::3] *= 2.0**-30
+    half = key_exponent // 2
+    query = query * 2.0**-half * 2.0 ** (half - key_exponent)
+    check_codes(query, key, value, key_scales=key_scales, value_scales=value_scales)
+
+
+@pytest.mark.parametrize("group", [1, 3, 6])
+def test_nan_codes_reach_who_sees_them(isa, group):
+    query, key, value = tensors(1, group, 1, 1, 130, 64)
+    (key, key_scales), (value, value_scales) = encode_rows(key), encode_rows(value)
+    scales = {"key_scales": key_scales, "value_scales": value_scales}
+    expected, _ = cpu.attention(query, key, value, **scales)
+    for position, column, code in ((0, 0, 0x7F), (63, 5, 0xFF), (64, 63, 0x7F), (129, 33, 0xFF)):
+        bad = key.clone()
+        bad[0, 0, position, column] = code
+        out, logsumexp = cpu.attention(query, bad, value, **scales)
+        assert out.isnan().all()
+        assert logsumexp.isnan().all()
+        bad = value.clone()
+        bad[0, 0, position, column] = code
+        out, _ = cpu.attention(query, key, bad, **scales)
+        assert out[..., column].isnan().all()
+        rest = torch.arange(64) != column
+        assert torch.equal(out[..., rest], expected[..., rest])
+
+
+def test_codes_in_any_strides(isa):
+    query, key, value = tensors(2, 3, 3, 2, 70, 64)
+    (key, key_scales), (value, value_scales) = encode_rows(key), encode_rows(value)
+    expected = cpu.attention(query, key, value, key_scales=key_scales, value_scales=value_scales)
+    for layout in ("tokens first", "columns first"):
+        spread_out = [LAYOUTS[layout](x) for x in (key, value, key_scales, value_scales)]
+        key_, value_, key_scales_, value_scales_ = spread_out
+        found = cpu.attention(query, key_, value_, key_scales=key_scales_, value_scales=value_scales_)
+        for one, wanted in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, wanted, rtol=0, atol=2e-6)
+        if layout == "tokens first":
+            assert torch.equal(found[0], expected[0])
+
+
+@pytest.mark.parametrize("hidden", [slice(0, 64), slice(64, 192), slice(100, None)], ids=str)
+def test_keys_that_a_mask_hides_from_all_change_nothing(isa, hidden):
+    query, key, value = tensors(1, 4, 2, 2, 260, 64)
+    mask = torch.zeros(1, 1, 2, 260)
+    mask[..., hidden] = -INFINITY
+    found, logsumexp = check(query, key, value, mask)
+    seen = torch.ones(260, dtype=torch.bool)
+    seen[hidden] = False
+    wanted, wanted_logsumexp = cpu.attention(query, key[:, :, seen], value[:, :, seen])
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
+    torch.testing.assert_close(logsumexp, wanted_logsumexp, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"key_scales": None},
+        {"key": torch.zeros(1, 2, 5, 8)},
+        {"key_scales": torch.zeros(1, 2, 5, 1, dtype=torch.float64)},
+        {"value_scales": torch.zeros(1, 2, 4, 1)},
+        {"value_scales": torch.zeros(5)},
+    ],
+    ids=str,
+)
+def test_scales_that_do_not_fit_are_refused(changes):
+    codes, scales = torch.zeros(1, 2, 5, 8, dtype=torch.uint8), torch.ones(1, 2, 5, 1)
+    given = {"key": codes, "value": codes, "key_scales": scales, "value_scales": scales}
+    with pytest.raises(ConstraintError) as caught:
+        cpu.attention(torch.zeros(1, 4, 3, 8), **(given | changes))
+    assert caught.value.constraint == "attention_scales"

@@ -21,8 +21,8 @@ public:
     const int64_t size = problem.head_size, keys = problem.keys;
     const int64_t key_head = head / group_size(problem);
     query_ = head_of(problem.query, batch, head, problem.queries, size);
-    key_ = head_of(problem.key, batch, key_head, keys, size);
-    value_ = head_of(problem.value, batch, key_head, keys, size);
+    key_ = kept_head(problem.key, batch, key_head, keys, size);
+    value_ = kept_head(problem.value, batch, key_head, keys, size);
     if (problem.mask.data)
       mask_ = head_of(problem.mask, batch, head, problem.queries, keys);
     take_memory();
@@ -164,7 +164,8 @@ private:
   const AttentionProblem &problem_;
   const int64_t batch_, head_, first_, queries_;
   const int64_t columns_; // of a row of values and of sums: whole vectors
-  Matrix query_{}, key_{}, value_{}, mask_{};
+  Matrix query_{}, mask_{};
+  KeptHead key_{}, value_{};
   float *panels_, *scores_, *key_memory_, *value_memory_, *sums_, *mask_panel_,
       *buffer_;
   alignas(64) float largest_[kBlockQueries];

@@ -1,3 +1,4 @@
+#include "cpu/attention/code_products.h"
 #include "cpu/attention/few_products.h"
 #include "cpu/attention/heads.h"
 #include "cpu/gemm/workspace.h"
@@ -9,10 +10,9 @@ static constexpr int64_t kStepKeys = 64;
 static_assert(kChunkKeys % kStepKeys == 0);
 static constexpr int64_t kKeysAhead = 8;
 
-static inline void prefetch(const float *values, int64_t n) {
-  constexpr int64_t line = 64 / sizeof *values;
-  for (int64_t i = 0; i < n; i += line)
-    __builtin_prefetch(values + i);
+static inline void prefetch(const void *memory, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64)
+    __builtin_prefetch(static_cast<const char *>(memory) + i);
 }
 
 // One chunk of keys, for all queries of all heads that share them.
@@ -22,7 +22,12 @@ public:
            float *partial)
       : problem_(problem), batch_(batch), key_head_(key_head),
         rows_(group_size(problem) * problem.queries),
-        columns_(whole_vectors(problem.head_size)), partial_(partial) {
+        columns_(whole_vectors(problem.head_size)), partial_(partial),
+        key_(kept_head(problem.key, batch, key_head, problem.keys,
+                       problem.head_size)),
+        value_(kept_head(problem.value, batch, key_head, problem.keys,
+                         problem.head_size)),
+        reads_codes_(has_code_groups(key_) && has_code_groups(value_)) {
     const int64_t step = kStepKeys * columns_, rows = rows_ * columns_;
     queries_ = static_cast<float *>(
         thread_workspace(WorkspaceUse::attention,
@@ -35,21 +40,24 @@ public:
   }
 
   void run(int64_t first, int64_t end) {
-    const int64_t size = problem_.head_size;
-    const Matrix key =
-        head_of(problem_.key, batch_, key_head_, problem_.keys, size);
-    const Matrix value =
-        head_of(problem_.value, batch_, key_head_, problem_.keys, size);
+    if (reads_codes_)
+      find_value_powers(first, end);
     for (; first < end; first += kStepKeys) {
       const int64_t keys = smaller(kStepKeys, end - first);
-      const Rows key_rows = load_rows(key, first, keys, false, key_memory_);
-      multiply_keys(key_rows, keys);
+      if (problem_.mask.data && is_hidden(first, keys))
+        continue;
+      if (reads_codes_)
+        multiply_key_codes(first, keys);
+      else
+        multiply_keys(load_rows(key_, first, keys, false, key_memory_), keys);
       float factors[kSharingQueries];
       for (int64_t row = 0; row < rows_; ++row)
         factors[row] = exponentiate(row, first, keys);
-      const Rows value_rows =
-          load_rows(value, first, keys, false, value_memory_);
-      multiply_values(value_rows, keys, factors);
+      if (reads_codes_)
+        multiply_value_codes(first, keys, factors);
+      else
+        multiply_values(load_rows(value_, first, keys, false, value_memory_),
+                        keys, factors);
     }
     store_partial();
   }
@@ -69,10 +77,103 @@ private:
           row_chunk(query, row % problem_.queries, 0, size, out);
       for (int64_t d = 0; d < columns_; ++d)
         out[d] = d < size ? found[d] * problem_.scale : 0.0f;
+      if (reads_codes_)
+        order_query(row, out);
       largest_[row] = kNoScore;
       totals_[row] = 0.0f;
     }
     std::memset(sums_, 0, rows_ * columns_ * sizeof *sums_);
+  }
+
+  // Whether the mask hides some keys from all queries: a cache of fixed size
+  // has many that are yet to come.
+  bool is_hidden(int64_t first, int64_t keys) {
+    for (int64_t row = 0; row < rows_; ++row) {
+      const float *mask = mask_of(row, first, keys);
+      for (int64_t k = 0; k < keys; ++k)
+        if (!(mask[k] == kNoScore))
+          return false;
+    }
+    return true;
+  }
+
+  // A query as codes are multiplied with it. Its place in `key_memory_` is free
+  // until there are keys.
+  void order_query(int64_t row, float *query) {
+    query_powers_[row] = powers_for(largest_of(query, columns_, 1));
+    for (int64_t d = 0; d < columns_; ++d)
+      key_memory_[place_of_column(d)] = query[d] * query_powers_[row].up;
+    std::memcpy(query, key_memory_, columns_ * sizeof *query);
+  }
+
+  void find_value_powers(int64_t first, int64_t end) {
+    const int64_t stride = value_.scales_stride;
+    value_powers_ = powers_for(
+        largest_of(value_.scales + first * stride, end - first, stride));
+  }
+
+  void multiply_key_codes(int64_t first, int64_t keys) {
+    if (rows_ > kCodeQueries) {
+      spread_codes(key_, first, keys, key_memory_);
+      multiply_keys({key_memory_, columns_}, keys);
+    } else {
+      for (int64_t k = 0; k < keys; k += kKeysPerSum) {
+        // Of the next step: between the two, values are read.
+        for (int64_t i = 0; i < kKeysPerSum; ++i)
+          prefetch(key_.codes(first + k + kStepKeys + i), columns_);
+        each_few(rows_, [&]<int rows>(int64_t row) {
+          STEELYARD_ISA::multiply_key_codes<rows>(
+              queries_ + row * columns_, columns_, key_.codes(first + k),
+              key_.rows.row_stride, keys - k, scores_[row] + k, kStepKeys);
+        });
+      }
+    }
+    alignas(64) float scales[kStepKeys] = {};
+    for (int64_t k = 0; k < keys; ++k)
+      scales[k] = key_.scales[(first + k) * key_.scales_stride];
+    for (int64_t row = 0; row < rows_; ++row)
+      for (int64_t k = 0; k < keys; ++k)
+        scores_[row][k] = scores_[row][k] * scales[k] * query_powers_[row].down;
+    if (has_nan(key_, first, keys))
+      keep_nan_keys(first, keys);
+  }
+
+  void keep_nan_keys(int64_t first, int64_t keys) {
+    for (int64_t k = 0; k < keys; ++k)
+      if (has_nan(key_, first + k, 1))
+        for (int64_t row = 0; row < rows_; ++row)
+          scores_[row][k] = __builtin_nanf("");
+  }
+
+  void multiply_value_codes(int64_t first, int64_t keys, const float *factors) {
+    alignas(64) float scales[kStepKeys] = {};
+    for (int64_t k = 0; k < keys; ++k)
+      scales[k] =
+          value_.scales[(first + k) * value_.scales_stride] * value_powers_.up;
+    for (int64_t row = 0; row < rows_; ++row)
+      for (int64_t k = 0; k < keys; ++k)
+        scores_[row][k] *= scales[k];
+    if (rows_ > kCodeQueries) {
+      spread_codes(value_, first, keys, value_memory_);
+      multiply_values({value_memory_, columns_}, keys, factors);
+    } else {
+      each_few(rows_, [&]<int rows>(int64_t row) {
+        STEELYARD_ISA::multiply_value_codes<rows>(
+            scores_[row], kStepKeys, value_.codes(first),
+            value_.rows.row_stride, keys, kStepKeys, factors + row,
+            sums_ + row * columns_, columns_);
+      });
+    }
+    if (has_nan(value_, first, keys))
+      keep_nan_values(first, keys);
+  }
+
+  void keep_nan_values(int64_t first, int64_t keys) {
+    for (int64_t k = 0; k < keys; ++k)
+      for (int64_t d = 0; d < columns_; ++d)
+        if (is_nan_code(value_.codes(first + k)[d]))
+          for (int64_t row = 0; row < rows_; ++row)
+            sums_[row * columns_ + place_of_column(d)] = __builtin_nanf("");
   }
 
   void multiply_keys(Rows key, int64_t keys) {
@@ -80,7 +181,7 @@ private:
       // One query is done with its keys before the processor asks for more.
       if (rows_ == 1)
         prefetch(key.data + (k + kKeysAhead) * key.stride,
-                 kKeysPerSum * key.stride);
+                 kKeysPerSum * key.stride * sizeof *key.data);
       each_few(rows_, [&]<int rows>(int64_t row) {
         multiply_few_keys<rows>(queries_ + row * columns_, columns_,
                                 key.data + k * key.stride, key.stride, keys - k,
@@ -128,11 +229,14 @@ private:
     return factor;
   }
 
-  void add_mask(int64_t row, int64_t first, int64_t keys) {
+  const float *mask_of(int64_t row, int64_t first, int64_t keys) {
     const Matrix mask = head_of(problem_.mask, batch_, head_of_row(row),
                                 problem_.queries, problem_.keys);
-    const float *found =
-        row_chunk(mask, row % problem_.queries, first, keys, mask_row_);
+    return row_chunk(mask, row % problem_.queries, first, keys, mask_row_);
+  }
+
+  void add_mask(int64_t row, int64_t first, int64_t keys) {
+    const float *found = mask_of(row, first, keys);
     for (int64_t k = 0; k < keys; ++k)
       scores_[row][k] += found[k];
   }
@@ -141,7 +245,10 @@ private:
     const int64_t size = problem_.head_size;
     for (int64_t row = 0; row < rows_; ++row) {
       float *out = partial_ + row * (size + 2);
-      std::memcpy(out, sums_ + row * columns_, size * sizeof *out);
+      const float *sums = sums_ + row * columns_;
+      for (int64_t d = 0; d < size; ++d)
+        out[d] = reads_codes_ ? sums[place_of_column(d)] * value_powers_.down
+                              : sums[d];
       out[size] = largest_[row];
       out[size + 1] = totals_[row];
     }
@@ -152,6 +259,9 @@ private:
   const int64_t rows_;    // every query of every head
   const int64_t columns_; // of a row: whole vectors
   float *const partial_;
+  const KeptHead key_, value_;
+  const bool reads_codes_; // as they are: not decoded first
+  Powers query_powers_[kSharingQueries], value_powers_;
   float *queries_, *sums_, *key_memory_, *value_memory_, *mask_row_;
   alignas(64) float scores_[kSharingQueries][kStepKeys];
   float largest_[kSharingQueries], totals_[kSharingQueries];

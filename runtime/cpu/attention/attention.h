@@ -9,7 +9,8 @@
 // problem is split follows from its shape alone.
 //
 // Causal masks begin at the first key, as torch's do: query i sees keys 0 to i.
-// What a causal mask hides is never read into a result, whatever its value. A
+// What a causal mask hides is never read into a result, whatever its value;
+// what a mask of -inf hides may or may not be, if it is NaN or infinite. A
 // query that sees no key, or only keys whose scores are -inf, gives zeros, and
 // 0 as its logarithm.
 #pragma once
@@ -20,20 +21,29 @@
 
 namespace steelyard {
 
+// What the codes of a token of a head are multiplied by; any strides, in
+// elements.
+struct TokenScales {
+  const float *data;
+  int64_t batch_stride, head_stride, token_stride;
+};
+
 // (batch, head, token, column), any strides, in elements. A mask has queries
-// for tokens and keys for columns, and stride 0 where it is broadcast.
+// for tokens and keys for columns, and stride 0 where it is broadcast. Keys and
+// values may be E4M3 codes, a byte each: those that have scales are.
 struct HeadsView {
   void *data;
   Dtype dtype;
   int64_t batch_stride, head_stride, token_stride, column_stride;
+  TokenScales scales{};
 };
 
 struct AttentionProblem {
   int64_t batches, heads, key_heads; // heads is a multiple of key_heads
   int64_t queries, keys, head_size;
-  HeadsView query, key, value, out;
-  HeadsView mask;   // added to scores; null data for none
-  float *logsumexp; // of the scores, (batch, query, head)
+  HeadsView query, key, value, out; // both key and value are codes, or neither
+  HeadsView mask;                   // added to scores; null data for none
+  float *logsumexp;                 // of the scores, (batch, query, head)
   float scale;
   bool causal;
 };

@@ -14,7 +14,7 @@ static inline int64_t whole_vectors(int64_t n) {
 static inline Matrix head_of(const HeadsView &x, int64_t batch, int64_t head,
                              int64_t tokens, int64_t columns) {
   const int64_t first = batch * x.batch_stride + head * x.head_stride;
-  const int64_t size = x.dtype == Dtype::f32 ? 4 : 2;
+  const int64_t size = x.scales.data ? 1 : x.dtype == Dtype::f32 ? 4 : 2;
   return {static_cast<char *>(x.data) + first * size,
           x.dtype,
           tokens,
@@ -23,17 +23,55 @@ static inline Matrix head_of(const HeadsView &x, int64_t batch, int64_t head,
           x.column_stride};
 }
 
+// The keys or values of a head: numbers, or codes with a scale per token.
+struct KeptHead {
+  Matrix rows;
+  const float *scales; // null for numbers
+  int64_t scales_stride;
+
+  const uint8_t *codes(int64_t row) const {
+    return static_cast<const uint8_t *>(rows.data) + row * rows.row_stride;
+  }
+};
+
+static inline KeptHead kept_head(const HeadsView &x, int64_t batch,
+                                 int64_t head, int64_t tokens,
+                                 int64_t columns) {
+  const TokenScales &scales = x.scales;
+  const int64_t first = batch * scales.batch_stride + head * scales.head_stride;
+  return {head_of(x, batch, head, tokens, columns),
+          scales.data ? scales.data + first : nullptr, scales.token_stride};
+}
+
 struct Rows {
   const float *data;
   int64_t stride;
 };
 
+// Decoded as `dequantize` decodes them.
+static inline void decode_rows(const KeptHead &x, int64_t first, int64_t n,
+                               int64_t stride, float *out) {
+  const int64_t columns = x.rows.columns, step = x.rows.column_stride;
+  for (int64_t i = 0; i < n; ++i, out += stride) {
+    const uint8_t *codes = x.codes(first + i);
+    const float scale = x.scales[(first + i) * x.scales_stride];
+    for (int64_t d = 0; d < columns; ++d)
+      out[d] = decode<E4M3>(codes[d * step]) * scale;
+    std::memset(out + columns, 0, (stride - columns) * sizeof *out);
+  }
+}
+
 // Rows [first, first + n) whose columns go on to a whole vector: where they
 // are, or in `buffer`, with zeros for the columns that are missing. Rows far
 // apart are copied if they are read `often`: they may all lie in one cache set.
-static inline Rows load_rows(const Matrix &x, int64_t first, int64_t n,
+static inline Rows load_rows(const KeptHead &head, int64_t first, int64_t n,
                              bool often, float *buffer) {
+  const Matrix &x = head.rows;
   const int64_t stride = whole_vectors(x.columns);
+  if (head.scales) {
+    decode_rows(head, first, n, stride, buffer);
+    return {buffer, stride};
+  }
   const bool is_plain =
       x.dtype == Dtype::f32 && x.column_stride == 1 && x.columns == stride;
   if (is_plain && (!often || x.row_stride == stride))

@@ -15,6 +15,17 @@ using SizeArguments =
 using HeadsArguments =
     std::tuple<uintptr_t, int, int64_t, int64_t, int64_t, int64_t>;
 
+// data, and the strides of batch, head and token
+using ScalesArguments = std::tuple<uintptr_t, int64_t, int64_t, int64_t>;
+
+TokenScales scales_of(const std::optional<ScalesArguments> &arguments,
+                      bool is_empty) {
+  if (!arguments || is_empty)
+    return {};
+  const auto &[data, batch, head, token] = *arguments;
+  return {memory<float>(data, false), batch, head, token};
+}
+
 HeadsView heads_of(const HeadsArguments &arguments, bool is_empty) {
   const auto &[data, dtype, batch, head, token, column] = arguments;
   // What has no elements may have no memory, and there is nowhere to stride.
@@ -45,7 +56,9 @@ void bind_attention(nb::module_ &m) {
       [](const SizeArguments &sizes, const HeadsArguments &query,
          const HeadsArguments &key, const HeadsArguments &value,
          const std::optional<HeadsArguments> &mask, const HeadsArguments &out,
-         uintptr_t logsumexp, float scale, bool causal, int threads) {
+         uintptr_t logsumexp, float scale, bool causal, int threads,
+         const std::optional<ScalesArguments> &key_scales,
+         const std::optional<ScalesArguments> &value_scales) {
         nb::gil_scoped_release release;
         AttentionProblem problem = sizes_of(sizes);
         const bool no_rows =
@@ -55,6 +68,8 @@ void bind_attention(nb::module_ &m) {
         problem.query = heads_of(query, no_queries);
         problem.key = heads_of(key, no_keys);
         problem.value = heads_of(value, no_keys);
+        problem.key.scales = scales_of(key_scales, no_keys);
+        problem.value.scales = scales_of(value_scales, no_keys);
         problem.out = heads_of(out, no_queries);
         if (mask && !no_rows && problem.keys > 0)
           problem.mask = heads_of(*mask, false);
@@ -65,7 +80,7 @@ void bind_attention(nb::module_ &m) {
       },
       "Write softmax(scale * query key^T + mask) value of each head, whose "
       "columns are contiguous, and the logarithms of its sums as (batch, "
-      "query, head).");
+      "query, head). Keys and values with scales are E4M3 codes.");
 }
 
 } // namespace steelyard

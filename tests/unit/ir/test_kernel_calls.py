@@ -7,7 +7,7 @@ from torch_mlir import ir
 
 from steelyard.dialect import make_context
 from steelyard.errors import ConstraintError
-from steelyard.formats.schemes import Scheme
+from steelyard.formats.schemes import CACHED, CACHED_STATIC, Scheme
 from steelyard.ir.kernel_calls import (
     AdvanceRngCall,
     AmaxCall,
@@ -49,6 +49,7 @@ HEADS = "tensor<2x4x?x16xbf16>"
 F32, ROWS, SCALAR = "tensor<8x64xf32>", "tensor<8x64xi8>", "tensor<f32>"
 ENDS = "tensor<2xi32>"
 MX_PARTS = {"codes": ROWS, "scales": "tensor<8x2xi8>"}
+CACHE_PARTS = {"codes": "tensor<2x2x?x16xi8>", "scales": "tensor<2x2x?x1xf32>"}
 FP8_PARTS = {"codes": ROWS, "scales": SCALAR, "amax": SCALAR}
 FP4_PARTS = {"codes": "tensor<8x32xi8>", "scales": "tensor<8x4xi8>", "amax": SCALAR}
 
@@ -63,6 +64,12 @@ CASES = {
         [("query", HEADS), ("key", HEADS), ("value", HEADS), ("mask", "tensor<?x?xf32>")],
         [("result", HEADS), ("logsumexp", "tensor<2x4x?xf32>")],
         {"causal": True, "scale": 0.25},
+    ),
+    "attention over a cache": (
+        AttentionCall,
+        [("query", HEADS), *parts("key", CACHE_PARTS), *parts("value", CACHE_PARTS)],
+        [("result", HEADS), ("logsumexp", "tensor<2x4x?xf32>")],
+        {"cached": CACHED},
     ),
     "quantize": (
         QuantizeCall,
@@ -288,6 +295,9 @@ def test_which_copies_a_gemm_reads(kind):
 @pytest.mark.parametrize(
     ("case", "changes", "constraint"),
     [
+        ("attention", {"cached": CACHED}, "call_c3"),
+        ("attention over a cache", {"cached": MX}, "attention_c4"),
+        ("attention over a cache", {"cached": CACHED_STATIC}, "attention_c4"),
         ("quantize", {"results": ()}, "call_c3"),
         ("quantize", {"device": "custom"}, "call_c4"),
         ("quantize by a user", {"device": "cpu"}, "call_c4"),

@@ -16,6 +16,7 @@ from steelyard.ir.kernel_calls.declarations import (
     callee_of,
     calls_of,
     declarations_of,
+    erase_uncalled,
     is_declaration,
     read_call,
 )
@@ -76,6 +77,7 @@ __all__ = [
     "callee_of",
     "calls_of",
     "declarations_of",
+    "erase_uncalled",
     "is_declaration",
     "matrix_shape",
     "read_call",

@@ -1,9 +1,11 @@
-"""Calls of attention in high precision."""
+"""Calls of attention, over keys and values in high precision or as a KV cache keeps them."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from steelyard.dialect.base import require
+from steelyard.dialect.types import format_shape
+from steelyard.formats.schemes import CACHED, CACHED_STATIC, Scheme
 from steelyard.ir.kernel_calls.base import KernelCall, Names
 
 _DTYPES = ("f32", "bf16", "f16")
@@ -14,10 +16,14 @@ _RANK = 4
 class AttentionCall(KernelCall):
     """softmax(scale query key^T + mask) value of each head, and the logarithm of each sum of exponentials.
 
+    Keys and values of a quantized cache are codes times scales, and rounded to no dtype.
+
     Constraints, beside those of all calls:
     - attention_c1: query, key, value and result are (batch, head, token, column), all of f32, of bf16 or of f16
     - attention_c2: a mask has 2 or 4 dims, and is f32 or what the query is
     - attention_c3: logsumexp is (batch, head, token) of f32
+    - attention_c4: a cache has one of the two schemes of KV caches; its codes are (batch, head, token, column), a byte
+      each, and its scales f32, (batch, head, token, 1) or, where they are static, one alone
     """
 
     OPERATION: ClassVar[str] = "attention"
@@ -26,6 +32,8 @@ class AttentionCall(KernelCall):
     """Query i sees keys 0 to i."""
     scale: float | None = None
     """None for one over the square root of the head size."""
+    cached: Scheme | None = None
+    """How keys and values are quantized; None where they are not."""
 
     @property
     def mask(self) -> int | None:
@@ -33,17 +41,21 @@ class AttentionCall(KernelCall):
         return self.operand("mask")
 
     def operand_names(self) -> Names:
-        return Names(("query", "key", "value"), ("mask",))
+        if self.cached is None:
+            return Names(("query", "key", "value"), ("mask",))
+        return Names(("query", "key.codes", "key.scales", "value.codes", "value.scales"), ("mask",))
 
     def result_names(self) -> Names:
         return Names(("result", "logsumexp"))
 
     def check(self) -> None:
         super().check()
-        heads = [self._tensor(position) for position in (0, 1, 2, self._result_positions["result"])]
+        plain = (0, 1, 2) if self.cached is None else (0,)
+        heads = [self._tensor(position) for position in (*plain, self._result_positions["result"])]
         fits = all(len(info.shape) == _RANK for info in heads) and heads[0].dtype in _DTYPES
         found = ", ".join(f"{len(info.shape)} dims of {info.dtype}" for info in heads)
-        message = f"query, key, value and result must have 4 dims of one of {', '.join(_DTYPES)}, got {found}"
+        names = "query, key, value and result" if self.cached is None else "query and result"
+        message = f"{names} must have 4 dims of one of {', '.join(_DTYPES)}, got {found}"
         require(fits and len({info.dtype for info in heads}) == 1, "attention_c1", message)
         if self.mask is not None:
             mask = self._tensor(self.mask)
@@ -54,3 +66,20 @@ class AttentionCall(KernelCall):
         fits = len(sums.shape) == _RANK - 1 and sums.dtype == "f32"
         message = f"logsumexp must have 3 dims of f32, got {len(sums.shape)} dims of {sums.dtype}"
         require(fits, "attention_c3", message)
+        if self.cached is not None:
+            self._check_cache(self.cached)
+
+    def check_settings(self) -> None:
+        fits = self.cached in (None, CACHED, CACHED_STATIC)
+        require(fits, "attention_c4", f"cached must be a scheme of KV caches, got {self.cached}")
+
+    def _check_cache(self, scheme: Scheme) -> None:
+        for name in ("key", "value"):
+            codes, scales = (self._tensor(self._required(f"{name}.{part}")) for part in ("codes", "scales"))
+            fits = len(codes.shape) == _RANK and codes.dtype.removeprefix("u") == "i8"
+            message = f"codes of {name} must have 4 dims of bytes, got {len(codes.shape)} dims of {codes.dtype}"
+            require(fits, "attention_c4", message)
+            wanted = () if scheme.is_static else (*codes.shape[:-1], 1)
+            message = f"scales of {name} must be f32 of {format_shape(wanted)}, got {scales.dtype} of"
+            fits = scales.dtype == "f32" and scales.shape == wanted
+            require(fits, "attention_c4", f"{message} {format_shape(scales.shape)}")

@@ -7,6 +7,7 @@ from torch_mlir import ir
 
 from steelyard.ir.attributes import KERNEL
 from steelyard.ir.kernel_calls.base import KernelCall, operation_of
+from steelyard.ir.torch_ops import walk_ops
 
 
 class Declarations:
@@ -17,6 +18,10 @@ class Declarations:
         self._first: ir.InsertionPoint | None = None
         self._known: dict[KernelCall, str] = {}
         self._counts: Counter[str] = Counter()
+        for symbol in declarations_of(module):
+            operation, _, number = symbol.rpartition("_")
+            if number.isdigit():
+                self._counts[operation] = max(self._counts[operation], int(number) + 1)
 
     def call(self, call: KernelCall, operands: Sequence[ir.Value]) -> list[ir.Value]:
         """Call a kernel on these operands at the current place; raises `ConstraintError` where they do not fit."""
@@ -55,6 +60,14 @@ def declarations_of(module: ir.Operation) -> dict[str, ir.Operation]:
     """The declarations of kernels in a module, by symbol."""
     operations = [op.operation for op in module.regions[0].blocks[0].operations]
     return {ir.StringAttr(op.attributes["sym_name"]).value: op for op in operations if is_declaration(op)}
+
+
+def erase_uncalled(module: ir.Operation) -> None:
+    """Erase the declarations of kernels that nothing calls any more."""
+    called = {callee_of(op) for op in walk_ops(module)}
+    for symbol, declaration in declarations_of(module).items():
+        if symbol not in called:
+            declaration.erase()
 
 
 def is_declaration(op: ir.Operation) -> bool:
