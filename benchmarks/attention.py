@@ -43,6 +43,9 @@ def measure(quick: bool = False) -> Table:
                 makers = _makers(layers, causal=False) | {FP8: _over_codes(layers)}
                 work = f"1 token over {tokens}, {heads} heads, {key_heads} key heads, {count} layers"
                 _compete(table, work, threads, makers, AIMS["token"], quick)
+                _compete(
+                    table, f"{work}, appended to a static cache", threads, _appending(layers), AIMS["token"], quick
+                )
     return table
 
 
@@ -92,3 +95,27 @@ def _over_codes(layers: list[list[torch.Tensor]]) -> Maker:
 def _copied(layer: tuple) -> tuple:
     query, *pairs = layer
     return query, *(tuple(x.clone() for x in pair) for pair in pairs)
+
+
+def _appending(layers: list[list[torch.Tensor]]) -> dict[str, Maker]:
+    """A step over caches of fixed size: as torch's functional graph has it, and as a compiled program writes them."""
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    last = torch.tensor([layers[0][1].shape[2] - 1])
+
+    def copied(query: torch.Tensor, *caches: torch.Tensor) -> torch.Tensor:
+        made = [torch.index_copy(cache, 2, last, cache[:, :, -1:]) for cache in caches]
+        out = flash(query, *made, 0.0, False)[0]
+        for cache, new in zip(caches, made, strict=True):
+            cache.copy_(new)
+        return out
+
+    def written(query: torch.Tensor, *caches: torch.Tensor) -> torch.Tensor:
+        key, value = (cache.index_copy_(2, last, cache[:, :, -1:].clone()) for cache in caches)
+        return attend(query, key, value, None, False, None)[0]
+
+    held = sum(x.numel() * x.element_size() for layer in layers for x in layer[1:])
+    runs = {"torch": copied, "steelyard": written}
+    return {
+        name: lambda run=run: Contender(lambda: [run(*layer) for layer in layers][-1], held)
+        for name, run in runs.items()
+    }

@@ -24,6 +24,7 @@ from steelyard.passes import (
     raise_gemms,
     select_kernels,
     verify_stage,
+    write_in_place,
 )
 from steelyard.passes.pipeline.registry import all_passes
 from steelyard.passes.pipeline.text import build_pass_manager, parse_pipeline
@@ -55,4 +56,5 @@ __all__ = [
     "raise_gemms",
     "select_kernels",
     "verify_stage",
+    "write_in_place",
 ]

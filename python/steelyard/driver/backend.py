@@ -297,6 +297,7 @@ class Backend:
         stored: Stored,
         caller: str,
     ) -> Run:
+        written = written_inputs(len(parameters))
         constants = tuple(lift_constants(aten))
         parameters = [*parameters, *(None for _ in constants)]
         stored = (*stored, *((None, None) for _ in constants))
@@ -304,10 +305,8 @@ class Backend:
 
         def build(layers: Mapping[torch.fx.Node, str], parameters: Sequence[str | None], stored: Stored) -> Compilation:
             compilation = Compilation(settings, backend.state, backend.weights)
-            context = make_context()
-            module = import_graph(
-                aten.graph, context, name="forward", layers=layers, parameters=parameters, stored=stored
-            )
+            known = {"layers": layers, "parameters": parameters, "stored": stored, "written": written or ()}
+            module = import_graph(aten.graph, make_context(), name="forward", **known)
             compilation.run(module)
             return compilation
 
@@ -316,7 +315,7 @@ class Backend:
             layers, parameters, stored, build, lambda made: backend._add(made), self._names, constants
         )
         if settings.target == CPU:
-            return graph if self.runs is None else self.runs.record(graph, written_inputs())
+            return graph if self.runs is None else self.runs.record(graph, written)
 
         def run(values: tuple) -> tuple:
             values = (*values, *constants)

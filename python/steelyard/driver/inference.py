@@ -34,14 +34,16 @@ def without_wrapper(run: Run, inputs: int) -> Callable | None:
     return run_and_mark
 
 
-def written_inputs() -> tuple[int, ...] | None:
+def written_inputs(inputs: int) -> tuple[int, ...] | None:
     """Which inputs of the graph that AOTAutograd compiles it writes: their new values are the graph's first results.
 
-    None if AOTAutograd's wrapper does more around the graph.
+    None if AOTAutograd's wrapper does more around the graph, such as to make one of inputs that share memory.
     """
     context = TracingContext.try_get()
     known: ViewAndMutationMeta | None = None if context is None else context.fw_metadata
-    if known is None or _makes_aliases(known) or any(info.mutates_metadata for info in known.input_info):
+    if known is None or len(known.input_info) != inputs:
+        return None
+    if _makes_aliases(known) or any(info.mutates_metadata for info in known.input_info):
         return None
     return tuple(known.mutated_inp_runtime_indices)
 

@@ -17,7 +17,7 @@ from torch_mlir.extras.fx_importer import ContextCache, FxImporter
 from steelyard.frontend.flops import node_work
 from steelyard.frontend.nodes import NodeImporter
 from steelyard.frontend.strides import remove_strides
-from steelyard.ir.attributes import PARAMETER
+from steelyard.ir.attributes import PARAMETER, WRITTEN
 from steelyard.ir.locations import KEEP, RECOMPUTE, flops_location
 from steelyard.ir.stored import StoredSchemes, stored_attributes
 from steelyard.ir.torch_ops import walk_ops
@@ -42,10 +42,12 @@ def import_graph(
     layers: Mapping[torch.fx.Node, str],
     parameters: Sequence[str | None],
     stored: Sequence[StoredSchemes] = (),
+    written: Sequence[int] = (),
 ) -> ir.Module:
     """Import a graph. `layers` gives the layer of each node, `parameters` the parameter of each argument.
 
-    `stored` says of the first arguments how those that are quantized tensors hold their rows.
+    `stored` says of the first arguments how those that are quantized tensors hold their rows. `written` are the
+    arguments whose new values are the first results.
 
     Raises `UnsupportedOpError` for an op that the `torch` dialect cannot hold.
     """
@@ -54,7 +56,7 @@ def import_graph(
     importer._graph_node_importer_cls = functools.partial(NodeImporter, layers=layers)  # pyright: ignore[reportAttributeAccessIssue]
     function = importer.import_stateless_graph(graph, func_name=name)
     with context:
-        _describe_arguments(function, parameters, stored)
+        _describe_arguments(function, parameters, stored, written)
         _hide_from_folding(function)
     return importer.module
 
@@ -130,11 +132,16 @@ def _hide_from_folding(function: ir.Operation) -> None:
 
 
 def _describe_arguments(
-    function: ir.Operation, parameters: Sequence[str | None], stored: Sequence[StoredSchemes]
+    function: ir.Operation,
+    parameters: Sequence[str | None],
+    stored: Sequence[StoredSchemes],
+    written: Sequence[int],
 ) -> None:
     attributes: list[dict[str, ir.Attribute]] = [
         {} if name is None else {PARAMETER: ir.StringAttr.get(name)} for name in parameters
     ]
     for own, schemes in zip(attributes, stored, strict=False):
         own |= stored_attributes(schemes)
+    for result, argument in enumerate(written):
+        attributes[argument][WRITTEN] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), result)
     function.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(own) for own in attributes])

@@ -36,6 +36,9 @@ STORED = _fact(
 STORED_TRANSPOSED = _fact(
     "scaled.stored_transposed", "argument", "scheme", _ALL, "The same of the rows of its transpose."
 )
+WRITTEN = _fact(
+    "scaled.written", "argument", "integer", _ALL, "The result that the caller's tensor gets as its values."
+)
 TANGENT = _fact("scaled.tangent", "argument", "unit", _ALL, "The argument is the gradient of an output.")
 GRADIENT = _fact("scaled.gradient", "result", "string", _ALL, "The argument whose gradient the result is.")
 STATE = _fact(
