@@ -7,6 +7,7 @@ from steelyard.dialect.matmul import MatmulOp
 from steelyard.dialect.types import tensor_info
 from steelyard.ir.attributes import DESTINATIONS, DEVICE
 from steelyard.ir.kernel_calls import (
+    AttentionCall,
     DequantizeCall,
     Device,
     EpilogueCall,
@@ -24,7 +25,7 @@ from steelyard.passes.support.targets import read_target
 from steelyard.targets.gemm_paths import NATIVE
 
 _DESTINATIONS: dict[Device, tuple[type[KernelCall], ...]] = {
-    "cpu": (QuantizingCall, GemmCall, GroupedGemmCall, PackCall),
+    "cpu": (QuantizingCall, GemmCall, GroupedGemmCall, PackCall, AttentionCall),
     "cuda": (QuantizingCall, GemmCall, GroupedGemmCall, DequantizeCall, EpilogueCall),
 }
 """Operations whose kernels, on each kind of device, write their results where they are told."""

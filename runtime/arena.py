@@ -14,6 +14,8 @@ class Place:
     offset: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+    order: tuple[int, ...] = ()
+    """The dims from the outermost in memory to the innermost; empty where they are in order."""
 
 
 class Arena:
@@ -59,4 +61,16 @@ class Arenas:
 
 def _view(memory: torch.Tensor, place: Place) -> torch.Tensor:
     size = prod(place.shape) * place.dtype.itemsize
-    return memory[place.offset : place.offset + size].view(place.dtype).view(place.shape)
+    return in_order(memory[place.offset : place.offset + size].view(place.dtype), place.shape, place.order)
+
+
+def empty_in_order(shape: tuple[int, ...], order: tuple[int, ...], *, dtype: torch.dtype) -> torch.Tensor:
+    """New memory for a tensor whose dims have an order in it."""
+    return in_order(torch.empty(prod(shape), dtype=dtype), shape, order)
+
+
+def in_order(flat: torch.Tensor, shape: tuple[int, ...], order: tuple[int, ...]) -> torch.Tensor:
+    """A tensor of a shape whose dims have an order in memory."""
+    if not order:
+        return flat.view(shape)
+    return flat.view([shape[dim] for dim in order]).permute([order.index(dim) for dim in range(len(shape))])

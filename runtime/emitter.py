@@ -23,7 +23,7 @@ from steelyard.ir.attributes import ARENA, ELSEWHERE, OFFSETS
 from steelyard.ir.kernel_calls import KernelCall, QuantizingCall, callee_of, calls_of
 from steelyard.ir.locations import layer_of
 from steelyard.ir.torch_ops import PYTHON, constant_int, op_name
-from steelyard.runtime.arena import Arenas, Place
+from steelyard.runtime.arena import Arenas, Place, empty_in_order
 from steelyard.runtime.cuda.planned import contiguous
 from steelyard.runtime.dtypes import result_dtype, shape_of
 from steelyard.runtime.emitted import LAYERS, Code, Emitted
@@ -270,8 +270,9 @@ class _Body:
             if offset != ELSEWHERE:
                 self._place(value, offset)
                 continue
-            sizes = tuple(size or 0 for size in shape)
-            empty = self._bind("empty", functools.partial(torch.empty, sizes, dtype=dtype))
+            sizes, order = tuple(size or 0 for size in shape), self._order(value)
+            make = functools.partial(empty_in_order, sizes, order) if order else functools.partial(torch.empty, sizes)
+            empty = self._bind("empty", functools.partial(make, dtype=dtype))
             lines.append(f"{self._new_variable(value)} = {empty}({'device=device' if self._takes_device else ''})")
         return lines
 
@@ -280,7 +281,12 @@ class _Body:
         self._placed[value] = len(self._places)
         self._names[value] = f"tensors[{len(self._places)}]"
         shape = tuple(size or 0 for size in shape_of(value.type))
-        self._places.append(Place(offset, shape, result_dtype(value.type)))
+        self._places.append(Place(offset, shape, result_dtype(value.type), self._order(value)))
+
+    def _order(self, value: ir.Value) -> tuple[int, ...]:
+        """The order in memory of the dims of what a kernel makes."""
+        result = ir.OpResult(value)
+        return self._calls[callee_of(result.owner) or ""].result_order(result.result_number)
 
     def _address(self, value: ir.Value) -> str:
         """The address of a part of a quantized tensor."""

@@ -39,6 +39,8 @@ class Result:
     home: int
     place: int
     """An offset in the arena, or a position among the tensors that the tape returns."""
+    order: tuple[int, ...] = ()
+    """Of its dims in memory."""
 
     def __str__(self) -> str:
         sizes = "x".join(map(_spelled, self.sizes)) or "scalar"
@@ -267,11 +269,11 @@ class _Reader:
         for number, value in enumerate(op.results):
             own = [self._in_registers(size, values) for size in sizes[number]]
             offset = offsets[number] if offsets else ELSEWHERE
-            results.append(self._result(value, own, offset))
+            results.append(self._result(value, own, offset, call.result_order(number)))
         values += [result.register for result in results]
         return KernelStep(symbol, self._bound[symbol].run, values, results, layer)
 
-    def _result(self, value: ir.Value, sizes: list[Size], offset: int) -> Result:
+    def _result(self, value: ir.Value, sizes: list[Size], offset: int, order: tuple[int, ...]) -> Result:
         dtype = result_dtype(value.type)
         home, place = (_HEAP, 0) if offset == ELSEWHERE else (_ARENA, offset)
         if home == _HEAP and value in self._returned:
@@ -280,7 +282,7 @@ class _Reader:
             self.tape.dtypes.append(dtype)
         register = self._new(value)
         self._on_heap |= {register} if home == _HEAP else set()
-        return Result(register, dtype, sizes, home, place)
+        return Result(register, dtype, sizes, home, place, order)
 
     def _in_registers(self, size: Size, values: Sequence[int]) -> Size:
         return size if size.kind == "constant" else size._replace(value=values[size.value])
@@ -313,7 +315,7 @@ def _is_tensor(value: ir.Value) -> bool:
 
 def _native(result: Result) -> tuple:
     sizes = list(map(_coded, result.sizes))
-    return result.register, ITEM_TYPES[result.dtype], sizes, [], result.home, result.place
+    return result.register, ITEM_TYPES[result.dtype], sizes, list(result.order), result.home, result.place
 
 
 def _coded(size: Size) -> tuple[int, int, int]:

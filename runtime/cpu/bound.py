@@ -41,7 +41,6 @@ from steelyard.ir.kernel_calls import (
 from steelyard.runtime import _cpu, dtypes
 from steelyard.runtime.cpu import bound_groups, decoding, delayed, producers, quantization, saturation
 from steelyard.runtime.cpu.arguments import ACTIVATIONS, DTYPES, ITEM_TYPES, flat, scheme_bits
-from steelyard.runtime.cpu.attention import attend
 from steelyard.runtime.cpu.gemm import PACKED
 from steelyard.runtime.quantizers import Quantizers, own_algorithm
 from steelyard.runtime.ranks import largest_of_ranks
@@ -267,20 +266,20 @@ def _bind_amax(call: AmaxCall, _: Quantizers) -> Bound:
 
 @bind.register
 def _bind_attention(call: AttentionCall, _: Quantizers) -> Bound:
-    causal, scale = call.causal, call.scale
-    if call.cached is not None:
+    names = (
+        ("key", "value", "", "") if call.cached is None else ("key.codes", "value.codes", "key.scales", "value.scales")
+    )
+    read = [_place(call.operand(name)) for name in ("query", *names, "mask")]
+    made = [_place(call.result(name)) for name in ("result", "logsumexp")]
+    run = _cpu.bound_attention(TENSORS, *read, *made, call.scale, call.causal)
+    dtype = _result_dtypes(call)[0]
 
-        def attention_over_codes(
-            query: Any, key: Any, key_scales: Any, value: Any, value_scales: Any, mask: Any = None
-        ) -> tuple[torch.Tensor, torch.Tensor]:
-            return attend(query, key, value, mask, causal, scale, (key_scales, value_scales))
+    def allocate(query: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        batch, heads, queries, size = query.shape
+        out = torch.empty((batch, queries, heads, size), dtype=dtype)
+        return out.transpose(1, 2), torch.empty((batch, queries, heads)).transpose(1, 2)
 
-        return attention_over_codes, None
-
-    def attention(query: Any, key: Any, value: Any, mask: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
-        return attend(query, key, value, mask, causal, scale)
-
-    return attention, None
+    return run, allocate
 
 
 @bind.register

@@ -14,10 +14,9 @@
 // CHECK-SAME: scaled.config = {scale = 5.000000e-01 : f64}, scaled.kernel = "attention", scaled.operands = ["query", "key", "value", "mask"]
 // CHECK-NOT: func.func private
 
-// The kernel makes its results, in torch's layout.
+// The kernel writes its results where it is told.
 // PLANNED: func.func private @attention_0
-// PLANNED-NOT: scaled.destinations
-// PLANNED-SAME: scaled.device = "cpu"
+// PLANNED-SAME: scaled.destinations, scaled.device = "cpu"
 
 // CHECK-LABEL: func.func @two_layers
 // CHECK: %[[A:.*]]:2 = call @attention_0(%arg0, %arg1, %arg1)

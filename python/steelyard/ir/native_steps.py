@@ -10,7 +10,14 @@ from typing import Literal, NamedTuple
 from torch_mlir import ir
 
 from steelyard.dialect.types import Shape, tensor_info
-from steelyard.ir.kernel_calls import CopySlots, GemmCall, KernelCall, ProduceQuantizeCall, QuantizeCall
+from steelyard.ir.kernel_calls import (
+    AttentionCall,
+    CopySlots,
+    GemmCall,
+    KernelCall,
+    ProduceQuantizeCall,
+    QuantizeCall,
+)
 from steelyard.ir.torch_ops import constant_int, defining_op, is_none, op_name
 from steelyard.ir.view_ops import STATIC_CAST
 
@@ -103,6 +110,12 @@ def _product_sizes(call: KernelCall) -> list[list[Size]]:
     return made
 
 
+def _attention_sizes(_call: KernelCall) -> list[list[Size]]:
+    """Those of the query, and of the query without its columns."""
+    sizes = [Size("dim", 0, dim) for dim in range(4)]
+    return [sizes, sizes[:3]]
+
+
 def _copy_sizes(call: KernelCall) -> list[list[Size]] | None:
     """The sizes of a quantized tensor's parts follow from the rows of what is quantized."""
     assert isinstance(call, QuantizeCall | ProduceQuantizeCall)
@@ -143,6 +156,7 @@ def _at(size: Size, rows: int) -> int:
 
 
 _RUN_TIME_SIZES: Mapping[type[KernelCall], Callable[[KernelCall], Sequence[list[Size]] | None]] = {
+    AttentionCall: _attention_sizes,
     GemmCall: _product_sizes,
     ProduceQuantizeCall: _copy_sizes,
     QuantizeCall: _copy_sizes,

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cpu/bind/bindings.h"
+#include "cpu/tape/attention_kernel.h"
 #include "cpu/tape/gemm_kernel.h"
 #include "cpu/tape/quantize_kernel.h"
 
@@ -68,6 +69,13 @@ void bind_bound(nb::module_ &m) {
                           "A kernel of a compiled program, with what is known "
                           "of its calls.")
       .def("__call__", &BoundKernel::operator());
+  m.def("bound_attention",
+        &bound<AttentionKernel, int, int, int, int, int, int, int, int,
+               std::optional<float>, bool>,
+        nb::arg("reader"), nb::arg("query"), nb::arg("key"), nb::arg("value"),
+        nb::arg("key_scales"), nb::arg("value_scales"), nb::arg("mask"),
+        nb::arg("out"), nb::arg("logsumexp"), nb::arg("scale").none(),
+        nb::arg("causal"), "Attends, over keys and values or their codes.");
   m.def("bound_quantize",
         &bound<QuantizeKernel, std::optional<DestinationSlots>,
                std::optional<DestinationSlots>, int, int,

@@ -48,6 +48,10 @@ class AttentionCall(KernelCall):
     def result_names(self) -> Names:
         return Names(("result", "logsumexp"))
 
+    def result_order(self, _number: int) -> tuple[int, ...]:
+        """Tokens before heads: what follows joins the heads of a token."""
+        return (0, 2, 1, 3)[: len(self._tensor(len(self.operands) + _number).shape)]
+
     def check(self) -> None:
         super().check()
         plain = (0, 1, 2) if self.cached is None else (0,)

@@ -145,6 +145,10 @@ class KernelCall:
         """The position of a result; None where the call has none of that name."""
         return self._result_positions.get(name)
 
+    def result_order(self, _number: int) -> tuple[int, ...]:
+        """The dims of a result from the outermost in memory to the innermost; empty where they are in order."""
+        return ()
+
     def operand_names(self) -> Names:
         """The operands that the operation has with these settings, beside sizes."""
         raise NotImplementedError(f"{type(self).__name__} has no names for its operands")
