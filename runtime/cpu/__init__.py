@@ -6,6 +6,7 @@ from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.attention import attention
 from steelyard.runtime.cpu.decoding import dequantize, swizzle, transpose
 from steelyard.runtime.cpu.delayed import update_scale
+from steelyard.runtime.cpu.elementwise import elementwise
 from steelyard.runtime.cpu.gemm import qgemm
 from steelyard.runtime.cpu.packing import PackedWeight, pack, unpack
 from steelyard.runtime.cpu.producers import produce, quantize_produced
@@ -18,6 +19,7 @@ __all__ = [
     "attention",
     "count_saturated",
     "dequantize",
+    "elementwise",
     "empty_copy",
     "instruction_sets",
     "isa",

@@ -40,7 +40,7 @@ from steelyard.ir.kernel_calls import (
 )
 from steelyard.runtime import _cpu, dtypes
 from steelyard.runtime.cpu import bound_groups, decoding, delayed, producers, quantization, saturation
-from steelyard.runtime.cpu.arguments import ACTIVATIONS, DTYPES, ITEM_TYPES, flat, scheme_bits
+from steelyard.runtime.cpu.arguments import ACTIVATIONS, DTYPES, TENSORS, scheme_bits
 from steelyard.runtime.cpu.gemm import PACKED
 from steelyard.runtime.quantizers import Quantizers, own_algorithm
 from steelyard.runtime.ranks import largest_of_ranks
@@ -48,8 +48,6 @@ from steelyard.runtime.ranks import largest_of_ranks
 _NO_MATRIX = (0, 0, 0, 0, 0, 0)
 _NOWHERE = -1
 """The place of a value that a call does not have."""
-TENSORS = _cpu.TensorReader(ITEM_TYPES, flat, torch.get_num_threads)
-"""Reads the tensors that kernels are called with."""
 
 Bound = tuple[Callable, Callable | None]
 

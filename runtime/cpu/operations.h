@@ -14,6 +14,8 @@
 namespace steelyard {
 
 struct AttentionProblem;
+struct ElementwiseProgram;
+struct ElementwiseTensor;
 struct Producer;
 
 inline int64_t item_size(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
@@ -96,5 +98,11 @@ void run_gemm(const GemmArguments &arguments, int threads);
 
 // Any sizes may be 0.
 void run_attention(const AttentionProblem &problem, int threads);
+
+// Runs a program on the tensors that it numbers, with the sizes that it leaves
+// to its calls. Any size may be 0.
+void run_elementwise(const ElementwiseProgram &program,
+                     const ElementwiseTensor *tensors, const int64_t *sizes,
+                     int threads);
 
 } // namespace steelyard

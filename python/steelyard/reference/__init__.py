@@ -6,6 +6,7 @@ Kernels on every target write the same codes, scales and amaxes, byte for byte.
 from steelyard.reference.attention import attention
 from steelyard.reference.delayed import update_scale
 from steelyard.reference.dequantize import dequantize
+from steelyard.reference.elementwise import elementwise
 from steelyard.reference.gemm import qgemm
 from steelyard.reference.grouped import grouped_qgemm, grouped_quantize
 from steelyard.reference.layouts import swizzle, transpose
@@ -15,6 +16,7 @@ __all__ = [
     "amax",
     "attention",
     "dequantize",
+    "elementwise",
     "grouped_qgemm",
     "grouped_quantize",
     "qgemm",

@@ -14,6 +14,7 @@ void bind_attention(nanobind::module_ &m);
 void bind_bound(nanobind::module_ &m);
 void bind_contract(nanobind::module_ &m);
 void bind_dequantize(nanobind::module_ &m);
+void bind_elementwise(nanobind::module_ &m);
 void bind_fingerprint(nanobind::module_ &m);
 void bind_gemm(nanobind::module_ &m);
 void bind_grouped(nanobind::module_ &m);

@@ -40,6 +40,7 @@ NB_MODULE(_cpu, m) {
   steelyard::bind_bound(m);
   steelyard::bind_contract(m);
   steelyard::bind_dequantize(m);
+  steelyard::bind_elementwise(m);
   steelyard::bind_fingerprint(m);
   steelyard::bind_gemm(m);
   steelyard::bind_grouped(m);

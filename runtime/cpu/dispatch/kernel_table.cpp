@@ -3,6 +3,7 @@
 #include "cpu/attention/attention.h"
 #include "cpu/decode/dequantize.h"
 #include "cpu/decode/transpose.h"
+#include "cpu/elementwise/elementwise.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/produce/produce.h"
 #include "cpu/quantize/amax.h"
@@ -34,6 +35,7 @@ const KernelTable table{
     .merge_few = merge_few,
     .quantize = quantize,
     .dequantize = dequantize,
+    .elementwise = elementwise,
     .transpose = transpose,
     .produce = produce,
     .fill_row_panels = fill_row_panels,

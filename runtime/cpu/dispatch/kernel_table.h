@@ -26,6 +26,7 @@ struct AmaxCall;
 struct AttentionCall;
 struct QuantizeCall;
 struct DequantizeCall;
+struct ElementwiseCall;
 struct TransposeCall;
 struct ProduceCall;
 struct GemmCall;
@@ -41,6 +42,7 @@ struct KernelTable {
   void (*merge_few)(const AttentionCall &call, int64_t begin, int64_t end);
   void (*quantize)(const QuantizeCall &call, int64_t begin, int64_t end);
   void (*dequantize)(const DequantizeCall &call, int64_t begin, int64_t end);
+  void (*elementwise)(const ElementwiseCall &call, int64_t begin, int64_t end);
   void (*transpose)(const TransposeCall &call, int64_t begin, int64_t end);
   void (*produce)(const ProduceCall &call, int64_t begin, int64_t end);
   void (*fill_row_panels)(const GemmCall &call, int64_t begin, int64_t end);

@@ -57,12 +57,17 @@ static constexpr float kGeluLimit = 32.0f;
 
 static inline float silu(float x) { return gate(x, magnitude_of(x), 0.0f); }
 
-// y = |x| * (first + third * x^2), and in `rest` what its steps round off.
-static inline float gelu_tanh(float x) {
-  constexpr float first = 0x1.988454p+0f, first_rest = -0x1.857936p-25f;
-  constexpr float third = 0x1.2444f2p-4f, third_rest = 0x1.49b16ap-29f;
-  const float magnitude = magnitude_of(x);
-  const float m = magnitude < kGeluLimit ? magnitude : kGeluLimit;
+// A number and what rounding took from it.
+struct Split {
+  float value, rest;
+};
+
+static constexpr float kGeluFirst = 0x1.988454p+0f, kGeluThird = 0x1.2444f2p-4f;
+
+// m * (first + third * m^2): what gelu_tanh of |x| = m is a gate of.
+static inline Split gelu_argument(float m) {
+  constexpr float first = kGeluFirst, first_rest = -0x1.857936p-25f;
+  constexpr float third = kGeluThird, third_rest = 0x1.49b16ap-29f;
   const float square = m * m, square_rest = fused(m, m, -square);
   const float cubic = third * square, cubic_rest = fused(third, square, -cubic);
   const float slope = cubic + first, added = slope - cubic;
@@ -71,28 +76,39 @@ static inline float gelu_tanh(float x) {
       fused(third, square_rest, fused(third_rest, square, first_rest));
   const float slope_rest = sum_rest + (cubic_rest + factor_rest);
   const float y = m * slope;
-  return gate(x, y, fused(m, slope, -y) + m * slope_rest);
+  return {y, fused(m, slope, -y) + m * slope_rest};
 }
 
-// x times the normal distribution, whose upper tail is e^(-x^2/2) times a ratio
-// of polynomials of |x|.
-static inline float gelu(float x) {
+static inline float gelu_tanh(float x) {
+  const float magnitude = magnitude_of(x);
+  const float m = magnitude < kGeluLimit ? magnitude : kGeluLimit;
+  const Split y = gelu_argument(m);
+  return gate(x, y.value, y.rest);
+}
+
+// The upper tail of the normal distribution beyond m >= 0, over the last power
+// of two of `e`, which is e^(-m^2/2): the rest is a ratio of polynomials of m.
+static inline float scaled_tail(float m, float square, const Exponential &e) {
   constexpr float top[] = {0.5f, 0x1.c04cf8p-2f, 0x1.76734p-3f, 0x1.4bb448p-5f,
                            0x1.0c3bbep-8f};
   constexpr float bottom[] = {1.0f,          0x1.ac68aap+0f, 0x1.336eaep+0f,
                               0x1.dfa79p-2f, 0x1.9fc198p-4f, 0x1.502d3ep-7f};
-  const float magnitude = magnitude_of(x);
-  const float m = magnitude < kGeluLimit ? magnitude : kGeluLimit;
-  const float square = m * m, square_rest = fused(m, m, -square);
-  const Exponential e = exp_of_minus(0.5f * square, 0.5f * square_rest);
-  // Terms are added in pairs, the first two last: few roundings for any |x|.
+  // Terms are added in pairs, the first two last: few roundings for any m.
   const float over = fused(square, top[4], fused(top[3], m, top[2]));
   const float numerator = fused(m, fused(m, over, top[1]), top[0]);
   const float under = fused(square, fused(bottom[5], m, bottom[4]),
                             fused(bottom[3], m, bottom[2]));
   const float denominator = fused(m, fused(m, under, bottom[1]), bottom[0]);
-  const float tail =
-      fused(numerator, e.excess, numerator) / denominator * e.low;
+  return fused(numerator, e.excess, numerator) / denominator * e.low;
+}
+
+// x times the normal distribution.
+static inline float gelu(float x) {
+  const float magnitude = magnitude_of(x);
+  const float m = magnitude < kGeluLimit ? magnitude : kGeluLimit;
+  const float square = m * m, square_rest = fused(m, m, -square);
+  const Exponential e = exp_of_minus(0.5f * square, 0.5f * square_rest);
+  const float tail = scaled_tail(m, square, e);
   return x < 0 ? x * tail * e.high : fused(-m, tail * e.high, x);
 }
 

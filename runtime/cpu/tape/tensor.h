@@ -11,8 +11,6 @@
 
 namespace steelyard {
 
-inline constexpr int kMostDims = 8;
-
 // The dtype of a tensor: how many bytes an element has, and its number if
 // kernels compute in it.
 struct ItemType {

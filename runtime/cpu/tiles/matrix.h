@@ -11,6 +11,9 @@ enum class Dtype : int { f32, bf16, f16 };
 // In the order of the enum.
 inline constexpr const char *kDtypeNames[] = {"float32", "bfloat16", "float16"};
 
+// Of a tensor that kernels walk.
+inline constexpr int kMostDims = 8;
+
 // Any strides, in elements; no alignment beyond that of the dtype.
 struct Matrix {
   const void *data;
