@@ -24,6 +24,7 @@ from steelyard.ir.kernel_calls import (
     CopySlots,
     CountSaturatedCall,
     DequantizeCall,
+    ElementwiseCall,
     GemmCall,
     GemmOperand,
     GroupedGemmCall,
@@ -41,6 +42,7 @@ from steelyard.ir.kernel_calls import (
 from steelyard.runtime import _cpu, dtypes
 from steelyard.runtime.cpu import bound_groups, decoding, delayed, producers, quantization, saturation
 from steelyard.runtime.cpu.arguments import ACTIVATIONS, DTYPES, TENSORS, scheme_bits
+from steelyard.runtime.cpu.elementwise import bind_program, row_major
 from steelyard.runtime.cpu.gemm import PACKED
 from steelyard.runtime.quantizers import Quantizers, own_algorithm
 from steelyard.runtime.ranks import largest_of_ranks
@@ -278,6 +280,12 @@ def _bind_attention(call: AttentionCall, _: Quantizers) -> Bound:
         return out.transpose(1, 2), torch.empty((batch, queries, heads)).transpose(1, 2)
 
     return run, allocate
+
+
+@bind.register
+def _bind_elementwise(call: ElementwiseCall, _: Quantizers) -> Bound:
+    strides = {name: row_major(shape) if name in call.addressed else None for name, shape in call.shapes.items()}
+    return bind_program(call.parsed, call.dtypes, strides, call.sizes), _allocate_products(call)
 
 
 @bind.register

@@ -1,11 +1,10 @@
 """Elementwise programs on the CPU, in the arithmetic of `steelyard.reference.elementwise`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 
-from steelyard.formats.elementwise import OUT, Access, Compute, Load, Loop, Operand, Program, Store, read_by
+from steelyard.formats.elementwise import OUT, Access, Compute, Load, Loop, Program, Store, read_by, values_read_by
 from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.arguments import DTYPES, TENSORS, check_tensor
 from steelyard.runtime.dtypes import DTYPES as NAMED_DTYPES
@@ -45,12 +44,12 @@ def elementwise(
     dtypes = {name: _NAMES[tensor.dtype] for name, tensor in tensors.items()}
     program.check({name: tensor.shape for name, tensor in tensors.items()}, dtypes, len(sizes))
     count = len(inputs)
-    run = bind(program, dtypes, dict.fromkeys(tensors), slice(count, count + len(sizes)))
+    run = bind_program(program, dtypes, dict.fromkeys(tensors), slice(count, count + len(sizes)))
     run(*inputs, *sizes, out)
     return out
 
 
-def bind(
+def bind_program(
     program: Program, dtypes: Mapping[str, str], strides: Mapping[str, Strides], sizes: slice
 ) -> Callable[..., None]:
     """A function of the inputs, the sizes and the output of a program.
@@ -67,11 +66,9 @@ def bind(
 
 def _loop(loop: Loop, names: Sequence[str], dtypes: Mapping[str, str]) -> tuple:
     """A loop, as the native module takes it."""
-    registers, _ = loop.registers()
     sizes = [-1 - int(size[1:]) if isinstance(size, str) else size for size in loop.sizes]
     accesses = [_access(access, names, dtypes) for access in loop.accesses]
-    numbers = [one for one in registers if isinstance(one, float)]
-    return sizes, accesses, _steps(loop, registers, dtypes), numbers
+    return sizes, accesses, _steps(loop, dtypes), loop.numbers
 
 
 def _access(access: Access, names: Sequence[str], dtypes: Mapping[str, str]) -> tuple:
@@ -84,14 +81,16 @@ def _access(access: Access, names: Sequence[str], dtypes: Mapping[str, str]) -> 
     return names.index(tensor), _ELEMENT_TYPES[dtypes[tensor]], tensor == OUT, terms
 
 
-def _steps(loop: Loop, registers: Mapping[Operand, int], dtypes: Mapping[str, str]) -> list[tuple[int, ...]]:
+def _steps(loop: Loop, dtypes: Mapping[str, str]) -> list[tuple[int, ...]]:
+    registers, _ = loop.registers()
+    numbers = [repr(number) for number in loop.numbers]
     places = {
         id(step): place for place, step in enumerate(step for step in loop.steps if not isinstance(step, Compute))
     }
-    stored = {step.value: places[id(step)] for step in loop.steps if isinstance(step, Store)}
+    stored = {one: places[id(step)] for step in loop.steps if isinstance(step, Store) for one in values_read_by(step)}
     made: list[tuple[int, ...]] = []
     for step in loop.steps:
-        read = [registers[one] for one in read_by(step)]
+        read = [registers[one] if isinstance(one, int) else numbers.index(repr(one)) for one in read_by(step)]
         read += [0] * (3 - len(read))
         match step:
             case Load(value):
@@ -105,13 +104,9 @@ def _steps(loop: Loop, registers: Mapping[Operand, int], dtypes: Mapping[str, st
     return made
 
 
-def addressed(dtypes: Mapping[str, str], dense: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """The strides of tensors that lie in order, by their shapes; None for the others."""
-    return {name: _row_major(dense[name]) if name in dense else None for name in dtypes}
-
-
-def _row_major(shape: Sequence[int]) -> list[int]:
+def row_major(shape: Sequence[int | None]) -> list[int]:
+    """The strides of a tensor of known sizes whose elements lie in order."""
     strides = [1] * len(shape)
     for dim in range(len(shape) - 2, -1, -1):
-        strides[dim] = strides[dim + 1] * shape[dim + 1]
+        strides[dim] = strides[dim + 1] * (shape[dim + 1] or 0)
     return strides

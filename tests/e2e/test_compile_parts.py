@@ -91,7 +91,8 @@ def test_parts_share_weights_and_overrides_with_the_net(gemm_calls, quantized_sh
         net.heads["large"](x)
         assert gemm_calls[-1][0].scheme.family == "nvfp4"
         gemm_calls.clear()
-        assert torch.equal(net.layers[1](x), model.layers[1](x))
+        # In high precision; activations are those of a kernel of our own.
+        torch.testing.assert_close(net.layers[1](x), model.layers[1](x), rtol=1e-5, atol=1e-6)
     assert not gemm_calls
     assert quantized_shapes.count((70, 40)) == 1
 

@@ -252,8 +252,10 @@ def random_program(random_numbers, shape):
     for value in range(2, random_numbers.randint(3, 14)):
         operation = random_numbers.choice(EXACT)
         read = [random_numbers.randrange(value) for _ in range(programs.OPERATIONS[operation])]
+        if len(read) == 2:
+            read[random_numbers.randrange(2)] = random_numbers.choice([*read, 0.0, -0.0, 1.0, 2.0, -0.375, math.inf])
         steps.append(Compute(value, operation, tuple(read), dtype))
-        arguments = [made[one] for one in read]
+        arguments = [made[one] if isinstance(one, int) else torch.full(shape, one).to(made[0]) for one in read]
         made.append(arguments[0] if operation == "cast" else TORCH[operation](*arguments))
     steps.append(Store(len(made) - 1, Access("out", tuple(places))))
     return Program((Loop(shape, tuple(steps)),)), inputs, made[-1]
@@ -313,6 +315,7 @@ REFUSED = {
         ["loop [4]", "v0 = load in0[d0]", "v1:bf16 = neg v0", "store v1 out[d0]"],
         ["loop [4]", "v0 = load in0[d0]", "v1:f64 = neg v0", "store v1 out[d0]"],
         ["loop [s0]", "v0 = load in0[d0]", "store v0 out[d0]"],
+        ["loop [4]", "store 0.1 out[d0]"],
         ["loop [4, 1, 1, 1, 1, 1, 1, 1, 1]", "v0 = load in0[d0]", "store v0 out[d0]"],
         ["loop [4]", *(f"v{i} = load in0[d0]" for i in range(16)), "store v15 out[d0]"],
     ],

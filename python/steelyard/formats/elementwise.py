@@ -135,15 +135,20 @@ class Loop:
         """Its loads and stores, in their order."""
         return [step.access for step in self.steps if not isinstance(step, Compute)]
 
-    def registers(self) -> tuple[dict[Operand, int], int]:
-        """The register of each value and number, and how many there are: numbers first, others again once unread."""
-        numbers = dict.fromkeys(one for step in self.steps for one in read_by(step) if isinstance(one, float))
-        found: dict[Operand, int] = {number: index for index, number in enumerate(numbers)}
-        last = {one: index for index, step in enumerate(self.steps) for one in read_by(step) if isinstance(one, int)}
+    @property
+    def numbers(self) -> list[float]:
+        """The numbers that its steps read, each once."""
+        # By their text: 0.0 and -0.0 are equal, and NaN is not equal to itself.
+        return list({repr(one): one for step in self.steps for one in read_by(step) if isinstance(one, float)}.values())
+
+    def registers(self) -> tuple[dict[int, int], int]:
+        """The register of each value, and how many there are. Numbers are in the first; others serve again."""
+        last = {one: index for index, step in enumerate(self.steps) for one in values_read_by(step)}
+        found: dict[int, int] = {}
         free: list[int] = []
-        count = len(found)
+        count = len(self.numbers)
         for index, step in enumerate(self.steps):
-            free += [found[one] for one in dict.fromkeys(read_by(step)) if last.get(one) == index and one in found]
+            free += [found[one] for one in dict.fromkeys(values_read_by(step)) if last[one] == index and one in found]
             if isinstance(step, Store):
                 continue
             if free:
@@ -181,6 +186,11 @@ def read_by(step: Step) -> tuple[Operand, ...]:
             return (value,)
         case Compute(operands=operands):
             return operands
+
+
+def values_read_by(step: Step) -> list[int]:
+    """The values that a step reads."""
+    return [one for one in read_by(step) if isinstance(one, int)]
 
 
 _LOOP = re.compile(r"loop \[(.*)\]")
@@ -272,9 +282,9 @@ def _check_loop(loop: Loop, shapes: Mapping[str, Sequence[int | None]], dtypes: 
     )
     fits = len(accesses) <= MOST_ACCESSES and loop.registers()[1] <= MOST_REGISTERS
     require(fits, MEANING, f"a loop has at most {MOST_ACCESSES} loads and stores and {MOST_REGISTERS} registers")
-    types: dict[Operand, str] = {}
+    types: dict[int, str] = {}
     for step in loop.steps:
-        read = [one for one in read_by(step) if isinstance(one, int) and one not in types]
+        read = [one for one in values_read_by(step) if one not in types]
         require(not read, MEANING, f"a step must read values of its loop, made before it, got '{step}'")
         if isinstance(step, Compute):
             require(step.dtype in VALUE_TYPES, MEANING, f"a value is one of {', '.join(VALUE_TYPES)}, got '{step}'")
@@ -287,7 +297,9 @@ def _check_loop(loop: Loop, shapes: Mapping[str, Sequence[int | None]], dtypes: 
             require(dtype in allowed, MEANING, f"what is loaded is one of {', '.join(allowed)}, got {dtype}: '{step}'")
             types[step.value] = dtype
         else:
-            stored = types.get(step.value, dtype)
+            fits = isinstance(step.value, int) or step.value == 0
+            require(fits, MEANING, f"a number that is stored must be 0, got '{step}'")
+            stored = types[step.value] if isinstance(step.value, int) else dtype
             fits = stored == dtype and (dtype in VALUE_TYPES or len(loop.steps) == 2)
             require(fits, MEANING, f"a value of {stored} is stored as it is, got a tensor of {dtype}: '{step}'")
 

@@ -13,6 +13,7 @@ from steelyard.dialect.types import Shape, tensor_info
 from steelyard.ir.kernel_calls import (
     AttentionCall,
     CopySlots,
+    ElementwiseCall,
     GemmCall,
     KernelCall,
     ProduceQuantizeCall,
@@ -157,6 +158,7 @@ def _at(size: Size, rows: int) -> int:
 
 _RUN_TIME_SIZES: Mapping[type[KernelCall], Callable[[KernelCall], Sequence[list[Size]] | None]] = {
     AttentionCall: _attention_sizes,
+    ElementwiseCall: _product_sizes,
     GemmCall: _product_sizes,
     ProduceQuantizeCall: _copy_sizes,
     QuantizeCall: _copy_sizes,

@@ -162,8 +162,9 @@ static inline float widened(Bf16 value) { return from_bf16(value.bits); }
 static inline float widened(F16 value) { return from_f16(value.bits); }
 
 static inline void narrow_to(float &out, float value) { out = value; }
+// Values of bf16 are rounded already.
 static inline void narrow_to(Bf16 &out, float value) {
-  out.bits = to_bf16(value);
+  out.bits = static_cast<uint16_t>(bits_of(value) >> 16);
 }
 static inline void narrow_to(F16 &out, float value) {
   out.bits = to_f16(value);

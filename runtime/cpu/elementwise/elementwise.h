@@ -7,6 +7,8 @@
 // store stays in the nearest cache. A step of bf16 or f16 rounds what it
 // computes, as torch does. Truth values are 0 and 1.
 //
+// What is stored to a tensor is a value of its type, or 0.
+//
 // Tensors have any strides and no alignment beyond that of their type. What is
 // stored overlaps nothing that is loaded, and each element is stored once.
 #pragma once

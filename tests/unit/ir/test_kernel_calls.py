@@ -15,6 +15,7 @@ from steelyard.ir.kernel_calls import (
     CountSaturatedCall,
     Declarations,
     DequantizeCall,
+    ElementwiseCall,
     EpilogueCall,
     GemmCall,
     GroupedGemmCall,
@@ -70,6 +71,23 @@ CASES = {
         [("query", HEADS), *parts("key", CACHE_PARTS), *parts("value", CACHE_PARTS)],
         [("result", HEADS), ("logsumexp", "tensor<2x4x?xf32>")],
         {"cached": CACHED},
+    ),
+    "elementwise": (
+        ElementwiseCall,
+        [("in0", "tensor<8x64xf32>"), ("in1", "tensor<?x64xbf16>"), ("size", "index")],
+        [("result", "tensor<?x64xf32>")],
+        {
+            "program": (
+                "loop [s0, 64]",
+                "v0 = load in0[7, d1]",
+                "v1 = load in1[d0, d1]",
+                "v2 = add v0 v1",
+                "store v2 out[d0, d1]",
+            ),
+            "dense": ("in0",),
+            "device": "cpu",
+            "has_destinations": True,
+        },
     ),
     "quantize": (
         QuantizeCall,
@@ -284,6 +302,24 @@ def test_positions_are_those_of_operands_and_then_results():
         assert made.checked_operands == (0,)
 
 
+def test_kernels_take_dense_tensors_by_their_addresses():
+    with make_context():
+        call = make_call("elementwise")
+        assert isinstance(call, ElementwiseCall)
+        assert call.part_positions == {0}
+        known = replace(
+            call,
+            operands=call.operands[:1],
+            results=(Slot("result", ir.Type.parse("tensor<64xf32>")),),
+            program=("loop [64]", "v0 = load in0[7, d0]", "store v0 out[d0]"),
+        )
+        known.check()
+        assert known.part_positions == {0, 1}
+        message = "there must be 0 sizes"
+        with pytest.raises(ConstraintError, match=message):
+            replace(known, operands=(*call.operands[:1], *call.operands[2:])).check()
+
+
 @pytest.mark.parametrize("kind", ["fprop", "dgrad", "wgrad"])
 def test_which_copies_a_gemm_reads(kind):
     with make_context():
@@ -308,6 +344,15 @@ def test_which_copies_a_gemm_reads(kind):
         ("produce_quantize", {"producer": "rms_norm"}, "call_c3"),
         ("dequantize", {"scheme": TILES, "usage": "columnwise"}, "call_c3"),
         ("transpose", {"shape": (8, 32)}, "call_c5"),
+        ("elementwise", {"program": ("loop [4", "store v0 out[d0]")}, "elementwise_c1"),
+        (
+            "elementwise",
+            {"program": ("loop [s0, 64]", "v0 = load in0[8, d1]", "store v0 out[d0, d1]")},
+            "elementwise_c2",
+        ),
+        ("elementwise", {"dense": ("in1",)}, "elementwise_c3"),
+        ("elementwise", {"dense": ("in0", "in0")}, "elementwise_c3"),
+        ("elementwise", {"results": ()}, "call_c3"),
         ("pack", {"row": MX}, "call_c2"),
         ("pad", {"multiples": (16,)}, "call_c2"),
     ],

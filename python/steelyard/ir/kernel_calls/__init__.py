@@ -20,6 +20,7 @@ from steelyard.ir.kernel_calls.declarations import (
     is_declaration,
     read_call,
 )
+from steelyard.ir.kernel_calls.elementwise import ElementwiseCall
 from steelyard.ir.kernel_calls.gemm import EpilogueCall, GemmCall, GemmOperand
 from steelyard.ir.kernel_calls.grouped import (
     GroupedCopySlots,
@@ -53,6 +54,7 @@ __all__ = [
     "Declarations",
     "DequantizeCall",
     "Device",
+    "ElementwiseCall",
     "EpilogueCall",
     "GemmCall",
     "GemmOperand",

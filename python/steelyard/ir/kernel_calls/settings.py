@@ -67,6 +67,8 @@ def _attribute(value: Any) -> ir.Attribute:
         return ir.FloatAttr.get_f64(value)
     if isinstance(value, str):
         return ir.StringAttr.get(value)
+    if value and isinstance(value[0], str):
+        return ir.ArrayAttr.get([ir.StringAttr.get(line) for line in value])
     sizes: tuple[int | None, ...] = value
     return ir.DenseI64ArrayAttr.get([UNKNOWN if size is None else size for size in sizes])
 
@@ -82,6 +84,9 @@ def _setting(name: str, attribute: ir.Attribute, hint: Any) -> Any:
         return _expect(name, attribute, ir.IntegerAttr, "an integer").value
     if hint is float:
         return _expect(name, attribute, ir.FloatAttr, "a float").value
+    if hint == tuple[str, ...]:
+        lines = list(_expect(name, attribute, ir.ArrayAttr, "an array of strings"))
+        return tuple(_expect(name, line, ir.StringAttr, "an array of strings").value for line in lines)
     if get_origin(hint) is tuple:
         sizes = list(_expect(name, attribute, ir.DenseI64ArrayAttr, "an array<i64>"))
         return _sizes(name, sizes, may_be_unknown=NoneType in get_args(get_args(hint)[0]))
