@@ -40,6 +40,7 @@ ORDER = (
     "gemv",
     "formats",
     "attention",
+    "elementwise",
     "quantizers",
     "training",
     "peers",
