@@ -46,6 +46,10 @@ class CheckpointError(SteelyardError, ValueError):
     """A folder is not the checkpoint that its config says, or has a format that cannot be run."""
 
 
+class ResultError(SteelyardError, ValueError):
+    """What is read as a result of measuring is not what its schema says."""
+
+
 class RecipeError(SteelyardError, ValueError):
     """A recipe, an override or a quantizer is wrong."""
 
