@@ -33,6 +33,16 @@ from steelyard.dialect.layout import (
     unpad,
 )
 from steelyard.dialect.matmul import GemmOp, MatmulOp, gemm, matmul
+from steelyard.dialect.measure import (
+    MeasureInfluenceOp,
+    MeasureProductOp,
+    MeasureQuantizeOp,
+    SwitchOp,
+    measure_influence,
+    measure_product,
+    measure_quantize,
+    switch,
+)
 from steelyard.dialect.memory import FreeOp, free
 from steelyard.dialect.parts import JoinOp, SplitOp, join, split
 from steelyard.dialect.produce import ProduceQuantizeOp, produce_quantize
@@ -74,6 +84,9 @@ __all__ = [
     "JoinOp",
     "LaunchOp",
     "MatmulOp",
+    "MeasureInfluenceOp",
+    "MeasureProductOp",
+    "MeasureQuantizeOp",
     "NarrowOp",
     "PackOp",
     "PadOp",
@@ -84,6 +97,7 @@ __all__ = [
     "SchemeAttr",
     "SplitOp",
     "StoredOp",
+    "SwitchOp",
     "SwizzleOp",
     "TensorType",
     "TorchCallOp",
@@ -106,6 +120,9 @@ __all__ = [
     "join",
     "launch",
     "matmul",
+    "measure_influence",
+    "measure_product",
+    "measure_quantize",
     "narrow",
     "pack",
     "pad",
@@ -113,6 +130,7 @@ __all__ = [
     "quantize",
     "split",
     "stored",
+    "switch",
     "swizzle",
     "torch_call",
     "transpose",

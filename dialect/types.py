@@ -155,6 +155,13 @@ def _ranked_info(type_: ir.RankedTensorType) -> TensorInfo:
 _VTENSOR = re.compile(r"!torch\.vtensor<\[(?P<sizes>[0-9?,]*)\],(?P<dtype>[a-z0-9]+)>", re.IGNORECASE)
 
 
+def info_namespace(value: ir.Value) -> str:
+    """Whose tensor a plain tensor is: `builtin` or `torch`."""
+    info = tensor_info(value.type)
+    assert info is not None, "a ranked tensor"
+    return info.namespace
+
+
 def scaled_info(value: ir.Value, constraint: str, name: str) -> ScaledInfo:
     """What the `!scaled.tensor` type of a value says, verified."""
     type_ = value.type

@@ -4,6 +4,7 @@ from torch_mlir import ir
 
 from steelyard.dialect.grouped import GroupedGemmOp
 from steelyard.dialect.matmul import GemmOp
+from steelyard.dialect.measure import MeasureQuantizeOp
 from steelyard.dialect.quantize import QuantizeOp, StoredOp, quantize
 from steelyard.dialect.types import scaled_info_of
 from steelyard.formats.gemms import OPERAND_USAGES, ROWWISE
@@ -30,11 +31,18 @@ def hoist_weights(module: ir.Operation) -> None:
     The function says which weight it makes (`scaled.weight_key`, equal where functions of any program make equal
     weights) and, if that is one rowwise copy of the whole parameter or of its transpose, what it is
     (`scaled.weight_form`). The copies of a parameter without gradient become two functions: the forward shares its own
-    with programs without gradients.
+    with programs without gradients. What `scaled.measure_quantize` finds of such a weight is made by a function of its
+    own, too: a weight is measured once per write.
     """
     count = 0
     for function in functions_of(module):
         trained = {own[GRADIENT] for own in result_attributes(function) if GRADIENT in own}
+        # First: they read the quantized weights, which are functions' results after that.
+        measures = [op.opview for op in walk_ops(function) if isinstance(op.opview, MeasureQuantizeOp)]
+        for measure in measures:
+            if _is_of_weight(measure):
+                _hoist(module, measure, f"weight_{count}")
+                count += 1
         for op in walk_ops(function):
             view = op.opview
             if isinstance(view, QuantizeOp | StoredOp) and _is_of_parameter(view):
@@ -73,18 +81,29 @@ def _is_of_parameter(op: QuantizeOp | StoredOp) -> bool:
     return all(isinstance(operand, ir.BlockArgument) for operand in list(op.operands)[1:])
 
 
-def _hoist(module: ir.Operation, op: QuantizeOp | StoredOp, name: str) -> None:
-    source = ir.BlockArgument(view_root(op.source))
-    parameter = parameter_of(op.source)
+def _is_of_weight(op: MeasureQuantizeOp) -> bool:
+    maker = defining_op(op.quantized)
+    return maker is not None and isinstance(maker.opview, QuantizeOp) and _is_of_parameter(maker.opview)
+
+
+def _hoist(module: ir.Operation, op: QuantizeOp | StoredOp | MeasureQuantizeOp, name: str) -> None:
+    quantized = op
+    if isinstance(op, MeasureQuantizeOp):
+        maker = defining_op(op.quantized)
+        assert maker is not None
+        quantized = maker.opview
+    assert isinstance(quantized, QuantizeOp | StoredOp)
+    source = ir.BlockArgument(view_root(quantized.source))
+    parameter = parameter_of(quantized.source)
     assert parameter is not None
-    arguments = [source, *(ir.BlockArgument(operand) for operand in list(op.operands)[1:])]
+    arguments = [source, *(ir.BlockArgument(operand) for operand in list(quantized.operands)[1:])]
     types = [result.type for result in op.results]
     block = make_private_function(module, name, arguments, types, op.location)
     with ir.InsertionPoint(block):
         copies: dict[ir.Value, ir.Value] = dict(zip(arguments, block.arguments, strict=True))
         results = [_clone_slice(result, copies) for result in op.results]
         ir.Operation.create("func.return", operands=results, loc=op.location)
-    describe_weight(block.owner, _form(op))
+    describe_weight(block.owner, None if isinstance(op, MeasureQuantizeOp) else _form(op))
     attributes: dict[str, ir.Attribute] = {
         PARAMETER: ir.StringAttr.get(parameter),
         WEIGHT: ir.FlatSymbolRefAttr.get(name),
@@ -92,7 +111,7 @@ def _hoist(module: ir.Operation, op: QuantizeOp | StoredOp, name: str) -> None:
     }
     for result in op.results:
         result.replace_all_uses_with(add_argument(source.owner, result.type, op.location, attributes))
-    viewed = op.source
+    viewed = quantized.source
     op.operation.erase()
     erase_unused_views(viewed)
 

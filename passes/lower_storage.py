@@ -11,6 +11,7 @@ from steelyard.dialect.epilogue import EpilogueOp
 from steelyard.dialect.grouped import GroupedGemmOp
 from steelyard.dialect.layout import FlattenOp, PackOp, PadOp, SwizzleOp, TurnOp, UnpadOp, flat_shape
 from steelyard.dialect.matmul import GemmOp, copies_read, lhs_info
+from steelyard.dialect.measure import MeasureInfluenceOp, MeasureProductOp, MeasureQuantizeOp, SwitchOp
 from steelyard.dialect.parts import JoinOp, SplitOp
 from steelyard.dialect.produce import PRODUCERS, ProduceQuantizeOp
 from steelyard.dialect.quantize import DequantizeOp, NarrowOp, QuantizeOp, StoredOp, TransposeOp
@@ -37,12 +38,16 @@ from steelyard.ir.kernel_calls import (
     GroupedQuantizeCall,
     GroupedStoredCall,
     KernelCall,
+    MeasureInfluenceCall,
+    MeasureProductCall,
+    MeasureQuantizeCall,
     PackCall,
     PadCall,
     ProduceQuantizeCall,
     QuantizeCall,
     Slot,
     StoredCall,
+    SwitchCall,
     SwizzleCall,
     TransposeCall,
     TurnCall,
@@ -461,6 +466,37 @@ class _Lowering:
         operands: Named = [("rng", op.rng)]
         self._replace(op, AdvanceRngCall(operands=_slots(operands), results=_result_slots(op, "result")), operands)
 
+    def measure_quantize(self, op: MeasureQuantizeOp) -> None:
+        quantized = self._get(op, op.quantized)
+        info = quantized.info
+        usage = one_of(op.usage.value, USAGES, "measure_quantize_c1", "usage")
+        scheme = info.copy_of(usage)
+        assert scheme is not None, "measure_quantize_c1"
+        sizes = [] if info.groups else _lead_sizes(quantized)
+        operands = quantized.named_parts(usage) + _present(source=op.source, ends=op.ends) + sizes
+        call = MeasureQuantizeCall(
+            operands=_slots(operands),
+            results=_result_slots(op, "result"),
+            scheme=scheme,
+            usage=usage,
+            shape=info.shape,
+            groups=info.groups,
+        )
+        self._replace(op, call, operands)
+
+    def measure_product(self, op: MeasureProductOp) -> None:
+        operands = _present(computed=op.computed, product=op.product, bias=op.bias)
+        self._replace(op, MeasureProductCall(operands=_slots(operands), results=_result_slots(op, "result")), operands)
+
+    def measure_influence(self, op: MeasureInfluenceOp) -> None:
+        operands = _present(computed=op.computed, product=op.product, gradient=op.gradient, bias=op.bias)
+        call = MeasureInfluenceCall(operands=_slots(operands), results=_result_slots(op, "result"))
+        self._replace(op, call, operands)
+
+    def switch(self, op: SwitchOp) -> None:
+        operands = _present(on=op.on, quantized=op.quantized, exact=op.exact)
+        self._replace(op, SwitchCall(operands=_slots(operands), results=_result_slots(op, "result")), operands)
+
     def _get(self, op: ir.OpView, value: ir.Value) -> _Stored:
         if value not in self._stored:
             fail(op, f"reads a quantized tensor that no op of the dialect makes: {value.type}")
@@ -495,6 +531,10 @@ _LOWERINGS: dict[type, Callable[[_Lowering, Any], None]] = {
     UpdateScaleOp: _Lowering.update_scale,
     CountSaturatedOp: _Lowering.count_saturated,
     AdvanceRngOp: _Lowering.advance_rng,
+    MeasureQuantizeOp: _Lowering.measure_quantize,
+    MeasureProductOp: _Lowering.measure_product,
+    MeasureInfluenceOp: _Lowering.measure_influence,
+    SwitchOp: _Lowering.switch,
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch_mlir import ir
 
-from steelyard.ir.attributes import PARAMETER, PRIMAL, RNG, SAVED, SOURCES, STATE, WEIGHT
+from steelyard.ir.attributes import MEASURES, PARAMETER, PRIMAL, RNG, SAVED, SOURCES, STATE, WEIGHT
 from steelyard.ir.functions import argument_attributes, argument_types, functions_of, result_attributes
 from steelyard.ir.renaming import Renaming
 from steelyard.ir.torch_ops import op_name
@@ -164,6 +164,8 @@ class Function:
     weight_arguments: list[WeightArgument]
     moved: dict[int, str]
     """Results that are the next state, and its name."""
+    measures: dict[int, list[str]]
+    """Results that are what was measured, and what each is of."""
     state: State
     weights: Weights
     devices: Devices | None
@@ -172,6 +174,8 @@ class Function:
         names = [name for name, _ in self.state_names]
         self._random = names.index(RNG) if RNG in names else None
         """Which of its states random bits come from."""
+        self._apart = self.moved.keys() | self.measures.keys()
+        """Results that no caller gets."""
         for name, shape in self.state_names:
             self.state.expect(name, shape)
 
@@ -184,6 +188,7 @@ class Function:
             state_names=[(renaming.state(name), shape) for name, shape in self.state_names],
             weight_arguments=[weight.bound_to(renaming, makers) for weight in self.weight_arguments],
             moved={position: renaming.state(name) for position, name in self.moved.items()},
+            measures={position: [_renamed(name, renaming) for name in of] for position, of in self.measures.items()},
         )
 
     def __call__(self, arguments: tuple) -> tuple:
@@ -210,10 +215,12 @@ class Function:
 
     def _run(self, arguments: tuple, parts: list[Any]) -> tuple:
         results = self.emitted(*arguments, *parts)
-        if not self.moved:
+        if not self._apart:
             return results
         self.state.put({name: results[i] for i, name in self.moved.items()})
-        return tuple([result for i, result in enumerate(results) if i not in self.moved])
+        if self.measures and self.state.take_measures is not None:
+            self.state.take_measures(self, {name: results[i] for i, of in self.measures.items() for name in of})
+        return tuple([result for i, result in enumerate(results) if i not in self._apart])
 
     def _call_on(self, device: torch.device, arguments: tuple) -> tuple:
         """The call on another device than the CPU."""
@@ -272,7 +279,17 @@ def _read_function(
             )
     results = enumerate(result_attributes(function))
     moved = {i: ir.StringAttr(own[STATE]).value for i, own in results if STATE in own}
-    return Function(made[name], state_names, weight_arguments, moved, state, weights, devices)
+    measured = enumerate(result_attributes(function))
+    measures = {
+        i: [ir.StringAttr(one).value for one in ir.ArrayAttr(own[MEASURES])] for i, own in measured if MEASURES in own
+    }
+    return Function(made[name], state_names, weight_arguments, moved, measures, state, weights, devices)
+
+
+def _renamed(measure: str, renaming: Renaming) -> str:
+    """What is measured of another layer."""
+    layer, *rest = measure.rsplit(":", 3)
+    return ":".join([renaming.layer(layer) if layer else layer, *rest])
 
 
 def _maker(emitted: Emitted, devices: Devices | None) -> Callable[..., tuple]:

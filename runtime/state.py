@@ -39,6 +39,8 @@ class State:
         """Forwards of programs so far, several in a call."""
         self.static_scale: Callable[[str, str], float | None] = _measured
         """The static scale of what has a role in a layer; None if it is measured."""
+        self.take_measures: Callable[[object, Mapping[str, torch.Tensor]], None] | None = None
+        """What is told which function measured what, if anything is to be measured."""
         self.has_net = True
         """Whether a net says when its calls begin; otherwise each forward of a program is one."""
 
@@ -118,11 +120,11 @@ class State:
 
     def __getstate__(self) -> dict:
         # What a thread has drawn, and what streams have done, is no part of a copy; nor is what a net's settings say.
-        apart = ("_draws", "_used", "static_scale")
+        apart = ("_draws", "_used", "static_scale", "take_measures")
         return {name: value for name, value in vars(self).items() if name not in apart}
 
     def __setstate__(self, copied: dict) -> None:
-        vars(self).update(copied, _draws=Draws(), _used={}, static_scale=_measured)
+        vars(self).update(copied, _draws=Draws(), _used={}, static_scale=_measured, take_measures=None)
 
 
 def _measured(_layer: str, _role: str) -> None:

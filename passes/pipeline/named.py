@@ -48,6 +48,18 @@ _PIPELINES = (
         "The operands of every GEMM that the recipe quantizes are quantized, each tensor once.",
     ),
     Pipeline(
+        "steelyard-measured",
+        "scaled-insert-measures{influence=<influence>},scaled-verify-stage{stage=quantized}",
+        {"influence": "false"},
+        "After steelyard-quantized, where `net.measure` asks for it: each GEMM's losses are results of the program.",
+    ),
+    Pipeline(
+        "steelyard-switched",
+        "scaled-insert-switches,scaled-verify-stage{stage=quantized}",
+        {},
+        "After steelyard-quantized, where `net.attribute` asks for it: each GEMM has a switch that turns it off.",
+    ),
+    Pipeline(
         "steelyard-fused",
         "scaled-fuse-producer,scaled-fuse-epilogue,canonicalize,cse,scaled-verify-stage{stage=fused}",
         {},

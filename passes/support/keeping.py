@@ -7,6 +7,7 @@ from torch_mlir import ir
 
 from steelyard.dialect.grouped import GroupedGemmOp
 from steelyard.dialect.matmul import GemmOp
+from steelyard.dialect.measure import MeasureQuantizeOp
 from steelyard.dialect.quantize import DequantizeOp, NarrowOp, QuantizeOp, TransposeOp, narrow
 from steelyard.dialect.types import TensorType, tensor_info
 from steelyard.formats.gemms import OPERAND_USAGES
@@ -182,7 +183,7 @@ def _usages(op: ir.Operation, number: int) -> tuple[str, ...]:
     view = op.opview
     if isinstance(view, GemmOp | GroupedGemmOp):
         return (OPERAND_USAGES[view.kind.value][number],)
-    if isinstance(view, DequantizeOp):
+    if isinstance(view, DequantizeOp | MeasureQuantizeOp):
         return (view.usage.value,)
     return ("rowwise", "columnwise")
 

@@ -31,16 +31,20 @@ from steelyard.ir.kernel_calls import (
     GroupedPackCall,
     GroupedQuantizeCall,
     KernelCall,
+    MeasureInfluenceCall,
+    MeasureProductCall,
+    MeasureQuantizeCall,
     PackCall,
     ProduceQuantizeCall,
     QuantizeCall,
     QuantizingCall,
+    SwitchCall,
     TransposeCall,
     UpdateScaleCall,
     matrix_shape,
 )
 from steelyard.runtime import _cpu, dtypes
-from steelyard.runtime.cpu import bound_groups, decoding, delayed, producers, quantization, saturation
+from steelyard.runtime.cpu import bound_groups, bound_measures, decoding, delayed, producers, quantization, saturation
 from steelyard.runtime.cpu.arguments import ACTIVATIONS, DTYPES, TENSORS, scheme_bits
 from steelyard.runtime.cpu.elementwise import bind_program, row_major
 from steelyard.runtime.cpu.gemm import PACKED
@@ -63,6 +67,10 @@ def bind(call: KernelCall, quantizers: Quantizers) -> Bound:
 bind.register(GroupedQuantizeCall, bound_groups.bind_quantize)
 bind.register(GroupedPackCall, bound_groups.bind_pack)
 bind.register(GroupedGemmCall, bound_groups.bind_gemm)
+bind.register(MeasureQuantizeCall, bound_measures.bind_quantize)
+bind.register(MeasureProductCall, bound_measures.bind_product)
+bind.register(MeasureInfluenceCall, bound_measures.bind_influence)
+bind.register(SwitchCall, bound_measures.bind_switch)
 
 
 def _destination(copy: CopySlots | None) -> tuple | None:

@@ -184,6 +184,19 @@ func.func @state_of_experts(%x: tensor<?x64xf32>, %ends: tensor<8xi32>, %scale: 
   return
 }
 
+// CHECK-LABEL: func.func @measures
+func.func @measures(%q: !scaled.tensor<8x64xf32 in 4, #mxfp8_1x32>, %x: tensor<8x64xf32>, %ends: tensor<4xi32>, %bias: tensor<64xf32>, %on: tensor<f32>) {
+  // CHECK: %{{.*}} = scaled.measure_quantize rowwise %arg0 source(%arg1) ends(%arg2) : !scaled.tensor<8x64xf32 in 4, #mxfp8_1x32>, tensor<8x64xf32>, tensor<4xi32> -> tensor<545xf64>
+  %m = scaled.measure_quantize rowwise %q source(%x) ends(%ends) : !scaled.tensor<8x64xf32 in 4, #mxfp8_1x32>, tensor<8x64xf32>, tensor<4xi32> -> tensor<545xf64>
+  // CHECK: %{{.*}} = scaled.measure_product %arg1, %arg1 bias(%arg3) : tensor<8x64xf32>, tensor<8x64xf32>, tensor<64xf32> -> tensor<8xf64>
+  %p = scaled.measure_product %x, %x bias(%bias) : tensor<8x64xf32>, tensor<8x64xf32>, tensor<64xf32> -> tensor<8xf64>
+  // CHECK: %{{.*}} = scaled.measure_influence %arg1, %arg1, %arg1 : tensor<8x64xf32>, tensor<8x64xf32>, tensor<8x64xf32> -> tensor<2xf64>
+  %i = scaled.measure_influence %x, %x, %x : tensor<8x64xf32>, tensor<8x64xf32>, tensor<8x64xf32> -> tensor<2xf64>
+  // CHECK: %{{.*}} = scaled.switch %arg4, %arg1, %arg1 : tensor<f32>, tensor<8x64xf32>, tensor<8x64xf32> -> tensor<8x64xf32>
+  %s = scaled.switch %on, %x, %x : tensor<f32>, tensor<8x64xf32>, tensor<8x64xf32> -> tensor<8x64xf32>
+  return
+}
+
 // CHECK-LABEL: module @calls
 module @calls {
   module @block {

@@ -22,8 +22,8 @@ from steelyard.frontend.flops import PRODUCTS
 from steelyard.ir.attributes import HIGH_PRECISION
 from steelyard.ir.functions import functions_of
 from steelyard.ir.gemm_plans import GemmPlan, plan_gemm, plan_grouped_gemm
-from steelyard.ir.gradients import find_gradients, operand_roles
-from steelyard.ir.locations import flops_of, layer_of
+from steelyard.ir.gradients import find_gradients, is_batched_gradient
+from steelyard.ir.locations import flops_of, layer_of, source_of
 from steelyard.ir.torch_ops import defining_op, op_name, parameter_of, walk_ops
 from steelyard.passes.lower_attention import attention_call
 from steelyard.targets import CPU, cuda_target
@@ -60,6 +60,8 @@ class Row:
     """Two for each multiplication and addition of its products, with the sizes of the call that was compiled."""
     stays: str = ""
     """With `weights="quantized"`, why that parameter was not replaced by its codes."""
+    source: str = ""
+    """The line of the model's code that calls it, as `file:line`."""
 
     @property
     def is_quantized(self) -> bool:
@@ -174,15 +176,9 @@ def rows_of(module: ir.Module, target: str = CPU) -> list[Row]:
             row = replace(row, kernel="cpu attention") if chosen is None and attention_call(op) else row
         else:
             continue
-        rows.append(replace(row, kind="dgrad") if _is_batched_gradient(view, gradients) else row)
+        row = replace(row, source=source_of(op.location))
+        rows.append(replace(row, kind="dgrad") if is_batched_gradient(view, gradients) else row)
     return rows
-
-
-def _is_batched_gradient(view: ir.OpView, gradients: set[ir.Value]) -> bool:
-    """Whether a batched product is the gradient of an operand of another; the IR calls every product of rows fprop."""
-    if not isinstance(view, GemmOp | MatmulOp) or not view.batch_dims.value:
-        return False
-    return "grad_output" in operand_roles(view, gradients)
 
 
 def _gemm_row(op: GemmOp) -> Row:

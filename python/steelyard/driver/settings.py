@@ -18,6 +18,7 @@ from steelyard.recipes import CustomRecipe, Overrides, Recipe
 WEIGHTS = ("cached", "quantized")
 AUTO = "auto"
 FP8 = "fp8"
+MEASURED, INFLUENCE, SWITCHED = "measured", "influence", "switched"
 Chosen = str | bool | tuple[str, ...]
 """The repeated blocks that a user chose: `auto`, False, or the names of modules that hold them."""
 
@@ -44,6 +45,8 @@ class Settings:
     """What programs are compiled for, as `steelyard.targets` spells it."""
     blocks: Chosen = AUTO
     """Which modules are captured once for all that are alike."""
+    variant: str = ""
+    """`measured`, `influence` or `switched`: a program that shows what low precision costs, beside the net's own."""
     settled: str = field(default="", compare=False)
     """What was decided for the net because a recipe left it open, and why. Programs do not depend on it."""
 
@@ -87,6 +90,8 @@ class Settings:
         return {
             "raised": {},
             "quantized": recipe,
+            "measured": {"influence": self.variant == INFLUENCE},
+            "switched": {},
             "fused": {},
             "partitioned": {"save": self.save},
             "lowered": {"target": self.target},

@@ -6,7 +6,7 @@ from steelyard.codegen.compilation import compile_kernel
 from steelyard.codegen.launches.text import generated_kernels
 from steelyard.codegen.ptx import lower_to_nvvm
 from steelyard.driver import progress
-from steelyard.driver.settings import Settings
+from steelyard.driver.settings import MEASURED, SWITCHED, Settings
 from steelyard.errors import IRError
 from steelyard.ir.kernel_calls import calls_of
 from steelyard.passes import build_pass_manager
@@ -24,7 +24,12 @@ from steelyard.targets.architectures import Target
 
 def pipeline_of(stage: str, settings: Settings) -> list[Element]:
     """The passes from the previous stage to this one: the named pipeline that `steelyard-opt` runs."""
-    return named_pipeline(f"steelyard-{stage}", **settings.stage_options()[stage])
+    options = settings.stage_options()
+    pipeline = named_pipeline(f"steelyard-{stage}", **options[stage])
+    if stage != "quantized" or not settings.variant:
+        return pipeline
+    more = SWITCHED if settings.variant == SWITCHED else MEASURED
+    return [*pipeline, *named_pipeline(f"steelyard-{more}", **options[more])]
 
 
 def make_raised(module: ir.Module, settings: Settings) -> None:

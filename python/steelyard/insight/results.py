@@ -77,7 +77,8 @@ class OperandMeasurement(Result):
     relative_error: float | None
     """The root of the sum of squares of the errors over that of the values."""
     saturated_share: float
-    """Of the elements, those whose magnitude is above the largest that their scale can express."""
+    """Of the elements, those whose magnitude is above the largest that their scale can express, by more than 2^-20 of
+    it. Those whose scale is 0 are not among them: they are flushed."""
     flushed_share: float
     """Of the elements, those that are not zero and whose decoded value is."""
     unused_codes_share: float
@@ -85,13 +86,16 @@ class OperandMeasurement(Result):
     code_histogram: list[int]
     """How many elements have each code, by code: 256 numbers for 8 bits, 16 for 4."""
     scale_histogram: list[list[float]]
-    """`[exponent, count]`: how many block scales s (what codes are multiplied by) have floor(log2(s)) = exponent."""
+    """`[value, count]`: how many scales, by which codes are multiplied, are from value, a power of two, to below twice
+    that; value is 0 for scales that are 0, and NaN for those that are not finite."""
     amax: float
     """The largest magnitude of all calls; NaN if a value was NaN."""
     amax_history: list[float]
     """The largest magnitude of each call, the newest last."""
     nan_count: int
     inf_count: int
+    scale: float | None = None
+    """The geometric mean of the scales that are finite and not 0; of one scale per tensor and call, that scale."""
 
 
 @dataclass

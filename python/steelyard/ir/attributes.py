@@ -44,6 +44,13 @@ GRADIENT = _fact("scaled.gradient", "result", "string", _ALL, "The argument whos
 STATE = _fact(
     "scaled.state", "argument result", "string", _ALL[2:], "The name of the state that it is: `mlp.up.input.scale`."
 )
+MEASURES = _fact(
+    "scaled.measures",
+    "result",
+    "strings",
+    _ALL[2:],
+    "What the numbers are of, as in `mlp.up:fprop:0:lhs`: layer, kind, number among its GEMMs, and operand or result.",
+)
 WEIGHT = _fact("scaled.weight", "argument", "symbol", _ALL[4:], "The function that makes it from a parameter.")
 SOURCES = _fact("scaled.sources", "argument", "integers", _ALL[4:], "Which arguments that function takes.")
 WEIGHT_KEY = _fact(

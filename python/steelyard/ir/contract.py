@@ -25,7 +25,8 @@ _QUANTIZING = (
         "join",
         "matmul",
     ),
-    *("quantize", "split", "stored", "transpose", "update_scale"),
+    *("measure_influence", "measure_product", "measure_quantize"),
+    *("quantize", "split", "stored", "switch", "transpose", "update_scale"),
 )
 OPS = {
     "traced": (),

@@ -2,7 +2,7 @@
 
 from torch_mlir import ir
 
-from steelyard.ir.attributes import GRADIENT, RNG, SOURCES, STATE, TANGENT, WEIGHT
+from steelyard.ir.attributes import GRADIENT, MEASURES, RNG, SOURCES, STATE, TANGENT, WEIGHT
 from steelyard.ir.functions import argument_attributes, result_attributes
 from steelyard.ir.gradients import find_gradients
 
@@ -33,6 +33,8 @@ class Joint:
     def _is_backward(self, value: ir.Value, attributes: Attributes) -> bool:
         if GRADIENT in attributes:
             return True
+        if MEASURES in attributes:
+            return value in self._gradients
         if STATE not in attributes:
             return False
         # Random bits are those of the gradients.

@@ -48,6 +48,16 @@ def flops_of(location: ir.Location) -> int | None:
     return None if found is None else int(found.removesuffix(_FLOPS))
 
 
+def source_of(location: ir.Location) -> str:
+    """The innermost source line of a location, as `file:line`; empty where it has none."""
+    location = _downcast(location)
+    while isinstance(location, ir.NameLoc):
+        location = _downcast(location.child_loc)
+    if isinstance(location, ir.CallSiteLoc):
+        location = _downcast(location.callee)
+    return f"{location.filename}:{location.start_line}" if isinstance(location, ir.FileLineColLoc) else ""
+
+
 def _names_below_layer(location: ir.Location) -> Iterator[str]:
     location = _downcast(location)
     while isinstance(location, ir.NameLoc):

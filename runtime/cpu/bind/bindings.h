@@ -18,6 +18,7 @@ void bind_elementwise(nanobind::module_ &m);
 void bind_fingerprint(nanobind::module_ &m);
 void bind_gemm(nanobind::module_ &m);
 void bind_grouped(nanobind::module_ &m);
+void bind_measure(nanobind::module_ &m);
 void bind_produce(nanobind::module_ &m);
 void bind_quantize(nanobind::module_ &m);
 void bind_scales(nanobind::module_ &m);

@@ -44,6 +44,7 @@ NB_MODULE(_cpu, m) {
   steelyard::bind_fingerprint(m);
   steelyard::bind_gemm(m);
   steelyard::bind_grouped(m);
+  steelyard::bind_measure(m);
   steelyard::bind_produce(m);
   steelyard::bind_quantize(m);
   steelyard::bind_scales(m);

@@ -30,6 +30,12 @@ from steelyard.ir.kernel_calls.grouped import (
     GroupedStoredCall,
 )
 from steelyard.ir.kernel_calls.layout import PadCall, SwizzleCall, TurnCall, UnpadCall
+from steelyard.ir.kernel_calls.measure import (
+    MeasureInfluenceCall,
+    MeasureProductCall,
+    MeasureQuantizeCall,
+    SwitchCall,
+)
 from steelyard.ir.kernel_calls.quantize import (
     CopyCall,
     DequantizeCall,
@@ -64,6 +70,9 @@ __all__ = [
     "GroupedQuantizeCall",
     "GroupedStoredCall",
     "KernelCall",
+    "MeasureInfluenceCall",
+    "MeasureProductCall",
+    "MeasureQuantizeCall",
     "PackCall",
     "PadCall",
     "ProduceQuantizeCall",
@@ -71,6 +80,7 @@ __all__ = [
     "QuantizingCall",
     "Slot",
     "StoredCall",
+    "SwitchCall",
     "SwizzleCall",
     "TransposeCall",
     "TurnCall",
