@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
@@ -95,6 +95,8 @@ class Backend:
         """What is told of each graph without gradients that runs on the CPU."""
         self.profiled: Profile | None = None
         """The last call that was profiled."""
+        self.observing: Any = None
+        """What runs the calls of the net, while somebody measures it."""
         self.block_captures: dict[Hashable, Captured] = {}
         """What blocks that are alike share."""
         self._part_names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()

@@ -31,6 +31,8 @@ class ModuleState:
         """How many graphs were compiled when a call was last recorded and checked; -1 to do so again."""
         self._parts: dict[str, tuple[torch.nn.Module, torch.nn.Module]] = {}
         """Submodules, and what stands for each."""
+        self.observing: Any = None
+        """Of a net: what runs its calls while it is measured; made on first use."""
         self.replaced_forward: Callable | None = None
         """What was assigned to the net's `forward`."""
         self.own_method: tuple[Callable, Callable] | None = None

@@ -34,12 +34,13 @@ from steelyard.driver.forward import (
 )
 from steelyard.driver.frames import Captured
 from steelyard.driver.freezing import FrozenNet, Runs, freeze
+from steelyard.driver.measuring import Loss, Measuring, Observing, measure_batches
 from steelyard.driver.memory import Memory
 from steelyard.driver.module_state import ModuleState
 from steelyard.driver.outside import BypassedError
 from steelyard.driver.profiles import Profile, profile, run_with_backward
 from steelyard.driver.saving import STATE_PREFIX, StateHook, flatten, join
-from steelyard.driver.settings import AUTO, Settings, make_settings, settle
+from steelyard.driver.settings import AUTO, MEASURED, Settings, make_settings, settle
 from steelyard.driver.stored_weights import storable_parameters
 from steelyard.driver.user_warnings import warn
 from steelyard.errors import SteelyardError, TargetError, UnsupportedModelError
@@ -217,6 +218,9 @@ class CompiledModule(torch.nn.Module):
         if is_around_blocks(self._steelyard.backend):
             self._refuse_checkpoint()
             return self._run_inside(arguments, keywords)
+        observing = self._steelyard.backend.observing
+        if observing is not None and not is_within(self._steelyard.backend):
+            return observing.run(self, arguments, keywords)
         return self._run_alone(arguments, keywords)
 
     def _run_alone(self, arguments: tuple, keywords: dict[str, Any]) -> Any:
@@ -390,6 +394,21 @@ class CompiledModule(torch.nn.Module):
             backend.is_lowering = False
         return self
 
+    def _variant(self, variant: str, state: State | None = None) -> "CompiledModule":
+        """A net of the same model with the same weights, whose programs show what low precision costs."""
+        own = self._steelyard
+        settings = replace(own.backend.settings, variant=variant)
+        made = _make_net(own.model, settings, own.backend.state if state is None else state, own.backend.storable)
+        made._steelyard.backend.weights = own.backend.weights
+        return made
+
+    def _observing(self) -> Observing:
+        """What runs the calls of the net while it is measured, the same each time."""
+        state = self._steelyard
+        if state.observing is None:
+            state.observing = Observing(self, self._variant(MEASURED))
+        return state.observing
+
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
         """A context whose calls leave buffers, state and random numbers as they were."""
@@ -469,6 +488,38 @@ class CompiledModule(torch.nn.Module):
     def memory(self) -> Memory:
         """Bytes that the net holds: parameters, quantized weights, workspace, state, and what the backward needs."""
         return inspection.measure_memory(self._steelyard.backend, self.parameters())
+
+    def measure(
+        self,
+        batches: Iterable[Any] | None = None,
+        *,
+        every: int = 1,
+        loss: Loss | None = None,
+        backward: bool = False,
+        logits: bool | None = None,
+    ) -> Any:
+        """Measure what each GEMM loses: of each quantize, of each product, and of the whole model.
+
+        With `batches`, calls the net and its model with each, and returns a `Measurement`; gradients, buffers, state
+        and random numbers stay as they were. A batch is a tuple of arguments, a dict of keywords, or one argument.
+        Without, returns a context manager in which every so many calls of the net are measured, backward included, and
+        whose `result` is the `Measurement` so far:
+
+            with net.measure(every=10) as m:
+                train(net)
+            m.result.rows
+
+        Args:
+            batches: What to call the net with.
+            every: In the context: measure the first of so many calls.
+            loss: From what the model returns, and the batch, to the loss. By default `.loss` of what it returns.
+            backward: Run the backward of the loss too, so that gradients are measured.
+            logits: Whether the model's output is logits, so that distributions are compared. By default it is if what
+                it returns has `.logits`.
+        """
+        if batches is None:
+            return Measuring(self, every)
+        return measure_batches(self, batches, loss=loss, backward=backward, logits=logits)
 
     def requantize(self) -> None:
         """Quantize every weight again at the next call, after writes that torch does not count, such as to `.data`."""

@@ -1,0 +1,299 @@
+"""`net.measure`: which calls of a net are measured, by which program, and what was found.
+
+A net that is measured has a second net beside it, of the same model, with the same state and weights, whose programs
+measure. Calls that are to be measured run there. Nothing changes for the others, nor for a net that is not measured.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import reduce
+from typing import Any
+
+import torch
+
+from steelyard.driver.backend import Backend
+from steelyard.driver.compilation import Compilation
+from steelyard.driver.explanation import Row
+from steelyard.errors import RecipeError, TargetError, UnsupportedModelError, shown
+from steelyard.insight.collecting import Collector
+from steelyard.insight.outputs import OutputTotal, find_loss, find_output
+from steelyard.insight.results import GemmMeasurement, Measurement
+from steelyard.targets import CPU
+
+Loss = Callable[[Any, Any], torch.Tensor]
+"""From what a model returns, and the batch that it was given, to the loss."""
+OnStep = Callable[[int, Measurement], None]
+
+
+class Observer:
+    """Somebody who wants some calls of a net measured."""
+
+    def __init__(self, every: int, on_step: OnStep | None = None):
+        self.every = every
+        self.on_step = on_step
+        self.total = Collector()
+        self.step: tuple[int, Collector] | None = None
+        """The number of the newest call, and what was measured in it, until it is told."""
+
+    def wants(self, call: int) -> bool:
+        """Whether to measure a call, by its number from 0."""
+        return call % self.every == 0
+
+
+class Observing:
+    """Runs the calls of a net while somebody observes it."""
+
+    def __init__(self, net: Any, measured: Any):
+        self._net = net
+        self._measured = measured
+        self._calls = 0
+        self._observers: list[Observer] = []
+        self._current: list[Collector] = []
+        """What takes the numbers of the newest measured call, and of its backward."""
+
+    @property
+    def backend(self) -> Backend:
+        """That of the programs that measure."""
+        return self._measured._steelyard.backend
+
+    def add(self, observer: Observer) -> None:
+        """Begin to observe."""
+        self._observers.append(observer)
+        backend: Backend = self._net._steelyard.backend
+        backend.observing = self
+        backend.state.take_measures = self._take
+
+    def remove(self, observer: Observer) -> None:
+        """End to observe."""
+        if observer not in self._observers:
+            return
+        self._tell()
+        self._observers.remove(observer)
+        if not self._observers:
+            backend: Backend = self._net._steelyard.backend
+            backend.observing = None
+            backend.state.take_measures = None
+
+    def run(self, module: Any, arguments: tuple, keywords: dict[str, Any]) -> Any:
+        """A call of the net, or of a part of it."""
+        self._tell()
+        call = self._calls
+        self._calls += 1
+        wanting = [observer for observer in self._observers if observer.wants(call)]
+        if not wanting:
+            return module._run_alone(arguments, keywords)
+        self._current = []
+        for observer in wanting:
+            observer.total.steps += 1
+            self._current.append(observer.total)
+            if observer.on_step is not None:
+                observer.step = call, Collector()
+                self._current.append(observer.step[1])
+        result = self._counterpart(module)._run_alone(arguments, keywords)
+        if not torch.is_grad_enabled():
+            self._tell()
+        return result
+
+    def _counterpart(self, module: Any) -> Any:
+        """The module that measures in the place of the net, or of a part."""
+        name = module._steelyard.name
+        return self._measured if name is None else reduce(getattr, name.split("."), self._measured)
+
+    def _take(self, function: object, measures: Mapping[str, torch.Tensor]) -> None:
+        for collector in self._current:
+            collector.add(function, measures)
+
+    def _tell(self) -> None:
+        """Tell observers what the newest call found: it is over, its backward included."""
+        for observer in self._observers:
+            if observer.step is not None and observer.on_step is not None:
+                number, collector = observer.step
+                observer.step = None
+                collector.steps = 1
+                observer.on_step(number, measurement(self._net, self.backend, collector))
+
+
+def observe(net: Any, observer: Observer) -> Observing:
+    """Let somebody observe the calls of a net; makes the programs that measure on first use."""
+    observing = net._observing()
+    observing.add(observer)
+    return observing
+
+
+def check_measurable(net: Any) -> None:
+    """Refuse what cannot be measured."""
+    state = net._steelyard
+    target = state.backend.settings.target
+    if state.name is not None:
+        raise UnsupportedModelError(f"{state.name} is a part of a net; measure the net, whose rows name its layers")
+    if target != CPU:
+        raise TargetError(
+            f"a net that is measured must be compiled for the CPU, got target {target}; compile the model for the CPU, "
+            "whose quantized values are the same"
+        )
+
+
+class Measuring:
+    """Calls of a net that are measured: a context manager, whose `result` is what was found so far."""
+
+    def __init__(self, net: Any, every: int = 1, on_step: OnStep | None = None):
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise RecipeError(f"every must be a number of calls, at least 1, got {shown(every)}")
+        check_measurable(net)
+        self._net = net
+        self._observer = Observer(every, on_step)
+        self._observing: Observing | None = None
+        self.outputs: OutputTotal | None = None
+
+    def __enter__(self) -> "Measuring":
+        self._observing = observe(self._net, self._observer)
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Measure no longer; the result stays."""
+        if self._observing is not None:
+            self._observing.remove(self._observer)
+
+    @property
+    def result(self) -> Measurement:
+        """What was found so far."""
+        if self._observing is None:
+            raise RecipeError("nothing is measured yet: enter the context, as in `with net.measure() as m:`")
+        found = measurement(self._net, self._observing.backend, self._observer.total)
+        found.output = None if self.outputs is None else self.outputs.result()
+        return found
+
+    @property
+    def collector(self) -> Collector:
+        """The numbers."""
+        return self._observer.total
+
+
+def measurement(net: Any, backend: Backend, collector: Collector) -> Measurement:
+    """What programs measured, one row per GEMM."""
+    rows: list[GemmMeasurement] = []
+    for graph, compilation in enumerate(backend.compilations):
+        functions = _functions(compilation)
+        if collector.has(functions):
+            rows += [collector.fill(row, functions) for row in _rows(compilation.rows, graph)]
+    if collector.steps:
+        rows += _rows([*backend.of_torch.rows, *backend.outside.rows], -1)
+    model = type(net._steelyard.model).__name__
+    return Measurement(model, backend.settings.recipe.name, collector.steps, rows, None)
+
+
+def _functions(compilation: Compilation) -> list:
+    return [] if compilation.program is None else list(compilation.program.functions.values())
+
+
+def _rows(explained: list[Row], graph: int) -> list[GemmMeasurement]:
+    """Rows without numbers."""
+    numbers = Counter[tuple[str, str]]()
+    rows = []
+    for row in explained:
+        # Products in high precision are not measured, and count for themselves.
+        key = row.layer, row.kind if row.is_quantized else ""
+        rows.append(
+            GemmMeasurement(
+                layer=row.layer,
+                kind=row.kind,
+                source_line=row.source,
+                graph=graph,
+                calls=0,
+                shape=[int(size) if size.isdigit() else -1 for size in (row.M, row.N, row.K)],
+                flops=row.flops,
+                kernel=row.kernel,
+                formats=f"{row.lhs} * {row.rhs}" if row.lhs or row.rhs else "",
+                reason="" if row.is_quantized else row.reason,
+                operands=[],
+                relative_error=None,
+                snr_db=None,
+                max_error=None,
+                gradient=None,
+                number=numbers[key],
+            )
+        )
+        numbers[key] += 1
+    return rows
+
+
+def read_batch(batch: Any) -> tuple[tuple, dict[str, Any]]:
+    """The arguments and keywords of a call: a dict is keywords, a tuple or a list arguments, anything else one."""
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    if isinstance(batch, tuple | list):
+        return tuple(batch), {}
+    return (batch,), {}
+
+
+def check_batches(batches: Any) -> None:
+    """Refuse a single tensor or a text, whose rows or letters would be taken for batches."""
+    if isinstance(batches, torch.Tensor | str | Mapping) or not isinstance(batches, Iterable):
+        raise RecipeError(f"batches must be a list of what the net is called with, as in [x], got {shown(batches)}")
+
+
+def measure_batches(
+    net: Any, batches: Iterable[Any], *, loss: Loss | None, backward: bool, logits: bool | None
+) -> Measurement:
+    """Call a net and its model with each batch, and measure both; leaves gradients, buffers and state as they were."""
+    check_batches(batches)
+    measuring = Measuring(net)
+    measuring.outputs = OutputTotal()
+    with measuring:
+        for batch in batches:
+            arguments, keywords = read_batch(batch)
+            with net._unchanged(), unchanged_gradients(net) if backward else torch.no_grad():
+                with torch.enable_grad() if backward else nullcontext():
+                    found = net(*arguments, **keywords)
+                    found_loss = _loss_of(found, batch, loss)
+                if backward:
+                    _run_backward(found_loss)
+            with net._unchanged(), torch.no_grad():
+                wanted = net._steelyard.model(*arguments, **keywords)
+                wanted_loss = _loss_of(wanted, batch, loss)
+            _add_output(measuring.outputs, found, wanted, logits)
+            if found_loss is not None and wanted_loss is not None:
+                measuring.outputs.add_loss(found_loss.item(), wanted_loss.item())
+    return measuring.result
+
+
+def _add_output(total: OutputTotal, found: Any, wanted: Any, logits: bool | None) -> None:
+    output, is_logits = find_output(found, logits)
+    total.add(output, find_output(wanted, logits)[0], is_logits=is_logits)
+
+
+def _loss_of(returned: Any, batch: Any, loss: Loss | None) -> torch.Tensor | None:
+    if loss is None:
+        return find_loss(returned)
+    found = loss(returned, batch)
+    if not isinstance(found, torch.Tensor) or found.numel() != 1:
+        raise RecipeError(f"loss must return a tensor of one number, got {shown(found)}")
+    return found.reshape(())
+
+
+def _run_backward(loss: torch.Tensor | None) -> None:
+    if loss is None:
+        raise RecipeError("backward=True needs a loss: pass loss=, or call a model that returns one")
+    if not loss.requires_grad:
+        raise RecipeError("backward=True needs parameters that require gradients, got none; call requires_grad_()")
+    loss.backward()
+
+
+@contextmanager
+def unchanged_gradients(net: torch.nn.Module):
+    """A context that leaves gradients as they were."""
+    before = [(parameter, parameter.grad) for parameter in net.parameters()]
+    for parameter, _ in before:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in before:
+            parameter.grad = gradient
+
+
+__all__ = ["Measuring", "Observer", "Observing", "measure_batches", "measurement", "observe"]
