@@ -78,7 +78,7 @@ class OperandMeasurement(Result):
     """The root of the sum of squares of the errors over that of the values."""
     saturated_share: float
     """Of the elements, those whose magnitude is above the largest that their scale can express, by more than 2^-20 of
-    it. Those whose scale is 0 are not among them: they are flushed."""
+    it. Infinities are among them; values whose scale is 0 are not: they are flushed."""
     flushed_share: float
     """Of the elements, those that are not zero and whose decoded value is."""
     unused_codes_share: float

@@ -84,7 +84,8 @@ static Values sum_values(const float *values, const float *decoded,
     const double value = both ? x : 0.0F, other = both ? y : 0.0F;
     squares[lane] += value * value;
     errors[lane] += (other - value) * (other - value);
-    saturated[lane] += (limit[i] > 0) & (size > limit[i] * slack);
+    const bool above = (limit[i] > 0) & (size > limit[i] * slack);
+    saturated[lane] += above | (size > std::numeric_limits<float>::max());
     flushed[lane] += (x != 0) & (y == 0);
     finite[lane] += is_finite(x);
     nans[lane] += x != x;

@@ -18,7 +18,7 @@ struct ValueSums {
 };
 
 // `limit` is the largest magnitude that each element's scale can express; an
-// element saturates above limit * (1 + slack).
+// element saturates above limit * (1 + slack), and an infinity always does.
 ValueSums measure_values(const float *values, const float *decoded,
                          const float *limit, int64_t count, double slack,
                          int threads);
