@@ -4,6 +4,7 @@ A net that is measured has a second net beside it, of the same model, with the s
 measure. Calls that are to be measured run there. Nothing changes for the others, nor for a net that is not measured.
 """
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
@@ -45,7 +46,8 @@ class Observing:
     """Runs the calls of a net while somebody observes it."""
 
     def __init__(self, net: Any, measured: Any):
-        self._net = net
+        # The net holds this: it must not hold the net.
+        self._net = weakref.ref(net)
         self._measured = measured
         self._calls = 0
         self._observers: list[Observer] = []
@@ -60,9 +62,7 @@ class Observing:
     def add(self, observer: Observer) -> None:
         """Begin to observe."""
         self._observers.append(observer)
-        backend: Backend = self._net._steelyard.backend
-        backend.observing = self
-        backend.state.take_measures = self._take
+        self._switch(self)
 
     def remove(self, observer: Observer) -> None:
         """End to observe."""
@@ -71,9 +71,14 @@ class Observing:
         self._tell()
         self._observers.remove(observer)
         if not self._observers:
-            backend: Backend = self._net._steelyard.backend
-            backend.observing = None
-            backend.state.take_measures = None
+            self._switch(None)
+
+    def _switch(self, observing: "Observing | None") -> None:
+        net: Any = self._net()
+        if net is not None:
+            backend: Backend = net._steelyard.backend
+            backend.observing = observing
+            backend.state.take_measures = None if observing is None else self._take
 
     def run(self, module: Any, arguments: tuple, keywords: dict[str, Any]) -> Any:
         """A call of the net, or of a part of it."""
@@ -111,7 +116,7 @@ class Observing:
                 number, collector = observer.step
                 observer.step = None
                 collector.steps = 1
-                observer.on_step(number, measurement(self._net, self.backend, collector))
+                observer.on_step(number, measurement(self.backend, collector))
 
 
 def observe(net: Any, observer: Observer) -> Observing:
@@ -163,7 +168,7 @@ class Measuring:
         """What was found so far."""
         if self._observing is None:
             raise RecipeError("nothing is measured yet: enter the context, as in `with net.measure() as m:`")
-        found = measurement(self._net, self._observing.backend, self._observer.total)
+        found = measurement(self._observing.backend, self._observer.total)
         found.output = None if self.outputs is None else self.outputs.result()
         return found
 
@@ -173,7 +178,7 @@ class Measuring:
         return self._observer.total
 
 
-def measurement(net: Any, backend: Backend, collector: Collector) -> Measurement:
+def measurement(backend: Backend, collector: Collector) -> Measurement:
     """What programs measured, one row per GEMM."""
     rows: list[GemmMeasurement] = []
     for graph, compilation in enumerate(backend.compilations):
@@ -182,7 +187,8 @@ def measurement(net: Any, backend: Backend, collector: Collector) -> Measurement
             rows += [collector.fill(row, functions) for row in _rows(compilation.rows, graph)]
     if collector.steps:
         rows += _rows([*backend.of_torch.rows, *backend.outside.rows], -1)
-    model = type(net._steelyard.model).__name__
+    root: Any = backend.root
+    model = type(root._steelyard.model).__name__
     return Measurement(model, backend.settings.recipe.name, collector.steps, rows, None)
 
 
