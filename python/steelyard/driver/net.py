@@ -13,6 +13,7 @@ from torch.utils.checkpoint import _StopRecomputationError
 
 from steelyard import recipes
 from steelyard.driver import inspection
+from steelyard.driver.attributing import attribute_batches
 from steelyard.driver.backend import Backend
 from steelyard.driver.blocks import find_blocks
 from steelyard.driver.cache_scales import number_layers
@@ -44,6 +45,7 @@ from steelyard.driver.settings import AUTO, MEASURED, Settings, make_settings, s
 from steelyard.driver.stored_weights import storable_parameters
 from steelyard.driver.user_warnings import warn
 from steelyard.errors import SteelyardError, TargetError, UnsupportedModelError
+from steelyard.insight.results import Attribution
 from steelyard.runtime.cuda.devices import device_among, target_among
 from steelyard.runtime.state import State
 from steelyard.targets import CPU, CUDA, check_target
@@ -520,6 +522,28 @@ class CompiledModule(torch.nn.Module):
         if batches is None:
             return Measuring(self, every)
         return measure_batches(self, batches, loss=loss, backward=backward, logits=logits)
+
+    def attribute(
+        self,
+        batches: Iterable[Any],
+        *,
+        logits: bool | None = None,
+        estimate: bool = True,
+        path: str | Path | None = None,
+    ) -> Attribution:
+        """What each layer adds to the error of the whole model: with only this layer quantized, and with all but this.
+
+        The error is the KL divergence to the model's own output if that is logits, otherwise the relative error. One
+        program runs all this, in which each layer has a switch: two forwards per layer and batch. Beside it stands what
+        one backward per batch predicts, and how well the two agree.
+
+        Args:
+            batches: What to call the net with, as for `measure`.
+            logits: Whether the output is logits, as for `measure`.
+            estimate: Whether to run a backward, too.
+            path: A JSON file that keeps what was found so far: a run that was interrupted goes on from there.
+        """
+        return attribute_batches(self, batches, logits=logits, estimate=estimate, path=path)
 
     def requantize(self) -> None:
         """Quantize every weight again at the next call, after writes that torch does not count, such as to `.data`."""
