@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from steelyard.checkpoints.saving import save as save
     from steelyard.driver.net import compile as compile
     from steelyard.driver.saving import plain_state_dict as plain_state_dict
+    from steelyard.insight.watching import Alarm as Alarm
+    from steelyard.insight.watching import Watch as Watch
     from steelyard.tensor.kv_cache import quantize_cache as quantize_cache
 
 __version__ = _distribution_version("steelyard")
@@ -24,6 +26,8 @@ _LAZY = {
     "load": "steelyard.checkpoints.loading",
     "save": "steelyard.checkpoints.saving",
     "plain_state_dict": "steelyard.driver.saving",
+    "Alarm": "steelyard.insight.watching",
+    "Watch": "steelyard.insight.watching",
     "quantize_cache": "steelyard.tensor.kv_cache",
 }
 

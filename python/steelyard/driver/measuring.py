@@ -34,12 +34,22 @@ class Observer:
         self.every = every
         self.on_step = on_step
         self.total = Collector()
+        self.calls = 0
+        """How many calls were observed."""
         self.step: tuple[int, Collector] | None = None
         """The number of the newest call, and what was measured in it, until it is told."""
 
-    def wants(self, call: int) -> bool:
-        """Whether to measure a call, by its number from 0."""
-        return call % self.every == 0
+    def begin(self) -> list[Collector]:
+        """Count a call; returns what takes its numbers, nothing if it is not to be measured."""
+        number = self.calls
+        self.calls += 1
+        if number % self.every:
+            return []
+        self.total.steps += 1
+        if self.on_step is None:
+            return [self.total]
+        self.step = number, Collector()
+        return [self.total, self.step[1]]
 
 
 class Observing:
@@ -49,7 +59,6 @@ class Observing:
         # The net holds this: it must not hold the net.
         self._net = weakref.ref(net)
         self._measured = measured
-        self._calls = 0
         self._observers: list[Observer] = []
         self._current: list[Collector] = []
         """What takes the numbers of the newest measured call, and of its backward."""
@@ -83,18 +92,10 @@ class Observing:
     def run(self, module: Any, arguments: tuple, keywords: dict[str, Any]) -> Any:
         """A call of the net, or of a part of it."""
         self._tell()
-        call = self._calls
-        self._calls += 1
-        wanting = [observer for observer in self._observers if observer.wants(call)]
-        if not wanting:
+        collectors = [collector for observer in self._observers for collector in observer.begin()]
+        if not collectors:
             return module._run_alone(arguments, keywords)
-        self._current = []
-        for observer in wanting:
-            observer.total.steps += 1
-            self._current.append(observer.total)
-            if observer.on_step is not None:
-                observer.step = call, Collector()
-                self._current.append(observer.step[1])
+        self._current = collectors
         result = self._counterpart(module)._run_alone(arguments, keywords)
         if not torch.is_grad_enabled():
             self._tell()
@@ -129,9 +130,13 @@ def observe(net: Any, observer: Observer) -> Observing:
 def check_measurable(net: Any) -> None:
     """Refuse what cannot be measured."""
     state = net._steelyard
-    target = state.backend.settings.target
     if state.name is not None:
         raise UnsupportedModelError(f"{state.name} is a part of a net; measure the net, whose rows name its layers")
+    check_measured_target(state.backend.settings.target)
+
+
+def check_measured_target(target: str) -> None:
+    """Refuse a target whose programs cannot measure."""
     if target != CPU:
         raise TargetError(
             f"a net that is measured must be compiled for the CPU, got target {target}; compile the model for the CPU, "
@@ -152,11 +157,16 @@ class Measuring:
         self.outputs: OutputTotal | None = None
 
     def __enter__(self) -> "Measuring":
-        self._observing = observe(self._net, self._observer)
-        return self
+        return self.open()
 
     def __exit__(self, *_) -> None:
         self.close()
+
+    def open(self) -> "Measuring":
+        """Measure from now on."""
+        if self._observing is None:
+            self._observing = observe(self._net, self._observer)
+        return self
 
     def close(self) -> None:
         """Measure no longer; the result stays."""

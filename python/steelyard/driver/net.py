@@ -35,7 +35,15 @@ from steelyard.driver.forward import (
 )
 from steelyard.driver.frames import Captured
 from steelyard.driver.freezing import FrozenNet, Runs, freeze
-from steelyard.driver.measuring import Loss, Measuring, Observing, measure_batches
+from steelyard.driver.measuring import (
+    Loss,
+    Measuring,
+    Observer,
+    Observing,
+    check_measured_target,
+    measure_batches,
+    observe,
+)
 from steelyard.driver.memory import Memory
 from steelyard.driver.module_state import ModuleState
 from steelyard.driver.outside import BypassedError
@@ -45,7 +53,9 @@ from steelyard.driver.settings import AUTO, MEASURED, Settings, make_settings, s
 from steelyard.driver.stored_weights import storable_parameters
 from steelyard.driver.user_warnings import warn
 from steelyard.errors import SteelyardError, TargetError, UnsupportedModelError
+from steelyard.insight.logs import make_write, scalars
 from steelyard.insight.results import Attribution
+from steelyard.insight.watching import Alarm, Watch, Watcher
 from steelyard.runtime.cuda.devices import device_among, target_among
 from steelyard.runtime.state import State
 from steelyard.targets import CPU, CUDA, check_target
@@ -65,6 +75,7 @@ def compile(
     kv_cache: str | None = None,
     kv_scales: Mapping[str, tuple[float, float]] | None = None,
     blocks: str | bool | Sequence[str] = AUTO,
+    watch: bool | Callable[[Alarm], Any] | Watch | None = None,
 ) -> Any:
     """A module like `model` whose matrix multiplications run by a recipe.
 
@@ -100,6 +111,9 @@ def compile(
             `"auto"` finds them where at least four are alike, and the code around them multiplies no matrices and makes
             no checkpoints (`torch.utils.checkpoint`). A list names the modules that hold them, as in
             `["model.layers"]`. False captures the model as a whole. The results are the same.
+        watch: Warn while the net trains if a layer saturates, its scale collapses, or its gradient underflows: True, a
+            function that is called with each `Alarm` instead, or a `steelyard.Watch` with thresholds. Every so many
+            calls of the net, 100 by default, one is measured for this.
     """
     if not isinstance(model, torch.nn.Module):
         raise UnsupportedModelError(f"steelyard.compile takes an nn.Module, got {type(model).__name__}")
@@ -118,11 +132,14 @@ def compile(
         kv_scales=kv_scales,
         target=target,
         blocks=blocks,
+        watch=watch,
     )
     settings = settle(settings, model)
     if isinstance(settings.blocks, tuple):
         find_blocks(model, settings.blocks, settings.overrides)
     number_layers(model, settings.kv_scales)
+    if settings.watch is not None:
+        check_measured_target(target)
     net = _make_net(model, settings, storable=storable_parameters(model) if weights == "quantized" else frozenset())
     StateHook.register(model, net._steelyard.backend.state)
     return net
@@ -135,6 +152,7 @@ def compile_in_place(model: torch.nn.Module, recipe: str | recipes.Recipe, **opt
     model.__class__ = _compiled_class(type(model), has_slot=False)
     backend = Backend(made.settings, model, made.state, made.storable)
     object.__setattr__(model, "_steelyard", _state_of(plain, backend))
+    _begin_watch(model)
 
 
 def _make_net(
@@ -143,7 +161,15 @@ def _make_net(
     """A net of a model; in a copy, the model may have no attributes yet."""
     net = _share(model)
     object.__setattr__(net, "_steelyard", _state_of(model, Backend(settings, net, state, storable)))
+    _begin_watch(net)
     return net
+
+
+def _begin_watch(net: Any) -> None:
+    """Watch the calls of a net, if its settings say so."""
+    watch = net._steelyard.backend.settings.watch
+    if watch is not None:
+        observe(net, Observer(watch.every, Watcher(watch, warn).look))
 
 
 @torch.compiler.disable
@@ -399,7 +425,7 @@ class CompiledModule(torch.nn.Module):
     def _variant(self, variant: str, state: State | None = None) -> "CompiledModule":
         """A net of the same model with the same weights, whose programs show what low precision costs."""
         own = self._steelyard
-        settings = replace(own.backend.settings, variant=variant)
+        settings = replace(own.backend.settings, variant=variant, watch=None)
         made = _make_net(own.model, settings, own.backend.state if state is None else state, own.backend.storable)
         made._steelyard.backend.weights = own.backend.weights
         return made
@@ -437,7 +463,7 @@ class CompiledModule(torch.nn.Module):
         """
         state = self._steelyard
         _check_freezable(self)
-        settings = replace(state.backend.settings, blocks=False)
+        settings = replace(state.backend.settings, blocks=False, watch=None)
         whole = _make_net(state.model, settings, state.backend.state, state.backend.storable)
         backend = whole._steelyard.backend
         backend.weights, backend.runs = state.backend.weights, Runs()
@@ -544,6 +570,24 @@ class CompiledModule(torch.nn.Module):
             path: A JSON file that keeps what was found so far: a run that was interrupted goes on from there.
         """
         return attribute_batches(self, batches, logits=logits, estimate=estimate, path=path)
+
+    def log_to(self, writer: Any, *, every: int = 10, first_step: int = 0) -> Measuring:
+        """Log amaxes, scales, saturation and errors of each layer while the net trains.
+
+        Every so many calls of the net one is measured, and its scalars are written when the next one begins, or
+        when the result is closed: `steelyard/<layer>/<kind>/<role>/amax` and so on, as `docs/insight.md` lists them.
+
+        Args:
+            writer: A `SummaryWriter` of TensorBoard, something with a `log(dict, step=)` like wandb's, or the path of a
+                CSV file with the columns step, name and value.
+            every: How many calls there are from one that is measured to the next.
+            first_step: The number of the next call, of a run that goes on.
+
+        Returns:
+            What ends it by `close()`, or as a context manager.
+        """
+        write = make_write(writer)
+        return Measuring(self, every, lambda step, found: write(first_step + step, scalars(found))).open()
 
     def requantize(self) -> None:
         """Quantize every weight again at the next call, after writes that torch does not count, such as to `.data`."""

@@ -12,6 +12,7 @@ from steelyard import recipes
 from steelyard.driver.cache_scales import KVScales, read_scales, scales_of
 from steelyard.errors import RecipeError, shown
 from steelyard.formats.schemes import CACHED_ROLES
+from steelyard.insight.watching import Watch, make_watch
 from steelyard.passes.partition import COMPACT
 from steelyard.recipes import CustomRecipe, Overrides, Recipe
 
@@ -47,6 +48,8 @@ class Settings:
     """Which modules are captured once for all that are alike."""
     variant: str = ""
     """`measured`, `influence` or `switched`: a program that shows what low precision costs, beside the net's own."""
+    watch: Watch | None = field(default=None, compare=False)
+    """What to warn of while the net trains. Programs do not depend on it."""
     settled: str = field(default="", compare=False)
     """What was decided for the net because a recipe left it open, and why. Programs do not depend on it."""
 
@@ -143,6 +146,7 @@ def make_settings(
     kv_scales: Mapping[str, tuple[float, float]] | None = None,
     target: str = "cpu",
     blocks: Any = AUTO,
+    watch: Any = None,
 ) -> Settings:
     """Settings from what a user says; raises `RecipeError`."""
     chosen = _overrides(overrides)
@@ -166,6 +170,7 @@ def make_settings(
         kv_scales=read_scales(kv_scales, has_cache=kv_cache is not None),
         target=target,
         blocks=_blocks(blocks),
+        watch=make_watch(watch),
     )
 
 
