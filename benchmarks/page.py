@@ -43,6 +43,7 @@ ORDER = (
     "elementwise",
     "quantizers",
     "training",
+    "measuring",
     "peers",
     "loading",
     "threads",

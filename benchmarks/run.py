@@ -34,6 +34,7 @@ GROUPS = {
     "models": "whole_models",
     "experts": "experts",
     "training": "training",
+    "measuring": "measuring",
     "loading": "loading",
     "peers": "peer_linears",
     "scaling": "scaling",

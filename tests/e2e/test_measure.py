@@ -351,6 +351,7 @@ def test_values_that_are_not_finite():
     assert (operand.nan_count, operand.inf_count) == (1, 1)
     assert math.isnan(operand.amax)
     assert math.isfinite(operand.relative_error)
+    assert math.isnan(found.output.relative_error)
     assert Measurement.from_json(found.to_json()).to_json() == found.to_json()
 
 

@@ -72,7 +72,12 @@ class OutputTotal:
         """The KL divergence per position where outputs are logits, otherwise the relative error."""
         if self.divergence is not None:
             return self.divergence / self.positions if self.positions else None
-        return relative_error(self.error_square_sum, self.square_sum)
+        return self._relative_error()
+
+    def _relative_error(self) -> float | None:
+        # An output that is not finite is no missing one.
+        is_finite = math.isfinite(self.error_square_sum)
+        return relative_error(self.error_square_sum, self.square_sum) if is_finite else self.error_square_sum
 
     def result(self) -> OutputError:
         """The errors of all batches."""
@@ -82,8 +87,8 @@ class OutputTotal:
             for side in (0, 1)
         )
         return OutputError(
-            relative_error=relative_error(*errors),
-            snr_db=snr_db(*errors),
+            relative_error=self._relative_error(),
+            snr_db=snr_db(*errors) if math.isfinite(errors[0]) else math.nan,
             kl_divergence=self.divergence / self.positions if self.divergence is not None and self.positions else None,
             loss=loss,
             loss_high_precision=exact,

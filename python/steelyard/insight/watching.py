@@ -43,7 +43,7 @@ class Watch:
     underflow: float = 0.5
     """The largest share of a gradient's values that may become 0."""
     collapse: float = 2.0**-16
-    """How far a scale may fall below the largest that it had."""
+    """How far a scale may fall below the largest that it had. Delayed scales count once they have moved."""
     callback: Callable[[Alarm], Any] | None = None
     """What is called with each alarm. Without it, each layer has a warning, once for each kind of alarm."""
 
@@ -128,6 +128,8 @@ class Watcher:
         key = row.layer, row.kind, row.number, operand.role, number
         before = self._scales.get(key, 0.0)
         now = operand.scale or 0.0
+        if "delayed" in operand.scheme and now == 1 and not before:
+            return  # where every delayed scale begins
         self._scales[key] = max(before, now)
         if now == 0 or now < before * self._watch.collapse:
             found = f"its scale is {now:.3g}, and was up to {before:.3g}"
