@@ -215,3 +215,10 @@ def test_a_warning_shows_the_line_that_called_the_net():
     with pytest.warns(SteelyardWarning, match="of the FLOPs of GEMMs are quantized") as caught, torch.no_grad():
         net(torch.randn(2, 3, 4, 4))
     assert [warning.filename for warning in caught if issubclass(warning.category, SteelyardWarning)] == [__file__]
+
+
+def test_rows_name_the_line_of_the_model_that_calls_the_gemm():
+    net = steelyard.compile(Half(), "mxfp8")
+    net(torch.randn(4, 32), torch.randn(4, 32))
+    line = Half.forward.__code__.co_firstlineno + 1
+    assert {row.layer: row.source for row in net.explain().rows} == {"inside": f"{__file__}:{line}", "": ""}
