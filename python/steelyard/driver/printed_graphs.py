@@ -1,6 +1,6 @@
 """The graphs of a net as IR: each is printed once, with a call for each layer that it is bound to."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
 
@@ -8,7 +8,7 @@ from torch_mlir import ir
 
 from steelyard.dialect import make_context, print_module
 from steelyard.driver.compilation import Compilation
-from steelyard.ir.layers import check_matched, layers_of, print_layers
+from steelyard.ir.layers import check_matched, layers_of, lines_with_layers, print_layers
 from steelyard.ir.nesting import graph_names, nest_modules
 from steelyard.ir.renamed_modules import rename_module
 
@@ -81,11 +81,34 @@ def distinct(compilations: Sequence[Compilation]) -> list[Compilation]:
 def print_graphs(compilations: Sequence[Compilation], stage: str) -> str:
     """The IR of a stage, each graph once; calls stand in the order in which layers first ran."""
     context = make_context()
-    graphs = _graphs(compilations, stage, context)
+    return print_module(_nested(_graphs(compilations, stage, context), compilations, context).operation)
+
+
+def lines_of_graphs(compilations: Sequence[Compilation], stage: str) -> list[tuple[str, str]]:
+    """The lines of what `print_graphs` gives, each with its layer."""
+    context = make_context()
+    return lines_with_layers(_nested(_graphs(compilations, stage, context), compilations, context).operation)
+
+
+def printed_layers(compilations: Sequence[Compilation]) -> dict[str, str]:
+    """Each layer that shares a graph, and the layer by whose name that graph is printed."""
+    graphs = _graphs(compilations, "traced", make_context())
+    found: dict[str, str] = {}
+    for user in compilations:
+        graph = graphs[user.source]
+        if user.renaming is not None:
+            found |= dict(zip(graph.layers_of(user), graph.layers, strict=True))
+    return found
+
+
+def _nested(
+    graphs: Mapping[Compilation, _Graph], compilations: Sequence[Compilation], context: ir.Context
+) -> ir.Module:
+    """All graphs in one module, each once, with a call for each layer that shares one."""
     shared = [(graphs[c.source], c) for c in compilations if graphs[c.source].is_shared]
     calls = [(graph.name, graph.place_of(compilation)) for graph, compilation in shared]
     modules = {graph.name: graph.module for graph in graphs.values()}
-    return print_module(nest_modules(modules, context, calls).operation)
+    return nest_modules(modules, context, calls)
 
 
 def print_graphs_of_layers(compilations: Sequence[Compilation], stage: str, pattern: str) -> str:

@@ -46,6 +46,40 @@ def layer_name(op: ir.Operation) -> str:
     return layer_of(op.location)
 
 
+def lines_with_layers(module: ir.Operation) -> list[tuple[str, str]]:
+    """Each line of a module's text, with the layer that its op belongs to; empty where it belongs to none."""
+    lines = print_module(module).splitlines()
+    layers = [""] * len(lines)
+    _fill_module(module, lines, layers, 0, len(lines))
+    return list(zip(layers, lines, strict=True))
+
+
+def _fill_module(module: ir.Operation, lines: Sequence[str], layers: list[str], start: int, end: int) -> None:
+    for op, span in zip(module.regions[0].blocks[0].operations, _op_spans(lines, start + 1, end - 1), strict=True):
+        if op.operation.name == "builtin.module" and PLAN not in op.attributes:
+            _fill_module(op.operation, lines, layers, *span)
+        elif op.operation.name == "func.func" and span[1] > span[0] + 1:
+            ops = [inner.operation for block in op.operation.regions[0].blocks for inner in block.operations]
+            for inner, (first, last) in zip(ops, _function_spans(lines, *span), strict=True):
+                layers[first:last] = [layer_name(inner)] * (last - first)
+
+
+def _op_spans(lines: Sequence[str], start: int, end: int) -> Iterator[tuple[int, int]]:
+    """The lines of each op of a body: the first, and those below it that are indented further or close it."""
+    while start < end:
+        indent = _indent(lines[start])
+        last = start + 1
+        while last < end and (lines[last].startswith(f"{indent} ") or lines[last].startswith(f"{indent}}}")):
+            last += 1
+        yield start, last
+        start = last
+
+
+def _function_spans(lines: Sequence[str], start: int, end: int) -> list[tuple[int, int]]:
+    """The lines of each op of a function, without the labels of its blocks."""
+    return [span for span in _op_spans(lines, start + 1, end - 1) if not lines[span[0]].lstrip().startswith("^")]
+
+
 class _Excerpt:
     def __init__(self, module: ir.Operation, pattern: str):
         self._pattern = pattern
@@ -56,7 +90,7 @@ class _Excerpt:
     def _module(self, module: ir.Operation, start: int, end: int) -> list[str]:
         """A module with the functions and modules that have something to show, and the declarations they read."""
         ops = list(module.regions[0].blocks[0].operations)
-        spans = list(self._spans(start + 1, end - 1))
+        spans = list(_op_spans(self._source, start + 1, end - 1))
         shown: dict[int, list[str]] = {}
         # Other modules may have the same names for other things.
         self._symbols = set()
@@ -76,7 +110,7 @@ class _Excerpt:
         """A function with the ops of the layers, and the arguments and constants that they read."""
         blocks = list(function.regions[0].blocks)
         ops = [op.operation for block in blocks for op in block.operations]
-        spans = [span for span in self._spans(start + 1, end - 1) if not self._is_label(span)]
+        spans = _function_spans(self._source, start, end)
         chosen = {op for op in ops if fnmatchcase(layer_name(op), self._pattern)}
         if not chosen:
             return []
@@ -100,21 +134,6 @@ class _Excerpt:
             elif not in_gap:
                 yield _indent(self._source[start]) + ELIDED
                 in_gap = True
-
-    def _spans(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """The lines of each op of a body: the first, and those below it that are indented further or close it."""
-        while start < end:
-            indent = _indent(self._source[start])
-            last = start + 1
-            while last < end and (
-                self._source[last].startswith(f"{indent} ") or self._source[last].startswith(f"{indent}}}")
-            ):
-                last += 1
-            yield start, last
-            start = last
-
-    def _is_label(self, span: tuple[int, int]) -> bool:
-        return self._source[span[0]].lstrip().startswith("^")
 
 
 def _indent(line: str) -> str:

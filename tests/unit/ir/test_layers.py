@@ -7,7 +7,7 @@ from torch_mlir import ir
 
 from steelyard.dialect import make_context, parse_module, print_module
 from steelyard.errors import SteelyardError
-from steelyard.ir.layers import print_layers
+from steelyard.ir.layers import lines_with_layers, print_layers
 from steelyard.ir.nesting import graph_names, nest_modules
 
 PROGRAM = """
@@ -61,6 +61,20 @@ def program() -> ir.Module:
 
 def test_a_layer_is_shown_with_what_it_reads(program):
     assert print_layers(program.operation, "a") == LAYER_A
+
+
+def test_each_line_has_the_layer_of_its_op(program):
+    lines = lines_with_layers(program.operation)
+    assert [line for _, line in lines] == print_module(program.operation).splitlines()
+    found = [(layer, line.split("=")[-1].split()[0]) for layer, line in lines if layer]
+    assert found == [
+        ("b", "torch.prim.ListConstruct"),
+        ("a", "scaled.matmul"),
+        ("a", '"test.list"(%0,'),
+        ("a", "call"),
+        ("b.c", "call"),
+        ("b.d", "scaled.matmul"),
+    ]
 
 
 def test_a_pattern_takes_several_layers_and_keeps_their_order(program):
