@@ -9,8 +9,8 @@ from torch_mlir import ir
 from steelyard.dialect.memory import FreeOp, free
 from steelyard.dialect.types import TensorType, tensor_info
 from steelyard.formats.dtypes import ITEM_SIZES
-from steelyard.ir.attributes import ARENA, DESTINATIONS, ELSEWHERE, OFFSETS, PARAMETER, STATE
-from steelyard.ir.functions import argument_attributes, functions_of
+from steelyard.ir.attributes import ARENA, DESTINATIONS, ELSEWHERE, OFFSETS
+from steelyard.ir.functions import functions_of, kept_arguments
 from steelyard.ir.kernel_calls import callee_of, declarations_of
 from steelyard.ir.native_steps import VIEWS, is_view_step
 from steelyard.ir.view_ops import HOLDS_OPERANDS
@@ -46,7 +46,7 @@ def _plan(function: ir.Operation, writers: set[str]) -> None:
         fail(planned, "is there already: the memory of a module is planned once")
     dying = _last_uses(block, operations, HOLDS_OPERANDS)
     unread = _last_uses(block, operations, HOLDS_OPERANDS | VIEWS.keys())
-    kept = _kept_arguments(function)
+    kept = kept_arguments(function)
     arena = _Arena()
     shares = "sym_visibility" not in function.attributes
     for position, op in enumerate(operations):
@@ -60,12 +60,6 @@ def _plan(function: ir.Operation, writers: set[str]) -> None:
         _free_after(operations[position + 1], dead)
     if arena.size:
         function.attributes[ARENA] = _integer(arena.size)
-
-
-def _kept_arguments(function: ir.Operation) -> set[ir.Value]:
-    """Parameters, what is made from them, and state: the caller keeps those."""
-    pairs = zip(function.regions[0].blocks[0].arguments, argument_attributes(function), strict=True)
-    return {argument for argument, attributes in pairs if PARAMETER in attributes or STATE in attributes}
 
 
 def _place_results(op: ir.Operation, writers: set[str], arena: "_Arena") -> None:

@@ -6,7 +6,7 @@ from torch_mlir import ir
 
 from steelyard.dialect.types import TensorType
 from steelyard.errors import IRError
-from steelyard.ir.attributes import SOURCES, TANGENT, WEIGHT
+from steelyard.ir.attributes import PARAMETER, SOURCES, STATE, TANGENT, WEIGHT
 
 
 def argument_attributes(function: ir.Operation) -> list[dict[str, ir.Attribute]]:
@@ -34,6 +34,12 @@ def _attributes_of(argument: ir.BlockArgument) -> ir.DictAttr:
     if "arg_attrs" not in function.attributes:
         return ir.DictAttr.get({}, context=function.context)
     return ir.DictAttr(ir.ArrayAttr(function.attributes["arg_attrs"])[argument.arg_number])
+
+
+def kept_arguments(function: ir.Operation) -> set[ir.Value]:
+    """The arguments that the caller keeps after a call: parameters, what is made from them, and state."""
+    pairs = zip(function.regions[0].blocks[0].arguments, argument_attributes(function), strict=True)
+    return {argument for argument, own in pairs if PARAMETER in own or STATE in own}
 
 
 def add_argument(
