@@ -48,12 +48,14 @@ from steelyard.driver.memory import Memory
 from steelyard.driver.module_state import ModuleState
 from steelyard.driver.outside import BypassedError
 from steelyard.driver.profiles import Profile, profile, run_with_backward
+from steelyard.driver.reporting import write_report_of
 from steelyard.driver.saving import STATE_PREFIX, StateHook, flatten, join
 from steelyard.driver.settings import AUTO, MEASURED, Settings, make_settings, settle
 from steelyard.driver.stored_weights import storable_parameters
 from steelyard.driver.user_warnings import warn
 from steelyard.errors import SteelyardError, TargetError, UnsupportedModelError
 from steelyard.insight.logs import make_write, scalars
+from steelyard.insight.report import Report
 from steelyard.insight.results import Attribution
 from steelyard.insight.watching import Alarm, Watch, Watcher
 from steelyard.runtime.cuda.devices import device_among, target_among
@@ -588,6 +590,20 @@ class CompiledModule(torch.nn.Module):
         """
         write = make_write(writer)
         return Measuring(self, every, lambda step, found: write(first_step + step, scalars(found))).open()
+
+    def report(self, path: str | Path, batches: Iterable[Any] | None = None) -> Report:
+        """Write a page that shows what low precision does to the model, and JSON of the same name beside it.
+
+        The page is one file that needs no network: what is quantized, what that costs and gains, the model as a map,
+        each GEMM with its formats, kernel and source line, and the IR of every stage. `docs/report.md` shows it and
+        documents the JSON. It needs the package bokeh: `pip install 'steelyard[report]'`.
+
+        Args:
+            path: The page to write, as in `report.html`.
+            batches: What to call the net with: each a tensor, a tuple of arguments or a dict of keywords. Calls are
+                timed beside the model's own. Without batches, the report is of what was compiled before.
+        """
+        return write_report_of(self, path, batches)
 
     def requantize(self) -> None:
         """Quantize every weight again at the next call, after writes that torch does not count, such as to `.data`."""

@@ -15,7 +15,7 @@ from steelyard.ir.torch_ops import op_name
 
 @dataclass(frozen=True)
 class Step:
-    """An op that makes tensors, and the bytes of all values that live while it runs."""
+    """An op that takes memory for its results, and the bytes of all values that live while it runs."""
 
     op: str
     layer: str
@@ -40,7 +40,7 @@ def live_steps(function: ir.Operation) -> list[Step]:
         made = [value for value in op.results if byte_size(value.type)]
         for value in made:
             live.add(value)
-        if made:
+        if any(memory_of(value) == value for value in made):
             steps.append(Step(callee_of(op) or op_name(op), layer_name(op), live.bytes))
     return steps
 

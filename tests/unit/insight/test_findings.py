@@ -1,0 +1,46 @@
+"""What stands out in a report."""
+
+from steelyard.insight.findings import findings
+
+
+def texts(report) -> list[tuple[str, str]]:
+    return [(finding.layer, finding.text) for finding in findings(report)]
+
+
+def test_nothing_stands_out_among_equals(row, report_of):
+    assert texts(report_of(*(row(f"layers.{number}", 0.1 + 0.01 * number) for number in range(5)))) == []
+
+
+def test_nothing_is_said_of_what_was_not_measured(row, report_of):
+    assert texts(report_of(row("a", None), row("b", None))) == []
+
+
+def test_the_worst_errors_come_first_and_are_at_most_three(row, report_of):
+    errors = [0.1] * 8 + [0.3, 0.6, 0.4, 0.5]
+    found = texts(report_of(*(row(f"layers.{number}", error) for number, error in enumerate(errors))))
+    assert found == [
+        ("layers.9", "error 60.0%, 6.0 times the median of fprop"),
+        ("layers.11", "error 50.0%, 5.0 times the median of fprop"),
+        ("layers.10", "error 40.0%, 4.0 times the median of fprop"),
+    ]
+
+
+def test_values_that_do_not_fit_are_named_with_their_operand(row, report_of):
+    report = report_of(row("a", 0.1, saturated=0.02), row("b", 0.1, flushed=0.5), row("c", 0.1, nans=3))
+    assert texts(report) == [
+        ("c", "3 NaN and 0 infinite values in the input"),
+        ("a", "2.0% of the values of the input saturate"),
+        ("b", "50.0% of the values of the input become zero"),
+    ]
+
+
+def test_reasons_for_high_precision_are_weighed_by_flops(row, report_of):
+    report = report_of(
+        row("a", 0.1), row("head", None, reason="override 'head'"), row("b", None, reason="no parameter")
+    )
+    report.rows[1].flops = 3 * 8192
+    report.shares.flops = 5 * 8192
+    assert texts(report) == [
+        ("", "60.0% of the FLOPs in high precision: override 'head'"),
+        ("", "20.0% of the FLOPs in high precision: no parameter"),
+    ]
