@@ -95,6 +95,40 @@ def test_memory_over_a_call_goes_through_all_layers(stack):
     assert memory.weights_high_precision == 4 * (32 * 32 + 32) * 4
 
 
+def test_each_gemm_has_its_own_measurement(tmp_path):
+    net = steelyard.compile(make_stack(), "mxfp8")
+    x = torch.randn(8, 32)
+    report = net.report(tmp_path / "report.html", batches=[x, 2 * x])
+    measured = net.measure([x, 2 * x])
+    assert report.steps == 2
+    assert report.output == measured.output
+    assert [row.measured for row in report.rows] == measured.rows
+    assert all(row.measured.layer == row.layer for row in report.rows)
+    # The two calls of a layer have inputs of their own.
+    first, second = report.rows[:2]
+    assert first.measured.operands[0].amax == (2 * x).abs().max()
+    assert second.measured.operands[0].amax != first.measured.operands[0].amax
+
+
+def test_a_layer_that_is_compiled_for_several_sizes_has_the_numbers_of_what_was_measured(tmp_path):
+    net = steelyard.compile(nn.Sequential(nn.Linear(32, 48)).eval(), "mxfp8")
+    with torch.no_grad():
+        net(torch.randn(8, 32))
+    report = net.report(tmp_path / "report.html", batches=[torch.randn(8, 4, 32)])
+    assert {row.sizes[0]: row.measured is not None for row in report.rows} == {"8": False, "?": True}
+
+
+def test_training_steps_are_measured_and_timed_with_their_backward(tmp_path):
+    net = steelyard.compile(make_stack().train(), "fp8-current")
+    x = torch.randn(8, 32)
+    report = net.report(tmp_path / "report.html", [x], loss=lambda y, _: y.square().mean(), backward=True)
+    assert {row.kind for row in report.rows if row.measured and row.measured.gradient} == {"dgrad", "wgrad"}
+    assert any(" gemm wgrad " in kernel.kernel for kernel in report.timing.kernels)
+    assert all(parameter.grad is None for parameter in net.parameters())
+    roles = {operand.role for row in report.rows for operand in row.measured.operands if "e5m2" in operand.scheme}
+    assert roles == {"grad_output"}
+
+
 def test_times_are_of_the_net_the_model_and_each_kernel(stack):
     _, report, _ = stack
     timing = report.timing

@@ -265,12 +265,12 @@ def measure_batches(
             with net._unchanged(), unchanged_gradients(net) if backward else torch.no_grad():
                 with torch.enable_grad() if backward else nullcontext():
                     found = net(*arguments, **keywords)
-                    found_loss = _loss_of(found, batch, loss)
+                    found_loss = loss_of(found, batch, loss)
                 if backward:
                     _run_backward(found_loss)
             with net._unchanged(), torch.no_grad():
                 wanted = net._steelyard.model(*arguments, **keywords)
-                wanted_loss = _loss_of(wanted, batch, loss)
+                wanted_loss = loss_of(wanted, batch, loss)
             _add_output(measuring.outputs, found, wanted, logits)
             if found_loss is not None and wanted_loss is not None:
                 measuring.outputs.add_loss(found_loss.item(), wanted_loss.item())
@@ -282,7 +282,8 @@ def _add_output(total: OutputTotal, found: Any, wanted: Any, logits: bool | None
     total.add(output, find_output(wanted, logits)[0], is_logits=is_logits)
 
 
-def _loss_of(returned: Any, batch: Any, loss: Loss | None) -> torch.Tensor | None:
+def loss_of(returned: Any, batch: Any, loss: Loss | None) -> torch.Tensor | None:
+    """The loss of what a model returned for a batch, if it has one."""
     if loss is None:
         return find_loss(returned)
     found = loss(returned, batch)

@@ -48,7 +48,7 @@ from steelyard.driver.memory import Memory
 from steelyard.driver.module_state import ModuleState
 from steelyard.driver.outside import BypassedError
 from steelyard.driver.profiles import Profile, profile, run_with_backward
-from steelyard.driver.reporting import write_report_of
+from steelyard.driver.reporting import Steps, write_report_of
 from steelyard.driver.saving import STATE_PREFIX, StateHook, flatten, join
 from steelyard.driver.settings import AUTO, MEASURED, Settings, make_settings, settle
 from steelyard.driver.stored_weights import storable_parameters
@@ -591,19 +591,31 @@ class CompiledModule(torch.nn.Module):
         write = make_write(writer)
         return Measuring(self, every, lambda step, found: write(first_step + step, scalars(found))).open()
 
-    def report(self, path: str | Path, batches: Iterable[Any] | None = None) -> Report:
+    def report(
+        self,
+        path: str | Path,
+        batches: Iterable[Any] | None = None,
+        *,
+        loss: Loss | None = None,
+        backward: bool = False,
+        logits: bool | None = None,
+    ) -> Report:
         """Write a page that shows what low precision does to the model, and JSON of the same name beside it.
 
-        The page is one file that needs no network: what is quantized, what that costs and gains, the model as a map,
-        each GEMM with its formats, kernel and source line, and the IR of every stage. `docs/report.md` shows it and
-        documents the JSON. It needs the package bokeh: `pip install 'steelyard[report]'`.
+        The page is one file that needs no network: what is quantized, what that costs and gains, the model as a map
+        coloured by error, each GEMM with its histograms, formats, kernel and source line, and the IR of every stage.
+        `docs/report.md` shows it and documents the JSON. It needs the package bokeh:
+        `pip install 'steelyard[report]'`.
 
         Args:
             path: The page to write, as in `report.html`.
-            batches: What to call the net with: each a tensor, a tuple of arguments or a dict of keywords. Calls are
-                timed beside the model's own. Without batches, the report is of what was compiled before.
+            batches: What to call the net with, as `measure` takes them. The first is also timed, beside the model.
+                Without batches, the report is of what was compiled before, and says nothing of errors and times.
+            loss: As `measure` takes it.
+            backward: Run the backward of the loss, too, so that gradients are measured and training steps are timed.
+            logits: As `measure` takes it.
         """
-        return write_report_of(self, path, batches)
+        return write_report_of(self, path, batches, Steps(loss, backward, logits))
 
     def requantize(self) -> None:
         """Quantize every weight again at the next call, after writes that torch does not count, such as to `.data`."""

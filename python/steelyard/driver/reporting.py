@@ -3,27 +3,24 @@
 import linecache
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch_mlir import ir
 
 import steelyard
-from steelyard.dialect import make_context
 from steelyard.driver.backend import Backend
 from steelyard.driver.compilation import Compilation
 from steelyard.driver.explanation import Explanation, Row
-from steelyard.driver.memory import Memory, parameter_bytes
+from steelyard.driver.measuring import Loss, check_batches, loss_of, read_batch, unchanged_gradients
+from steelyard.driver.memory_use import memory_use
 from steelyard.driver.printed_graphs import lines_of_graphs, printed_layers
 from steelyard.driver.stages import STAGES
 from steelyard.driver.timing import time_calls
 from steelyard.errors import FileError, SteelyardError, shown
 from steelyard.insight.report import (
-    HeldBytes,
-    MemoryUse,
     Program,
     Report,
     ReportRow,
@@ -34,9 +31,6 @@ from steelyard.insight.report import (
 )
 from steelyard.insight.report_page import check_paths, write_report
 from steelyard.insight.results import Attribution, GemmMeasurement, Measurement
-from steelyard.ir.functions import functions_of
-from steelyard.ir.live_bytes import live_steps
-from steelyard.ir.renaming import Renaming
 from steelyard.recipes import OWN, Recipe
 from steelyard.tensor.quantized_tensor import QuantizedTensor
 
@@ -45,21 +39,35 @@ _SUFFIXES = (".html", ".htm")
 _PACKAGES = "site-packages"
 
 
-def write_report_of(net: Any, path: str | os.PathLike[str], batches: Iterable[Any] | None) -> Report:
+class Steps(NamedTuple):
+    """What a call of a net is followed by, as `net.measure` takes it."""
+
+    loss: Loss | None = None
+    backward: bool = False
+    logits: bool | None = None
+
+
+def write_report_of(net: Any, path: str | os.PathLike[str], batches: Iterable[Any] | None, steps: Steps) -> Report:
     """Make the report of a net, and write its page and its JSON."""
     if not isinstance(path, str | os.PathLike) or Path(path).suffix not in _SUFFIXES:
         raise FileError(f"the path of a report must end with .html, got {shown(path)}")
     path = Path(path)
     check_paths(path)
-    timing = None
-    if batches is not None:
-        given = list(batches)
-        if not given:
-            raise SteelyardError("batches must hold at least one batch, got none; leave them out to measure nothing")
-        timing = time_batch(net, given[0])
-    report = collect(net, None, None, timing)
+    report = make_report(net, batches, steps)
     write_report(report, path)
     return report
+
+
+def make_report(net: Any, batches: Iterable[Any] | None, steps: Steps) -> Report:
+    """Measure and time a net with batches, if there are any, and collect what is known of it."""
+    if batches is None:
+        return collect(net, None, None, None)
+    check_batches(batches)
+    given = list(batches)
+    if not given:
+        raise SteelyardError("batches must hold at least one batch, got none; leave them out to measure nothing")
+    measurement = net.measure(given, **steps._asdict())
+    return collect(net, measurement, None, time_batch(net, given[0], steps))
 
 
 def collect(
@@ -74,12 +82,12 @@ def collect(
         target=backend.settings.target,
         steelyard=steelyard.__version__,
         steps=measurement.steps if measurement else 0,
-        rows=_rows(explanation.rows, measurement.rows if measurement else []),
+        rows=_rows(backend, explanation.rows, measurement.rows if measurement else []),
         notes=explanation.notes,
         shares=Shares(**vars(explanation.shares)),
         output=measurement.output if measurement else None,
         attribution=attribution,
-        memory=_memory(net, explanation),
+        memory=memory_use(net, explanation.shares.weight_bytes),
         timing=timing,
         program=_program(backend.compilations),
     )
@@ -93,36 +101,62 @@ def recipe_name(recipe: Recipe) -> str:
     return f"{recipe.name}/{given.name if isinstance(given, Recipe) else given or 'none'}"
 
 
-def time_batch(net: Any, batch: Any) -> Timing:
-    """Time calls of a net, and of its model, with one batch."""
+def time_batch(net: Any, batch: Any, steps: Steps) -> Timing:
+    """Time calls of a net, and of its model, with one batch; leaves gradients, buffers and state as they were."""
     model = net._steelyard.model
-    arguments, keywords = arguments_of(batch)
-    with torch.no_grad():
-        net(*arguments, **keywords)
+    net_call, model_call = (partial(_step, either, batch, steps) for either in (net, model))
+    with net._unchanged(), unchanged_gradients(net), torch.set_grad_enabled(steps.backward):
+        net_call()
         layers = {row.layer for row in net.explain().rows}
         runs = not any(isinstance(parameter, QuantizedTensor) for parameter in model.parameters())
-        return time_calls(
-            partial(net, *arguments, **keywords), partial(model, *arguments, **keywords) if runs else None, layers
-        )
+        return time_calls(net_call, model_call if runs else None, layers)
 
 
-def arguments_of(batch: Any) -> tuple[tuple, dict[str, Any]]:
-    """The arguments of a call for a batch: a tuple or list of them, a dict of keywords, or the only one."""
-    if isinstance(batch, dict) or hasattr(batch, "keys"):
-        return (), dict(batch)
-    return (tuple(batch), {}) if isinstance(batch, tuple | list) else ((batch,), {})
+def _step(module: Any, batch: Any, steps: Steps) -> None:
+    arguments, keywords = read_batch(batch)
+    returned = module(*arguments, **keywords)
+    if steps.backward:
+        loss = loss_of(returned, batch, steps.loss)
+        assert loss is not None, "what was measured before has a loss"
+        loss.backward()
 
 
-def _rows(rows: Sequence[Row], measured: Iterable[GemmMeasurement]) -> list[ReportRow]:
+def _rows(backend: Backend, explained: Sequence[Row], measured: Iterable[GemmMeasurement]) -> list[ReportRow]:
     """The rows of `explain()`, each with what was measured of the same GEMM."""
-    found = {(one.layer, one.kind, one.number): one for one in measured}
-    seen: Counter[tuple[str, str]] = Counter()
-    made = []
+    numbers = [number for rows in _graphs(backend) for number in _numbers(rows)]
+    found: dict[tuple[str, str, int], list[GemmMeasurement]] = {}
+    for one in measured:
+        found.setdefault((one.layer, one.kind, one.number), []).append(one)
+    return [
+        _row(row, number, _find(row, found.get((row.layer, row.kind, number), ())) if row.is_quantized else None)
+        for row, number in zip(explained, numbers, strict=True)
+    ]
+
+
+def _graphs(backend: Backend) -> list[list[Row]]:
+    """The rows of each graph, and of what runs outside of graphs, in the order of `explain()`."""
+    return [
+        *(compilation.rows for compilation in backend.compilations),
+        [*backend.of_torch.rows, *backend.outside.rows],
+    ]
+
+
+def _numbers(rows: Iterable[Row]) -> Iterator[int]:
+    """Which of the rows of its layer and kind each is; those in high precision count for themselves."""
+    seen: Counter[tuple[str, str, bool]] = Counter()
     for row in rows:
-        number = seen[row.layer, row.kind]
-        seen[row.layer, row.kind] += 1
-        made.append(_row(row, number, found.get((row.layer, row.kind, number))))
-    return made
+        key = row.layer, row.kind, row.is_quantized
+        yield seen[key]
+        seen[key] += 1
+
+
+def _find(row: Row, candidates: Sequence[GemmMeasurement]) -> GemmMeasurement | None:
+    """What was measured with the sizes of a row: a layer may be compiled for several."""
+    sizes = [row.M, row.N, row.K]
+    for one in candidates:
+        if one.calls and all(size in ("?", str(found)) for size, found in zip(sizes, one.shape, strict=True)):
+            return one
+    return None
 
 
 def _row(row: Row, number: int, measured: GemmMeasurement | None) -> ReportRow:
@@ -155,65 +189,6 @@ def _short_path(file: str) -> str:
     if _PACKAGES in path.parts:
         return str(Path(*path.parts[path.parts.index(_PACKAGES) + 1 :]))
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else path.name
-
-
-def _memory(net: Any, explanation: Explanation) -> MemoryUse:
-    held: Memory = net.memory()
-    ops, layers, live = _steps(net._steelyard.backend.compilations)
-    parameters = dict(net.named_parameters(remove_duplicate=False))
-    read = {id(parameters[row.weight]) for row in explanation.rows if row.is_quantized and row.weight in parameters}
-    plain = [p for p in parameters.values() if id(p) not in read and not isinstance(p, QuantizedTensor)]
-    weights = held["quantized_weights"] + held["quantized_parameters"] + parameter_bytes(plain)["parameters"]
-    return MemoryUse(
-        [HeldBytes(purpose, size) for purpose, size in held.items()],
-        weights,
-        explanation.shares.weight_bytes,
-        ops,
-        layers,
-        live,
-    )
-
-
-def _steps(compilations: Iterable[Compilation]) -> tuple[list[str], list[str], list[int]]:
-    """The steps of all forwards, then of all backwards in the opposite order, with what is kept for those."""
-    # A graph that was compiled again, for other sizes, counts once.
-    current = list({frozenset(row.layer for row in c.rows) or id(c): c for c in compilations}.values())
-    before = 0
-    kept: list[int] = []
-    for compilation in current:
-        kept.append(before)
-        before += sum(compilation.kept.values())
-    found = _Steps()
-    for compilation, base in zip(current, kept, strict=True):
-        found.add(compilation, "forward", base)
-    for compilation, base in zip(reversed(current), reversed(kept), strict=True):
-        found.add(compilation, "backward", base)
-    return found.ops, found.layers, found.live
-
-
-class _Steps:
-    """The steps of functions, one after the other."""
-
-    def __init__(self):
-        self.ops: list[str] = []
-        self.layers: list[str] = []
-        self.live: list[int] = []
-        self._context = make_context()
-
-    def add(self, compilation: Compilation, function: str, base: int) -> None:
-        """Append the steps of a function of a compilation, if it has one of this name."""
-        module = ir.Module.parse(compilation.stages["lowered"], self._context)
-        for op in functions_of(module.operation):
-            if ir.StringAttr(op.attributes["sym_name"]).value != function:
-                continue
-            for step in live_steps(op):
-                self.ops.append(step.op.removeprefix("torch."))
-                self.layers.append(_renamed(step.layer, compilation.renaming))
-                self.live.append(base + step.live_bytes)
-
-
-def _renamed(layer: str, renaming: Renaming | None) -> str:
-    return layer if renaming is None or not layer else renaming.layer(layer)
 
 
 def _program(compilations: Sequence[Compilation]) -> Program:

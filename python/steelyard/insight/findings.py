@@ -8,7 +8,13 @@ from steelyard.insight.report import Report, ReportRow
 
 _OUTLIER = 2.5
 """A layer stands out if its error is this many times the median."""
-_MUCH_SATURATED, _MUCH_FLUSHED = 0.01, 0.25
+_MUCH_SATURATED, _MUCH_FLUSHED = 0.01, 0.1
+_ALARMING = 0.3
+"""A share of values that is named even if it is the same everywhere."""
+_SHARES = (
+    ("saturated_share", _MUCH_SATURATED, "saturate"),
+    ("flushed_share", _MUCH_FLUSHED, "become zero"),
+)
 _MUCH_IN_HIGH_PRECISION = 0.02
 _MOST_OF_A_KIND = 3
 
@@ -54,20 +60,18 @@ def _errors(report: Report) -> list[Finding]:
 
 
 def _codes(report: Report) -> list[Finding]:
-    """Operands whose values do not fit their format."""
-    saturated: list[tuple[float, Finding]] = []
-    flushed: list[tuple[float, Finding]] = []
-    for row in report.rows:
-        for operand in row.measured.operands if row.measured else ():
-            role = _role(operand.role)
-            if operand.saturated_share >= _MUCH_SATURATED:
-                text = f"{operand.saturated_share:.1%} of the values of the {role} saturate"
-                saturated.append((operand.saturated_share, _of(row, text)))
-            if operand.flushed_share >= _MUCH_FLUSHED:
-                text = f"{operand.flushed_share:.1%} of the values of the {role} become zero"
-                flushed.append((operand.flushed_share, _of(row, text)))
-    lists = (sorted(each, key=lambda pair: -pair[0])[:_MOST_OF_A_KIND] for each in (saturated, flushed))
-    return [finding for each in lists for _, finding in each]
+    """Operands whose values do not fit their format, more than those of others of the same role."""
+    operands = [(row, operand) for row in report.rows if row.measured for operand in row.measured.operands]
+    found: list[Finding] = []
+    for share, much, verb in _SHARES:
+        ranked: list[tuple[float, Finding]] = []
+        for role in dict.fromkeys(operand.role for _, operand in operands):
+            shares = [(getattr(operand, share), row) for row, operand in operands if operand.role == role]
+            limit = max(much, min(_ALARMING, _OUTLIER * median([value for value, _ in shares])))
+            text = f"of the values of the {_role(role)} {verb}"
+            ranked += [(value, _of(row, f"{value:.1%} {text}")) for value, row in shares if value >= limit]
+        found += [finding for _, finding in sorted(ranked, key=lambda pair: -pair[0])[:_MOST_OF_A_KIND]]
+    return found
 
 
 def _high_precision(report: Report) -> list[Finding]:

@@ -10,7 +10,8 @@ from steelyard.files import check_writable, write_file
 from steelyard.insight.findings import findings
 from steelyard.insight.html import check_plotting_library, make_page
 from steelyard.insight.report import Report
-from steelyard.reference.casts import E2M1, E4M3, E5M2, FORMATS
+from steelyard.insight.statistics import element_of
+from steelyard.reference.casts import FORMATS
 
 JSON = ".json"
 
@@ -39,7 +40,7 @@ def report_page(report: Report) -> str:
         "report": report.to_dict(),
         "findings": [asdict(finding) for finding in findings(report)],
         "codes": {name: _plain(format_.values) for name, format_ in FORMATS.items()},
-        "elements": {scheme: _element(scheme, codes) for scheme, codes in schemes.items()},
+        "elements": {scheme: element_of(scheme, codes) for scheme, codes in schemes.items()},
     }
     return make_page("report", f"{report.model} in {report.recipe}", data)
 
@@ -47,13 +48,3 @@ def report_page(report: Report) -> str:
 def _plain(values: np.ndarray) -> list[Any]:
     """Numbers as results spell them in JSON."""
     return [float(value) if np.isfinite(value) else str(float(value)) for value in values]
-
-
-def _element(scheme: str, codes: int) -> str:
-    """The element format of a scheme, which the IR spells out or abbreviates, as in `#mxfp8_e5m2_1x32`."""
-    spelled = next((name for name in FORMATS if name in scheme), None)
-    if spelled is not None:
-        return spelled
-    if codes == 2 * E2M1.sign_bit:
-        return E2M1.name
-    return E5M2.name if "e5m2" in scheme else E4M3.name

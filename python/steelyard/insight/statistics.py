@@ -83,7 +83,7 @@ def operand_measurement(total: Total, role: str, usage: str, scheme: str) -> Ope
     errors = total["error_square_sum"], total["square_sum"]
     elements = total["elements"]
     codes, scales = np.split(total.rest, [len(total.rest) - SCALE_BINS])
-    finite = finite_codes(_element(scheme, len(codes)))
+    finite = finite_codes(element_of(scheme, len(codes)))
     return OperandMeasurement(
         role=role,
         usage=usage,
@@ -132,7 +132,7 @@ def _ranks(values: np.ndarray) -> np.ndarray:
     return (ends - (counts - 1) / 2)[inverse]
 
 
-def _element(scheme: str, codes: int) -> str:
+def element_of(scheme: str, codes: int) -> str:
     if codes == 16:
         return "f4E2M1FN"
     return "f8E5M2" if "e5m2" in scheme.lower() else "f8E4M3FN"

@@ -34,6 +34,15 @@ def test_values_that_do_not_fit_are_named_with_their_operand(row, report_of):
     ]
 
 
+def test_shares_that_are_the_same_everywhere_are_named_if_they_are_large(row, report_of):
+    def everywhere(share: float) -> list:
+        return texts(report_of(*(row(f"layers.{number}", 0.1, saturated=share) for number in range(5))))
+
+    # The scales of NVFP4 are rounded, so that a few values of each block saturate.
+    assert everywhere(0.04) == []
+    assert len(everywhere(0.4)) == 3
+
+
 def test_reasons_for_high_precision_are_weighed_by_flops(row, report_of):
     report = report_of(
         row("a", 0.1), row("head", None, reason="override 'head'"), row("b", None, reason="no parameter")
