@@ -13,6 +13,7 @@ from steelyard.errors import FileError
 if TYPE_CHECKING:
     from steelyard.checkpoints.loading import load as load
     from steelyard.checkpoints.saving import save as save
+    from steelyard.driver.comparing import compare as compare
     from steelyard.driver.net import compile as compile
     from steelyard.driver.saving import plain_state_dict as plain_state_dict
     from steelyard.insight.watching import Alarm as Alarm
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __version__ = _distribution_version("steelyard")
 
 _LAZY = {
+    "compare": "steelyard.driver.comparing",
     "compile": "steelyard.driver.net",
     "load": "steelyard.checkpoints.loading",
     "save": "steelyard.checkpoints.saving",

@@ -15,10 +15,10 @@ from steelyard.dialect.matmul import GemmOp, MatmulOp, copies_read, lhs_info
 from steelyard.dialect.produce import ProduceQuantizeOp
 from steelyard.dialect.quantize import QuantizeOp, StoredOp
 from steelyard.dialect.types import Shape, scaled_info_of, tensor_info
-from steelyard.driver.table import PAGE, format_table
 from steelyard.formats.gemms import gemm_sizes
 from steelyard.formats.schemes import Scheme
 from steelyard.frontend.flops import PRODUCTS
+from steelyard.insight.table import PAGE, format_table
 from steelyard.ir.attributes import HIGH_PRECISION
 from steelyard.ir.functions import functions_of
 from steelyard.ir.gemm_plans import GemmPlan, plan_gemm, plan_grouped_gemm

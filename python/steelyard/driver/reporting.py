@@ -49,13 +49,18 @@ class Steps(NamedTuple):
 
 def write_report_of(net: Any, path: str | os.PathLike[str], batches: Iterable[Any] | None, steps: Steps) -> Report:
     """Make the report of a net, and write its page and its JSON."""
+    checked = check_page_path(path)
+    report = make_report(net, batches, steps)
+    write_report(report, checked)
+    return report
+
+
+def check_page_path(path: str | os.PathLike[str]) -> Path:
+    """Refuse a path that no page, with its JSON, can be written to."""
     if not isinstance(path, str | os.PathLike) or Path(path).suffix not in _SUFFIXES:
         raise FileError(f"the path of a report must end with .html, got {shown(path)}")
-    path = Path(path)
-    check_paths(path)
-    report = make_report(net, batches, steps)
-    write_report(report, path)
-    return report
+    check_paths(Path(path))
+    return Path(path)
 
 
 def make_report(net: Any, batches: Iterable[Any] | None, steps: Steps) -> Report:

@@ -67,7 +67,7 @@ def _rows(layers: "list[SurveyedLayer]", *, folds: bool) -> list[_Row]:
 
 
 def _text(found: "Survey", rows: list[_Row]) -> str:
-    from steelyard.driver.table import format_table
+    from steelyard.insight.table import format_table
 
     heads = ["layers", "count", "weights", "inputs", "shape", "bytes"]
     cells = [
