@@ -7,7 +7,7 @@ from pathlib import Path
 
 from steelyard.errors import FileError, SteelyardError
 from steelyard.files import failure
-from steelyard.tools import cache, checkpoint, convert, demo, generate, inspect, targets, verify_gpu
+from steelyard.tools import cache, checkpoint, compare, convert, demo, generate, inspect, report, targets, verify_gpu
 from steelyard.tools.console import Parser, hold_closed_streams, say
 
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
@@ -61,6 +61,8 @@ def _make_parser() -> argparse.ArgumentParser:
 
     demo.add_arguments(add("demo", "run a trained model, or a small GPT, by several recipes", demo.run))
     inspect.add_arguments(add("inspect", "compile a model and show its GEMMs or its IR", inspect.run))
+    report.add_arguments(add("report", "measure a model and write a page that shows what each layer loses", report.run))
+    compare.add_arguments(add("compare", "show the figures of reports beside each other", compare.run))
     convert.add_arguments(add("convert", "quantize a checkpoint and write it for other programs", convert.run))
     targets.add_arguments(add("targets", "how each recipe's GEMMs run on each CUDA target", targets.run))
     verify_gpu.add_arguments(
