@@ -129,6 +129,16 @@ def test_training_steps_are_measured_and_timed_with_their_backward(tmp_path):
     assert roles == {"grad_output"}
 
 
+def test_the_layers_that_cause_the_error_are_found_on_request(tmp_path):
+    net = steelyard.compile(make_stack(), "nvfp4")
+    x = torch.randn(8, 32)
+    report = net.report(tmp_path / "report.html", batches=[x], attribute=True)
+    assert report.attribution == net.attribute([x])
+    assert [row.layer for row in report.attribution.rows] == [f"{number}.layer" for number in range(4)]
+    with pytest.raises(SteelyardError, match="attribute=True needs batches"):
+        net.report(tmp_path / "report.html", attribute=True)
+
+
 def test_times_are_of_the_net_the_model_and_each_kernel(stack):
     _, report, _ = stack
     timing = report.timing

@@ -599,6 +599,7 @@ class CompiledModule(torch.nn.Module):
         loss: Loss | None = None,
         backward: bool = False,
         logits: bool | None = None,
+        attribute: bool = False,
     ) -> Report:
         """Write a page that shows what low precision does to the model, and JSON of the same name beside it.
 
@@ -614,8 +615,10 @@ class CompiledModule(torch.nn.Module):
             loss: As `measure` takes it.
             backward: Run the backward of the loss, too, so that gradients are measured and training steps are timed.
             logits: As `measure` takes it.
+            attribute: Also find which layers cause the error of the whole model, as `attribute` does: two forwards per
+                layer and batch.
         """
-        return write_report_of(self, path, batches, Steps(loss, backward, logits))
+        return write_report_of(self, path, batches, Steps(loss, backward, logits), attribute=attribute)
 
     def requantize(self) -> None:
         """Quantize every weight again at the next call, after writes that torch does not count, such as to `.data`."""

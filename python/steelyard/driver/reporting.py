@@ -47,10 +47,12 @@ class Steps(NamedTuple):
     logits: bool | None = None
 
 
-def write_report_of(net: Any, path: str | os.PathLike[str], batches: Iterable[Any] | None, steps: Steps) -> Report:
+def write_report_of(
+    net: Any, path: str | os.PathLike[str], batches: Iterable[Any] | None, steps: Steps, *, attribute: bool
+) -> Report:
     """Make the report of a net, and write its page and its JSON."""
     checked = check_page_path(path)
-    report = make_report(net, batches, steps)
+    report = make_report(net, batches, steps, attribute=attribute)
     write_report(report, checked)
     return report
 
@@ -63,16 +65,19 @@ def check_page_path(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def make_report(net: Any, batches: Iterable[Any] | None, steps: Steps) -> Report:
+def make_report(net: Any, batches: Iterable[Any] | None, steps: Steps, *, attribute: bool = False) -> Report:
     """Measure and time a net with batches, if there are any, and collect what is known of it."""
     if batches is None:
+        if attribute:
+            raise SteelyardError("attribute=True needs batches to call the net with, got none")
         return collect(net, None, None, None)
     check_batches(batches)
     given = list(batches)
     if not given:
         raise SteelyardError("batches must hold at least one batch, got none; leave them out to measure nothing")
     measurement = net.measure(given, **steps._asdict())
-    return collect(net, measurement, None, time_batch(net, given[0], steps))
+    attribution = net.attribute(given, logits=steps.logits) if attribute else None
+    return collect(net, measurement, attribution, time_batch(net, given[0], steps))
 
 
 def collect(

@@ -8,6 +8,7 @@ from steelyard.insight.report import Report, ReportRow
 
 _OUTLIER = 2.5
 """A layer stands out if its error is this many times the median."""
+_MUCH_OF_THE_ERROR = 0.3
 _MUCH_SATURATED, _MUCH_FLUSHED = 0.01, 0.1
 _ALARMING = 0.3
 """A share of values that is named even if it is the same everywhere."""
@@ -31,7 +32,13 @@ class Finding:
 
 def findings(report: Report) -> list[Finding]:
     """What stands out."""
-    return [*_not_finite(report), *_errors(report), *_codes(report), *_high_precision(report)]
+    return [
+        *_not_finite(report),
+        *_causes(report),
+        *_errors(report),
+        *_codes(report),
+        *_high_precision(report),
+    ]
 
 
 def _not_finite(report: Report) -> list[Finding]:
@@ -42,6 +49,23 @@ def _not_finite(report: Report) -> list[Finding]:
                 what = f"{operand.nan_count} NaN and {operand.inf_count} infinite values in the {_role(operand.role)}"
                 found.append(_of(row, what))
     return found[:_MOST_OF_A_KIND]
+
+
+def _causes(report: Report) -> list[Finding]:
+    """Layers that cause a good part of the whole model's error by themselves."""
+    attribution = report.attribution
+    if attribution is None or not attribution.baseline_error:
+        return []
+    shares = [
+        (row.only_error / attribution.baseline_error, row.layer)
+        for row in attribution.rows
+        if row.only_error is not None
+    ]
+    rows = {row.layer: row for row in reversed(report.rows) if row.kind == "fprop"}
+    limit = max(_MUCH_OF_THE_ERROR, _OUTLIER * median([share for share, _ in shares])) if shares else 0
+    found = [(share, layer) for share, layer in sorted(shares, reverse=True) if share >= limit and layer in rows]
+    text = "alone causes an error of {:.0%} of that of the whole model"
+    return [_of(rows[layer], text.format(share)) for share, layer in found[:_MOST_OF_A_KIND]]
 
 
 def _errors(report: Report) -> list[Finding]:

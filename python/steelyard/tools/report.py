@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batches", type=int, default=2, metavar="N", help="how many batches are drawn, or taken (default: 2)")
     add("--seed", type=int, default=0, help="of the model and of random inputs (default: 0)")
     add("--logits", action="store_true", help="the output is logits: compare distributions")
+    add("--attribute", action="store_true", help="find which layers cause the error: two forwards per layer and batch")
     add("--output", default="report.html", metavar="FILE", help="the page (default: report.html)")
 
 
@@ -58,7 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
     model = make_model(arguments.factory, make).eval()
     net = steelyard.compile(model, arguments.recipe, overrides=overrides)
     batches = _batches(net, model, arguments)
-    report = net.report(arguments.output, batches, logits=True if arguments.logits else None)
+    logits = True if arguments.logits else None
+    report = net.report(arguments.output, batches, logits=logits, attribute=arguments.attribute)
     print_summary(report)
     show(f"\n{arguments.output}")
     return 0

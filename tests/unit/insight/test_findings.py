@@ -1,6 +1,7 @@
 """What stands out in a report."""
 
 from steelyard.insight.findings import findings
+from steelyard.insight.results import Attribution, LayerAttribution
 
 
 def texts(report) -> list[tuple[str, str]]:
@@ -23,6 +24,15 @@ def test_the_worst_errors_come_first_and_are_at_most_three(row, report_of):
         ("layers.11", "error 50.0%, 5.0 times the median of fprop"),
         ("layers.10", "error 40.0%, 4.0 times the median of fprop"),
     ]
+
+
+def test_layers_that_cause_the_error_of_the_model_are_named(row, report_of):
+    report = report_of(*(row(f"layers.{number}", 0.1) for number in range(4)))
+    causes = [
+        LayerAttribution(f"layers.{number}", error, 0.1, None) for number, error in enumerate((0.1, 0.2, 0.8, 0.1))
+    ]
+    report.attribution = Attribution("mxfp8", 1, causes, 1.0, None)
+    assert texts(report) == [("layers.2", "alone causes an error of 80% of that of the whole model")]
 
 
 def test_values_that_do_not_fit_are_named_with_their_operand(row, report_of):
