@@ -13,7 +13,6 @@ from steelyard.insight.results import VERSION, Result
 from steelyard.insight.table import format_table
 
 _HEADS = ("", "output error", "KL", "loss", "FLOPs", "bytes", "ms per call", "speed", "weights", "smaller")
-_NOTHING = "-"
 
 
 @dataclass
@@ -153,4 +152,4 @@ def _cells(net: ComparedNet) -> list[str]:
 
 
 def _text(value: float | None, form: str) -> str:
-    return _NOTHING if value is None else form.format(value)
+    return "" if value is None else form.format(value)
