@@ -1,9 +1,11 @@
 """The MLIR dialect `scaled`: quantized tensors and the operations on them.
 
-`load` puts it, and the `torch` dialect, into a context; `steelyard.dialect.scaled` has the classes and builders.
+`load` puts it, and the dialects of frontends, `torch` and `stablehlo`, into a context; `steelyard.dialect.scaled` has
+the classes and builders.
 """
 
 from torch_mlir import ir
+from torch_mlir._mlir_libs import _stablehlo
 from torch_mlir._mlir_libs._mlir import globals as _mlir_globals
 from torch_mlir.dialects import torch as _torch_dialect
 
@@ -23,6 +25,7 @@ def load(context: ir.Context) -> ir.Context:
     if not context.is_dialect_loaded(Scaled.DIALECT_NAMESPACE):
         forget()
         _torch_dialect.register_dialect(context)
+        _stablehlo.register_dialect(context, load=True)
         with context:
             Scaled.load()
     return context

@@ -134,8 +134,8 @@ def _annotate_batched(op: MatmulOp, recipe: recipes.Recipe, gradients: set[ir.Va
 
 
 def _reason_against(op: MatmulOp, without_parameters: bool) -> str | None:
-    # A wgrad is one because the product of the forward has a parameter.
-    has_parameter = op.kind.value == "wgrad" or any(parameter_of(operand) is not None for operand in (op.lhs, op.rhs))
+    # A product of the backward has its kind because that of the forward has a parameter.
+    has_parameter = op.kind.value != "fprop" or any(parameter_of(operand) is not None for operand in (op.lhs, op.rhs))
     return None if has_parameter or without_parameters else NO_PARAMETER
 
 

@@ -9,7 +9,7 @@ from steelyard.dialect.quantize import QuantizeOp, StoredOp, quantize
 from steelyard.dialect.types import scaled_info_of
 from steelyard.formats.gemms import OPERAND_USAGES, ROWWISE
 from steelyard.ir.attributes import GRADIENT, PARAMETER, SOURCES, WEIGHT
-from steelyard.ir.functions import add_argument, functions_of, make_private_function, result_attributes
+from steelyard.ir.functions import add_argument, functions_of, is_private, make_private_function, result_attributes
 from steelyard.ir.stored import is_transpose
 from steelyard.ir.torch_ops import defining_op, erase_unused_views, parameter_of, view_root, walk_ops
 from steelyard.ir.weights import WeightForm, describe_weight
@@ -32,10 +32,11 @@ def hoist_weights(module: ir.Operation) -> None:
     weights) and, if that is one rowwise copy of the whole parameter or of its transpose, what it is
     (`scaled.weight_form`). The copies of a parameter without gradient become two functions: the forward shares its own
     with programs without gradients. What `scaled.measure_quantize` finds of such a weight is made by a function of its
-    own, too: a weight is measured once per write.
+    own, too: a weight is measured once per write. Quantizations in the bodies of ops, which are private functions,
+    stay.
     """
     count = 0
-    for function in functions_of(module):
+    for function in [function for function in functions_of(module) if not is_private(function)]:
         trained = {own[GRADIENT] for own in result_attributes(function) if GRADIENT in own}
         # First: they read the quantized weights, which are functions' results after that.
         measures = [op.opview for op in walk_ops(function) if isinstance(op.opview, MeasureQuantizeOp)]

@@ -1,6 +1,7 @@
 """`scaled-insert-quantize`."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from torch_mlir import ir
 
@@ -12,8 +13,9 @@ from steelyard.dialect.scale import advance_rng, count_saturated, update_scale
 from steelyard.dialect.types import ScaledInfo, TensorInfo, tensor_info
 from steelyard.formats.gemms import OPERAND_USAGES, ROWWISE, Role
 from steelyard.formats.schemes import Scheme
-from steelyard.ir.attributes import DECODED, DELAYED, LAYER, REDUCE, RNG, STATE
-from steelyard.ir.functions import add_argument, append_results, argument_name, functions_of, is_training
+from steelyard.ir.attributes import BODIES, DECODED, DELAYED, LAYER, REDUCE, RNG, STATE, TRAINED
+from steelyard.ir.bodies import added_states, argument_states, bodies_first, body_names, extend_op, trips_of
+from steelyard.ir.functions import add_argument, append_results, argument_name, is_private, is_training
 from steelyard.ir.gradients import find_gradients, operand_roles
 from steelyard.ir.stored import stored_scheme
 from steelyard.ir.torch_ops import flatten_root, walk_ops
@@ -35,9 +37,21 @@ def insert_quantize(module: ir.Operation) -> None:
     that, and both are results of the function with the same names. Experts have a delayed scale each, and a column of
     the history. A static scale is `layer.role.scale`, too, one for all experts, and never updated; the values that it
     saturates are counted in `layer.role.saturated`, in every function.
+
+    The state of an op's body (`scaled.bodies`) is that of the function with the op, stacked for each trip of a loop.
+    Amaxes are results of bodies, `layer.role.amax`; what quantizes gradients has its own, and the rest is recorded by
+    the bodies of the forward alone. Random bits are not stacked: each trip draws its own.
     """
-    for function in functions_of(module):
-        state = _State(function)
+    states: dict[str, _State] = {}
+    for function in bodies_first(module):
+        state = states[ir.StringAttr(function.attributes["sym_name"]).value] = _State(function)
+        for op in [op.operation for op in function.regions[0].blocks[0].operations]:
+            names = body_names(op)
+            if not states.keys() >= set(names):
+                wanted = "functions of the module that do not run the one with the op"
+                fail(op, f"attribute '{BODIES}' must name {wanted}, got {', '.join(names)}")
+            if names:
+                state.take_bodies(op, [states[name] for name in names])
         gradients = find_gradients(function)
         products = [op.opview for op in walk_ops(function) if isinstance(op.opview, MatmulOp | GroupedMatmulOp)]
         # Told before anything is replaced: what makes an operand may be.
@@ -78,7 +92,8 @@ class _State:
     def __init__(self, function: ir.Operation):
         self._function = function
         self._block = function.regions[0].blocks[0]
-        self._is_training = is_training(function)
+        self._is_body = is_private(function)
+        self._is_training = is_training(function) or TRAINED in function.attributes
         self._known: dict[str, ir.Value] = {}
         self._recorded: dict[str, _Recorded] = {}
         self._counts: dict[str, ir.Value] = {}
@@ -107,7 +122,7 @@ class _State:
         scale = self._argument(f"{name}.scale", _info(source).with_(shape, "f32"), op.location)
         if scheme.is_static and op.kind.value == "fprop":
             self._count(name, source, scale, scheme, ends, op.location)
-        if not self._is_training or scheme.is_static:
+        if not self._records(role) or scheme.is_static:
             return quantize(source, row, col, role=role, layer=layer, scale=scale, ends=ends, groups=groups).result
         made = quantize(source, row, col, role=role, layer=layer, scale=scale, ends=ends, groups=groups, new_amax=True)
         new = _Recorded(scheme, layer, _delayed_settings(op), scale, op.location)
@@ -115,6 +130,30 @@ class _State:
         assert made.new_amax is not None, "asked for above"
         recorded.amaxes.setdefault(flatten_root(source), made.new_amax)
         return made.result
+
+    def _records(self, role: str) -> bool:
+        """Whether the amaxes of a role are recorded here. Those of the forward are, where a body is the backward's."""
+        is_backward = self._is_body and TRAINED not in self._function.attributes
+        return self._is_training and (role == "grad_output" or not is_backward)
+
+    def take_bodies(self, op: ir.Operation, bodies: Sequence["_State"]) -> None:
+        """Hand the state of its bodies to an op, and record their amaxes."""
+        trips = trips_of(op)
+        functions = [body._function for body in bodies]
+        operands: list[ir.Value] = []
+        for name in added_states(functions, argument_states):
+            info = next(_info(body._known[name]) for body in bodies if name in body._known)
+            operands.append(self._argument(name, info if name == RNG else _stacked(info, trips), op.location))
+        recorded = {name: one for body in bodies for name, one in body._recorded.items()}
+        types = [_stacked(_info(one.scale), trips).type() for one in recorded.values()]
+        if not operands:
+            return
+        made = extend_op(op, operands, types)
+        for (name, one), amax in zip(
+            recorded.items(), list(made.results)[len(made.results) - len(types) :], strict=True
+        ):
+            new = replace(one, scale=self._known[f"{name}.scale"], location=made.location, amaxes={})
+            self._recorded.setdefault(name, new).amaxes[amax] = amax
 
     def _count(
         self,
@@ -131,6 +170,10 @@ class _State:
         self._counts[name] = count_saturated(source, scale, before, scheme, ends=ends).result
 
     def _argument(self, name: str, info: TensorInfo, location: ir.Location) -> ir.Value:
+        known = self._known.get(name)
+        if known is not None and known.type != info.type():
+            message = f"state '{name}' must have one shape, got {known.type} and {info}"
+            fail(self._function, f"{message}; a layer with state runs either in a loop or outside of it")
         if name not in self._known:
             attributes = {STATE: ir.StringAttr.get(name)}
             self._known[name] = add_argument(self._block, info.type(), location, attributes)
@@ -139,9 +182,16 @@ class _State:
     def finish(self) -> None:
         """Move the state on, at the end of the function."""
         moved = list(self._counts.items())
-        if self._is_training:
+        if self._is_body:
+            moved += self._amaxes()
+        elif self._is_training:
             moved += self._updates()
         append_results(self._function, [(value, {STATE: ir.StringAttr.get(name)}) for name, value in moved])
+
+    def _amaxes(self) -> list[tuple[str, ir.Value]]:
+        """The amaxes of a body."""
+        with ir.InsertionPoint.at_block_terminator(self._block):
+            return [(f"{name}.amax", _largest(recorded)) for name, recorded in self._recorded.items()]
 
     def _updates(self) -> list[tuple[str, ir.Value]]:
         """The delayed and the random state of the next step."""
@@ -160,14 +210,10 @@ class _State:
         info = scale.with_((settings.history, *scale.shape))
         history = self._argument(f"{name}.amax_history", info, recorded.location)
         with recorded.location:
-            amax, *others = recorded.amaxes.values()
-            maximum = {"torch": "torch.aten.maximum", "builtin": "arith.maximumf"}[info.namespace]
-            for other in others:
-                amax = ir.Operation.create(maximum, results=[amax.type], operands=[amax, other]).result
             moved = update_scale(
                 recorded.scale,
                 history,
-                amax,
+                _largest(recorded),
                 recorded.scheme,
                 margin=settings.margin,
                 algorithm=settings.algorithm,
@@ -177,6 +223,20 @@ class _State:
             if settings.algorithm == "custom":
                 moved.attributes[LAYER] = ir.StringAttr.get(recorded.layer)
         return [(f"{name}.scale", moved.new_scale), (f"{name}.amax_history", moved.new_history)]
+
+
+def _largest(recorded: _Recorded) -> ir.Value:
+    """The largest of the amaxes of one quantizer, at the current place."""
+    amax, *others = recorded.amaxes.values()
+    maximum = {"torch": "torch.aten.maximum", "builtin": "arith.maximumf"}[_info(amax).namespace]
+    with recorded.location:
+        for other in others:
+            amax = ir.Operation.create(maximum, results=[amax.type], operands=[amax, other]).result
+    return amax
+
+
+def _stacked(info: TensorInfo, trips: int | None) -> TensorInfo:
+    return info if trips is None else info.with_((trips, *info.shape))
 
 
 def _groups(op: MatmulOp | GroupedMatmulOp, source: ir.Value) -> tuple[ir.Value | None, int]:

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from torch_mlir import ir
 
 from steelyard.ir.attributes import PRIMAL, SAVED, SOURCES, TANGENT
-from steelyard.ir.functions import Argument, functions_of, is_training, make_function
+from steelyard.ir.functions import Argument, functions_of, is_private, is_training, make_function
 from steelyard.ir.joint import Attributes, Joint, is_primal
+from steelyard.ir.view_ops import HAS_EFFECTS
 from steelyard.passes.pipeline.registry import fail, register_pass
 from steelyard.passes.support.keeping import Keeping
 
@@ -22,7 +23,8 @@ def partition(module: ir.Operation, *, save: str = "") -> None:
 
     Takes one function whose gradients are marked (`scaled.tangent` arguments, `scaled.gradient` results). Leaves
     `@forward`, whose last results are what is kept (`scaled.saved`), and `@backward`, which takes those, the arguments
-    of the forward that it reads (`scaled.primal`), the tangents, state and weights.
+    of the forward that it reads (`scaled.primal`), the tangents, state and weights. Private functions, the bodies of
+    ops, stay as they are.
 
     A quantized tensor is kept with only the copies that the backward reads. Arguments, quantized weights and state cost
     nothing. Views, decoded values, and pointwise ops whose operands cost less than their result are computed again. So
@@ -33,7 +35,7 @@ def partition(module: ir.Operation, *, save: str = "") -> None:
     if save not in ("", COMPACT):
         fail(module, f"save must be '{COMPACT}' or empty, got '{save}'")
     for function in functions_of(module):
-        if is_training(function):
+        if is_training(function) and not is_private(function):
             _split(module, function, save == COMPACT)
 
 
@@ -99,7 +101,7 @@ def _live(
     read = read_in_place_of(value for value, _ in results)
     live: list[ir.Operation] = []
     for op in reversed(ops):
-        if any(result in read for result in op.results):
+        if op.name in HAS_EFFECTS or any(result in read for result in op.results):
             live.append(op)
             read |= read_in_place_of(op.operands)
     return live[::-1]

@@ -1,6 +1,7 @@
 """`scaled-raise-gemms`."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch_mlir import ir
 
@@ -8,8 +9,10 @@ from steelyard.dialect.grouped import grouped_matmul
 from steelyard.dialect.matmul import matmul
 from steelyard.dialect.types import TensorInfo
 from steelyard.formats.dtypes import FLOAT_DTYPES
-from steelyard.ir.attributes import HIGH_PRECISION
+from steelyard.formats.gemms import KINDS
+from steelyard.ir.attributes import HIGH_PRECISION, KIND, SWAPPED
 from steelyard.ir.locations import flops_of, layer_of
+from steelyard.ir.stablehlo_ops import as_matrix, dot_dims, permuted, reshaped, static_shape
 from steelyard.ir.torch_ops import (
     cast,
     constant_number,
@@ -24,7 +27,8 @@ from steelyard.ir.torch_ops import (
     with_first,
     without_first,
 )
-from steelyard.passes.pipeline.registry import register_pass
+from steelyard.passes.apply_recipe import BATCHED, NO_PARAMETER
+from steelyard.passes.pipeline.registry import fail, register_pass
 from steelyard.passes.support.gemm_kinds import tell_kinds
 
 
@@ -36,9 +40,12 @@ class NotRaisedError(Exception):
 def raise_gemms(module: ir.Operation) -> None:
     """Find the GEMMs, however the model spells them.
 
-    Takes the `torch` dialect. Leaves each linear, addmm, mm, bmm and matmul as a `scaled.matmul` that reads its second
-    operand as [N, K], through the transpose that made it [K, N] if there is one. The layer's name comes from the
-    location. No later pass looks at torch's spellings.
+    Takes the `torch` dialect, or `stablehlo` and the `jax` ops around it. Leaves each linear, addmm, mm, bmm and matmul
+    as a `scaled.matmul` that reads its second operand as [N, K], through the transpose that made it [K, N] if there is
+    one. The layer's name comes from the location. No later pass looks at the spellings of a frontend.
+
+    A `stablehlo.dot_general` without batch dims becomes the product of two matrices, of the kind and in the layer that
+    the frontend knows (`scaled.kind`). Without that, it is a product with a parameter, whose name names the layer.
 
     A bmm with one batch entry, which is what an einsum with a parameter becomes, has no batch dims. A parameter on the
     left becomes the second operand of the transposed product. The products of experts, by torch's grouped_mm or by that
@@ -57,8 +64,8 @@ def raise_gemms(module: ir.Operation) -> None:
             continue
         raise_one = _SPELLINGS.get(name)
         if raise_one is None:
-            if name.startswith("torch.") and not name.startswith(_NO_PRODUCTS) and flops_of(op.location) is not None:
-                _report(op, "torch runs it as one op, which no recipe takes")
+            if name.startswith(_FRONTENDS) and not name.startswith(_NO_PRODUCTS) and flops_of(op.location) is not None:
+                _report(op, f"{op.name.partition('.')[0]} runs it as one op, which no recipe takes")
             continue
         try:
             with ir.InsertionPoint(op), op.location:
@@ -113,6 +120,64 @@ def _raise_bmm(op: ir.Operation) -> ir.Value:
     return _matmul(op, lhs, _transposed(rhs), batch_dims=1)
 
 
+def _raise_dot(op: ir.Operation) -> ir.Value:
+    """A product of JAX: in the order and shape of its kind, which the frontend tells where it is not that of a
+    parameter and an input."""
+    dims, (left, right) = dot_dims(op), op.operands
+    if dims.lhs_batch:
+        raise NotRaisedError(BATCHED)
+    kinds, swapped = (KIND in op.attributes, SWAPPED in op.attributes)
+    kind = ir.StringAttr(op.attributes[KIND]).value if kinds else "fprop"
+    if not kinds:
+        if not _is_weight(left) and not _is_weight(right):
+            raise NotRaisedError(NO_PARAMETER)
+        swapped = not _is_weight(right)
+    if kind not in KINDS:
+        fail(op, f"attribute '{KIND}' must be one of {', '.join(KINDS)}, got '{kind}'")
+    infos = _float_info(left), _float_info(right)
+    if None in infos[0].shape + infos[1].shape:
+        raise NotRaisedError("a product of JAX with sizes known only at run time")
+    if infos[0].dtype != infos[1].dtype:
+        raise NotRaisedError(f"operands of two dtypes, {infos[0].dtype} and {infos[1].dtype}")
+    sides = [_Side(left, dims.lhs_reduced), _Side(right, dims.rhs_reduced)]
+    lhs, rhs = sides[::-1] if swapped else sides
+    layer = layer_of(op.location) if kinds else _layer_of_parameter(rhs.value) or layer_of(op.location)
+    product = matmul(
+        lhs.matrix(reduced_last=kind != "wgrad"),
+        rhs.matrix(reduced_last=kind == "fprop"),
+        kind=kind,
+        layer=layer,
+        dtype=_float_info(op.result).dtype,
+    ).result
+    product = reshaped(product, (*lhs.kept_sizes(), *rhs.kept_sizes()))
+    count, total = len(lhs.kept_sizes()), len(lhs.kept_sizes()) + len(rhs.kept_sizes())
+    return permuted(product, [*range(count, total), *range(count)]) if swapped else product
+
+
+@dataclass(frozen=True)
+class _Side:
+    """An operand of a `stablehlo.dot_general` without batch dims."""
+
+    value: ir.Value
+    reduced: tuple[int, ...]
+
+    def matrix(self, *, reduced_last: bool) -> ir.Value:
+        kept = self._kept()
+        return as_matrix(self.value, kept, self.reduced) if reduced_last else as_matrix(self.value, self.reduced, kept)
+
+    def kept_sizes(self) -> tuple[int, ...]:
+        shape = static_shape(self.value)
+        return tuple(shape[dim] for dim in self._kept())
+
+    def _kept(self) -> tuple[int, ...]:
+        return tuple(dim for dim in range(len(static_shape(self.value))) if dim not in self.reduced)
+
+
+def _layer_of_parameter(value: ir.Value) -> str:
+    name = parameter_of(value) or ""
+    return name.rpartition(".")[0] or name
+
+
 def _raise_grouped(op: ir.Operation) -> ir.Value:
     """x w_e for the rows of each expert, or x_e^T y_e for the columns of x and the rows of y of each."""
     lhs, rhs, ends, *options = op.operands
@@ -144,7 +209,9 @@ _SPELLINGS: dict[str, Callable[[ir.Operation], ir.Value]] = {
     "torch.aten._grouped_mm": _raise_grouped,
     "torch.transformers.grouped_mm_fallback": _raise_grouped,
     "torch.steelyard.grouped_mm": _raise_grouped,
+    "stablehlo.dot_general": _raise_dot,
 }
+_FRONTENDS = ("torch.", "jax.")
 # What the frontend makes for the arguments of an op has the op's location.
 _NO_PRODUCTS = (
     "torch.constant.",
@@ -160,6 +227,8 @@ _CONVOLUTION = "convolutions stay in high precision"
 _ATTENTION = "attention is one fused op, whose products have no parameter operand"
 _REASONS = {
     "torch.aten.convolution": _CONVOLUTION,
+    "jax.conv_general_dilated": _CONVOLUTION,
+    "stablehlo.convolution": _CONVOLUTION,
     "torch.aten.convolution_backward": _CONVOLUTION,
     "torch.aten.conv2d": _CONVOLUTION,
     "torch.aten.baddbmm": "baddbmm adds a whole tensor, which no GEMM kernel takes",

@@ -34,7 +34,7 @@ class Pipeline:
 _PIPELINES = (
     Pipeline(
         "steelyard-raised",
-        "scaled-raise-gemms,canonicalize,scaled-verify-stage{stage=raised}",
+        "scaled-raise-gemms,canonicalize,cse,scaled-verify-stage{stage=raised}",
         {},
         "Every GEMM is a `scaled.matmul`; no later stage looks at torch's spellings.",
     ),

@@ -17,7 +17,7 @@ from steelyard.ir.torch_ops import erase_unused_views, flatten_root, info_of, pa
 
 
 def tell_kinds(module: ir.Operation) -> None:
-    """Make the products of the backward dgrad and wgrad; needs them raised as fprop."""
+    """Make the products of the backward that were raised as fprop dgrad and wgrad."""
     for function in functions_of(module):
         gradients = find_gradients(function)
         if gradients:
@@ -48,7 +48,7 @@ def _tell(function: ir.Operation, gradients: set[ir.Value]) -> None:
         }
     )
     for product, left, right in sides:
-        if left == right:
+        if left == right or product.kind.value != "fprop":
             continue
         with ir.InsertionPoint(product), product.location:
             result = (_as_dgrad(product) if left else None) or _as_wgrad(product, left, forward)

@@ -27,7 +27,12 @@ _POINTWISE = {
         *("gt.Scalar", "lt.Scalar", "ge.Scalar", "le.Scalar", "eq.Scalar", "ne.Scalar", "logical_not", "reshape"),
         *("masked_fill.Scalar", "full", "zeros", "ones", "arange", "full_like", "zeros_like", "ones_like"),
     )
-} | {"torch.prims.convert_element_type"}
+} | {
+    "torch.prims.convert_element_type",
+    "stablehlo.convert",
+    *(f"jax.{name}" for name in ("literal", "broadcast_in_dim", "iota", "neg", "not")),
+    *(f"jax.{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge")),
+}
 _NORMS = ("torch.aten.native_layer_norm",)
 _TOLERANT = {
     "torch.aten.gelu_backward": (1,),

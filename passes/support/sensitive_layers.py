@@ -14,9 +14,16 @@ from steelyard.ir.view_ops import STATIC_CAST, VIEW_LIKE
 FEWEST_IN_FEATURES = 16
 RANKED = "its result is ranked, like a router's: a small error could change the choice"
 
-_RANKS = frozenset(f"torch.aten.{name}" for name in ("topk", "sort", "sort.stable", "argsort"))
+_RANKS = frozenset(f"torch.aten.{name}" for name in ("topk", "sort", "sort.stable", "argsort")) | {
+    "jax.top_k",
+    "jax.approx_top_k",
+    "jax.sort",
+}
 # A classifier's argmax is an answer. Only one that the model goes on to read makes a choice within it.
-_PICKS = frozenset(f"torch.aten.{name}" for name in ("argmax", "argmin", "max.dim", "min.dim"))
+_PICKS = frozenset(f"torch.aten.{name}" for name in ("argmax", "argmin", "max.dim", "min.dim")) | {
+    "jax.argmax",
+    "jax.argmin",
+}
 _KEEPS_SCORES = (
     VIEW_LIKE
     | {STATIC_CAST, "torch.prims.convert_element_type"}
@@ -27,6 +34,13 @@ _KEEPS_SCORES = (
             *("exp", "log", "sqrt", "neg", "abs", "clamp", "clamp_min", "clamp_max", "masked_fill.Scalar"),
             *("masked_fill.Tensor", "where.self", "where.ScalarOther", "where.ScalarSelf"),
             *(f"{name}.{kind}" for name in ("add", "sub", "mul", "div") for kind in ("Tensor", "Scalar")),
+        )
+    }
+    | {
+        f"jax.{name}"
+        for name in (
+            *("exp", "exp2", "log", "logistic", "tanh", "sqrt", "neg", "abs", "max", "min", "clamp", "select_n"),
+            *("add", "sub", "mul", "div", "stop_gradient", "broadcast_in_dim"),
         )
     }
 )
@@ -56,7 +70,7 @@ class SensitiveLayers:
 def _is_of_weight(op: MatmulOp | GroupedMatmulOp) -> bool:
     if isinstance(op, MatmulOp) and op.batch_dims.value:
         return False
-    return op.kind.value == "wgrad" or any(parameter_of(operand) is not None for operand in (op.lhs, op.rhs))
+    return op.kind.value != "fprop" or any(parameter_of(operand) is not None for operand in (op.lhs, op.rhs))
 
 
 def _key(op: MatmulOp | GroupedMatmulOp) -> Key:

@@ -5,6 +5,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import prod
 
 import torch
 from torch_mlir import ir
@@ -24,12 +25,16 @@ from steelyard.ir.functions import functions_of
 from steelyard.ir.gemm_plans import GemmPlan, plan_gemm, plan_grouped_gemm
 from steelyard.ir.gradients import find_gradients, is_batched_gradient
 from steelyard.ir.locations import flops_of, layer_of, source_of
+from steelyard.ir.stablehlo_ops import DOT, dot_dims, static_shape
 from steelyard.ir.torch_ops import defining_op, op_name, parameter_of, walk_ops
 from steelyard.passes.lower_attention import attention_call
 from steelyard.targets import CPU, cuda_target
 from steelyard.targets.gemm_paths import CUSTOM, NATIVE
 
 _CUDA = "cuda "
+XLA = "xla"
+"""What runs the products of JAX functions that stay in high precision."""
+_OF_JAX = ("stablehlo.", "jax.")
 COLUMNS = ("layer", "kind", "M", "N", "K", "lhs", "rhs", "padding", "kernel", "producer", "epilogue")
 
 
@@ -115,7 +120,7 @@ def little_is_quantized(rows: Sequence[Row]) -> str | None:
         if not row.is_quantized:
             by_reason[row.reason] += row.flops
     reasons = "; ".join(f"{flops / total:.0%}: {reason}" for reason, flops in by_reason.most_common(3))
-    return f"only {quantized / total:.0%} of the FLOPs of GEMMs are quantized ({reasons}); net.explain() lists them all"
+    return f"only {quantized / total:.0%} of the FLOPs of GEMMs are quantized ({reasons}); explain() lists them all"
 
 
 @dataclass(frozen=True)
@@ -252,16 +257,37 @@ def _high_precision_row(op: ir.Operation) -> Row:
         assert rhs is not None
         sizes = _grouped_sizes(view.kind.value, lhs.shape, rhs.shape)
         name, kind, weight = view.layer.value, view.kind.value, parameter_of(view.rhs) or ""
-        return Row(name, kind, *sizes, lhs.dtype, rhs.dtype, "", "torch", "", "", reason, weight, flops)
+        kernel = "torch" if lhs.namespace == "torch" else XLA
+        return Row(name, kind, *sizes, lhs.dtype, rhs.dtype, "", kernel, "", "", reason, weight, flops)
     if not isinstance(view, MatmulOp):
         name = op_name(op).removeprefix("torch.")
-        return Row(layer, "", *_torch_sizes(name, op), "", "", "", name, "", "", reason, flops=flops)
+        sizes, dtypes = (_dot_sizes(op), _dtypes(op)) if name == DOT else (_torch_sizes(name, op), ("", ""))
+        kernel = XLA if op.name.startswith(_OF_JAX) else name
+        return Row(layer, "", *sizes, *dtypes, "", kernel, "", "", reason, flops=flops)
     lhs, rhs = (tensor_info(value.type) for value in (view.lhs, view.rhs))
     assert lhs is not None
     assert rhs is not None
     sizes = _sizes(view.kind.value, lhs.shape[view.batch_dims.value :], rhs.shape[view.batch_dims.value :])
     epilogue = "bias" if view.bias is not None else ""
-    return Row(layer, view.kind.value, *sizes, lhs.dtype, rhs.dtype, "", "torch", "", epilogue, reason, flops=flops)
+    kernel = "torch" if lhs.namespace == "torch" else XLA
+    return Row(layer, view.kind.value, *sizes, lhs.dtype, rhs.dtype, "", kernel, "", epilogue, reason, flops=flops)
+
+
+def _dot_sizes(op: ir.Operation) -> tuple[str, str, str]:
+    """M, N and K of a product of JAX; all dims that an operand keeps count as one, and batch dims as none."""
+    dims, (lhs, rhs) = dot_dims(op), (static_shape(operand) for operand in op.operands)
+    left = (dims.lhs_batch, dims.lhs_reduced)
+    right = (dims.rhs_batch, dims.rhs_reduced)
+    m, n = (
+        prod(size for dim, size in enumerate(shape) if dim not in (*batch, *reduced))
+        for shape, (batch, reduced) in ((lhs, left), (rhs, right))
+    )
+    return str(m), str(n), str(prod(lhs[dim] for dim in dims.lhs_reduced))
+
+
+def _dtypes(op: ir.Operation) -> tuple[str, str]:
+    left, right = (tensor_info(operand.type) for operand in op.operands)
+    return left.dtype if left else "", right.dtype if right else ""
 
 
 def _torch_sizes(name: str, op: ir.Operation) -> tuple[str, str, str]:

@@ -14,7 +14,7 @@ class Fact:
     carriers: tuple[str, ...]
     """What may have it: `argument`, `result`, `function`, `kernel` (a declaration), `call`, or an op by its name."""
     kind: str
-    """`unit`, `string`, `strings`, `integer`, `integers`, `symbol`, `dictionary` or `scheme`."""
+    """`unit`, `string`, `strings`, `integer`, `integers`, `symbol`, `symbols`, `dictionary` or `scheme`."""
     stages: tuple[str, ...]
     """The stages that may have it; empty for one that lives only between two passes."""
     meaning: str
@@ -66,6 +66,42 @@ WEIGHT_FORM = _fact(
 PRIMAL = _fact("scaled.primal", "argument", "integer", _ALL[4:], "Of a backward: which argument of the forward it is.")
 SAVED = _fact("scaled.saved", "argument result", "unit", _ALL[4:], "What a forward leaves to its backward.")
 PART = _fact("scaled.part", "argument result", "string", _ALL[5:], "Which part of a quantized tensor it is.")
+
+KIND = _fact(
+    "scaled.kind",
+    "stablehlo.dot_general jax.ragged_dot_general",
+    "string",
+    _ALL,
+    "Which of the three products of its layer the op is, where the frontend knows.",
+)
+SWAPPED = _fact(
+    "scaled.swapped",
+    "stablehlo.dot_general",
+    "unit",
+    _ALL,
+    "The op multiplies the operands of that product in the other order.",
+)
+BODIES = _fact(
+    "scaled.bodies",
+    "op",
+    "symbols",
+    _ALL,
+    "The private functions that the op runs. The operands and results that a pass adds come last, for all of them.",
+)
+TRIPS = _fact(
+    "scaled.trips",
+    "op",
+    "integer",
+    _ALL,
+    "How often the op runs its body. Operands and results that a pass adds have a first dim of this size.",
+)
+TRAINED = _fact(
+    "scaled.trained",
+    "function",
+    "unit",
+    _ALL,
+    "The function is a body of a forward that has a backward: amaxes are recorded.",
+)
 
 HIGH_PRECISION = _fact("scaled.high_precision", "op", "string", _ALL[1:], "Why the op stays in high precision.")
 DELAYED = _fact(

@@ -47,8 +47,9 @@ _KINDS: Mapping[str, tuple[type, str]] = {
     "dictionary": (ir.DictAttr, "a dictionary"),
     "scheme": (SchemeAttr, "a scheme"),
     "strings": (ir.ArrayAttr, "an array of strings"),
+    "symbols": (ir.ArrayAttr, "an array of symbols"),
 }
-_ELEMENTS: Mapping[str, type] = {"strings": ir.StringAttr}
+_ELEMENTS: Mapping[str, type] = {"strings": ir.StringAttr, "symbols": ir.FlatSymbolRefAttr}
 _MOST_ELEMENTS = 2**48
 
 

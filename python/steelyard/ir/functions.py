@@ -184,6 +184,12 @@ def refresh_type(function: ir.Operation) -> None:
     _set_type(function, types, _function_type(function).results)
 
 
+def is_private(function: ir.Operation) -> bool:
+    """Whether only ops and functions of the module run a function."""
+    visibility = function.attributes.get("sym_visibility")
+    return visibility is not None and ir.StringAttr(visibility).value == "private"
+
+
 def _set_type(function: ir.Operation, inputs: Sequence[ir.Type], results: Sequence[ir.Type]) -> None:
     function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(list(inputs), list(results)))
 

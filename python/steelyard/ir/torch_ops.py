@@ -1,4 +1,4 @@
-"""What passes need to know of the `torch` dialect: constants, views, and which argument a value comes from."""
+"""What passes need to know of the ops of frontends: constants, views, and which argument a value comes from."""
 
 from collections.abc import Iterator
 
@@ -7,10 +7,15 @@ from torch_mlir import ir
 from steelyard.dialect.types import TensorInfo, tensor_info
 from steelyard.ir.attributes import PARAMETER
 from steelyard.ir.functions import argument_name
+from steelyard.ir.stablehlo_ops import TRANSPOSE, permutation_of, permuted
 from steelyard.ir.view_ops import KEEPS_ORDER, RESHAPES, VIEW_LIKE
 
 PYTHON = "torch.python."
 """What the name of a `torch.operator` begins with that is a Python function of numbers, such as `operator.mod`."""
+
+
+LITERAL = "jax.literal"
+"""A constant of a JAX function."""
 
 
 def defining_op(value: ir.Value) -> ir.Operation | None:
@@ -164,7 +169,7 @@ def _is_constant(value: ir.Value) -> bool:
         return False
     if op.name == "torch.prim.ListConstruct":
         return all(_is_constant(element) for element in op.operands)
-    return op.name.startswith("torch.constant.")
+    return op.name.startswith("torch.constant.") or op.name == LITERAL
 
 
 def erase_unused_views(value: ir.Value) -> None:
@@ -194,13 +199,18 @@ def flatten_root(value: ir.Value) -> ir.Value:
 
 
 def _keeps_order(op: ir.Operation) -> bool:
-    if op.name != "torch.aten.permute":
+    if op.name not in ("torch.aten.permute", TRANSPOSE):
         return op_name(op) in KEEPS_ORDER
-    source, order = info_of(op.operands[0]), constant_ints(op.operands[1])
+    source, order = info_of(op.operands[0]), _order(op)
     if source is None or order is None:
         return False
     moved = [dim % len(order) for dim in order if source.shape[dim] != 1]
     return moved == sorted(moved)
+
+
+def _order(op: ir.Operation) -> list[int] | None:
+    """The order in which an op puts the dims of its operand."""
+    return permutation_of(op) if op.name == TRANSPOSE else constant_ints(op.operands[1])
 
 
 def transpose_source(value: ir.Value) -> ir.Value | None:
@@ -215,8 +225,8 @@ def transpose_source(value: ir.Value) -> ir.Value | None:
     if op.name == "torch.aten.transpose.int":
         dims = [constant_int(operand) for operand in op.operands[1:]]
         return op.operands[0] if _normalized(dims, rank) == {rank - 2, rank - 1} else None
-    if op.name == "torch.aten.permute":
-        order = constant_ints(op.operands[1])
+    if op.name in ("torch.aten.permute", TRANSPOSE):
+        order = _order(op)
         swapped = [*range(rank - 2), rank - 1, rank - 2]
         return op.operands[0] if order is not None and [d % rank for d in order] == swapped else None
     return None
@@ -230,6 +240,8 @@ def transpose_last(value: ir.Value) -> ir.Value:
     info = info_of(value)
     assert info is not None
     rank = len(info.shape)
+    if info.namespace == "builtin":
+        return permuted(value, [*range(rank - 2), rank - 1, rank - 2])
     result = info.with_((*info.shape[:-2], info.shape[-1], info.shape[-2])).type()
     first, second = (int_constant(dim) for dim in (rank - 2, rank - 1))
     return ir.Operation.create("torch.aten.transpose.int", results=[result], operands=[value, first, second]).result

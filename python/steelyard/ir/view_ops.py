@@ -1,4 +1,4 @@
-"""The ops of torch that hand on a tensor in another shape, order, layout or dtype, in one table."""
+"""The ops that hand on a tensor in another shape, order, layout or dtype: one table for each frontend."""
 
 from enum import Flag, auto
 
@@ -16,7 +16,7 @@ class View(Flag):
     """It has the operand's shape and elements, in another layout or dtype perhaps."""
 
 
-_TABLE = {
+_TORCH = {
     "aten.t": View.SHARES,
     "aten.numpy_T": View.SHARES,
     "aten.transpose.int": View.SHARES,
@@ -44,16 +44,35 @@ _TABLE = {
     "aten.unbind.int": View.SHARES,
     "prim.ListUnpack": View.SHARES,
 }
+_JAX = {
+    "stablehlo.transpose": View.SHARES,
+    "stablehlo.reshape": View.SHARES | View.ORDERED | View.RESHAPED,
+    "stablehlo.convert": View.SAME,
+    "jax.copy": View.ORDERED | View.SAME,
+    "jax.name": View.SHARES | View.ORDERED | View.SAME,
+    "jax.optimization_barrier": View.SHARES | View.ORDERED | View.SAME,
+    "jax.reduce_precision": View.SAME,
+    # What says where a tensor lies, or over which devices it varies.
+    "jax.pvary": View.SHARES | View.ORDERED | View.SAME,
+    "jax.pcast": View.SHARES | View.ORDERED | View.SAME,
+    "jax.reshard": View.SHARES | View.ORDERED | View.SAME,
+    "jax.sharding_constraint": View.SHARES | View.ORDERED | View.SAME,
+    # Parts of a tensor.
+    "jax.slice": View.SHARES,
+    "jax.dynamic_slice": View.SHARES,
+    "jax.split": View.SHARES,
+}
+_TABLE = {f"torch.{name}": view for name, view in _TORCH.items()} | _JAX
 
 
 def _with(flag: View) -> frozenset[str]:
-    return frozenset(f"torch.{name}" for name, view in _TABLE.items() if flag in view)
+    return frozenset(name for name, view in _TABLE.items() if flag in view)
 
 
 STATIC_CAST = "torch.tensor_static_info_cast"
 """The same tensor, of which the type says more or less."""
 
-VIEW_LIKE = frozenset(f"torch.{name}" for name in _TABLE)
+VIEW_LIKE = frozenset(_TABLE)
 """The result is the first operand, or a part of it, in another shape, order, layout or dtype."""
 SHARES_MEMORY = _with(View.SHARES) | {STATIC_CAST}
 KEEPS_ORDER = _with(View.ORDERED)
@@ -61,3 +80,5 @@ RESHAPES = _with(View.RESHAPED)
 SAME_ELEMENTS = _with(View.SAME)
 HOLDS_OPERANDS = frozenset({"torch.prim.ListConstruct", "torch.prim.TupleConstruct", STATIC_CAST})
 """The result keeps its operands alive."""
+HAS_EFFECTS = frozenset({"jax.debug_callback", "jax.debug_print", "jax.io_callback"})
+"""The op is run although nothing reads its result."""

@@ -52,6 +52,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--mlir-timing", action="store_true", help="print the time each pass took")
     _add_printing_flags(add)
     add("--mlir-pass-pipeline-crash-reproducer", dest="reproducer", metavar="FILE", help="where to write a reproducer")
+    add("--allow-unregistered-dialect", action="store_true", help="take ops of dialects that are not known")
     add("--time-limit", type=_seconds, default=600.0, metavar="SECONDS", help="stop after this time (default: 600)")
     add("--version", action="version", version=_version())
     return parser

@@ -58,6 +58,7 @@ def _run(source: Source, arguments: argparse.Namespace) -> int:
     elements = parse_pipeline(arguments.pass_pipeline)
     _check_printing_flags(arguments, elements)
     context = make_context()
+    context.allow_unregistered_dialects = arguments.allow_unregistered_dialect
     build_pass_manager(elements, context)
     check_tree_folder(arguments.mlir_print_ir_tree_dir)
     if arguments.dump_pass_pipeline:
