@@ -2,6 +2,7 @@
 // batch dims, on XLA's own buffers.
 #include "jax/handlers.h"
 
+#include "cpu/gemm/packed_weight.h"
 #include "jax/buffers.h"
 
 namespace steelyard {
@@ -106,6 +107,28 @@ ffi::Error gemm(ffi::ThreadPool pool, ffi::AnyBuffer a_codes,
   return ffi::Error::Success();
 }
 
+// A compact FP4 copy of (columns, k), in the layout that GEMMs read fastest.
+ffi::Error pack(ffi::AnyBuffer codes, ffi::AnyBuffer scales,
+                ffi::AnyBuffer amax, ffi::Result<ffi::AnyBuffer> packed,
+                int64_t scheme, int64_t columns, int64_t k) {
+  const size_t leading = packed->dimensions().size() - 1;
+  const int64_t batch = elements_before(packed->dimensions(), leading);
+  for (int64_t index = 0; index < batch; ++index) {
+    const CompactWeight weight{
+        {static_cast<int>(scheme)},
+        bytes_of(codes) + index * item_bytes(codes, leading),
+        bytes_of(scales) + index * item_bytes(scales, leading),
+        is_given(amax) ? floats_of(amax) +
+                             index * elements_after(amax.dimensions(), leading)
+                       : nullptr,
+        columns,
+        k};
+    pack_weight(weight,
+                bytes_of(*packed) + index * item_bytes(*packed, leading));
+  }
+  return ffi::Error::Success();
+}
+
 } // namespace
 
 XLA_FFI_DEFINE_HANDLER(quantize_handler, quantize,
@@ -152,8 +175,19 @@ XLA_FFI_DEFINE_HANDLER(gemm_handler, gemm,
                            .Attr<int64_t>("b_rows")
                            .Attr<int64_t>("b_columns"));
 
+XLA_FFI_DEFINE_HANDLER(pack_handler, pack,
+                       ffi::Ffi::Bind()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Attr<int64_t>("scheme")
+                           .Attr<int64_t>("columns")
+                           .Attr<int64_t>("k"));
+
 std::vector<Handler> plain_handlers() {
-  return {{"steelyard_quantize", quantize_handler},
+  return {{"steelyard_pack", pack_handler},
+          {"steelyard_quantize", quantize_handler},
           {"steelyard_dequantize", dequantize_handler},
           {"steelyard_gemm", gemm_handler}};
 }

@@ -1,5 +1,8 @@
 """Steelyard for JAX: quantized tensors as pytrees, and operations on them, with the same kernels as for torch."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 try:
     import jax  # noqa: F401
 except ImportError as error:
@@ -31,9 +34,14 @@ from steelyard.jax.tensor import (
     ScaledTensorFactory,
 )
 
+if TYPE_CHECKING:
+    from steelyard.jax.compiler.compiled import CompiledFunction as CompiledFunction
+    from steelyard.jax.compiler.compiled import compile as compile
+
 __all__ = [
     "AbstractBaseTensor",
     "AbstractBaseTensor1x",
+    "CompiledFunction",
     "DelayedQuantizer",
     "GroupedScaledTensor1x",
     "NoScaleTensor",
@@ -47,6 +55,7 @@ __all__ = [
     "ScaledTensorFactory",
     "ScalingMode",
     "block_scale_dequantizer",
+    "compile",
     "dense",
     "dequantize",
     "dot",
@@ -61,3 +70,12 @@ __all__ = [
     "update_scale",
     "use_path",
 ]
+
+_LAZY = ("CompiledFunction", "compile")
+"""What the compiler brings with it, torch_mlir, is loaded when one of these is first used."""
+
+
+def __getattr__(name: str):
+    if name not in _LAZY:
+        raise AttributeError(f"module 'steelyard.jax' has no attribute {name!r}")
+    return getattr(import_module("steelyard.jax.compiler.compiled"), name)

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import ffi
-from jax._src import dispatch
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir, xla
@@ -20,6 +19,7 @@ from steelyard.formats.scheme_bits import scheme_bits
 from steelyard.formats.schemes import Scheme
 from steelyard.jax import native, partitioning, reference
 from steelyard.jax.copies import CopySpec, Parts, flat_parts, pair_of
+from steelyard.jax.internals import devices_at_lowering
 
 
 def none_given(dtype=jnp.float32) -> jax.Array:
@@ -63,8 +63,8 @@ def new_primitive(name: str) -> Primitive:
     primitive = Primitive(f"steelyard_{name}")
     primitive.multiple_results = True
     primitive.def_impl(partial(xla.apply_primitive, primitive))
-    # Partitioning needs the devices at lowering. JAX has no public way to say so for other primitives than its own.
-    dispatch.prim_requires_devices_during_lowering.add(primitive)
+    # Partitioning needs the devices.
+    devices_at_lowering.add(primitive)
     return primitive
 
 
@@ -114,7 +114,7 @@ def _batched(array: jax.Array, size: int) -> jax.Array:
     return array if array.shape == (0,) else jnp.broadcast_to(array, (size, *array.shape))
 
 
-def _batch_everything(primitive, operands, dims, **parameters):
+def batch_everything(primitive, operands, dims, **parameters):
     """Put the batch dim first in every operand."""
     size = next(operand.shape[dim] for operand, dim in zip(operands, dims, strict=True) if dim is not None)
     moved = [
@@ -160,7 +160,7 @@ def _align_batch_dims(parts: list[jax.Array]) -> list[jax.Array]:
 
 
 for _primitive in (quantize_p, dequantize_p):
-    batching.primitive_batchers[_primitive] = partial(_batch_everything, _primitive)
+    batching.primitive_batchers[_primitive] = partial(batch_everything, _primitive)
 batching.primitive_batchers[gemm_p] = _batch_gemm
 
 

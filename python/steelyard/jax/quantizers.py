@@ -102,10 +102,11 @@ class Quantizer(Node):
 
     def transposed(self) -> "Quantizer":
         """The quantizer of a matrix's transpose: rowwise and columnwise are swapped."""
-        return self._with(row=_flip(self.col), col=_flip(self.row))
+        return self._with(row=flipped(self.col), col=flipped(self.row))
 
 
-def _flip(scheme: Scheme | None) -> Scheme | None:
+def flipped(scheme: Scheme | None) -> Scheme | None:
+    """The scheme of the same copy of a matrix's transpose."""
     return (
         scheme
         if scheme is None or scheme.block not in _OTHER_BLOCK

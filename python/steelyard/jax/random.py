@@ -43,3 +43,24 @@ def next_state(state: jax.Array) -> jax.Array:
     """The state for the next backward. The count wraps to 0 at 2^24, the limit of float32."""
     count = state[4] + 1
     return state.at[4].set(jnp.where(count < 2.0**24, count, 0.0))
+
+
+def words_state(words: jax.Array) -> jax.Array:
+    """The state that has these four words."""
+    return pack_state(words[:2]).at[4].set(words[2].astype(jnp.float32))
+
+
+def next_words(words: jax.Array) -> jax.Array:
+    """The four words of the next backward: the offset's low word counts, as `next_state` does."""
+    count = words[2] + jnp.uint32(1)
+    return words.at[2].set(jnp.where(count < 2**24, count, jnp.uint32(0)))
+
+
+def split_words(words: jax.Array, number: Any) -> jax.Array:
+    """Words for one of several draws of a step, which differ in the high word of their offset; rows if `number` has
+    several."""
+    number = jnp.asarray(number, jnp.uint32)
+    # Numbers of draws within draws must not meet: a multiplicative hash keeps them apart.
+    high = (words[3] + number + 1) * jnp.uint32(0x9E3779B1)
+    low = jnp.broadcast_to(words[:3], (*number.shape, 3))
+    return jnp.concatenate([low, high[..., None]], axis=-1)

@@ -1,0 +1,1 @@
+"""JAX functions through the compiler: a frontend of jaxprs, and what runs programs under JAX's tracing."""

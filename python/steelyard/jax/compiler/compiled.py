@@ -1,0 +1,293 @@
+"""`steelyard.jax.compile`: a JAX function whose products with parameters run in the formats of a recipe."""
+
+import inspect
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.tree_util import tree_flatten_with_path
+from torch_mlir import ir
+
+from steelyard import recipes
+from steelyard.dialect import make_context, print_module
+from steelyard.driver.explanation import Explanation, little_is_quantized
+from steelyard.errors import RecipeError, SteelyardError, SteelyardWarning, UnsupportedModelError, shown
+from steelyard.files import write_folder
+from steelyard.ir.nesting import graph_names, nest_modules
+from steelyard.jax.compiler.compilation import STAGES, Compilation
+from steelyard.jax.compiler.parameters import Parameter, parameters_of
+from steelyard.jax.compiler.program import Program
+from steelyard.jax.compiler.state import State
+from steelyard.jax.compiler.weights import Missing, QuantizedWeights
+from steelyard.jax.quantizers import RECIPES, has_kernels
+
+_OURS = (str(Path(__file__).parents[1]), str(Path(jax.__file__).parent))
+_ALLOWED_EFFECTS = ("Debug", "IO", "OrderedDebug", "OrderedIO")
+
+
+def compile(
+    fn: Callable[..., Any],
+    recipe: str | recipes.Recipe,
+    *,
+    overrides: Mapping[str, str | recipes.Recipe | None] | None = None,
+    parameters: int | Sequence[int] = 0,
+) -> "CompiledFunction":
+    """A function like `fn` whose matrix multiplications with parameters run by a recipe, forward and backward.
+
+    It works under jit, grad, vmap, scan, checkpoint and shard_map, and inside of it they do, too. Nothing is compiled
+    before the first call or `lower`; each combination of shapes and dtypes is compiled once.
+
+    Args:
+        fn: A function of arrays and pytrees of arrays, such as the `apply` of a flax.linen module or a function that
+            calls a flax.nnx module which it is given.
+        recipe: The name of a recipe, or a recipe object.
+        overrides: Patterns of layer names, and for each another recipe, or None for high precision. The first pattern
+            that matches a layer decides. Layers are named after the paths of their parameters: `blocks.0.mlp.up`.
+        parameters: The argument of `fn` that holds parameters, by its number, or several.
+    """
+    if not callable(fn):
+        raise UnsupportedModelError(f"steelyard.jax.compile takes a function, got {type(fn).__name__}")
+    numbers = (parameters,) if isinstance(parameters, int) else tuple(parameters)
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise RecipeError(f"parameters must be numbers of arguments, got {shown(parameters)}")
+    if overrides is not None and not isinstance(overrides, Mapping):
+        raise RecipeError(f"overrides must map patterns of layer names to recipes, got {shown(overrides)}")
+    chosen = recipes.Overrides({k: None if v is None else _checked(v) for k, v in (overrides or {}).items()})
+    return CompiledFunction(fn, _checked(recipe), chosen, numbers)
+
+
+def _checked(recipe: str | recipes.Recipe) -> recipes.Recipe:
+    """The recipe, if JAX has kernels for its formats."""
+    found = recipes.get(recipe)
+    if isinstance(found, recipes.CustomRecipe):
+        raise RecipeError("a recipe for JAX must have built-in formats, got a CustomRecipe")
+    schemes = [scheme for role in recipes.ROLES for scheme in found.schemes(recipes.Role(role, "")) if scheme]
+    for scheme in schemes:
+        if not has_kernels(scheme):
+            raise RecipeError(
+                f"recipe {found.name} must have formats that JAX has kernels for, got {scheme.element} in "
+                f"{scheme.block} with {scheme.source} {scheme.scale} scales; use one of {', '.join(RECIPES)}"
+            )
+    return found
+
+
+@dataclass(frozen=True)
+class _Signature:
+    """What makes calls the same to JAX: shapes, dtypes, and whatever is no array."""
+
+    tree: Any
+    avals: tuple[Any, ...]
+    static: tuple[tuple[int, Any], ...]
+    mesh: Any
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The positional arguments, with numbers for leaves."""
+        return jax.tree.unflatten(self.tree, range(self.tree.num_leaves))[0]
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """The program of a signature, and the tree of its results."""
+
+    program: Program
+    out_tree: Any
+
+
+class CompiledFunction:
+    """A function whose products run by a recipe. Call it as the function that it was made of.
+
+    Recipes with state (delayed scales, stochastic rounding of gradients) take it as `state=`, from `init_state`. The
+    gradient with respect to the state is the state of the next step.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        recipe: recipes.Recipe,
+        overrides: recipes.Overrides,
+        parameters: tuple[int, ...],
+    ):
+        self._fn, self.recipe, self.overrides = fn, recipe, overrides
+        self._parameters = parameters
+        self._traced: dict[_Signature, _Traced] = {}
+        self._warned = False
+        self.__name__ = getattr(fn, "__name__", type(fn).__name__)
+        self.__doc__ = fn.__doc__
+
+    def __call__(self, *args: Any, state: State | None = None, **kwargs: Any) -> Any:
+        state = {} if state is None else state
+        weights = next(
+            (args[i] for i in self._parameters if i < len(args) if isinstance(args[i], QuantizedWeights)), None
+        )
+        if weights is not None:
+            return self._serve(weights, args, kwargs, state)
+        traced, leaves = self._trace(args, kwargs)
+        flat = traced.program(leaves, state)
+        self._warn(traced.program)
+        return jax.tree.unflatten(traced.out_tree, flat)
+
+    def quantize(self, parameters: Any, *args: Any, state: State | None = None, **kwargs: Any) -> QuantizedWeights:
+        """Quantize parameters once, for calls without gradients: `fast(weights, x)`.
+
+        The other arguments are those of a call; without them it is for the calls that were compiled already. Recipes
+        with delayed scales need their state.
+        """
+        if self._parameters != (0,):
+            raise SteelyardError("only a function whose parameters are its first argument takes quantized weights")
+        leaves, tree = jax.tree.flatten(parameters)
+        avals = tuple(jax.typeof(leaf) for leaf in leaves)
+        if args or kwargs:
+            self._trace((parameters, *args), kwargs)
+        programs = [
+            traced.program
+            for signature, traced in self._traced.items()
+            if signature.avals[: len(avals)] == avals and jax.tree.structure(signature.arguments[0]) == tree
+        ]
+        if not programs:
+            raise SteelyardError(
+                "nothing is compiled yet for parameters like these; pass the other arguments of a call, too"
+            )
+        weights: dict[str, list[Any]] = {}
+        read: set[int] = set()
+        for program in programs:
+            whole = [*leaves, *[None] * (len(program.avals) - len(leaves))]
+            made, numbers = program.quantize(whole, {} if state is None else state)
+            weights |= made
+            read |= numbers
+        kept = {i: leaf for i, leaf in enumerate(leaves) if i in read}
+        return QuantizedWeights(kept, weights, tree, avals)
+
+    def _serve(self, weights: QuantizedWeights, args: tuple[Any, ...], kwargs: dict[str, Any], state: State) -> Any:
+        """The result for quantized weights in the place of the first argument."""
+        missing = jax.tree.unflatten(weights.tree, [Missing(aval) for aval in weights.avals])
+        traced, leaves = self._trace((missing, *args[1:]), kwargs)
+        given = [weights.kept.get(i) if isinstance(leaf, Missing) else leaf for i, leaf in enumerate(leaves)]
+        self._warn(traced.program)
+        return jax.tree.unflatten(traced.out_tree, traced.program.serve(given, weights.weights, state))
+
+    def init_state(self, *args: Any, key: Any = None, **kwargs: Any) -> State:
+        """The state before the first step, for a call with these arguments; `key` seeds stochastic rounding."""
+        return self._trace(args, kwargs)[0].program.state(key)
+
+    def lower(self, *args: Any, training: bool = True, **kwargs: Any) -> None:
+        """Compile for arguments like these, without running: with gradients or, if `training` is False, without."""
+        program = self._trace(args, kwargs)[0].program
+        _ = program.training if training else program.inference
+        self._warn(program)
+
+    def ir(self, stage: str) -> str:
+        """The IR of a stage: `traced`, `raised`, `quantized`, `fused` or `partitioned`."""
+        if stage not in STAGES:
+            raise SteelyardError(f"stage must be one of {', '.join(STAGES)}, got {shown(stage)}")
+        modules = [compilation.module(stage) for compilation in self._compilations()]
+        if len(modules) == 1:
+            return print_module(modules[0].operation)
+        context = make_context()
+        context.allow_unregistered_dialects = True
+        again = [ir.Module.parse(str(module), context) for module in modules]
+        return print_module(nest_modules(dict(zip(graph_names(), again, strict=False)), context).operation)
+
+    def ir_dump(self, folder: str | os.PathLike[str]) -> list[Path]:
+        """Write the IR after every pass into numbered files; returns their paths."""
+        if not isinstance(folder, str | os.PathLike):
+            raise SteelyardError(f"folder must be the path of a folder, got {shown(folder)}")
+        texts: dict[str, str] = {}
+        for graph, compilation in zip(graph_names(), self._compilations(), strict=False):
+            for number, (name, text) in enumerate(compilation.replay()):
+                texts[f"{graph}_{number:02}_{name}.mlir"] = text
+        return write_folder(Path(folder), texts)
+
+    def explain(self) -> Explanation:
+        """One row for each matrix product of the compiled programs, with its formats or why it has none."""
+        return Explanation([row for compilation in self._compilations() for row in compilation.rows])
+
+    def _compilations(self) -> list[Compilation]:
+        """The training program of each signature that has one, and the inference program of the others."""
+        programs = [traced.program for traced in self._traced.values()]
+        if not programs:
+            raise SteelyardError("nothing is compiled yet; call the function, or lower(...) with its arguments")
+        return [program.training if program.is_trained else program.inference for program in programs]
+
+    def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Traced, list[Any]]:
+        """The program for arguments, and the leaves that it takes."""
+        pairs, tree = tree_flatten_with_path((args, kwargs))
+        is_traced = [_is_traced(leaf) for _, leaf in pairs]
+        leaves = [leaf for (_, leaf), traced in zip(pairs, is_traced, strict=True) if traced]
+        static = tuple((i, leaf) for i, (_, leaf) in enumerate(pairs) if not is_traced[i])
+        avals = tuple(leaf.aval if isinstance(leaf, Missing) else jax.typeof(leaf) for leaf in leaves)
+        signature = _Signature(tree, avals, static, jax.sharding.get_abstract_mesh())
+        if signature not in self._traced:
+            paths = [path for (path, _), traced in zip(pairs, is_traced, strict=True) if traced]
+            self._traced[signature] = self._make(signature, paths, leaves)
+        return self._traced[signature], leaves
+
+    def _make(self, signature: _Signature, paths: Sequence[tuple[Any, ...]], leaves: Sequence[Any]) -> _Traced:
+        trees: list[Any] = []
+
+        def flat(*values: Any) -> list[Any]:
+            given, fixed = iter(values), dict(signature.static)
+            count = signature.tree.num_leaves
+            whole = [fixed[i] if i in fixed else next(given) for i in range(count)]
+            args, kwargs = jax.tree.unflatten(signature.tree, whole)
+            results, tree = jax.tree.flatten(self._fn(*args, **kwargs))
+            trees.append(tree)
+            return results
+
+        closed = jax.make_jaxpr(flat)(*signature.avals)
+        _check_effects(closed)
+        program = Program(closed, self._named(paths, leaves), self.recipe, self.overrides)
+        return _Traced(program, trees[-1])
+
+    def _named(self, paths: Sequence[tuple[Any, ...]], leaves: Sequence[Any]) -> list[Parameter | None]:
+        """The parameters among the leaves."""
+        named: list[Parameter | None] = [None] * len(leaves)
+        for argument in self._parameters:
+            # The first key says whether it is a positional argument, the second which.
+            own = [i for i, path in enumerate(paths) if path[0].idx == 0 and path[1].idx == argument]
+            found = parameters_of([paths[i][2:] for i in own], [leaves[i] for i in own], self._argument_name(argument))
+            for place, parameter in zip(own, found, strict=True):
+                named[place] = parameter
+        return named
+
+    def _argument_name(self, number: int) -> str:
+        try:
+            return list(inspect.signature(self._fn).parameters)[number]
+        except (TypeError, ValueError, IndexError):
+            return f"argument{number}"
+
+    def _warn(self, program: Program) -> None:
+        """Warn once if little of the function is quantized."""
+        compilation = program.training if program.is_trained else program.inference
+        message = None if self._warned else little_is_quantized(compilation.rows)
+        if message is None:
+            return
+        self._warned = True
+        frame, level = sys._getframe(1), 2
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+            frame, level = frame.f_back, level + 1
+        warnings.warn(message, SteelyardWarning, stacklevel=level)
+
+
+def _is_traced(leaf: Any) -> bool:
+    """Whether JAX traces a leaf: an array or a number, and not a flag, a string or a function."""
+    if isinstance(leaf, bool):
+        return False
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float | complex | Missing)
+
+
+def _check_effects(closed: Any) -> None:
+    """Refuse a function that changes something other than what it returns."""
+    for effect in closed.effects:
+        name = type(effect).__name__.removesuffix("Effect")
+        if not str(effect).startswith(_ALLOWED_EFFECTS) and name not in _ALLOWED_EFFECTS:
+            raise UnsupportedModelError(
+                f"the function must be pure but for debug and io callbacks, got the effect {effect} ({name}); "
+                "pass what it changes as an argument, and return it"
+            )

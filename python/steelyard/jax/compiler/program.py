@@ -1,0 +1,246 @@
+"""One signature of a compiled function: its inference program, its training program, and how JAX calls them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from torch_mlir import ir
+
+from steelyard.errors import SteelyardError
+from steelyard.ir.attributes import PRIMAL, SAVED, SOURCES, STATE, TANGENT, WEIGHT
+from steelyard.ir.bodies import result_states
+from steelyard.ir.functions import argument_attributes
+from steelyard.ir.weights import weight_key
+from steelyard.jax import native
+from steelyard.jax.compiler.compilation import Compilation, Source
+from steelyard.jax.compiler.importer import Signature
+from steelyard.jax.compiler.marks import mark_layers
+from steelyard.jax.compiler.parameters import Parameter
+from steelyard.jax.compiler.runner import Runner
+from steelyard.jax.compiler.state import State, initial_state, read_state, written_state
+from steelyard.recipes import Overrides, Recipe
+
+_FORWARD, _BACKWARD, _MAIN = "forward", "backward", "main"
+
+
+@dataclass(frozen=True)
+class _Function:
+    """A function of a program: what its arguments and results are."""
+
+    runner: Runner
+    name: str
+
+    @cached_property
+    def _arguments(self) -> list[dict[str, ir.Attribute]]:
+        return argument_attributes(self.runner.functions[self.name])
+
+    @cached_property
+    def result_states(self) -> list[str | None]:
+        return result_states(self.runner.functions[self.name])
+
+    @cached_property
+    def primal_numbers(self) -> list[int]:
+        """Of a backward: the arguments of the forward that it takes."""
+        return [ir.IntegerAttr(own[PRIMAL]).value for own in self._arguments if PRIMAL in own]
+
+    @cached_property
+    def weight_names(self) -> list[str]:
+        """The functions of the weights that it takes."""
+        return list(dict.fromkeys(_symbol(own[WEIGHT]) for own in self._arguments if WEIGHT in own))
+
+    def weights(self, given: dict[str, list[Any]], values: Sequence[Any], state: State) -> dict[str, list[Any]]:
+        """The weights that it takes, made where they are not given; `values` are its primals."""
+        primals = iter(values)
+        arguments: list[Any] = []
+        for own in self._arguments:
+            if STATE in own:
+                arguments.append(read_state(_text(own[STATE]), state))
+            else:
+                is_primal = not own.keys() & {WEIGHT, SAVED, TANGENT}
+                arguments.append(next(primals) if is_primal else None)
+        made = dict(given)
+        for own in self._arguments:
+            if WEIGHT in own and (name := _symbol(own[WEIGHT])) not in made:
+                sources = [arguments[number] for number in ir.DenseI64ArrayAttr(own[SOURCES])]
+                made[name] = self.runner.run(name, sources)
+        return made
+
+    @cached_property
+    def weight_sources(self) -> dict[str, tuple[int, ...]]:
+        """For each weight, the arguments that it is made from."""
+        named = [own for own in self._arguments if WEIGHT in own]
+        return {_symbol(own[WEIGHT]): tuple(ir.DenseI64ArrayAttr(own[SOURCES])) for own in named}
+
+    @cached_property
+    def read_numbers(self) -> set[int]:
+        """The arguments that its ops read, or that it returns."""
+        arguments = self.runner.functions[self.name].regions[0].blocks[0].arguments
+        return {argument.arg_number for argument in arguments if next(iter(argument.uses), None) is not None}
+
+    def run(
+        self,
+        primals: Sequence[Any],
+        weights: dict[str, list[Any]],
+        state: State,
+        saved: Sequence[Any] = (),
+        tangents: Sequence[Any] = (),
+    ) -> tuple[list[Any], State]:
+        """The results that are no state, and the state that was updated."""
+        given = {SAVED: iter(saved), TANGENT: iter(tangents), PRIMAL: iter(primals)}
+        parts = {name: iter(values) for name, values in weights.items()}
+        arguments = []
+        for own in self._arguments:
+            if STATE in own:
+                arguments.append(read_state(_text(own[STATE]), state))
+            elif WEIGHT in own:
+                arguments.append(next(parts[_symbol(own[WEIGHT])]))
+            else:
+                kind = next((each for each in (SAVED, TANGENT) if each in own), PRIMAL)
+                arguments.append(next(given[kind]))
+        results = list(zip(self.runner.run(self.name, arguments), self.result_states, strict=True))
+        moved = {name: written_state(name, value) for value, name in results if name is not None}
+        return [value for value, name in results if name is None], moved
+
+
+class Program:
+    """A function with arguments of certain shapes and dtypes."""
+
+    def __init__(self, closed: Any, parameters: list[Parameter | None], recipe: Recipe, overrides: Overrides):
+        self.avals = list(closed.in_avals)
+        self.parameters = parameters
+        self._recipe, self._overrides = recipe, overrides
+        self._closed = mark_layers(closed, parameters)
+        self._outs = list(closed.out_avals)
+        self._differentiated = _inexact(self.avals)
+        self._with_tangents = _inexact(self._outs)
+        self._calls: dict[str, Any] = {}
+        self.is_trained = False
+
+    @cached_property
+    def inference(self) -> Compilation:
+        """The program without gradients."""
+        signature = Signature(self.parameters, [False] * len(self.avals), [None] * len(self._outs))
+        return Compilation(Source(self._closed, signature, self._recipe, self._overrides))
+
+    @cached_property
+    def serving(self) -> Compilation:
+        """The program without gradients that takes quantized weights."""
+        signature = Signature(self.parameters, [False] * len(self.avals), [None] * len(self._outs))
+        return Compilation(Source(self._closed, signature, self._recipe, self._overrides, packs=True))
+
+    @cached_property
+    def training(self) -> Compilation:
+        """The program with gradients: a forward and a backward."""
+        self.is_trained = True
+        tangents = [False] * len(self.avals) + [True] * len(self._with_tangents)
+        names = [parameter.name if parameter else f"argument{i}" for i, parameter in enumerate(self.parameters)]
+        gradients = [None] * len(self._outs) + [names[i] for i in self._differentiated]
+        parameters = [*self.parameters, *[None] * len(self._with_tangents)]
+        source = Source(self._joint(), Signature(parameters, tangents, gradients), self._recipe, self._overrides)
+        return Compilation(source)
+
+    def _joint(self) -> Any:
+        """The jaxpr of the function and of its gradients: the results, then the gradients of the arguments."""
+        function, count = jex.jaxpr_as_fun(self._closed), len(self.avals)
+
+        def joint(*arguments: Any) -> list[Any]:
+            leaves, cotangents = arguments[:count], arguments[count:]
+
+            def primal(*values: Any) -> tuple[list[Any], list[Any]]:
+                whole = list(leaves)
+                for number, value in zip(self._differentiated, values, strict=True):
+                    whole[number] = value
+                results = function(*whole)
+                return [results[i] for i in self._with_tangents], results
+
+            _, pullback, results = jax.vjp(primal, *(leaves[i] for i in self._differentiated), has_aux=True)
+            return [*results, *pullback(list(cotangents))]
+
+        return jax.make_jaxpr(joint)(*self.avals, *(self._outs[i] for i in self._with_tangents))
+
+    def state(self, key: Any) -> State:
+        """The state before the first step."""
+        functions = self.training.runner.functions
+        return initial_state([functions[_FORWARD], functions[_BACKWARD]], key)
+
+    def quantize(self, leaves: Sequence[Any], state: State) -> tuple[dict[str, list[Any]], set[int]]:
+        """The weights that calls without gradients take, and the numbers of the leaves that they still read."""
+        main = _Function(self.serving.runner, _MAIN)
+        made = main.weights({}, leaves, state)
+        return {self._weight_key(main, name): values for name, values in made.items()}, main.read_numbers
+
+    def serve(self, leaves: Sequence[Any], weights: Mapping[str, list[Any]], state: State) -> list[Any]:
+        """The results for weights that were quantized before; a leaf that they stand for is None."""
+        main = _Function(self.serving.runner, _MAIN)
+        keys = {name: self._weight_key(main, name) for name in main.weight_names}
+        lost = [i for i in sorted(main.read_numbers) if i < len(leaves) and leaves[i] is None]
+        if lost or not set(keys.values()) <= weights.keys():
+            names = [parameter.name for i in lost if (parameter := self.parameters[i])]
+            raise SteelyardError(
+                "the weights must have been quantized for this call, which reads other parameters or formats"
+                f"{': ' + ', '.join(names) if names else ''}; pass arguments like these to quantize, too"
+            )
+        path = f"{native.traced_path()} serving"
+        if path not in self._calls:
+
+            def call(leaves: list[Any], weights: dict[str, list[Any]], state: State) -> list[Any]:
+                return main.run(leaves, {name: weights[key] for name, key in keys.items()}, state)[0]
+
+            self._calls[path] = jax.jit(call)
+        return self._calls[path](list(leaves), {key: weights[key] for key in keys.values()}, state)
+
+    def _weight_key(self, main: _Function, name: str) -> str:
+        return f"{main.weight_sources[name][0]} {weight_key(main.runner.functions[name])}"
+
+    def __call__(self, leaves: Sequence[Any], state: State) -> list[Any]:
+        path = native.traced_path()
+        if path not in self._calls:
+            self._calls[path] = self._make_call()
+        return self._calls[path](list(leaves), state)
+
+    def _make_call(self) -> Any:
+        @jax.custom_vjp
+        def call(leaves: list[Any], state: State) -> list[Any]:
+            main = _Function(self.inference.runner, _MAIN)
+            return main.run(leaves, main.weights({}, leaves, state), state)[0]
+
+        call.defvjp(self._forward, self._backward)
+        return jax.jit(call)
+
+    def _forward(self, leaves: list[Any], state: State) -> tuple[list[Any], tuple[Any, ...]]:
+        runner = self.training.runner
+        forward, backward = _Function(runner, _FORWARD), _Function(runner, _BACKWARD)
+        weights = forward.weights({}, leaves, state)
+        results, moved = forward.run(leaves, weights, state)
+        kept = [leaves[i] for i in backward.primal_numbers]
+        # Quantized once for both: the backward reads the other copy.
+        shared = {name: weights[name] for name in backward.weight_names if name in weights}
+        return results[: len(self._outs)], (results[len(self._outs) :], kept, shared, state, moved)
+
+    def _backward(self, residuals: tuple[Any, ...], cotangents: list[Any]) -> tuple[list[Any], State]:
+        saved, primals, shared, state, moved = residuals
+        backward = _Function(self.training.runner, _BACKWARD)
+        weights = backward.weights(shared, primals, state)
+        tangents = [cotangents[i] for i in self._with_tangents]
+        results, later = backward.run(primals, weights, state, saved, tangents)
+        gradients: list[Any] = [None] * len(self.avals)
+        for number, value in zip(self._differentiated, results, strict=True):
+            gradients[number] = value
+        updated = {**state, **moved, **later}
+        return gradients, {name: updated[name] for name in state}
+
+
+def _inexact(avals: Sequence[Any]) -> list[int]:
+    return [i for i, aval in enumerate(avals) if jnp.issubdtype(aval.dtype, jnp.inexact)]
+
+
+def _symbol(attribute: ir.Attribute) -> str:
+    return ir.FlatSymbolRefAttr(attribute).value
+
+
+def _text(attribute: ir.Attribute) -> str:
+    return ir.StringAttr(attribute).value

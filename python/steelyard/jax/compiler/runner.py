@@ -1,0 +1,189 @@
+"""Runs the functions of a module under JAX's tracing: kernels for `scaled` ops, the equation itself for the rest."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from torch_mlir import ir
+
+from steelyard.ir.attributes import RNG
+from steelyard.ir.bodies import added_states, argument_states, body_names, named_functions, result_states
+from steelyard.ir.stablehlo_ops import RESHAPE, TRANSPOSE
+from steelyard.ir.torch_ops import LITERAL
+from steelyard.jax import random
+from steelyard.jax.compiler import equations
+from steelyard.jax.compiler.importer import EQN, NUMBER, Imported
+from steelyard.jax.compiler.rules import RULES, run_quantize
+from steelyard.jax.compiler.values import reduced_to, shape_of
+from steelyard.jax.internals import axes_of, bind
+
+_VIEWS, _QUANTIZE = (TRANSPOSE, RESHAPE), "scaled.quantize"
+
+
+class Runner:
+    """The functions of a module, as functions of JAX values.
+
+    Kernels are quantized where they lie (`in_place`), or in the order in which products read them fastest: that takes
+    longer, and pays off where they are quantized once.
+    """
+
+    def __init__(self, imported: Imported, *, in_place: bool = True):
+        self._imported = imported
+        self._in_place = in_place
+        self.functions = named_functions(imported.module.operation)
+        self._draws: dict[ir.Operation, int] = {}
+
+    def run(self, name: str, arguments: Sequence[Any]) -> list[Any]:
+        """The results of a function."""
+        block = self.functions[name].regions[0].blocks[0]
+        values: dict[ir.Value, Any] = dict(zip(block.arguments, arguments, strict=True))
+        for view in block.operations:
+            op = view.operation
+            operands = [values[value] for value in op.operands]
+            if op.name == "func.return":
+                return operands
+            values.update(zip(op.results, self._run_op(op, operands), strict=True))
+        raise AssertionError("a function ends with a return")
+
+    def _run_op(self, op: ir.Operation, operands: list[Any]) -> list[Any]:
+        if op.name == LITERAL:
+            return [self._imported.literals[ir.IntegerAttr(op.attributes[NUMBER]).value]]
+        if op.name == _QUANTIZE:
+            return run_quantize(op, self._with_own_bits(op, operands), in_place=self._in_place)
+        rule = RULES.get(op.name)
+        if rule is not None and not (op.name in _VIEWS and self._is_as_traced(op, operands)):
+            return rule(op, operands)
+        eqn = self._imported.equations[ir.IntegerAttr(op.attributes[EQN]).value]
+        names = body_names(op)
+        if not names:
+            return bind(eqn, operands, eqn.params)
+        return _BodyCall(self, eqn, [self.functions[name] for name in names], operands).run()
+
+    def _is_as_traced(self, op: ir.Operation, operands: list[Any]) -> bool:
+        """Whether a view is the equation that it was imported from; passes make views of their own."""
+        if EQN not in op.attributes:
+            return False
+        eqn = self._imported.equations[ir.IntegerAttr(op.attributes[EQN]).value]
+        return eqn.invars[0].aval.shape == operands[0].shape and eqn.outvars[0].aval.shape == shape_of(op.result.type)
+
+    def _with_own_bits(self, op: ir.Operation, operands: list[Any]) -> list[Any]:
+        """The operands of a quantize; one that rounds stochastically draws bits of its own."""
+        if op.opview.rng is None:
+            return operands
+        number = self._draws.setdefault(op, len(self._draws))
+        place = 1 if op.opview.scale is None else 2
+        return [*operands[:place], random.split_words(operands[place], number), *operands[place + 1 :]]
+
+
+class _BodyCall:
+    """An equation with bodies that runs again, with the state that passes added to them."""
+
+    def __init__(self, runner: Runner, eqn: Any, functions: list[ir.Operation], operands: list[Any]):
+        self._runner, self._eqn, self._functions = runner, eqn, functions
+        self._taken = added_states(functions, argument_states)
+        self._made = added_states(functions, result_states)
+        count = len(eqn.invars)
+        self._operands, self._state = operands[:count], operands[count:]
+
+    def run(self) -> list[Any]:
+        return _CALLS[self._eqn.primitive.name](self)
+
+    def scan(self) -> list[Any]:
+        """State is stacked: a loop takes it as xs and returns it as ys."""
+        length = self._eqn.params["length"]
+        pairs = zip(self._taken, self._state, strict=True)
+        stacked = [random.split_words(value, jnp.arange(length)) if name == RNG else value for name, value in pairs]
+        (body,) = self._bodies([jax.typeof(value).update(shape=value.shape[1:]) for value in stacked])
+        params = equations.with_bodies(self._eqn, [body])
+        return bind(self._eqn, [*self._operands, *stacked], params)
+
+    def cond(self) -> list[Any]:
+        params = equations.with_bodies(self._eqn, self._bodies(self._added_avals()))
+        return bind(self._eqn, [*self._operands, *self._state], params)
+
+    def whilst(self) -> list[Any]:
+        """State does not change in a loop that has no backward: it is among the constants of both bodies."""
+        bodies = self._bodies(self._added_avals(), state_first=True)
+        params = equations.with_bodies(self._eqn, bodies)
+        first = params["cond_nconsts"]
+        params["cond_nconsts"] += len(self._state)
+        params["body_nconsts"] += len(self._state)
+        condition, rest = self._operands[:first], self._operands[first:]
+        return bind(self._eqn, [*self._state, *condition, *self._state, *rest], params)
+
+    def remat(self) -> list[Any]:
+        (body,) = self._bodies(self._added_avals())
+        opened, consts = _without_constants(body)
+        params = equations.with_bodies(self._eqn, [opened])
+        return bind(self._eqn, [*consts, *self._operands, *self._state], params)
+
+    def shard_map(self) -> list[Any]:
+        """State is the same on all devices."""
+        (body,) = self._bodies(self._added_avals())
+        opened, consts = _without_constants(body)
+        params = equations.with_bodies(self._eqn, [opened])
+        whole = PartitionSpec()
+        params["in_specs"] = (*[whole] * len(consts), *params["in_specs"], *[whole] * len(self._state))
+        params["out_specs"] = (*params["out_specs"], *[whole] * len(self._made))
+        return bind(self._eqn, [*consts, *self._operands, *self._state], params)
+
+    def _added_avals(self) -> list[Any]:
+        return [jax.typeof(value) for value in self._state]
+
+    def _bodies(self, added: list[Any], *, state_first: bool = False) -> list[Any]:
+        """The bodies as jaxprs, each with arguments for the state of all of them."""
+        made = []
+        for body, function in zip(equations.bodies_of(self._eqn), self._functions, strict=True):
+            inner, _ = equations.opened(body.jaxpr)
+            avals = [variable.aval for variable in inner.invars]
+            run = self._body(function, len(avals), state_first)
+            with axes_of(self._eqn):
+                made.append(jax.make_jaxpr(run)(*(added + avals if state_first else avals + added)))
+        return made
+
+    def _body(self, function: ir.Operation, count: int, state_first: bool) -> Callable[..., list[Any]]:
+        """A body that takes the state of all bodies and returns what any of them returns."""
+        name = ir.StringAttr(function.attributes["sym_name"]).value
+        taken = [state for state in argument_states(function) if state is not None]
+        returned = result_states(function)
+
+        def run(*arguments: Any) -> list[Any]:
+            split = len(arguments) - count if state_first else count
+            own, state = (
+                (arguments[split:], arguments[:split]) if state_first else (arguments[:split], arguments[split:])
+            )
+            given = dict(zip(self._taken, state, strict=True))
+            results = self._runner.run(name, [*own, *(given[each] for each in taken)])
+            plain = [value for value, each in zip(results, returned, strict=True) if each is None]
+            amaxes = {each: value for value, each in zip(results, returned, strict=True) if each is not None}
+            if name.startswith("while"):
+                return plain
+            scales = [given[each.removesuffix(".amax") + ".scale"] for each in self._made]
+            # A branch that did not run has no amax, which is 0.
+            found = [amaxes.get(each, jnp.zeros_like(scale)) for each, scale in zip(self._made, scales, strict=True)]
+            if self._eqn.primitive.name == "shard_map":
+                found = [reduced_to(amax, scale) for amax, scale in zip(found, scales, strict=True)]
+            return [*plain, *found]
+
+        return run
+
+
+_CALLS: dict[str, Callable[[_BodyCall], list[Any]]] = {
+    "scan": _BodyCall.scan,
+    "cond": _BodyCall.cond,
+    "while": _BodyCall.whilst,
+    "remat2": _BodyCall.remat,
+    "checkpoint": _BodyCall.remat,
+    "shard_map": _BodyCall.shard_map,
+}
+
+
+def _without_constants(closed: Any) -> tuple[Any, list[Any]]:
+    """A jaxpr whose constants are its first arguments, and those constants."""
+    jaxpr = closed.jaxpr
+    if not jaxpr.constvars:
+        return jaxpr, []
+    return jex.Jaxpr((), [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns, jaxpr.effects), closed.consts

@@ -1,0 +1,85 @@
+"""The quantized tensors of a program that runs."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import register_pytree_node_class
+from torch_mlir import ir
+
+from steelyard.jax.copies import CopySpec, Parts
+from steelyard.jax.nodes import Node
+
+
+@register_pytree_node_class
+class Copy(Node):
+    """One copy of a quantized tensor."""
+
+    leaves = ("parts",)
+    static = ("spec",)
+
+    parts: Parts
+    spec: CopySpec
+
+    def __init__(self, parts: Parts, spec: CopySpec):
+        self.parts, self.spec = parts, spec
+
+
+@register_pytree_node_class
+class Packed(Node):
+    """One copy of a quantized weight, packed for the products of the CPU."""
+
+    leaves = ("data",)
+    static = ("spec",)
+
+    data: jax.Array
+    spec: CopySpec
+
+    def __init__(self, data: jax.Array, spec: CopySpec):
+        self.data, self.spec = data, spec
+
+
+@register_pytree_node_class
+class Quantized(Node):
+    """A quantized tensor with the copies that its type has."""
+
+    leaves = ("rowwise", "columnwise")
+
+    rowwise: Copy | Packed | None
+    columnwise: Copy | Packed | None
+
+    def __init__(self, rowwise: Copy | Packed | None, columnwise: Copy | Packed | None):
+        self.rowwise, self.columnwise = rowwise, columnwise
+
+    def copy_of(self, usage: str) -> Any:
+        """The `rowwise` or `columnwise` copy."""
+        copy = self.rowwise if usage == "rowwise" else self.columnwise
+        assert copy is not None, "the verifier requires the copy that is read"
+        return copy
+
+    @property
+    def amax(self) -> jax.Array:
+        """The amax of the tensor, of a scheme that has one scale."""
+        copy = self.columnwise if self.rowwise is None else self.rowwise
+        assert isinstance(copy, Copy)
+        assert copy.parts.amax is not None
+        return copy.parts.amax.reshape(())
+
+
+_FLOATS = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
+
+
+def shape_of(type_: ir.Type) -> tuple[int, ...]:
+    """The shape that a tensor type says."""
+    return tuple(ir.RankedTensorType(type_).shape)
+
+
+def float_dtype(type_: ir.Type) -> Any:
+    """The dtype of a high-precision tensor type."""
+    return _FLOATS[str(ir.RankedTensorType(type_).element_type)]
+
+
+def reduced_to(value: jax.Array, like: jax.Array) -> jax.Array:
+    """The largest of a value over the devices that it varies over inside of a shard_map and another does not."""
+    axes = jax.typeof(value).manual_axis_type.varying - jax.typeof(like).manual_axis_type.varying
+    return jax.lax.pmax(value, tuple(sorted(axes, key=str))) if axes else value

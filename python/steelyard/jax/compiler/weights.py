@@ -1,0 +1,47 @@
+"""Parameters that were quantized once, for calls without gradients."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax.tree_util import register_pytree_node_class
+
+from steelyard.jax.nodes import Node
+
+
+@register_pytree_node_class
+class QuantizedWeights(Node):
+    """The parameters of a compiled function: those that only its products read are quantized, the others as they were.
+
+    It is a pytree, so that it goes through jit and is saved and placed like parameters. The function takes it in their
+    place.
+    """
+
+    leaves = ("kept", "weights")
+    static = ("tree", "avals")
+
+    kept: dict[int, jax.Array]
+    """The parameters that are read in high precision, by their number."""
+    weights: dict[str, list[Any]]
+    """What is quantized, by the parameter's number and by what was done to it."""
+    tree: Any
+    avals: tuple[Any, ...]
+
+    def __init__(self, kept: Mapping[int, Any], weights: Mapping[str, list[Any]], tree: Any, avals: tuple[Any, ...]):
+        self.kept, self.weights, self.tree, self.avals = dict(kept), dict(weights), tree, avals
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all arrays."""
+        return sum(leaf.nbytes for leaf in jax.tree.leaves((self.kept, self.weights)))
+
+    def __repr__(self) -> str:
+        return f"QuantizedWeights({len(self.weights)} quantized, {len(self.kept)} kept, {self.nbytes} bytes)"
+
+
+class Missing:
+    """A parameter of which only the shape and dtype are known."""
+
+    def __init__(self, aval: Any):
+        self.aval = aval
+        self.dtype, self.ndim = aval.dtype, aval.ndim

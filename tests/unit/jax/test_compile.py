@@ -1,0 +1,277 @@
+"""Compiled functions compute what `dense` by hand computes, say what they did, and refuse what they cannot do."""
+
+import re
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compiled_cases import (
+    WIDTH,
+    assert_same,
+    difference,
+    loss_of,
+    mlp,
+    mlp_by_hand,
+    mlp_parameters,
+    normal,
+    stack,
+    stack_by_hand,
+    stack_parameters,
+)
+
+import steelyard.jax as sj
+from steelyard import recipes
+from steelyard.errors import IRError, RecipeError, SteelyardError, SteelyardWarning, UnsupportedModelError
+
+X = normal(0, 2, 16, WIDTH)
+NEAREST = recipes.NVFP4BlockScaling(stochastic_rounding=False)
+DELAYED = recipes.DelayedScaling(amax_history_len=2)
+
+
+def sets_of(recipe):
+    return {name: sj.QuantizerSet.from_recipe(recipe) for name in ("up", "down")}
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "mxfp8",
+        NEAREST,
+        pytest.param("fp8-current", marks=pytest.mark.slow),
+        pytest.param("fp8-block", marks=pytest.mark.slow),
+    ],
+    ids=lambda recipe: recipes.get(recipe).name,
+)
+def test_values_and_gradients_are_those_of_dense_by_hand(recipe):
+    fast = sj.compile(mlp, recipe)
+    found = jax.jit(jax.value_and_grad(loss_of(fast), argnums=(0, 1)))(mlp_parameters(), X)
+    by_hand = loss_of(lambda parameters, x: mlp_by_hand(parameters, x, sets_of(recipe)))
+    assert_same(found, jax.jit(jax.value_and_grad(by_hand, argnums=(0, 1)))(mlp_parameters(), X))
+
+
+def test_delayed_scales_move_as_those_of_quantizer_sets():
+    fast = sj.compile(mlp, DELAYED)
+    parameters, sets = mlp_parameters(), sets_of(DELAYED)
+    state = fast.init_state(parameters, X)
+    ours = jax.jit(jax.value_and_grad(lambda p, s, x: loss_of(fast)(p, x, state=s), argnums=(0, 1)))
+    by_hand = jax.jit(jax.value_and_grad(lambda p, s, x: loss_of(mlp_by_hand)(p, x, s), argnums=(0, 1)))
+    for scale in (1.0, 3.0):
+        value, (gradients, state) = ours(parameters, state, scale * X)
+        expected, (wanted, sets) = by_hand(parameters, sets, scale * X)
+        assert_same((value, gradients), (expected, wanted))
+    for layer, quantizers in sets.items():
+        for role, quantizer in (
+            ("input", quantizers.x),
+            ("weight", quantizers.kernel),
+            ("grad_output", quantizers.dgrad),
+        ):
+            np.testing.assert_array_equal(state[f"{layer}.{role}.scale"], quantizer.scale)
+            np.testing.assert_array_equal(state[f"{layer}.{role}.amax_history"], quantizer.amax_history)
+
+
+def test_loops_have_state_for_each_trip():
+    fast, parameters = sj.compile(stack, DELAYED), stack_parameters()
+    state = fast.init_state(parameters, X)
+    assert {name: value.shape for name, value in state.items() if "input" in name} == {
+        "layers.input.scale": (3,),
+        "layers.input.amax_history": (2, 3),
+    }
+    sets = [sj.QuantizerSet.from_recipe(DELAYED) for _ in range(3)]
+    ours = jax.jit(jax.value_and_grad(lambda p, s: loss_of(fast)(p, X, state=s), argnums=(0, 1)))
+    by_hand = jax.jit(jax.value_and_grad(lambda p, s: loss_of(stack_by_hand)(p, X, s), argnums=(0, 1)))
+    for _ in range(2):
+        value, (gradients, state) = ours(parameters, state)
+        expected, (wanted, sets) = by_hand(parameters, sets)
+        assert_same((value, gradients), (expected, wanted))
+    for trip, quantizers in enumerate(sets):
+        for role, quantizer in (
+            ("input", quantizers.x),
+            ("weight", quantizers.kernel),
+            ("grad_output", quantizers.dgrad),
+        ):
+            assert float(state[f"layers.{role}.scale"][trip]) == float(quantizer.scale)
+            np.testing.assert_array_equal(state[f"layers.{role}.amax_history"][:, trip], quantizer.amax_history)
+
+
+@pytest.mark.slow
+def test_stochastic_rounding_is_unbiased_and_draws_anew_in_each_step():
+    fast, parameters = sj.compile(stack, "nvfp4"), stack_parameters(2)
+    start = fast.init_state(parameters, X, key=jax.random.key(5))
+    step = jax.jit(jax.grad(lambda p, s: loss_of(fast)(p, X, state=s), argnums=(0, 1)))
+    gradients, state = [], start
+    for _ in range(24):
+        gradient, state = step(parameters, state)
+        gradients.append(gradient["layers"]["kernel"])
+    assert_same(step(parameters, start)[0]["layers"]["kernel"], gradients[0])
+    assert float(jnp.max(jnp.abs(gradients[0] - gradients[1]))) > 0
+    exact = jax.grad(lambda p: loss_of(sj.compile(stack, NEAREST))(p, X))(parameters)["layers"]["kernel"]
+    mean = sum(gradients) / len(gradients)
+    spread = float(jnp.std(jnp.stack(gradients), axis=0).mean())
+    assert float(jnp.std(mean - jnp.stack(gradients[:12]).mean(axis=0))) < 0.5 * spread
+    assert float(jnp.linalg.norm(mean - exact)) < float(jnp.linalg.norm(gradients[0] - exact))
+
+
+def test_a_recipe_with_state_must_be_given_it():
+    with pytest.raises(RecipeError, match=r"state must hold 'up\.input\.scale'|state must hold 'up\.weight\.scale'"):
+        sj.compile(mlp, "fp8-delayed")(mlp_parameters(), X)
+    with pytest.raises(RecipeError, match=r"state must hold 'rng', got none; pass state=fast\.init_state"):
+        jax.grad(loss_of(sj.compile(mlp, "nvfp4")))(mlp_parameters(), X)
+
+
+def dots_of(jaxpr, trips=1):
+    """The products of a jaxpr and of what it calls: how often each runs, and its FLOPs."""
+    for eqn in jaxpr.eqns:
+        times = trips * eqn.params["length"] if eqn.primitive.name == "scan" else trips
+        if eqn.primitive.name == "dot_general":
+            (reduced, _), _ = eqn.params["dimension_numbers"]
+            size = np.prod([eqn.invars[0].aval.shape[dim] for dim in reduced]) * np.prod(eqn.outvars[0].aval.shape)
+            yield int(2 * size * times)
+        for value in eqn.params.values():
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from dots_of(inner, times)
+
+
+@pytest.mark.parametrize("remat", [False, True], ids=["plain", "remat"])
+def test_rows_are_the_products_of_the_function_and_none_is_missing(remat):
+    def attention(parameters, x):
+        x = stack(parameters, x)
+        weights = jax.nn.softmax(jnp.einsum("btd,bsd->bts", x, x))
+        return jnp.einsum("bts,bsd->btd", weights, x)
+
+    fn = jax.checkpoint(attention) if remat else attention
+    fast, parameters = sj.compile(fn, "mxfp8"), stack_parameters()
+    fast.lower(parameters, X)
+    rows = fast.explain().rows
+    gradient = jax.make_jaxpr(jax.value_and_grad(loss_of(fn), argnums=(0, 1)))(parameters, X)
+    assert sorted(row.flops for row in rows) == sorted(dots_of(gradient.jaxpr))
+    kinds = [row.kind for row in rows if row.is_quantized]
+    assert kinds.count("dgrad") == kinds.count("wgrad") == 1
+    assert {row.reason for row in rows if not row.is_quantized} == {"a batched product, such as those of attention"}
+
+
+def test_explanations_name_layers_formats_and_reasons():
+    fast = sj.compile(mlp, "nvfp4", overrides={"down": None, "u*": "mxfp8"})
+    fast.lower(mlp_parameters(), X, training=False)
+    up, down = fast.explain().rows
+    assert (up.layer, up.kind, up.M, up.N, up.K, up.lhs, up.weight) == (
+        *("up", "fprop", "32", "96", str(WIDTH)),
+        *("e4m3 1x32", "up.kernel"),
+    )
+    assert (down.layer, down.kernel, down.reason) == ("down", "xla", "override 'down' asks for high precision")
+
+
+def test_an_override_must_match_a_layer():
+    with pytest.raises(IRError, match="override pattern 'sideways' matches no layer"):
+        sj.compile(mlp, "mxfp8", overrides={"sideways": None})(mlp_parameters(), X)
+
+
+def test_layers_of_two_matrices_are_named_after_them():
+    def fn(parameters, x):
+        return x @ parameters["params"]["gate"]["wi"] + x @ parameters["params"]["gate"]["wo"]
+
+    fast = sj.compile(fn, "mxfp8")
+    fast.lower({"params": {"gate": {"wi": normal(1, WIDTH, 8), "wo": normal(2, WIDTH, 8)}}}, X, training=False)
+    assert [row.layer for row in fast.explain().rows] == ["gate.wi", "gate.wo"]
+    bare = sj.compile(lambda kernel, x: x @ kernel, "mxfp8")
+    bare.lower(normal(1, WIDTH, 8), X, training=False)
+    assert [row.layer for row in bare.explain().rows] == ["kernel"]
+
+
+def test_a_router_stays_in_high_precision():
+    def fn(parameters, x):
+        scores = jax.nn.softmax(x @ parameters["router"]["kernel"])
+        best, which = jax.lax.top_k(scores, 2)
+        return (x @ parameters["expert"]["kernel"]) * best[..., :1] + which[..., :1]
+
+    parameters = {"router": {"kernel": normal(1, WIDTH, 8)}, "expert": {"kernel": normal(2, WIDTH, WIDTH)}}
+    fast = sj.compile(fn, "mxfp8")
+    fast.lower(parameters, X)
+    reasons = {(row.layer, row.kind): row.reason for row in fast.explain().rows}
+    ranked = "its result is ranked, like a router's: a small error could change the choice"
+    assert {reasons["router", kind] for kind in ("fprop", "dgrad", "wgrad")} == {ranked}
+    assert {reasons["expert", kind] for kind in ("fprop", "dgrad", "wgrad")} == {""}
+
+
+def test_little_that_is_quantized_is_a_warning():
+    def fn(parameters, x):
+        return jnp.einsum("btd,bsd->bts", x, x) @ jnp.ones((16, 256)) @ parameters["kernel"]
+
+    with pytest.warns(SteelyardWarning, match=r"only \d+% of the FLOPs of GEMMs are quantized .*no operand is a para"):
+        sj.compile(fn, "mxfp8")({"kernel": normal(1, 256, 4)}, X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sj.compile(mlp, "mxfp8")(mlp_parameters(), X)
+
+
+def test_every_stage_and_pass_can_be_read(tmp_path):
+    fast = sj.compile(mlp, "mxfp8")
+    with pytest.raises(SteelyardError, match="nothing is compiled yet"):
+        fast.ir("raised")
+    fast.lower(mlp_parameters(), X)
+    counts = {
+        stage: [
+            len(re.findall(op, fast.ir(stage)))
+            for op in (r"stablehlo\.dot_general", r"scaled\.matmul", r"scaled\.gemm")
+        ]
+        for stage in ("traced", "raised", "quantized", "partitioned")
+    }
+    assert counts == {"traced": [6, 0, 0], "raised": [0, 6, 0], "quantized": [0, 0, 6], "partitioned": [0, 0, 6]}
+    # Each tensor is quantized once for all products that read it: inputs, weights and gradients of two layers.
+    assert len(re.findall(r"scaled\.quantize", fast.ir("quantized"))) == 6
+    names = [path.name for path in fast.ir_dump(tmp_path / "ir")]
+    assert names[:2] == ["graph0_00_traced.mlir", "graph0_01_scaled-raise-gemms.mlir"]
+    with pytest.raises(SteelyardError, match="stage must be one of traced, raised, quantized, fused, partitioned"):
+        fast.ir("lowered")
+
+
+def test_what_cannot_be_compiled_is_refused():
+    with pytest.raises(UnsupportedModelError, match="takes a function, got int"):
+        sj.compile(3, "mxfp8")
+    with pytest.raises(RecipeError, match="recipe mxfp4 must have formats that JAX has kernels for"):
+        sj.compile(mlp, "mxfp4")
+    with pytest.raises(RecipeError, match="parameters must be numbers of arguments"):
+        sj.compile(mlp, "mxfp8", parameters="first")
+    with pytest.raises(RecipeError, match="overrides must map patterns"):
+        sj.compile(mlp, "mxfp8", overrides=["up"])
+
+    def stateful(parameters, ref):
+        ref[...] = ref[...] @ parameters["kernel"]
+        return ref[...]
+
+    with pytest.raises(UnsupportedModelError, match="the function must be pure but for debug and io callbacks"):
+        sj.compile(stateful, "mxfp8")({"kernel": normal(1, WIDTH, WIDTH)}, jax.new_ref(X))
+
+
+def test_debug_prints_are_kept_in_the_forward(capfd):
+    def fn(parameters, x):
+        jax.debug.print("first {}", x[0, 0, 0])
+        return mlp(parameters, x)
+
+    jax.jit(jax.grad(loss_of(sj.compile(fn, "mxfp8"))))(mlp_parameters(), jnp.full_like(X, 2.5))
+    jax.effects_barrier()
+    assert capfd.readouterr().out.count("first 2.5") == 1
+
+
+def test_flags_are_static_and_keywords_work():
+    def fn(parameters, x, *, double=False):
+        return mlp(parameters, x) * (2 if double else 1)
+
+    fast = sj.compile(fn, "mxfp8")
+    once, twice = fast(mlp_parameters(), X), fast(mlp_parameters(), X, double=True)
+    assert_same(twice, 2 * once)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "recipe", ["fp8-current", "fp8-block", "mxfp8", NEAREST], ids=lambda recipe: recipes.get(recipe).name
+)
+def test_kernels_agree_with_the_reference_path(recipe):
+    results = []
+    for path in ("native", "reference"):
+        with sj.use_path(path):
+            fast = sj.compile(mlp, recipe)
+            results.append(jax.jit(jax.value_and_grad(loss_of(fast)))(mlp_parameters(), X))
+    assert difference(*results) < 1e-6
