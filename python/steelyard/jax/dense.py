@@ -11,6 +11,7 @@ from steelyard.jax.arguments import check_array, check_source, is_array
 from steelyard.jax.operations import product
 from steelyard.jax.quantizers import QuantizerSet
 from steelyard.jax.tensor import AbstractBaseTensor1x, NoScaleTensor, ScaledTensor1x
+from steelyard.jax.varying import largest_over, summed_over
 
 
 def dense(
@@ -43,7 +44,7 @@ def _check(x, kernel, bias, quantizer_set) -> None:
 
 
 class _Saved(NamedTuple):
-    """What the backward reads; empty arrays carry dtypes."""
+    """What the backward reads; empty arrays carry dtypes and, in a shard_map, the devices that inputs vary over."""
 
     x: AbstractBaseTensor1x
     kernel: AbstractBaseTensor1x
@@ -72,8 +73,7 @@ def _forward(x, kernel, bias, quantizers: QuantizerSet):
         "dequantized": (x_row, kernel_col),
     }[quantizers.backward]
     amaxes = _amax(x_row, x_col), _amax(kernel_row, kernel_col)
-    bias_like = None if bias is None else jnp.zeros((0,), bias.dtype)
-    likes = jnp.zeros((0,), x.dtype), jnp.zeros((0,), kernel.dtype), bias_like
+    likes = _empty(x), _empty(kernel), None if bias is None else _empty(bias)
     return y, _Saved(saved_x, saved_kernel, quantizers, amaxes, *likes)
 
 
@@ -86,11 +86,23 @@ def _backward(saved: _Saved, dy: jax.Array):
     dy_row, dy_col = quantizers.dgrad.quantize(dy, rng=rng)
     dx = product(dy_row, _transposed(kernel), out_dtype=saved.x_like.dtype)
     dkernel = product(_transposed(x), dy_col, out_dtype=saved.kernel_like.dtype)
-    dbias = None if saved.bias_like is None else jnp.sum(dy, axis=0, dtype=jnp.float32).astype(saved.bias_like.dtype)
-    return dx, dkernel, dbias, quantizers.updated(saved.amaxes[0], saved.amaxes[1], _amax(dy_row, dy_col))
+    dx, dkernel = summed_over(dx, saved.x_like), summed_over(dkernel, saved.kernel_like)
+    dbias = None
+    if saved.bias_like is not None:
+        total = summed_over(jnp.sum(dy, axis=0, dtype=jnp.float32), saved.bias_like)
+        dbias = total.astype(saved.bias_like.dtype)
+    amaxes = (*saved.amaxes, _amax(dy_row, dy_col))
+    state = (quantizers.x.scale, quantizers.kernel.scale, quantizers.dgrad.scale)
+    pairs = zip(amaxes, state, strict=True)
+    whole = [amax if amax is None or scale is None else largest_over(amax, scale) for amax, scale in pairs]
+    return dx, dkernel, dbias, quantizers.updated(*whole)
 
 
 _dense.defvjp(_forward, _backward)
+
+
+def _empty(array: jax.Array) -> jax.Array:
+    return array.reshape(-1)[:0]
 
 
 def _transposed(tensor: AbstractBaseTensor1x) -> AbstractBaseTensor1x:

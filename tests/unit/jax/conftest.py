@@ -5,7 +5,7 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # JAX reads this when it makes its first array, which no other conftest does.
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
 tests = Path(__file__).parents[2]
 sys.path[:0] = [str(Path(__file__).parent), str(tests / "runtime")]
 

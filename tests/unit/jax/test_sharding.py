@@ -21,8 +21,8 @@ X = matrix(256, 512, special=False, spread=2.0)
 
 @pytest.fixture(scope="module")
 def mesh():
-    assert jax.device_count() == 2, "these tests need two host devices; run them in a process of their own"
-    return jax.make_mesh((2,), ("devices",), axis_types=(AxisType.Auto,))
+    assert jax.device_count() == 4, "these tests need four host devices; run them in a process of their own"
+    return jax.make_mesh((2,), ("devices",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
 
 
 def place(array, mesh, spec) -> jax.Array:
@@ -134,3 +134,27 @@ def test_shards_of_a_shard_map_are_tensors_of_their_own(mesh):
     mapped = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=ROWS, out_specs=ROWS))
     expected = sj.quantize(jnp.asarray(X), ScalingMode.MXFP8_1D_SCALING).dequantize()
     assert_same_leaves(mapped(jnp.asarray(X)), expected)
+
+
+@pytest.mark.parametrize("name", ["fp8-delayed", "mxfp8"])
+def test_a_replicated_kernel_has_the_gradients_of_all_shards(name, mesh):
+    recipe = DelayedScaling(amax_history_len=2) if name == "fp8-delayed" else recipes.get(name)
+    quantizers = sj.QuantizerSet.from_recipe(recipe)
+    kernel, bias, x = (jnp.asarray(matrix(*size, special=False, spread=0.5)) for size in ((64, 32), (1, 32), (64, 64)))
+
+    def total(x, kernel, bias, quantizers):
+        return jnp.sum(sj.dense(x, kernel, bias[0], quantizers) ** 2)
+
+    def sharded(*arguments):
+        local = jax.shard_map(
+            lambda *a: jax.lax.psum(total(*a), "devices"), mesh=mesh, in_specs=(ROWS, P(), P(), P()), out_specs=P()
+        )
+        return local(*arguments)
+
+    dkernel, dbias, moved = jax.jit(jax.grad(sharded, argnums=(1, 2, 3)))(x, kernel, bias, quantizers)
+    alone = [jax.grad(total, argnums=(1, 2, 3))(half, kernel, bias, quantizers) for half in jnp.split(x, 2)]
+    np.testing.assert_allclose(dkernel, alone[0][0] + alone[1][0], rtol=1e-6)
+    np.testing.assert_allclose(dbias, alone[0][1] + alone[1][1], rtol=1e-5)
+    if name == "fp8-delayed":
+        assert float(moved.x.amax_history[-1]) == max(float(each[2].x.amax_history[-1]) for each in alone)
+        assert float(moved.dgrad.amax_history[-1]) == max(float(each[2].dgrad.amax_history[-1]) for each in alone)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 _WRAPPERS = ("value", "raw_value")
 """How the variables of flax.nnx call the array that they hold."""
 _PLAIN = ("kernel", "weight", "embedding", "w")
-"""What modules call their only matrix: it has the name of the layer."""
+"""What modules call their matrix: it has the name of the layer."""
 _COLLECTION = "params"
 
 
@@ -26,19 +26,18 @@ def parameters_of(paths: Sequence[tuple[Any, ...]], leaves: Sequence[Any], argum
     """The parameters among the leaves of one argument of a function; None for leaves that are no floats.
 
     A parameter is named by its path. Its layer is the module that holds it, if it is that module's kernel, weight,
-    embedding or w and its only matrix, and the whole path otherwise.
+    embedding or w, and the whole path otherwise.
     """
     names = [_name(path) for path in paths]
-    matrices = Counter(name[:-1] for name, leaf in zip(names, leaves, strict=True) if getattr(leaf, "ndim", 0) > 1)
+    plain = Counter(name[:-1] for name in names if name[-1:] and name[-1] in _PLAIN)
     return [
-        _parameter(name, argument, matrices) if _is_float(leaf) else None
-        for name, leaf in zip(names, leaves, strict=True)
+        _parameter(name, argument, plain) if _is_float(leaf) else None for name, leaf in zip(names, leaves, strict=True)
     ]
 
 
-def _parameter(name: tuple[str, ...], argument: str, matrices: Counter[tuple[str, ...]]) -> Parameter:
+def _parameter(name: tuple[str, ...], argument: str, plain: Counter[tuple[str, ...]]) -> Parameter:
     path = ".".join(name) or argument
-    if len(name) > 1 and name[-1] in _PLAIN and matrices[name[:-1]] == 1:
+    if len(name) > 1 and name[-1] in _PLAIN and plain[name[:-1]] == 1:
         return Parameter(path, ".".join(name[:-1]))
     return Parameter(path, path)
 

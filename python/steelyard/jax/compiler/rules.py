@@ -15,8 +15,9 @@ from steelyard.formats.gemms import OPERAND_USAGES
 from steelyard.ir.stablehlo_ops import RESHAPE, TRANSPOSE, permutation_of
 from steelyard.ir.torch_ops import defining_op
 from steelyard.jax import packed, primitives, quantizers, random
-from steelyard.jax.compiler.values import Copy, Packed, Quantized, float_dtype, reduced_to, shape_of
+from steelyard.jax.compiler.values import Copy, Packed, Quantized, float_dtype, shape_of
 from steelyard.jax.copies import CopySpec
+from steelyard.jax.varying import largest_over
 
 Rule = Callable[[ir.Operation, list[Any]], list[Any]]
 _REDUCED = {"fprop": ((1,), (1,)), "dgrad": ((1,), (0,)), "wgrad": ((0,), (0,))}
@@ -127,7 +128,7 @@ def _update_scale(op: ir.Operation, operands: list[Any]) -> list[Any]:
     # The scales of the trips of a loop are a vector, and their histories columns.
     for _ in range(scale.ndim):
         update = jax.vmap(update, in_axes=(0, 1, 0), out_axes=(0, 1))
-    return list(update(scale, history, reduced_to(amax, scale)))
+    return list(update(scale, history, largest_over(amax, scale)))
 
 
 def _advance_rng(_: ir.Operation, operands: list[Any]) -> list[Any]:

@@ -17,8 +17,9 @@ from steelyard.jax import random
 from steelyard.jax.compiler import equations
 from steelyard.jax.compiler.importer import EQN, NUMBER, Imported
 from steelyard.jax.compiler.rules import RULES, run_quantize
-from steelyard.jax.compiler.values import reduced_to, shape_of
+from steelyard.jax.compiler.values import shape_of
 from steelyard.jax.internals import axes_of, bind
+from steelyard.jax.varying import largest_over
 
 _VIEWS, _QUANTIZE = (TRANSPOSE, RESHAPE), "scaled.quantize"
 
@@ -165,7 +166,7 @@ class _BodyCall:
             # A branch that did not run has no amax, which is 0.
             found = [amaxes.get(each, jnp.zeros_like(scale)) for each, scale in zip(self._made, scales, strict=True)]
             if self._eqn.primitive.name == "shard_map":
-                found = [reduced_to(amax, scale) for amax, scale in zip(found, scales, strict=True)]
+                found = [largest_over(amax, scale) for amax, scale in zip(found, scales, strict=True)]
             return [*plain, *found]
 
         return run

@@ -77,9 +77,3 @@ def shape_of(type_: ir.Type) -> tuple[int, ...]:
 def float_dtype(type_: ir.Type) -> Any:
     """The dtype of a high-precision tensor type."""
     return _FLOATS[str(ir.RankedTensorType(type_).element_type)]
-
-
-def reduced_to(value: jax.Array, like: jax.Array) -> jax.Array:
-    """The largest of a value over the devices that it varies over inside of a shard_map and another does not."""
-    axes = jax.typeof(value).manual_axis_type.varying - jax.typeof(like).manual_axis_type.varying
-    return jax.lax.pmax(value, tuple(sorted(axes, key=str))) if axes else value

@@ -1,0 +1,149 @@
+"""Compiled functions under JAX's transformations, and functions that use them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compiled_cases import WIDTH, assert_same, difference, loss_of, mlp, mlp_parameters, normal, stack, stack_parameters
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import steelyard.jax as sj
+from steelyard.recipes import DelayedScaling
+
+X = normal(0, 4, 32, WIDTH)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """The value and gradients of the compiled network, under jit alone."""
+    return jax.jit(jax.value_and_grad(loss_of(sj.compile(mlp, "mxfp8"))))(mlp_parameters(), X)
+
+
+def test_gradients_inside_are_those_outside(expected):
+    inside = sj.compile(jax.value_and_grad(loss_of(mlp)), "mxfp8")
+    assert_same(jax.jit(inside)(mlp_parameters(), X), expected)
+    kinds = [(row.layer, row.kind) for row in inside.explain().rows]
+    assert kinds == [("up", "fprop"), ("down", "fprop"), ("down", "wgrad"), ("down", "dgrad"), ("up", "wgrad")]
+
+
+def test_gradients_of_loops_inside_are_those_outside():
+    inside, outside = sj.compile(jax.value_and_grad(loss_of(stack)), "mxfp8"), sj.compile(stack, "mxfp8")
+    parameters = stack_parameters()
+    found = jax.jit(inside)(parameters, X)
+    assert_same(found, jax.jit(jax.value_and_grad(loss_of(outside)))(parameters, X))
+    assert all(row.is_quantized for row in inside.explain().rows)
+
+
+def test_vmap_is_the_batch(expected):
+    fast = sj.compile(mlp, "mxfp8")
+    assert_same(jax.jit(jax.vmap(fast, (None, 0)))(mlp_parameters(), X), jax.jit(fast)(mlp_parameters(), X))
+    gradients = jax.jit(jax.vmap(jax.grad(loss_of(fast)), (None, 0)))(mlp_parameters(), X)
+    assert difference(jax.tree.map(lambda each: each.mean(0), gradients), expected[1]) < 1e-6
+
+
+def test_checkpoints_change_nothing(expected):
+    outside = jax.checkpoint(sj.compile(mlp, "mxfp8"))
+    inside = sj.compile(jax.checkpoint(mlp), "mxfp8")
+    for fast in (outside, inside):
+        assert_same(jax.jit(jax.value_and_grad(loss_of(fast)))(mlp_parameters(), X), expected)
+    # The backward quantizes inputs and weights again for the products that it repeats, and no tensor twice.
+    body = inside.ir("partitioned").split("func.func private @remat2")[1].split("func.func")[0]
+    assert body.count("scaled.quantize input") == 2
+    assert body.count("scaled.quantize weight") == 2
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", DelayedScaling(amax_history_len=2)], ids=lambda each: str(each)[:7])
+def test_branches_are_quantized_and_record_what_ran(recipe):
+    def branched(parameters, x):
+        kernel = parameters["layer"]["kernel"]
+        return lax.cond(jnp.sum(x) > 0, lambda x: x @ kernel, lambda x: 2 * x, x)
+
+    fast, parameters = sj.compile(branched, recipe), {"layer": {"kernel": normal(1, WIDTH, WIDTH) / 8}}
+    state = fast.init_state(parameters, X)
+    step = jax.jit(jax.grad(lambda p, s, x: loss_of(fast)(p, x, state=s), argnums=(0, 1)))
+    x = jnp.abs(X)
+    plain = jax.grad(loss_of(branched))(parameters, x)
+    gradients, moved = step(parameters, state, x)
+    assert difference(gradients, plain) < 0.1
+    assert all(row.is_quantized for row in fast.explain().rows)
+    if state:
+        assert float(moved["layer.input.amax_history"][-1]) == float(jnp.max(x))
+        _, unmoved = step(parameters, state, -x)
+        assert_same(unmoved, state)
+
+
+def test_loops_without_gradients_are_quantized():
+    def loop(parameters, x):
+        body = lambda carry: (carry[0] + 1, jnp.tanh(carry[1] @ parameters["layer"]["kernel"]))  # noqa: E731
+        return lax.while_loop(lambda carry: carry[0] < 3, body, (0, x))[1]
+
+    parameters = {"layer": {"kernel": normal(1, WIDTH, WIDTH) / 8}}
+    found = sj.compile(loop, "mxfp8")(parameters, X)
+    expected = X
+    for _ in range(3):
+        expected = jnp.tanh(
+            sj.dense(expected, parameters["layer"]["kernel"], None, sj.QuantizerSet.from_recipe("mxfp8"))
+        )
+    assert difference(found, expected) < 1e-6
+
+
+def test_bf16_casts_are_seen_through():
+    def half(parameters, x):
+        small = jax.tree.map(lambda each: each.astype(jnp.bfloat16), parameters)
+        return stack(small, x.astype(jnp.bfloat16)).astype(jnp.float32)
+
+    fast = sj.compile(half, "mxfp8")
+    fast.lower(stack_parameters(), X)
+    assert [(row.kind, row.is_quantized) for row in fast.explain().rows] == [
+        ("fprop", True),
+        ("wgrad", True),
+        ("dgrad", True),
+    ]
+
+
+def mesh_of(count):
+    assert jax.device_count() == 4, "these tests need four host devices; run them in a process of their own"
+    return jax.make_mesh((count,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:count])
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_sharded_batch_gives_the_gradients_of_the_whole(count, expected):
+    step = jax.jit(jax.value_and_grad(loss_of(sj.compile(mlp, "mxfp8"))))
+    x = jax.device_put(X, NamedSharding(mesh_of(count), P("data")))
+    assert difference(step(mlp_parameters(), x), expected) < 1e-6
+    assert "all-gather" not in step.lower(mlp_parameters(), x).compile().as_text()
+
+
+@pytest.mark.parametrize("spec", [P("data", None), P(None, "data")], ids=["rows", "columns"])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_sharded_weights_give_the_gradients_of_whole_ones(count, spec, expected):
+    step = jax.jit(jax.value_and_grad(loss_of(sj.compile(mlp, "mxfp8"))))
+    sharding = NamedSharding(mesh_of(count), spec)
+    parameters = jax.tree.map(lambda each: jax.device_put(each, sharding) if each.ndim > 1 else each, mlp_parameters())
+    assert difference(step(parameters, X), expected) < 1e-6
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["around", "inside"])
+@pytest.mark.parametrize("recipe", ["mxfp8", pytest.param("fp8-current", marks=pytest.mark.slow)])
+def test_each_shard_is_the_function_run_on_it_alone(recipe, inside):
+    def mapped(fn):
+        return jax.shard_map(fn, mesh=mesh_of(4), in_specs=(P(), P("data")), out_specs=P("data"))
+
+    alone, parameters = sj.compile(mlp, recipe), mlp_parameters()
+    fast = sj.compile(mapped(mlp), recipe) if inside else mapped(sj.compile(mlp, recipe))
+    expected = jnp.concatenate([alone(parameters, part) for part in jnp.split(X, 4)])
+    np.testing.assert_array_equal(jax.jit(fast)(parameters, X), expected)
+    gradients = [jax.grad(loss_of(alone))(parameters, part) for part in jnp.split(X, 4)]
+    mean = jax.tree.map(lambda *parts: sum(parts) / 4, *gradients)
+    assert difference(jax.jit(jax.grad(loss_of(fast)))(parameters, X), mean) < 1e-6
+
+
+def test_shards_record_the_largest_amax_of_all():
+    recipe = DelayedScaling(amax_history_len=2)
+    fast = sj.compile(jax.shard_map(mlp, mesh=mesh_of(4), in_specs=(P(), P("data")), out_specs=P("data")), recipe)
+    parameters, x = mlp_parameters(), X * jnp.arange(1.0, 5.0)[:, None, None]
+    state = fast.init_state(parameters, x)
+    moved = jax.jit(jax.grad(lambda s: loss_of(fast)(parameters, x, state=s)))(state)
+    assert float(moved["up.input.amax_history"][-1]) == float(jnp.max(jnp.abs(x)))
