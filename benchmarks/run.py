@@ -31,6 +31,7 @@ GROUPS = {
     "quantizers": "quantizers",
     "call": "call_overhead",
     "jax": "jax_dense",
+    "jax-compile": "jax_compile",
     "models": "whole_models",
     "experts": "experts",
     "training": "training",
