@@ -5,37 +5,55 @@ python examples/train_jax.py [--steps 200]
 
 import argparse
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import linen
-from flax.training.train_state import TrainState
+from flax.training.train_state import OVERWRITE_WITH_GRADIENT, TrainState
 
-from steelyard.jax.flax import Dense
+import steelyard.jax as sj
 
 RECIPES = (None, "fp8-delayed", "fp8-current", "fp8-block", "mxfp8", "nvfp4")
 
 
 class Network(linen.Module):
-    """Two hidden layers with a recipe; None keeps them in float32. The first and the last layer stay in float32."""
+    """Two hidden layers between a first and a last one; nothing in it knows about recipes."""
 
-    recipe: str | None
     width: int = 128
 
     @linen.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        x = linen.gelu(linen.Dense(self.width)(x))
-        for _ in range(2):
-            layer = linen.Dense(self.width) if self.recipe is None else Dense(self.width, recipe=self.recipe)
-            x = x + linen.gelu(layer(x))
-        return linen.Dense(1)(x)
+        x = linen.gelu(linen.Dense(self.width, name="first")(x))
+        for i in range(2):
+            x = x + linen.gelu(linen.Dense(self.width, name=f"hidden_{i}")(x))
+        return linen.Dense(1, name="last")(x)
 
 
 def batch(key: jax.Array, size: int = 256) -> tuple[jax.Array, jax.Array]:
     """Points in the plane, and the values to learn."""
     x = jax.random.uniform(key, (size, 2), minval=-2.0, maxval=2.0)
     return x, jnp.sin(3 * x[:, :1]) * jnp.cos(2 * x[:, 1:])
+
+
+def start(recipe: str | None, steps: int) -> TrainState:
+    """The network compiled by a recipe, with its parameters; its state is where flax overwrites it with gradients."""
+    network = Network()
+    x, _ = batch(jax.random.key(1))
+    variables = network.init(jax.random.key(0), x)
+    apply: Callable[..., jax.Array] = network.apply
+    if recipe is not None:
+        fast = sj.compile(network.apply, recipe, overrides={"last": None})
+        state = fast.init_state(variables, x)
+        variables = {**variables, OVERWRITE_WITH_GRADIENT: state}
+
+        def apply(variables: dict[str, Any], x: jax.Array) -> jax.Array:
+            return fast({"params": variables["params"]}, x, state=variables[OVERWRITE_WITH_GRADIENT])
+
+    schedule = optax.cosine_decay_schedule(3e-3, steps)
+    return TrainState.create(apply_fn=apply, params=variables, tx=optax.adam(schedule))
 
 
 @jax.jit
@@ -50,10 +68,7 @@ def step(state: TrainState, key: jax.Array) -> tuple[TrainState, jax.Array]:
 
 def train(recipe: str | None, steps: int) -> list[float]:
     """The losses of a training run, with the same data for every recipe."""
-    network = Network(recipe)
-    variables = network.init(jax.random.key(0), batch(jax.random.key(1))[0])
-    schedule = optax.cosine_decay_schedule(3e-3, steps)
-    state = TrainState.create(apply_fn=network.apply, params=variables, tx=optax.adam(schedule))
+    state = start(recipe, steps)
     losses = []
     for key in jax.random.split(jax.random.key(2), steps):
         state, loss = step(state, key)

@@ -1,0 +1,84 @@
+"""Weights that are quantized once give the results of those that are quantized in every call."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compiled_cases import WIDTH, difference, loss_of, mlp, mlp_parameters, normal
+from jax_cases import to_torch
+
+import steelyard.jax as sj
+from steelyard import recipes
+from steelyard.errors import SteelyardError
+from steelyard.jax import packed, primitives
+from steelyard.jax.copies import CopySpec
+from steelyard.recipes import DelayedScaling, Role
+from steelyard.runtime import cpu
+
+X = normal(0, 5, WIDTH)
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4", pytest.param("fp8-block", marks=pytest.mark.slow)])
+def test_quantized_weights_give_the_same_results(recipe):
+    fast, parameters = sj.compile(mlp, recipe), mlp_parameters()
+    weights = fast.quantize(parameters, X)
+    assert difference(jax.jit(fast)(weights, X), fast(parameters, X)) < 1e-6
+    kernels = sum(each["kernel"].nbytes for each in parameters.values())
+    biases = sum(each["bias"].nbytes for each in parameters.values())
+    assert weights.nbytes - biases < (0.16 if recipe == "nvfp4" else 0.28) * kernels
+    assert len(weights.kept) == 2
+    many = normal(1, 3, 7, WIDTH)
+    assert difference(fast(weights, many), fast(parameters, many)) < 1e-6
+    batched = jax.vmap(fast, (None, 0))(weights, many)
+    assert difference(batched, jnp.stack([fast(weights, each) for each in many])) < 1e-6
+
+
+def test_packed_products_are_those_of_decoded_operands():
+    row, _ = recipes.get("nvfp4").schemes(Role("input", ""))
+    x, kernel = normal(0, 3, 70), normal(1, 41, 70)
+    (a, _), (b, _) = (primitives.quantize(each, row, None) for each in (x, kernel))
+    a_spec, b_spec = CopySpec(row, False, x.shape), CopySpec(row, False, kernel.shape)
+    found = packed.packed_gemm(a, a_spec, packed.pack(b, b_spec), b_spec, out_dtype=jnp.float32)
+    left, right = (
+        np.asarray(primitives.dequantize(*each, jnp.float32), np.float64) for each in ((a, a_spec), (b, b_spec))
+    )
+    bound = (70 + 8) * 2.0**-24 * (np.abs(left) @ np.abs(right).T)
+    assert (np.abs(np.asarray(found, np.float64) - left @ right.T) <= bound).all()
+
+
+def test_packed_bytes_are_those_of_torch():
+    row, _ = recipes.get("nvfp4").schemes(Role("weight", ""))
+    kernel = normal(1, 48, 80)
+    (parts, _), spec = primitives.quantize(kernel, row, None), CopySpec(row, False, (48, 80))
+    ours = np.asarray(packed.pack(parts, spec))
+    theirs = cpu.pack(cpu.quantize(to_torch(kernel), row, None)[0])
+    np.testing.assert_array_equal(ours, theirs.data.numpy())
+
+
+def test_state_of_delayed_scales_is_used():
+    fast, parameters = sj.compile(mlp, DelayedScaling(amax_history_len=1)), mlp_parameters()
+    state = fast.init_state(parameters, X)
+    state = jax.grad(lambda s: loss_of(fast)(parameters, X, state=s))(state)
+    assert float(state["up.weight.scale"]) != 1
+    weights = fast.quantize(parameters, X, state=state)
+    assert difference(fast(weights, X, state=state), fast(parameters, X, state=state)) < 1e-6
+
+
+def test_weights_for_calls_that_were_compiled_before():
+    fast, parameters = sj.compile(mlp, "mxfp8"), mlp_parameters()
+    with pytest.raises(SteelyardError, match="nothing is compiled yet for parameters like these"):
+        fast.quantize(parameters)
+    expected = fast(parameters, X)
+    assert difference(fast(fast.quantize(parameters), X), expected) < 1e-6
+
+
+def test_weights_for_other_calls_are_refused():
+    def fn(parameters, x, *, table=False):
+        kernel = parameters["layer"]["kernel"]
+        return kernel[x.astype(int)] if table else x @ kernel
+
+    parameters = {"layer": {"kernel": normal(1, WIDTH, WIDTH)}}
+    fast = sj.compile(fn, "mxfp8")
+    weights = fast.quantize(parameters, X)
+    with pytest.raises(SteelyardError, match=r"quantized for this call, .*: layer\.kernel; pass arguments like these"):
+        fast(weights, jnp.arange(4.0), table=True)
