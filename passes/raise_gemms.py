@@ -12,7 +12,7 @@ from steelyard.formats.dtypes import FLOAT_DTYPES
 from steelyard.formats.gemms import KINDS
 from steelyard.ir.attributes import HIGH_PRECISION, KIND, SWAPPED
 from steelyard.ir.locations import flops_of, layer_of
-from steelyard.ir.stablehlo_ops import as_matrix, dot_dims, permuted, reshaped, static_shape
+from steelyard.ir.stablehlo_ops import GROUP_ENDS, as_matrix, dot_dims, permuted, reshaped, static_shape
 from steelyard.ir.torch_ops import (
     cast,
     constant_number,
@@ -45,7 +45,8 @@ def raise_gemms(module: ir.Operation) -> None:
     one. The layer's name comes from the location. No later pass looks at the spellings of a frontend.
 
     A `stablehlo.dot_general` without batch dims becomes the product of two matrices, of the kind and in the layer that
-    the frontend knows (`scaled.kind`). Without that, it is a product with a parameter, whose name names the layer.
+    the frontend knows (`scaled.kind`). Without that, it is a product with a parameter, whose name names the layer. A
+    `jax.ragged_dot_general` becomes a `scaled.grouped_matmul`.
 
     A bmm with one batch entry, which is what an einsum with a parameter becomes, has no batch dims. A parameter on the
     left becomes the second operand of the transposed product. The products of experts, by torch's grouped_mm or by that
@@ -154,6 +155,33 @@ def _raise_dot(op: ir.Operation) -> ir.Value:
     return permuted(product, [*range(count, total), *range(count)]) if swapped else product
 
 
+def _raise_ragged(op: ir.Operation) -> ir.Value:
+    """The products of experts of JAX, whose groups are known by their sizes, of a kind that the frontend tells."""
+    if KIND not in op.attributes:
+        raise NotRaisedError(NO_PARAMETER)
+    kind, is_swapped = ir.StringAttr(op.attributes[KIND]).value, SWAPPED in op.attributes
+    left, right, sizes = op.operands
+    infos, groups = (_float_info(left), _float_info(right)), info_of(sizes)
+    if kind not in KINDS or groups is None or len(infos[0].shape) != 2:
+        fail(op, f"attribute '{KIND}' must be that of a product of experts, got '{kind}' of {left.type}")
+    if infos[0].dtype != infos[1].dtype:
+        raise NotRaisedError(f"operands of two dtypes, {infos[0].dtype} and {infos[1].dtype}")
+    ends = _group_ends(sizes, infos[0].group_ends(groups.shape[0]).type())
+    layer, dtype = layer_of(op.location), _float_info(op.result).dtype
+    if kind != "wgrad":
+        return grouped_matmul(left, transpose_last(right), ends, kind=kind, layer=layer, dtype=dtype).result
+    dy, x = (right, left) if is_swapped else (left, right)
+    product = grouped_matmul(dy, x, ends, kind=kind, layer=layer, dtype=dtype).result
+    return transpose_last(product) if is_swapped else product
+
+
+def _group_ends(sizes: ir.Value, type_: ir.Type) -> ir.Value:
+    """Where groups of these sizes end: one value for all products of a function, so that they share what they read."""
+    known = [use.owner.operation for use in sizes.uses if use.owner.operation.name == GROUP_ENDS]
+    # Products are raised in their order, so one that is there stands before this one.
+    return known[0].result if known else ir.Operation.create(GROUP_ENDS, [type_], [sizes]).result
+
+
 @dataclass(frozen=True)
 class _Side:
     """An operand of a `stablehlo.dot_general` without batch dims."""
@@ -210,6 +238,7 @@ _SPELLINGS: dict[str, Callable[[ir.Operation], ir.Value]] = {
     "torch.transformers.grouped_mm_fallback": _raise_grouped,
     "torch.steelyard.grouped_mm": _raise_grouped,
     "stablehlo.dot_general": _raise_dot,
+    "jax.ragged_dot_general": _raise_ragged,
 }
 _FRONTENDS = ("torch.", "jax.")
 # What the frontend makes for the arguments of an op has the op's location.

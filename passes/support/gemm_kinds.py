@@ -82,17 +82,22 @@ def _as_wgrad(product: MatmulOp, left_is_gradient: bool, forward: _Forward) -> i
 
 
 def _tell_grouped(function: ir.Operation, gradients: set[ir.Value]) -> None:
-    """Tell the products of experts: a gradient times a weight is a dgrad, and lhs of a wgrad is the gradient."""
+    """Tell the products of experts: a gradient times a weight is a dgrad, and lhs of a wgrad is the gradient.
+
+    A wgrad in the layer of a product of the forward was told by the frontend.
+    """
     products = [op.opview for op in walk_ops(function) if isinstance(op.opview, GroupedMatmulOp)]
     layers: dict[ir.Value, str] = {}
+    forward: set[str] = set()
     for product in products:
         if product.kind.value == "fprop":
             layers[flatten_root(product.lhs)] = product.layer.value
+            forward.add(product.layer.value)
     for product in products:
         with ir.InsertionPoint(product), product.location:
             if product.kind.value == "fprop" and product.lhs in gradients:
                 result = _grouped(product, product.lhs, transpose_last(product.rhs), "dgrad", product.layer.value)
-            elif product.kind.value == "wgrad":
+            elif product.kind.value == "wgrad" and product.layer.value not in forward:
                 result = _grouped_wgrad(product, gradients, layers)
             else:
                 continue

@@ -57,3 +57,18 @@ func.func @stays(%q: tensor<4x16x8xf32>, %x: tensor<16x64xf32>, %y: tensor<64x16
   "test.use"(%0, %1, %2, %3) : (tensor<4x16x16xf32>, tensor<16x16xf32>, tensor<16x16xf32>, tensor<4x16x8xf32>) -> ()
   return
 }
+
+// Experts: the sizes of their groups give their ends.
+// CHECK-LABEL: func.func @experts
+// CHECK: %[[ENDS:.*]] = "jax.group_ends"(%arg2) : (tensor<4xi32>) -> tensor<4xi32>
+// CHECK: %[[W:.*]] = stablehlo.transpose %arg1, dims = [0, 2, 1]
+// CHECK: scaled.grouped_matmul fprop %arg0, %[[W]] ends(%[[ENDS]]) at "experts.up"
+// CHECK: scaled.grouped_matmul dgrad %arg3, %[[W]] ends(%[[ENDS]]) at "experts.up"
+// CHECK: %[[DW:.*]] = scaled.grouped_matmul wgrad %arg3, %arg0 ends(%[[ENDS]]) at "experts.up"
+// CHECK: stablehlo.transpose %[[DW]], dims = [0, 2, 1]
+func.func @experts(%x: tensor<48x64xf32>, %w: tensor<4x64x32xf32> {scaled.parameter = "experts.up"}, %sizes: tensor<4xi32>, %dy: tensor<48x32xf32> {scaled.tangent}) -> (tensor<48x32xf32>, tensor<48x64xf32>, tensor<4x64x32xf32>) {
+  %y = "jax.ragged_dot_general"(%x, %w, %sizes) {scaled.kind = "fprop"} : (tensor<48x64xf32>, tensor<4x64x32xf32>, tensor<4xi32>) -> tensor<48x32xf32> loc("experts.up")
+  %dx = "jax.ragged_dot_general"(%dy, %w, %sizes) {scaled.kind = "dgrad"} : (tensor<48x32xf32>, tensor<4x64x32xf32>, tensor<4xi32>) -> tensor<48x64xf32> loc("experts.up")
+  %dw = "jax.ragged_dot_general"(%x, %dy, %sizes) {scaled.kind = "wgrad", scaled.swapped} : (tensor<48x64xf32>, tensor<48x32xf32>, tensor<4xi32>) -> tensor<4x64x32xf32> loc("experts.up")
+  return %y, %dx, %dw : tensor<48x32xf32>, tensor<48x64xf32>, tensor<4x64x32xf32>
+}

@@ -76,7 +76,7 @@ KIND = _fact(
 )
 SWAPPED = _fact(
     "scaled.swapped",
-    "stablehlo.dot_general",
+    "stablehlo.dot_general jax.ragged_dot_general",
     "unit",
     _ALL,
     "The op multiplies the operands of that product in the other order.",

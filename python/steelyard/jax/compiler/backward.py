@@ -52,6 +52,21 @@ def body_gradients(eqn: Any, body: equations.Body, operands: list[bool], by_name
     return flags
 
 
+def kind_of_ragged_dot(eqn: Any, gradients: list[bool]) -> tuple[str, bool] | None:
+    """The same of a product of experts: rows [S, K] times [E, K, N], or what JAX makes of that for its gradients."""
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    (reduced, batch), ragged = numbers.dot_dimension_numbers, tuple(numbers.lhs_ragged_dimensions)
+    left, right = (tuple(dims) for dims in reduced)
+    if any(batch) or ragged != (0,) or eqn.params["group_offset"] is not None or len(eqn.invars) != 3:
+        return None
+    if tuple(numbers.rhs_group_dimensions) != (0,):
+        is_wgrad = (left, right) == ((0,), (0,)) and sum(gradients[:2]) == 1
+        return ("wgrad", gradients[1]) if is_wgrad else None
+    if (left, right) == ((1,), (1,)) and not any(gradients):
+        return "fprop", False
+    return ("dgrad", False) if (left, right) == ((1,), (2,)) and gradients[0] else None
+
+
 def kind_of_dot(eqn: Any, mark: Mark, gradients: list[bool]) -> tuple[str, bool] | None:
     """The kind of a marked dot, and whether its operands are in the other order; None where it is none of the three.
 

@@ -20,7 +20,7 @@ from steelyard.ir.locations import flops_location, with_layer
 from steelyard.ir.stablehlo_ops import DOT, RESHAPE, TRANSPOSE, DotDims
 from steelyard.ir.torch_ops import LITERAL, info_of, parameter_of, view_root
 from steelyard.jax.compiler import equations
-from steelyard.jax.compiler.backward import body_gradients, gradient_variables, kind_of_dot
+from steelyard.jax.compiler.backward import body_gradients, gradient_variables, kind_of_dot, kind_of_ragged_dot
 from steelyard.jax.compiler.marks import is_view, mark_of, scopes_of
 from steelyard.jax.compiler.parameters import Parameter
 from steelyard.jax.internals import NameStack, source_of
@@ -196,7 +196,7 @@ class _Importer:
                 attributes[TRIPS] = _integer(trips)
         with self._location(eqn, scope, stack):
             made = self._op(eqn, operands, attributes)
-        if eqn.primitive.name == equations.DOT:
+        if eqn.primitive.name in (equations.DOT, equations.RAGGED_DOT):
             self._tell(eqn, made, scope, stack)
         scope.values.update(zip(eqn.outvars, made.results, strict=True))
         names = None if self._is_training else stack
@@ -216,6 +216,11 @@ class _Importer:
         """Say which product of its layer a dot is, if it is one; dots without a mark are looked at later."""
         is_gradient = [not isinstance(atom, jex.Literal) and atom in scope.gradients for atom in eqn.invars]
         mark = mark_of(stack)
+        if eqn.primitive.name == equations.RAGGED_DOT:
+            kind = None if mark is None else kind_of_ragged_dot(eqn, is_gradient)
+            if kind is not None:
+                _set_kind(op, *kind)
+            return
         kind = None if mark is None else kind_of_dot(eqn, mark, is_gradient)
         if kind is not None:
             _set_kind(op, *kind)

@@ -12,9 +12,10 @@ from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.types import scaled_info_of
 from steelyard.errors import UnsupportedModelError
 from steelyard.formats.gemms import OPERAND_USAGES
-from steelyard.ir.stablehlo_ops import RESHAPE, TRANSPOSE, permutation_of
+from steelyard.ir.stablehlo_ops import GROUP_ENDS, RESHAPE, TRANSPOSE, permutation_of
 from steelyard.ir.torch_ops import defining_op
 from steelyard.jax import packed, primitives, quantizers, random
+from steelyard.jax.compiler import experts
 from steelyard.jax.compiler.values import Copy, Packed, Quantized, float_dtype, shape_of
 from steelyard.jax.copies import CopySpec
 from steelyard.jax.varying import largest_over
@@ -28,8 +29,11 @@ def run_quantize(op: ir.Operation, operands: list[Any], *, in_place: bool) -> li
     """Run a `scaled.quantize`; `in_place` reads the kernel [K, N] that it quantizes the transpose of where it lies."""
     view = op.opview
     given = iter(operands[1:])
-    scale, rng = (None if getattr(view, name) is None else next(given) for name in ("scale", "rng"))
+    scale, rng, ends = (None if getattr(view, name) is None else next(given) for name in ("scale", "rng", "ends"))
     info = scaled_info_of(view.result)
+    if info.groups:
+        made = experts.quantize(operands[0], info, ends, scale=scale, rng=rng, in_place=in_place)
+        return [made] if view.new_amax is None else [made, made.amaxes]
     if in_place and _is_transpose(view.source) and not any(scheme.rht for scheme in info.schemes):
         # The copies of the transpose are the kernel's own, the other way round.
         row, col = (quantizers.flipped(scheme) for scheme in (info.col, info.row))
@@ -82,8 +86,10 @@ def _packed_gemm(lhs: Any, usage: str, weight: Packed, dtype: Any) -> jax.Array:
     return packed.packed_gemm(a.parts, a.spec, weight.data, weight.spec, out_dtype=dtype)
 
 
-def _pack(_: ir.Operation, operands: list[Any]) -> list[Any]:
-    """Pack the copies of a weight that this platform has a packed form for."""
+def _pack(op: ir.Operation, operands: list[Any]) -> list[Any]:
+    """Pack the copies of a weight that this platform has a packed form for; JAX's products of experts read none."""
+    if scaled_info_of(op.result).groups:
+        return operands
 
     def made(copy: Any) -> Any:
         is_packed = copy is not None and packed.is_packed_by(copy.spec.scheme)
@@ -149,6 +155,9 @@ def _reshape(op: ir.Operation, operands: list[Any]) -> list[Any]:
 
 RULES: dict[str, Rule] = {
     "scaled.gemm": _gemm,
+    "scaled.grouped_gemm": experts.run_gemm,
+    "scaled.grouped_matmul": experts.run_matmul,
+    GROUP_ENDS: experts.run_group_ends,
     "scaled.pack": _pack,
     "scaled.matmul": _matmul,
     "scaled.dequantize": _dequantize,

@@ -60,10 +60,15 @@ class Quantized(Node):
     @property
     def amax(self) -> jax.Array:
         """The amax of the tensor, of a scheme that has one scale."""
+        return self.amaxes.reshape(())
+
+    @property
+    def amaxes(self) -> jax.Array:
+        """The same of each group of a tensor in groups."""
         copy = self.columnwise if self.rowwise is None else self.rowwise
         assert isinstance(copy, Copy)
         assert copy.parts.amax is not None
-        return copy.parts.amax.reshape(())
+        return copy.parts.amax.reshape(-1)
 
 
 _FLOATS = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
