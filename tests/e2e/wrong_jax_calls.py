@@ -59,6 +59,8 @@ def jax_calls() -> Iterator[Call]:
     yield Call("jax.dense", always(steelyard_jax.dense), [array, always(KERNEL), always(jnp.ones(32)), quantizers])
     kernels = always(jnp.ones((2, 64, 32)))
     yield Call("jax.grouped_dense", always(steelyard_jax.grouped_dense), [array, kernels, sizes, none, quantizers])
+    options = {"overrides": always({"layer": None}), "parameters": always(0)}
+    yield Call("jax.compile", always(steelyard_jax.compile), [always(lambda p, x: x @ p), always("mxfp8")], options)
     yield from _tensor_calls()
     yield from _quantizer_calls()
 

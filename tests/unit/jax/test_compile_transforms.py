@@ -10,6 +10,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import steelyard.jax as sj
+from steelyard.errors import RecipeError
 from steelyard.recipes import DelayedScaling
 
 X = normal(0, 4, 32, WIDTH)
@@ -26,6 +27,14 @@ def test_gradients_inside_are_those_outside(expected):
     assert_same(jax.jit(inside)(mlp_parameters(), X), expected)
     kinds = [(row.layer, row.kind) for row in inside.explain().rows]
     assert kinds == [("up", "fprop"), ("down", "fprop"), ("down", "wgrad"), ("down", "dgrad"), ("up", "wgrad")]
+
+
+def test_gradients_inside_are_refused_for_recipes_with_state():
+    inside = sj.compile(jax.grad(loss_of(mlp)), "nvfp4")
+    with pytest.raises(
+        RecipeError, match="recipe nvfp4 has state, which a function that takes gradients itself does not"
+    ):
+        inside(mlp_parameters(), X)
 
 
 def test_gradients_of_loops_inside_are_those_outside():

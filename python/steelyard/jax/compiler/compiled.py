@@ -53,10 +53,11 @@ def compile(
     """
     if not callable(fn):
         raise UnsupportedModelError(f"steelyard.jax.compile takes a function, got {type(fn).__name__}")
-    numbers = (parameters,) if isinstance(parameters, int) else tuple(parameters)
+    numbers = tuple(parameters) if isinstance(parameters, tuple | list) else (parameters,)
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise RecipeError(f"parameters must be numbers of arguments, got {shown(parameters)}")
-    if overrides is not None and not isinstance(overrides, Mapping):
+    is_mapping = overrides is None or isinstance(overrides, Mapping)
+    if not is_mapping or not all(isinstance(pattern, str) for pattern in overrides or ()):
         raise RecipeError(f"overrides must map patterns of layer names to recipes, got {shown(overrides)}")
     chosen = recipes.Overrides({k: None if v is None else _checked(v) for k, v in (overrides or {}).items()})
     return CompiledFunction(fn, _checked(recipe), chosen, numbers)
@@ -75,6 +76,14 @@ def _checked(recipe: str | recipes.Recipe) -> recipes.Recipe:
                 f"{scheme.block} with {scheme.source} {scheme.scale} scales; use one of {', '.join(RECIPES)}"
             )
     return found
+
+
+def _checked_state(state: Any) -> State:
+    if state is None:
+        return {}
+    if not isinstance(state, Mapping):
+        raise RecipeError(f"state must be what init_state returns, or its gradient, got {type(state).__name__}")
+    return dict(state)
 
 
 @dataclass(frozen=True)
@@ -122,7 +131,7 @@ class CompiledFunction:
         self.__doc__ = fn.__doc__
 
     def __call__(self, *args: Any, state: State | None = None, **kwargs: Any) -> Any:
-        state = {} if state is None else state
+        state = _checked_state(state)
         weights = next(
             (args[i] for i in self._parameters if i < len(args) if isinstance(args[i], QuantizedWeights)), None
         )
@@ -158,7 +167,7 @@ class CompiledFunction:
         read: set[int] = set()
         for program in programs:
             whole = [*leaves, *[None] * (len(program.avals) - len(leaves))]
-            made, numbers = program.quantize(whole, {} if state is None else state)
+            made, numbers = program.quantize(whole, _checked_state(state))
             weights |= made
             read |= numbers
         kept = {i: leaf for i, leaf in enumerate(leaves) if i in read}

@@ -10,9 +10,9 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from torch_mlir import ir
 
-from steelyard.errors import SteelyardError
+from steelyard.errors import RecipeError, SteelyardError
 from steelyard.ir.attributes import PRIMAL, SAVED, SOURCES, STATE, TANGENT, WEIGHT
-from steelyard.ir.bodies import result_states
+from steelyard.ir.bodies import argument_states, result_states
 from steelyard.ir.functions import argument_attributes
 from steelyard.ir.weights import weight_key
 from steelyard.jax import native
@@ -124,7 +124,14 @@ class Program:
     def inference(self) -> Compilation:
         """The program without gradients."""
         signature = Signature(self.parameters, [False] * len(self.avals), [None] * len(self._outs))
-        return Compilation(Source(self._closed, signature, self._recipe, self._overrides))
+        made = Compilation(Source(self._closed, signature, self._recipe, self._overrides))
+        takes_gradients = any(row.kind in ("dgrad", "wgrad") for row in made.rows)
+        if takes_gradients and any(argument_states(made.runner.functions[_MAIN])):
+            raise RecipeError(
+                f"recipe {self._recipe.name} has state, which a function that takes gradients itself does not hand on; "
+                "compile the function that it differentiates, and take the gradient of that"
+            )
+        return made
 
     @cached_property
     def serving(self) -> Compilation:
