@@ -9,11 +9,10 @@ from steelyard.dialect.quantize import QuantizeOp, StoredOp, quantize
 from steelyard.dialect.types import scaled_info_of
 from steelyard.formats.gemms import OPERAND_USAGES, ROWWISE
 from steelyard.ir.attributes import GRADIENT, PARAMETER, SOURCES, WEIGHT
-from steelyard.ir.functions import add_argument, functions_of, is_private, make_private_function, result_attributes
-from steelyard.ir.stored import is_transpose
-from steelyard.ir.torch_ops import defining_op, erase_unused_views, parameter_of, view_root, walk_ops
-from steelyard.ir.weights import WeightForm, describe_weight
+from steelyard.ir.functions import add_argument, functions_of, is_private, result_attributes
+from steelyard.ir.torch_ops import erase_unused_views, parameter_of, view_root, walk_ops
 from steelyard.passes.pipeline.registry import register_pass
+from steelyard.passes.support.weight_functions import is_of_parameter, make_weight_function, quantization_of
 
 _RIGHT = 1
 """Which operand of a GEMM a weight is."""
@@ -46,7 +45,7 @@ def hoist_weights(module: ir.Operation) -> None:
                 count += 1
         for op in walk_ops(function):
             view = op.opview
-            if isinstance(view, QuantizeOp | StoredOp) and _is_of_parameter(view):
+            if isinstance(view, QuantizeOp | StoredOp) and is_of_parameter(view):
                 for part in _by_usage(view, trained) if isinstance(view, QuantizeOp) else [view]:
                     _hoist(module, part, f"weight_{count}")
                     count += 1
@@ -76,35 +75,18 @@ def _by_usage(op: QuantizeOp, trained: set[ir.Attribute]) -> list[QuantizeOp]:
     return [row, col]
 
 
-def _is_of_parameter(op: QuantizeOp | StoredOp) -> bool:
-    if (isinstance(op, QuantizeOp) and op.rng is not None) or parameter_of(op.source) is None:
-        return False
-    return all(isinstance(operand, ir.BlockArgument) for operand in list(op.operands)[1:])
-
-
 def _is_of_weight(op: MeasureQuantizeOp) -> bool:
-    maker = defining_op(op.quantized)
-    return maker is not None and isinstance(maker.opview, QuantizeOp) and _is_of_parameter(maker.opview)
+    maker = quantization_of(op)
+    return isinstance(maker, QuantizeOp) and is_of_parameter(maker)
 
 
 def _hoist(module: ir.Operation, op: QuantizeOp | StoredOp | MeasureQuantizeOp, name: str) -> None:
-    quantized = op
-    if isinstance(op, MeasureQuantizeOp):
-        maker = defining_op(op.quantized)
-        assert maker is not None
-        quantized = maker.opview
-    assert isinstance(quantized, QuantizeOp | StoredOp)
+    quantized = quantization_of(op)
+    assert quantized is not None
     source = ir.BlockArgument(view_root(quantized.source))
     parameter = parameter_of(quantized.source)
     assert parameter is not None
-    arguments = [source, *(ir.BlockArgument(operand) for operand in list(quantized.operands)[1:])]
-    types = [result.type for result in op.results]
-    block = make_private_function(module, name, arguments, types, op.location)
-    with ir.InsertionPoint(block):
-        copies: dict[ir.Value, ir.Value] = dict(zip(arguments, block.arguments, strict=True))
-        results = [_clone_slice(result, copies) for result in op.results]
-        ir.Operation.create("func.return", operands=results, loc=op.location)
-    describe_weight(block.owner, None if isinstance(op, MeasureQuantizeOp) else _form(op))
+    arguments = make_weight_function(module, op, name)
     attributes: dict[str, ir.Attribute] = {
         PARAMETER: ir.StringAttr.get(parameter),
         WEIGHT: ir.FlatSymbolRefAttr.get(name),
@@ -115,30 +97,3 @@ def _hoist(module: ir.Operation, op: QuantizeOp | StoredOp | MeasureQuantizeOp, 
     viewed = quantized.source
     op.operation.erase()
     erase_unused_views(viewed)
-
-
-def _form(op: QuantizeOp | StoredOp) -> WeightForm | None:
-    """What a parameter that is quantized already must hold to be the result; None where no parameter can be."""
-    info = scaled_info_of(op.result)
-    is_transposed = is_transpose(op.source)
-    has_amax = isinstance(op, QuantizeOp) and op.new_amax is not None
-    if info.row is None or info.col is not None or info.row.custom or has_amax or is_transposed is None:
-        return None
-    if len(info.shape) != (3 if info.groups else 2):
-        return None
-    return WeightForm(info.row, is_transposed)
-
-
-def _clone_slice(value: ir.Value, copies: dict[ir.Value, ir.Value]) -> ir.Value:
-    """Copy the op that makes a value, and those that make its operands; returns the copy's value."""
-    if value in copies:
-        return copies[value]
-    op = defining_op(value)
-    assert op is not None, "a quantized parameter depends on nothing but the parameter and its state"
-    operands = [_clone_slice(operand, copies) for operand in op.operands]
-    clone = op.clone()
-    for index, operand in enumerate(operands):
-        clone.operands[index] = operand
-    for old, new in zip(op.results, clone.results, strict=True):
-        copies[old] = new
-    return copies[value]

@@ -90,10 +90,11 @@ BODIES = _fact(
 )
 TRIPS = _fact(
     "scaled.trips",
-    "op",
+    "op argument",
     "integer",
     _ALL,
-    "How often the op runs its body. Operands and results that a pass adds have a first dim of this size.",
+    "How often the op runs its body. Operands and results that a pass adds have a first dim of this size; so has a "
+    "weight that it is on.",
 )
 TRAINED = _fact(
     "scaled.trained",

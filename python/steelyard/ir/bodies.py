@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from torch_mlir import ir
 
-from steelyard.ir.attributes import BODIES, STATE, TRIPS
+from steelyard.ir.attributes import BODIES, STATE, TRIPS, WEIGHT
 from steelyard.ir.functions import argument_attributes, functions_of, result_attributes
 
 
@@ -53,6 +53,14 @@ def bodies_first(module: ir.Operation) -> list[ir.Operation]:
 def argument_states(function: ir.Operation) -> list[str | None]:
     """The name of the state that each argument is; None for the others."""
     return _states(argument_attributes(function))
+
+
+def added_arguments(function: ir.Operation) -> list[str | None]:
+    """The name of the state, or of the function of the weight, that each argument of a body is; None for the others."""
+    weights = [
+        ir.FlatSymbolRefAttr(own[WEIGHT]).value if WEIGHT in own else None for own in argument_attributes(function)
+    ]
+    return [state or weight for state, weight in zip(argument_states(function), weights, strict=True)]
 
 
 def result_states(function: ir.Operation) -> list[str | None]:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled_cases import WIDTH, difference, loss_of, mlp, mlp_parameters, normal
+from compiled_cases import WIDTH, difference, loss_of, mlp, mlp_parameters, normal, stack, stack_parameters
 from jax_cases import to_torch
 
 import steelyard.jax as sj
@@ -82,3 +82,14 @@ def test_weights_for_other_calls_are_refused():
     weights = fast.quantize(parameters, X)
     with pytest.raises(SteelyardError, match=r"quantized for this call, .*: layer\.kernel; pass arguments like these"):
         fast(weights, jnp.arange(4.0), table=True)
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
+def test_weights_of_layers_in_a_loop_are_quantized_once(recipe):
+    fast, parameters = sj.compile(stack, recipe), stack_parameters()
+    weights = fast.quantize(parameters, X)
+    assert not weights.kept
+    assert difference(jax.jit(fast)(weights, X), fast(parameters, X)) < 1e-6
+    program = jax.jit(fast).lower(weights, X).as_text()
+    # Inputs alone are quantized in a call.
+    assert program.count("custom_call @steelyard_quantize") == 1

@@ -18,7 +18,7 @@ from steelyard.recipes import Overrides, Recipe
 
 STAGES = ("traced", "raised", "quantized", "fused", "partitioned")
 """JAX runs what is partitioned: XLA lowers it."""
-_PACK = "scaled-pack-weights{target=cpu}"
+_PACK = "scaled-hoist-from-loops,scaled-pack-weights{target=cpu}"
 
 
 @dataclass(frozen=True)

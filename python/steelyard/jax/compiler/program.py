@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from torch_mlir import ir
 
 from steelyard.errors import RecipeError, SteelyardError
-from steelyard.ir.attributes import PRIMAL, SAVED, SOURCES, STATE, TANGENT, WEIGHT
-from steelyard.ir.bodies import argument_states, result_states
+from steelyard.ir.attributes import PRIMAL, SAVED, SOURCES, STATE, TANGENT, TRIPS, WEIGHT
+from steelyard.ir.bodies import argument_states, body_names, result_states, trips_of
 from steelyard.ir.functions import argument_attributes
 from steelyard.ir.weights import weight_key
 from steelyard.jax import native
@@ -66,8 +66,12 @@ class _Function:
         for own in self._arguments:
             if WEIGHT in own and (name := _symbol(own[WEIGHT])) not in made:
                 sources = [arguments[number] for number in ir.DenseI64ArrayAttr(own[SOURCES])]
-                made[name] = self.runner.run(name, sources)
+                make = partial(self._make_weight, name)
+                made[name] = jax.vmap(make)(*sources) if TRIPS in own else make(*sources)
         return made
+
+    def _make_weight(self, name: str, *sources: Any) -> list[Any]:
+        return self.runner.run(name, sources)
 
     @cached_property
     def weight_sources(self) -> dict[str, tuple[int, ...]]:
@@ -77,9 +81,16 @@ class _Function:
 
     @cached_property
     def read_numbers(self) -> set[int]:
-        """The arguments that its ops read, or that it returns."""
+        """The arguments that its ops read, or that it returns; what a loop takes and its body does not read is none."""
         arguments = self.runner.functions[self.name].regions[0].blocks[0].arguments
-        return {argument.arg_number for argument in arguments if next(iter(argument.uses), None) is not None}
+        return {argument.arg_number for argument in arguments if any(map(self._reads, argument.uses))}
+
+    def _reads(self, use: Any) -> bool:
+        op = use.owner.operation
+        if trips_of(op) is None:
+            return True
+        body = self.runner.functions[body_names(op)[0]].regions[0].blocks[0]
+        return any(True for _ in body.arguments[use.operand_number].uses)
 
     def run(
         self,

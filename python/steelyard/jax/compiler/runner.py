@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 from torch_mlir import ir
 
 from steelyard.ir.attributes import RNG
-from steelyard.ir.bodies import added_states, argument_states, body_names, named_functions, result_states
+from steelyard.ir.bodies import added_arguments, added_states, body_names, named_functions, result_states
 from steelyard.ir.stablehlo_ops import RESHAPE, TRANSPOSE
 from steelyard.ir.torch_ops import LITERAL
 from steelyard.jax import random
@@ -84,10 +84,15 @@ class _BodyCall:
 
     def __init__(self, runner: Runner, eqn: Any, functions: list[ir.Operation], operands: list[Any]):
         self._runner, self._eqn, self._functions = runner, eqn, functions
-        self._taken = added_states(functions, argument_states)
+        self._taken = added_states(functions, added_arguments)
         self._made = added_states(functions, result_states)
         count = len(eqn.invars)
-        self._operands, self._state = operands[:count], operands[count:]
+        # A parameter that quantized weights stand for is not there, and the body does not read it.
+        pairs = zip(eqn.invars, operands, strict=False)
+        self._operands = [_zeros(atom.aval) if value is None else value for atom, value in pairs]
+        # Weights are trees of arrays.
+        self._added = operands[count:]
+        self._state, self._tree = jax.tree.flatten(self._added)
 
     def run(self) -> list[Any]:
         return _CALLS[self._eqn.primitive.name](self)
@@ -95,8 +100,9 @@ class _BodyCall:
     def scan(self) -> list[Any]:
         """State is stacked: a loop takes it as xs and returns it as ys."""
         length = self._eqn.params["length"]
-        pairs = zip(self._taken, self._state, strict=True)
-        stacked = [random.split_words(value, jnp.arange(length)) if name == RNG else value for name, value in pairs]
+        pairs = zip(self._taken, self._added, strict=True)
+        added = [random.split_words(value, jnp.arange(length)) if name == RNG else value for name, value in pairs]
+        stacked = jax.tree.leaves(added)
         (body,) = self._bodies([jax.typeof(value).update(shape=value.shape[1:]) for value in stacked])
         params = equations.with_bodies(self._eqn, [body])
         return bind(self._eqn, [*self._operands, *stacked], params)
@@ -148,7 +154,7 @@ class _BodyCall:
     def _body(self, function: ir.Operation, count: int, state_first: bool) -> Callable[..., list[Any]]:
         """A body that takes the state of all bodies and returns what any of them returns."""
         name = ir.StringAttr(function.attributes["sym_name"]).value
-        taken = [state for state in argument_states(function) if state is not None]
+        taken = [each for each in added_arguments(function) if each is not None]
         returned = result_states(function)
 
         def run(*arguments: Any) -> list[Any]:
@@ -156,7 +162,7 @@ class _BodyCall:
             own, state = (
                 (arguments[split:], arguments[:split]) if state_first else (arguments[:split], arguments[split:])
             )
-            given = dict(zip(self._taken, state, strict=True))
+            given = dict(zip(self._taken, jax.tree.unflatten(self._tree, state), strict=True))
             results = self._runner.run(name, [*own, *(given[each] for each in taken)])
             plain = [value for value, each in zip(results, returned, strict=True) if each is None]
             amaxes = {each: value for value, each in zip(results, returned, strict=True) if each is not None}
@@ -180,6 +186,10 @@ _CALLS: dict[str, Callable[[_BodyCall], list[Any]]] = {
     "checkpoint": _BodyCall.remat,
     "shard_map": _BodyCall.shard_map,
 }
+
+
+def _zeros(aval: Any) -> jax.Array:
+    return jnp.zeros(aval.shape, aval.dtype)
 
 
 def _without_constants(closed: Any) -> tuple[Any, list[Any]]:

@@ -1,0 +1,24 @@
+// RUN: steelyard-opt %s --allow-unregistered-dialect -p 'scaled-hoist-from-loops' | FileCheck %s
+
+// The part of a parameter that each trip quantizes is quantized before the loop, for all trips.
+// CHECK-LABEL: func.func @main
+// CHECK-SAME: %[[WS:arg[0-9]+]]: !scaled.tensor<3x64x64xf32 in 3, #mxfp8_1x32> {scaled.parameter = "layer.kernel", scaled.sources = array<i64: 1>, scaled.trips = 3 : i64, scaled.weight = @weight_2}
+// CHECK: "test.loop"(%arg0, %arg1, %[[WS]])
+// CHECK-LABEL: func.func private @body
+// CHECK-SAME: %[[W:arg[0-9]+]]: !scaled.tensor<64x64xf32, #mxfp8_1x32> {scaled.weight = @weight_2}
+// CHECK: %[[X:.*]] = scaled.quantize input
+// CHECK-NOT: scaled.quantize
+// CHECK: scaled.gemm fprop %[[X]], %[[W]]
+// CHECK-LABEL: func.func private @weight_2(%arg0: tensor<64x64xf32>
+// CHECK: scaled.quantize weight
+func.func @main(%x: tensor<16x64xf32>, %w: tensor<3x64x64xf32> {scaled.parameter = "layer.kernel"}) -> tensor<16x64xf32> {
+  %y = "test.loop"(%x, %w) {scaled.bodies = [@body], scaled.trips = 3 : i64} : (tensor<16x64xf32>, tensor<3x64x64xf32>) -> tensor<16x64xf32>
+  return %y : tensor<16x64xf32>
+}
+func.func private @body(%x: tensor<16x64xf32>, %w: tensor<64x64xf32> {scaled.parameter = "layer.kernel"}) -> tensor<16x64xf32> {
+  %0 = scaled.quantize input %x : tensor<16x64xf32> -> !scaled.tensor<16x64xf32, #mxfp8_1x32>
+  %1 = stablehlo.transpose %w, dims = [1, 0] : (tensor<64x64xf32>) -> tensor<64x64xf32>
+  %2 = scaled.quantize weight %1 : tensor<64x64xf32> -> !scaled.tensor<64x64xf32, #mxfp8_1x32>
+  %y = scaled.gemm fprop %0, %2 at "layer" : !scaled.tensor<16x64xf32, #mxfp8_1x32>, !scaled.tensor<64x64xf32, #mxfp8_1x32> -> tensor<16x64xf32>
+  return %y : tensor<16x64xf32>
+}
