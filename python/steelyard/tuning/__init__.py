@@ -1,0 +1,1 @@
+"""Low precision that keeps a trained model: formats per layer, weights that compensate, distillation."""

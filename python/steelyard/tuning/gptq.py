@@ -1,0 +1,134 @@
+"""GPTQ: columns of a weight are rounded one after another, and those that remain make up for the error.
+
+What is minimized is the error of the layer's output over calibration inputs: of `x_q q^T` against `x w^T`, where x_q
+is what the layer will be given, quantized and with the errors of earlier layers, and x what the model in high precision
+gives it. With `x_q` alone this is GPTQ; `x` moves the weights first to where the output is nearest.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from steelyard.tensor.quantized_tensor import QuantizedTensor
+from steelyard.tuning.grids import Grid
+
+
+@dataclass(frozen=True)
+class Options:
+    """How weights compensate."""
+
+    damping: float = 0.01
+    """What is added to the diagonal of x_q^T x_q, as a part of its mean: more trusts calibration inputs less."""
+    order: bool = False
+    """Round the blocks of columns with the largest inputs first."""
+    follow: float = 1.0
+    """How far weights move to make up for errors of their inputs: 0 not at all, 1 as far as calibration says."""
+
+
+class Statistics:
+    """Sums over calibration inputs of a layer: x_q^T x_q, and (x - x_q)^T x_q."""
+
+    def __init__(self, columns: int):
+        self.hessian = torch.zeros(columns, columns)
+        self.shift = torch.zeros(columns, columns)
+        self.rows = 0
+
+    def add(self, given: torch.Tensor, exact: torch.Tensor) -> None:
+        """Count the rows of an input as the layer is given it, and as it is in high precision."""
+        given, exact = given.flatten(0, -2).float(), exact.flatten(0, -2).float()
+        self.hessian.addmm_(given.t(), given)
+        self.shift.addmm_((exact - given).t(), given)
+        self.rows += given.shape[0]
+
+
+@dataclass(frozen=True)
+class Compensated:
+    """A weight as codes of a format."""
+
+    grid: Grid
+    codes: torch.Tensor
+    scales: torch.Tensor
+    """As they are stored, `[rows, blocks]`."""
+    values: torch.Tensor
+    """What the codes decode to, in float32."""
+
+    def tensor(self, rows: slice, dtype: torch.dtype) -> QuantizedTensor:
+        """The quantized tensor of some of the rows."""
+        return self.grid.assemble(self.codes[rows], self.scales[rows], dtype)
+
+
+def compensate(weight: torch.Tensor, statistics: Statistics, grid: type[Grid], options: Options) -> Compensated:
+    """Round a weight, `[rows, columns]`, to a format, so that its products with calibration inputs change least."""
+    values = weight.detach().float()
+    hessian = statistics.hessian.clone()
+    diagonal = hessian.diagonal()
+    mean = diagonal.mean().clamp(min=torch.finfo(torch.float32).tiny)
+    diagonal.add_(options.damping * mean)
+    values = values + options.follow * _moved(values, hessian, statistics.shift)
+    blocks = _blocks(diagonal, grid.width, options.order)
+    places = torch.cat(blocks)
+    factor = _inverse_factor(hessian[places][:, places])
+    made = grid(values)
+    columns = values.t()[places].contiguous()
+    codes = torch.empty_like(columns, dtype=torch.uint8)
+    scales: list[torch.Tensor] = []
+    start = 0
+    for block in blocks:
+        end = start + len(block)
+        own = factor[start:end, start:end]
+        rounded = _round_block(columns[start:end], own, made)
+        codes[start:end] = rounded.codes
+        scales.append(rounded.scales)
+        columns[start:end] = rounded.values
+        columns[end:].addmm_(factor[start:end, end:].t(), rounded.errors, alpha=-1)
+        start = end
+    back = torch.empty_like(places)
+    back[places] = torch.arange(len(places))
+    in_order = sorted(range(len(blocks)), key=lambda index: int(blocks[index][0]))
+    stored = torch.stack([scales[index] for index in in_order], dim=1)
+    return Compensated(made, codes[back].t().contiguous(), stored, columns[back].t().contiguous())
+
+
+def _moved(values: torch.Tensor, hessian: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    """What to add to a weight so that its product with x_q is nearest to its product with x."""
+    if not shift.any():
+        return torch.zeros_like(values)
+    lower = torch.linalg.cholesky(hessian.double())
+    return torch.cholesky_solve((values.double() @ shift.double()).t(), lower).t().float()
+
+
+def _blocks(diagonal: torch.Tensor, width: int, by_size: bool) -> list[torch.Tensor]:
+    """The columns of each block, in the order in which blocks are rounded."""
+    blocks = list(torch.arange(len(diagonal)).split(width))
+    if by_size:
+        blocks.sort(key=lambda block: -float(diagonal[block].mean()))
+    return blocks
+
+
+def _inverse_factor(hessian: torch.Tensor) -> torch.Tensor:
+    """The upper Cholesky factor of the inverse: how the columns that remain make up for the error of one."""
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(hessian.double()))
+    return torch.linalg.cholesky(inverse, upper=True).float()
+
+
+@dataclass
+class _Rounded:
+    codes: torch.Tensor
+    values: torch.Tensor
+    errors: torch.Tensor
+    """Of each column, divided by its entry of the factor's diagonal."""
+    scales: torch.Tensor
+
+
+def _round_block(columns: torch.Tensor, factor: torch.Tensor, grid: Grid) -> _Rounded:
+    """Round the columns of a block, `[columns, rows]`, one after another, with scales that are chosen before."""
+    columns = columns.clone()
+    stored, scales = grid.choose(columns, factor.diagonal().pow(-2))
+    made = _Rounded(torch.empty_like(columns, dtype=torch.uint8), columns, torch.empty_like(columns), stored)
+    for index in range(len(columns)):
+        codes, rounded = grid.round(columns[index], scales)
+        error = (columns[index] - rounded) / factor[index, index]
+        made.codes[index], made.errors[index] = codes, error
+        columns[index] = rounded
+        columns[index + 1 :].addr_(factor[index, index + 1 :], error, alpha=-1)
+    return made
