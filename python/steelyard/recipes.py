@@ -484,6 +484,38 @@ class Overrides(dict[str, Recipe | None]):
         return [pattern for pattern in self if pattern not in deciding]
 
 
+@dataclass(frozen=True)
+class MixedRecipe:
+    """A recipe, and others for some layers. `steelyard.tune` returns one, and `steelyard.compile` takes it."""
+
+    default: Recipe
+    overrides: tuple[tuple[str, Recipe | None], ...] = ()
+    """Patterns of layer names, each with a recipe or None for high precision; the first that matches a layer decides.
+    """
+    about: dict[str, Any] = field(default_factory=dict, compare=False)
+    """How it was found, as plain data: the goal, what was tried, and the table of costs."""
+
+    def recipe_of(self, layer: str) -> Recipe | None:
+        """The recipe of a layer; None for high precision."""
+        return Overrides(self.overrides).recipe_of(layer, self.default)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, which JSON holds."""
+        pairs = [[pattern, recipe and recipe.to_dict()] for pattern, recipe in self.overrides]
+        return {"recipe": "mixed", "default": self.default.to_dict(), "overrides": pairs, "about": self.about}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "MixedRecipe":
+        """The recipe from the result of `to_dict`."""
+        if not isinstance(values, Mapping) or values.get("recipe") != "mixed" or "default" not in values:
+            raise RecipeError(f"a mixed recipe must be what MixedRecipe.to_dict returns, got {shown(values)}")
+        pairs = values.get("overrides", [])
+        if not isinstance(pairs, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+            raise RecipeError(f"overrides of a mixed recipe must be pairs of patterns and recipes, got {shown(pairs)}")
+        overrides = tuple((pattern, recipe and Recipe.from_dict(recipe)) for pattern, recipe in pairs)
+        return cls(Recipe.from_dict(values["default"]), overrides, values.get("about", {}))
+
+
 _RECIPES = (
     DelayedScaling,
     Float8CurrentScaling,

@@ -160,8 +160,8 @@ def test_overrides_are_those_of_each_layer(container):
     cut, whole = compiled(Gpt(container=container), "mxfp8", overrides=overrides)
     assert_equal(train(cut), train(whole))
     assert_same_net(cut, whole)
-    # Each block but the first has a pattern of its own.
-    assert distinct(cut) == 5
+    # The last two blocks have equal recipes, though by patterns of their own.
+    assert distinct(cut) == 4
 
 
 def generate(net, cache) -> list[torch.Tensor]:

@@ -119,7 +119,10 @@ def _group(name: str, module: torch.nn.Module, overrides: Overrides) -> Hashable
     layers = [f"{name}.{inner}".removesuffix(".") for inner, _ in module.named_modules(remove_duplicate=False)]
     # The weights of experts are layers of their own.
     layers += [f"{name}.{inner}" for inner, parameter in module.named_parameters() if parameter.dim() == 3]
-    return _structure(module), tuple(overrides.pattern_of(layer) for layer in layers)
+    # Patterns may differ where recipes do not: those of a tuned recipe are names of layers.
+    return _structure(module), tuple(
+        None if (pattern := overrides.pattern_of(layer)) is None else (overrides[pattern],) for layer in layers
+    )
 
 
 @runs_as_python

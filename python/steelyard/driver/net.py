@@ -66,7 +66,7 @@ from steelyard.tensor.kv_cache import quantize_caches
 
 def compile(
     model: torch.nn.Module,
-    recipe: str | recipes.Recipe,
+    recipe: str | recipes.Recipe | recipes.MixedRecipe,
     *,
     target: str = "cpu",
     overrides: Mapping[str, str | recipes.Recipe | None] | None = None,
@@ -86,9 +86,10 @@ def compile(
 
     Args:
         model: The model. `net.model` gives it back.
-        recipe: The name of a recipe, or a recipe object. If it leaves `weight_tiles` open, as `nvfp4` does, that is
-            decided here, once for the net: a model in eval mode, or without a parameter that requires a gradient, is
-            for inference and has weights in blocks; any other has them in tiles, in evaluation too.
+        recipe: The name of a recipe, or a recipe object, such as `steelyard.tune` returns. If it leaves `weight_tiles`
+            open, as `nvfp4` does, that is decided here, once for the net: a model in eval mode, or without a parameter
+            that requires a gradient, is for inference and has weights in blocks; any other has them in tiles, in
+            evaluation too.
         target: `cpu`. Or `cuda`, the GPU that the model is on when it is first called. Or an architecture
             as `steelyard targets` lists them, such as `cuda:sm_90a`, which needs no GPU to compile for: `lower`
             takes a model and arguments on the CPU, and `ir("ptx")` shows the code of the kernels.

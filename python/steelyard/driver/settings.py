@@ -14,7 +14,7 @@ from steelyard.errors import RecipeError, shown
 from steelyard.formats.schemes import CACHED_ROLES
 from steelyard.insight.watching import Watch, make_watch
 from steelyard.passes.partition import COMPACT
-from steelyard.recipes import CustomRecipe, Overrides, Recipe
+from steelyard.recipes import CustomRecipe, MixedRecipe, Overrides, Recipe
 
 WEIGHTS = ("cached", "quantized")
 AUTO = "auto"
@@ -59,10 +59,10 @@ class Settings:
 
     def are_alike(self, layer: str, other: str) -> bool:
         """Whether two layers are quantized alike; a user's own quantizers may differ from layer to layer."""
-        pattern = self.overrides.pattern_of(layer)
-        is_custom = isinstance(self.overrides.recipe_of(layer, self.recipe), CustomRecipe)
+        recipe = self.overrides.recipe_of(layer, self.recipe)
         are_measured_alike = (self.input_scale(layer) is None) == (self.input_scale(other) is None)
-        return pattern == self.overrides.pattern_of(other) and not is_custom and are_measured_alike
+        are_equal = recipe == self.overrides.recipe_of(other, self.recipe)
+        return are_equal and not isinstance(recipe, CustomRecipe) and are_measured_alike
 
     def static_scale(self, layer: str, role: str) -> float | None:
         """The static scale of what has a role in a layer, cached keys and values included; None if it is measured."""
@@ -135,7 +135,7 @@ def _reason_for_inference(model: nn.Module) -> str:
 
 
 def make_settings(
-    recipe: str | Recipe,
+    recipe: str | Recipe | MixedRecipe,
     overrides: Mapping[str, str | Recipe | None] | None = None,
     *,
     attention: bool = False,
@@ -150,6 +150,10 @@ def make_settings(
 ) -> Settings:
     """Settings from what a user says; raises `RecipeError`."""
     chosen = _overrides(overrides)
+    if isinstance(recipe, MixedRecipe):
+        # What a user says about a layer counts more.
+        chosen = Overrides({**chosen, **{name: own for name, own in recipe.overrides if name not in chosen}})
+        recipe = recipe.default
     for name, value in (("attention", attention), ("check_finite", check_finite)):
         if not isinstance(value, bool):
             raise RecipeError(f"{name} must be True or False, got {shown(value)}")
