@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from steelyard.insight.watching import Alarm as Alarm
     from steelyard.insight.watching import Watch as Watch
     from steelyard.tensor.kv_cache import quantize_cache as quantize_cache
+    from steelyard.tuning.tune import tune as tune
 
 __version__ = _distribution_version("steelyard")
 
@@ -31,6 +32,7 @@ _LAZY = {
     "Alarm": "steelyard.insight.watching",
     "Watch": "steelyard.insight.watching",
     "quantize_cache": "steelyard.tensor.kv_cache",
+    "tune": "steelyard.tuning.tune",
 }
 
 

@@ -1,0 +1,110 @@
+"""Which format each group of layers has: what it loses, what it costs, and the best choice within budgets."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from steelyard.errors import RecipeError
+from steelyard.recipes import Recipe
+from steelyard.tuning.costs import key
+from steelyard.tuning.grids import weight_bits
+from steelyard.tuning.knapsack import Budget, solve
+from steelyard.tuning.layers import Group
+from steelyard.tuning.sensitivity import Scores
+
+Choice = dict[str, str]
+"""The format of each group, by their names."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """All that can be chosen."""
+
+    groups: Sequence[Group]
+    formats: Mapping[str, Recipe | None]
+    shapes: Mapping[str, tuple[int, int]]
+    """Of the weights of layers."""
+    dtype: torch.dtype
+    scores: Scores
+    costs: Mapping[str, Any] | None
+    """As `costs.measure` makes it."""
+
+    @property
+    def weights(self) -> int:
+        """How many numbers the weights have in all."""
+        return sum(rows * columns for rows, columns in self.shapes.values())
+
+    def bits(self, choice: Choice) -> float:
+        """The mean bits per weight, scales included."""
+        return sum(self._bits(group, choice[group.name]) for group in self.groups) / self.weights
+
+    def speed(self, choice: Choice) -> float | None:
+        """The speed of the model against itself in high precision, by the table of costs."""
+        if self.costs is None:
+            return None
+        return self.costs["model"] / (self._rest() + sum(self._time(g, choice[g.name]) for g in self.groups))
+
+    def error(self, choice: Choice) -> float:
+        """The divergence that the scores of all groups add up to."""
+        return sum(self.scores[name][format] for name, format in choice.items())
+
+    def recipes(self, choice: Choice) -> dict[str, Recipe | None]:
+        """The recipes of layers."""
+        return {layer: self.formats[choice[group.name]] for group in self.groups for layer in group.layers}
+
+    def uniform(self, format: str) -> Choice:
+        """One format for all."""
+        return {group.name: format for group in self.groups}
+
+    def best(self, bits: float | None, speed: float | None) -> Choice:
+        """The choice with the least error; raises `RecipeError` if nothing has so few bits, or is so fast."""
+        names = list(self.formats)
+        budgets = []
+        if bits is not None:
+            costs = [[self._bits(group, name) for name in names] for group in self.groups]
+            budgets.append(Budget(costs, bits * self.weights))
+            least = sum(min(own) for own in costs) / self.weights
+            _require(bits >= least - 1e-9, "bits", bits, f"at least {least:.3f}")
+        if speed is not None:
+            assert self.costs is not None
+            costs = [[self._time(group, name) for name in names] for group in self.groups]
+            budgets.append(Budget(costs, self.costs["model"] / speed - self._rest()))
+            most = self.costs["model"] / (self._rest() + sum(min(own) for own in costs))
+            _require(speed <= most, "speed", speed, f"at most {most:.3f} of the speed in high precision")
+        errors = [[self.scores[group.name][name] for name in names] for group in self.groups]
+        found = solve(errors, budgets)
+        if found is None:
+            raise RecipeError(
+                f"no choice of formats has {bits} bits and {speed} of the speed in high precision at once, though each "
+                "alone can be had; ask for more bits or for less speed"
+            )
+        return {group.name: names[index] for group, index in zip(self.groups, found, strict=True)}
+
+    def _bits(self, group: Group, format: str) -> int:
+        return sum(weight_bits(self.formats[format], self.shapes[layer], self.dtype) for layer in group.layers)
+
+    def _time(self, group: Group, format: str) -> float:
+        assert self.costs is not None
+        table = self.costs["layers"]
+        return sum(table[key((group.rows, *self.shapes[layer]))][format] for layer in group.layers)
+
+    def _rest(self) -> float:
+        """What the model takes beside these layers."""
+        assert self.costs is not None
+        return max(0.0, self.costs["model"] - sum(self._time(group, "none") for group in self.groups))
+
+
+def _require(holds: bool, name: str, got: float, wanted: str) -> None:
+    if not holds:
+        raise RecipeError(
+            f"{name} must be {wanted}, which is the best that these formats can do for this model, got {got}; ask for "
+            "that, or give other formats"
+        )
+
+
+def shapes_of(model: nn.Module, groups: Sequence[Group]) -> dict[str, tuple[int, int]]:
+    """The shapes of the weights of layers."""
+    return {layer: tuple(model.get_submodule(layer).weight.shape) for group in groups for layer in group.layers}

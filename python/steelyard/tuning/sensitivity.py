@@ -1,0 +1,136 @@
+"""What each format of each layer costs the model: by gradients, or by the KL divergence of each choice alone."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from steelyard.driver import progress
+from steelyard.recipes import Recipe
+from steelyard.tuning.batches import Batch, divergence, for_inference, output_of
+from steelyard.tuning.emulation import quantized_inputs, rounded_input, rounded_weights
+from steelyard.tuning.grids import input_scheme, searched
+from steelyard.tuning.layers import Group
+
+Formats = Mapping[str, Recipe | None]
+Scores = dict[str, dict[str, float]]
+"""By groups, and by formats: the divergence of the output that a format is expected to cause."""
+
+
+def by_gradient(
+    model: nn.Module, groups: Sequence[Group], batches: Sequence[Batch], formats: Formats, seed: int
+) -> Scores:
+    """Half the squared gradient times squared error, summed over the outputs of layers, per row of the model's output.
+
+    The gradient is that of the likelihood of labels that are drawn from the model's own softmax. In expectation this is
+    the KL divergence to second order, if errors of different outputs are independent. Outputs that are not logits are
+    multiplied by random numbers instead, which gives the squared error.
+    """
+    scores: Scores = {group.name: dict.fromkeys(formats, 0.0) for group in groups}
+    weights = _weights(model, groups, formats)
+    generator = torch.Generator().manual_seed(seed)
+    total = 0.0
+    with for_inference(model), progress.doing(lambda: "measuring layers by gradients"):
+        for count, batch in enumerate(batches, 1):
+            progress.step(f"batch {count} of {len(batches)}")
+            handles = [
+                model.get_submodule(layer).register_forward_hook(
+                    _scorer(scores[group.name], layer, weights, formats), always_call=False
+                )
+                for group in groups
+                for layer in group.layers
+            ]
+            try:
+                with torch.enable_grad():
+                    output, is_logits = output_of(model, batch)
+                    loss, size = _loss(output, is_logits, generator)
+                    # Only activations need gradients: those of parameters would fill memory.
+                    torch.autograd.backward(loss, inputs=_first_weights(model, groups))
+            finally:
+                for handle in handles:
+                    handle.remove()
+            total += size
+    return {name: {each: score / total for each, score in own.items()} for name, own in scores.items()}
+
+
+def _loss(output: torch.Tensor, is_logits: bool, generator: torch.Generator) -> tuple[torch.Tensor, float]:
+    """What is differentiated, and what scores are divided by."""
+    if not is_logits:
+        random = torch.randn(output.shape, generator=generator).to(output.dtype)
+        return (output * random).sum(), float(output.detach().double().square().sum())
+    rows = output.flatten(0, -2)
+    labels = torch.multinomial(rows.detach().float().softmax(-1), 1, generator=generator)[:, 0]
+    return functional.cross_entropy(rows.float(), labels, reduction="sum"), 2.0 * rows.shape[0]
+
+
+def _weights(model: nn.Module, groups: Sequence[Group], formats: Formats) -> dict[tuple[str, str], torch.Tensor]:
+    """The errors of rounded weights, by layers and formats; formats with the same weights share them."""
+    made: dict[tuple[str, str], torch.Tensor] = {}
+    for group in groups:
+        for layer in group.layers:
+            weight = model.get_submodule(layer).weight.detach()
+            for name, recipe in formats.items():
+                if recipe is not None:
+                    key = layer, recipe.name
+                    if key not in made:
+                        made[key] = searched(weight, recipe).to(weight.dtype)
+                    made[layer, name] = made[key]
+    return made
+
+
+def _first_weights(model: nn.Module, groups: Sequence[Group]) -> list[torch.Tensor]:
+    """Weights at the start of the model, whose gradients need those of every layer behind them."""
+    return [model.get_submodule(groups[0].layers[0]).weight]
+
+
+def _scorer(scores: dict[str, float], layer: str, weights: Mapping, formats: Formats) -> Callable:
+    def hook(module: nn.Linear, arguments: tuple, output: torch.Tensor) -> None:
+        if not output.requires_grad:
+            return
+        x = arguments[0].detach()
+
+        def score(gradient: torch.Tensor) -> None:
+            rounded: dict = {None: x}
+            for name, recipe in formats.items():
+                if recipe is None:
+                    continue
+                scheme = input_scheme(recipe)
+                if scheme not in rounded:
+                    rounded[scheme] = rounded_input(x, scheme)
+                error = functional.linear(rounded[scheme], weights[layer, name], module.bias) - output.detach()
+                scores[name] += float((gradient * error).double().square().sum())
+
+        output.register_hook(score)
+
+    return hook
+
+
+@torch.no_grad()
+def by_divergence(model: nn.Module, groups: Sequence[Group], batches: Sequence[Batch], formats: Formats) -> Scores:
+    """The divergence of the output when one group alone has a format: one forward for each of them."""
+    scores: Scores = {}
+    with for_inference(model), progress.doing(lambda: "measuring layers one by one"):
+        exact = [output_of(model, batch) for batch in batches]
+        for count, group in enumerate(groups, 1):
+            progress.step(f"{group.name}, {count} of {len(groups)}")
+            scores[group.name] = {
+                name: 0.0 if recipe is None else _alone(model, group, recipe, batches, exact)
+                for name, recipe in formats.items()
+            }
+    return scores
+
+
+def _alone(model: nn.Module, group: Group, recipe: Recipe, batches: Sequence[Batch], exact: Sequence) -> float:
+    own = dict.fromkeys(group.layers, recipe)
+    with rounded_weights(model, own), quantized_inputs(model, own):
+        return mean_divergence(model, batches, exact)
+
+
+def mean_divergence(model: nn.Module, batches: Sequence[Batch], exact: Sequence[tuple[torch.Tensor, bool]]) -> float:
+    """How far the outputs of a model are from given ones, which have a mark for logits."""
+    found = [
+        divergence(output_of(model, batch)[0], output, is_logits=is_logits)
+        for batch, (output, is_logits) in zip(batches, exact, strict=True)
+    ]
+    return sum(found) / len(found)

@@ -1,0 +1,299 @@
+"""`steelyard.tune`: a model in few bits that loses little."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from steelyard import recipes
+from steelyard.driver.net import CompiledModule
+from steelyard.driver.table import format_table
+from steelyard.errors import RecipeError, UnsupportedModelError, shown
+from steelyard.recipes import MixedRecipe, Recipe
+from steelyard.tuning import costs as cost_tables
+from steelyard.tuning.batches import Batch, as_list, for_inference, output_of
+from steelyard.tuning.calibration import compensated
+from steelyard.tuning.choice import Choice, Space, shapes_of
+from steelyard.tuning.emulation import quantized_inputs, rounded_weights
+from steelyard.tuning.gptq import Options
+from steelyard.tuning.layers import Group, find_groups, find_layers, other_layers
+from steelyard.tuning.sensitivity import Scores, by_divergence, by_gradient, mean_divergence
+
+FORMATS = ("nvfp4-4over6", "nvfp4-4over6/mxfp8", "nvfp4-4over6/none", "mxfp4/mxfp8", "mxfp8", "fp8-row", "none")
+SENSITIVITIES = ("gradient", "kl")
+IGNORED = ("lm_head", "*.lm_head")
+_NONE = "none"
+_TRIALS = 6
+"""How often bits are halved between too few and enough, for a goal that is an error."""
+
+
+class Tuned(NamedTuple):
+    """What `tune` returns."""
+
+    model: Any
+    """A copy of the model whose tuned layers have quantized tensors as weights."""
+    recipe: MixedRecipe
+    """For `steelyard.compile`; `recipe.about` has how it was found, as plain data."""
+
+
+def tune(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    *,
+    bits: float | None = None,
+    speed: float | None = None,
+    error: float | None = None,
+    formats: Sequence[str | Recipe | None] = FORMATS,
+    ignore: Iterable[str] = IGNORED,
+    sensitivity: str = "gradient",
+    options: Options | None = None,
+    judged: Iterable[Batch] | None = None,
+    costs: Mapping[str, Any] | None = None,
+    folder: str | Path | None = None,
+    seed: int = 0,
+) -> Tuned:
+    """A model whose layers are quantized each in the format that suits it, with weights that compensate for the loss.
+
+    `tuned, recipe = steelyard.tune(model, batches, bits=5)`, and then `net = steelyard.compile(tuned, recipe)`.
+
+    Args:
+        model: The model, in high precision. It stays as it is.
+        batches: What the model is called with, as it will be: a tensor, a tuple of arguments or a dict of keywords
+            each. A few thousand tokens will do.
+        bits: The most bits per weight, on average over the layers that are tuned: codes and scales of blocks.
+        speed: The least speed against the model in high precision, for a batch like the first, by `costs`.
+        error: The largest divergence: of logits, the mean KL divergence per row; of other outputs, the squared error as
+            a part of the squared values. Alone, it finds the fewest bits. It is judged before weights compensate.
+        formats: What there is to choose among: names of recipes as `steelyard.compile` takes them, or recipes. None, or
+            "none", is high precision.
+        ignore: Patterns of layers that stay in high precision and are counted in no goal.
+        sensitivity: How formats of layers are compared, by the first half of the batches. `gradient` takes one forward
+            and backward for each. `kl` takes a forward for each format of each group of layers.
+        options: How weights compensate, by default as `steelyard.tuning.gptq.Options()` says.
+        judged: The batches that choices are judged by, by default the last quarter of `batches`, which then serve for
+            nothing else if there are at least four.
+        costs: A table of costs, as `recipe.about["costs"]` has it. By default it is measured if `speed` is given.
+        folder: Where finished work is kept: the same call goes on there after an interruption.
+        seed: Of all random numbers.
+    """
+    _check(model, bits, speed, error, sensitivity)
+    given = as_list(batches)
+    kept = as_list(judged, "judged") if judged is not None else given[-max(1, len(given) // 4) :]
+    if judged is None and len(given) >= 4:
+        given = given[: -(len(given) // 4)]
+    chosen = _named(formats)
+    options = options or Options()
+    layers = find_layers(model, ignore)
+    groups = find_groups(model, layers, given[0])
+    work = _folder(folder, model, given, [sorted(chosen), sensitivity, seed])
+    space = _space(model, groups, given, chosen, sensitivity, seed, costs, speed, work)
+    judge = _Judge(model, kept)
+    choice = _choose(space, judge, bits, speed, error)
+    tuned = compensated(model, given, groups, space.recipes(choice), options, _subfolder(work, choice, options))
+    judge.add("chosen, compensated", space, choice, tuned)
+    goal = {name: value for name, value in (("bits", bits), ("speed", speed), ("error", error)) if value is not None}
+    about = {"goal": goal, "seed": seed, "tried": judge.tried, "scores": space.scores}
+    if space.costs is not None:
+        about["costs"] = dict(space.costs)
+    return Tuned(tuned, _mixed(model, space, choice, given[0], about))
+
+
+def table(recipe: MixedRecipe) -> str:
+    """What `tune` tried on its way to a recipe, one line per choice of formats."""
+    if "tried" not in recipe.about:
+        raise RecipeError("recipe must be one that steelyard.tune returned, and this one has no `tried` in its `about`")
+    heads = ("formats", "bits", "speed", "expected error", "error")
+    rows = [
+        (
+            each["formats"],
+            f"{each['bits']:.2f}",
+            "" if each["speed"] is None else f"{each['speed']:.2f}",
+            f"{each['expected']:.4f}",
+            f"{each['error']:.4f}",
+        )
+        for each in recipe.about["tried"]
+    ]
+    return "\n".join(format_table(heads, rows))
+
+
+def _check(model: Any, bits: Any, speed: Any, error: Any, sensitivity: str) -> None:
+    if not isinstance(model, nn.Module) or isinstance(model, CompiledModule):
+        raise UnsupportedModelError(
+            f"steelyard.tune takes a model in high precision, got {type(model).__name__}; give it the nn.Module that "
+            "steelyard.compile takes, or `net.model`"
+        )
+    goals = {"bits": bits, "speed": speed, "error": error}
+    if all(value is None for value in goals.values()):
+        raise RecipeError("a goal must be given, and none was: bits=5.0, speed=1.4 or error=0.02, or several")
+    for name, value in goals.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
+            raise RecipeError(f"{name} must be a positive number, got {shown(value)}")
+    if sensitivity not in SENSITIVITIES:
+        raise RecipeError(f"sensitivity must be one of {', '.join(SENSITIVITIES)}, got {shown(sensitivity)}")
+
+
+def _named(formats: Sequence[str | Recipe | None]) -> dict[str, Recipe | None]:
+    """Recipes by the names that tables show."""
+    if isinstance(formats, str) or not isinstance(formats, Sequence) or not formats:
+        raise RecipeError(f"formats must be a list of recipes or their names, got {shown(formats)}")
+    named: dict[str, Recipe | None] = {}
+    for each in formats:
+        is_none = each is None or (isinstance(each, str) and each == _NONE)
+        recipe = None if is_none else recipes.get(each).settled(trains=False)  # pyright: ignore[reportArgumentType]
+        name = _NONE if is_none else each if isinstance(each, str) else f"{recipe.name} {len(named)}"  # pyright: ignore[reportOptionalMemberAccess]
+        named[name] = recipe
+    return named
+
+
+def _space(
+    model: nn.Module,
+    groups: Sequence[Group],
+    batches: Sequence[Batch],
+    formats: Mapping[str, Recipe | None],
+    sensitivity: str,
+    seed: int,
+    costs: Mapping[str, Any] | None,
+    speed: float | None,
+    work: Path | None,
+) -> Space:
+    shapes = shapes_of(model, groups)
+    sizes = [(group.rows, *shapes[layer]) for group in groups for layer in group.layers]
+    dtype = model.get_submodule(groups[0].layers[0]).weight.dtype
+    if costs is not None:
+        cost_tables.check(costs, sizes, formats)
+    elif speed is not None:
+        quantized = {name: recipe for name, recipe in formats.items() if recipe is not None}
+        costs = _remembered(work, "costs", lambda: cost_tables.measure(model, batches[0], sizes, quantized, dtype))
+
+    # Formats differ far more than batches do.
+    some = batches[: -(-len(batches) // 2)]
+
+    def measured() -> Scores:
+        if len(formats) == 1:
+            return {group.name: dict.fromkeys(formats, 0.0) for group in groups}
+        if sensitivity == "kl":
+            return by_divergence(model, groups, some, formats)
+        return by_gradient(model, groups, some, formats, seed)
+
+    return Space(groups, formats, shapes, dtype, _remembered(work, "scores", measured), costs)
+
+
+def _choose(space: Space, judge: "_Judge", bits: float | None, speed: float | None, error: float | None) -> Choice:
+    """The best choice for a goal, judged as a whole."""
+    for name in space.formats:
+        if name != _NONE:
+            judge.add(name, space, space.uniform(name))
+    if error is None or bits is not None:
+        choice = space.best(bits, speed)
+        found = judge.add("chosen", space, choice)
+        if error is not None and found > error:
+            raise RecipeError(
+                f"error must be at least {found:.4g} with bits={bits} and speed={speed}, which is the best that was "
+                f"found before weights compensate, got {error}; ask for that, or for more bits"
+            )
+        return choice
+    return _fewest_bits(space, judge, speed, error)
+
+
+def _fewest_bits(space: Space, judge: "_Judge", speed: float | None, error: float) -> Choice:
+    """The choice with the fewest bits whose error is small enough."""
+    least, most = (pick(space.bits(space.uniform(name)) for name in space.formats) for pick in (min, max))
+    best = space.best(most, speed)
+    smallest = judge.add(f"at most {most:.2f} bits", space, best)
+    if smallest > error:
+        raise RecipeError(
+            f"error must be at least {smallest:.4g}, which is the best that these formats can do for this model, got "
+            f"{error}; ask for that, or add None to formats"
+        )
+    for _ in range(_TRIALS):
+        between = (least + most) / 2
+        try:
+            choice = space.best(between, speed)
+            is_enough = judge.add(f"at most {between:.2f} bits", space, choice) <= error
+        except RecipeError:
+            is_enough = False
+        if is_enough:
+            best, most = choice, between  # pyright: ignore[reportPossiblyUnboundVariable]
+        else:
+            least = between
+    return best
+
+
+class _Judge:
+    """Runs choices as a whole, and remembers what became of them."""
+
+    def __init__(self, model: nn.Module, batches: Sequence[Batch]):
+        self._model, self._batches = model, batches
+        self.tried: list[dict[str, Any]] = []
+        with torch.no_grad(), for_inference(model):
+            self._exact = [output_of(model, batch) for batch in batches]
+
+    @torch.no_grad()
+    def add(self, name: str, space: Space, choice: Choice, tuned: nn.Module | None = None) -> float:
+        """The error of a choice, by rounding the weights of the model, or by a model that has them."""
+        own = space.recipes(choice)
+        model = tuned or self._model
+        weights = nullcontext() if tuned is not None else rounded_weights(model, own)
+        with for_inference(model), weights, quantized_inputs(model, own):
+            error = mean_divergence(model, self._batches, self._exact)
+        self.tried.append(
+            {
+                "formats": name,
+                "bits": space.bits(choice),
+                "speed": space.speed(choice),
+                "expected": space.error(choice),
+                "error": error,
+                "counts": dict(Counter(choice.values())),
+            }
+        )
+        return error
+
+
+def _mixed(model: nn.Module, space: Space, choice: Choice, batch: Batch, about: dict[str, Any]) -> MixedRecipe:
+    """The recipe of a choice: the most frequent one, and by name those of all other layers."""
+    own = space.recipes(choice)
+    counts = Counter(recipe for recipe in own.values() if recipe is not None)
+    default = counts.most_common(1)[0][0] if counts else recipes.get("mxfp8")
+    differing = [(layer, recipe) for layer, recipe in own.items() if recipe != default]
+    others = [(layer, None) for layer in other_layers(model, own, batch)]
+    return MixedRecipe(default, tuple(differing + others), about)
+
+
+def _folder(folder: str | Path | None, model: nn.Module, batches: Sequence[Batch], settings: list[Any]) -> Path | None:
+    """The folder of calls with this model and these batches among those of others."""
+    if folder is None:
+        return None
+    digest = hashlib.sha256(json.dumps(settings).encode())
+    for leaf in torch.utils._pytree.tree_leaves(batches):
+        digest.update(leaf.cpu().numpy().tobytes() if isinstance(leaf, torch.Tensor) else repr(leaf).encode())
+    for name, parameter in model.named_parameters():
+        digest.update(f"{name} {tuple(parameter.shape)} {float(parameter.detach().float().sum())}".encode())
+    work = Path(folder) / digest.hexdigest()[:16]
+    work.mkdir(parents=True, exist_ok=True)
+    return work
+
+
+def _subfolder(work: Path | None, choice: Choice, options: Options) -> Path | None:
+    """The folder of one choice of formats."""
+    if work is None:
+        return None
+    digest = hashlib.sha256(json.dumps([choice, repr(options)]).encode()).hexdigest()
+    (work / digest[:16]).mkdir(exist_ok=True)
+    return work / digest[:16]
+
+
+def _remembered(work: Path | None, name: str, make: Any) -> Any:
+    """What an earlier call has made, or what is made now."""
+    file = None if work is None else work / f"{name}.json"
+    if file is not None and file.exists():
+        return json.loads(file.read_text())
+    made = make()
+    if file is not None:
+        file.write_text(json.dumps(made))
+    return made

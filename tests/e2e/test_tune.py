@@ -1,0 +1,186 @@
+"""`steelyard.tune` on a small model: what it returns runs as it was judged, keeps its goals, and can be repeated."""
+
+import copy
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import steelyard
+from steelyard.errors import RecipeError, UnsupportedModelError
+from steelyard.recipes import MixedRecipe, get
+from steelyard.tuning.batches import divergence
+from steelyard.tuning.calibration import compensated, stages_of
+from steelyard.tuning.emulation import quantized_inputs
+from steelyard.tuning.gptq import Options
+from steelyard.tuning.layers import find_groups, find_layers
+from steelyard.tuning.tune import table
+
+WIDTH, HIDDEN, WORDS = 32, 64, 40
+FORMATS = ("nvfp4-4over6", "nvfp4-4over6/none", "mxfp8", "none")
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.RMSNorm(WIDTH)
+        self.gate, self.up = nn.Linear(WIDTH, HIDDEN, bias=False), nn.Linear(WIDTH, HIDDEN, bias=False)
+        self.down = nn.Linear(HIDDEN, WIDTH)
+
+    def forward(self, x):
+        normed = self.norm(x)
+        return x + self.down(nn.functional.silu(self.gate(normed)) * self.up(normed))
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.lm_head = nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.lm_head(x)
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    made = Small().eval()
+    with torch.no_grad():
+        # Inputs with large columns, as trained models have them.
+        for block in made.blocks:
+            block.norm.weight.mul_(torch.logspace(-0.5, 0.5, WIDTH))
+    return made
+
+
+@pytest.fixture(scope="module")
+def batches():
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(WORDS, (4, 16), generator=generator) for _ in range(8)]
+
+
+@pytest.fixture(scope="module")
+def tuned(model, batches):
+    return steelyard.tune(model, batches, bits=6, formats=FORMATS)
+
+
+def error_of(net, model, batches):
+    with torch.no_grad():
+        return sum(divergence(net(each), model(each), is_logits=False) for each in batches) / len(batches)
+
+
+def test_groups_are_what_reads_one_input(model, batches):
+    layers = find_layers(model, ["lm_head"])
+    groups = find_groups(model, layers, batches[0])
+    assert [group.layers for group in groups[:2]] == [("blocks.0.gate", "blocks.0.up"), ("blocks.0.down",)]
+    assert groups[0].name == "blocks.0.gate|up"
+    assert [stage.name for stage in stages_of(model, groups, batches[0])] == ["blocks.0", "blocks.1", "blocks.2"]
+    with_head = find_groups(model, find_layers(model, []), batches[0])
+    assert [stage.name for stage in stages_of(model, with_head, batches[0])][-1] == ""
+
+
+def test_a_tuned_model_keeps_its_goal_and_is_nearer(model, batches, tuned):
+    tried = {each["formats"]: each for each in tuned.recipe.about["tried"]}
+    assert tried["chosen"]["bits"] <= 6
+    assert tried["chosen, compensated"]["error"] < tried["chosen"]["error"] < tried["nvfp4-4over6"]["error"]
+    assert len(tried["chosen"]["counts"]) > 1
+    lines = table(tuned.recipe).splitlines()
+    assert len(lines) == 2 + len(tried)
+    assert lines[0].split() == ["formats", "bits", "expected", "error", "error"]
+
+
+def test_the_compiled_net_computes_what_was_judged(model, batches, tuned):
+    net = steelyard.compile(tuned.model, tuned.recipe)
+    recipes = {name: tuned.recipe.recipe_of(name) for name, _ in find_layers(model, []).items()}
+    with torch.no_grad():
+        given = net(batches[0])
+        with quantized_inputs(tuned.model, recipes):
+            judged = tuned.model(batches[0])
+    assert divergence(given, judged, is_logits=False) < 1e-9
+    rows = {row.layer: row for row in net.explain().rows}
+    assert {name for name, row in rows.items() if row.is_quantized} == {
+        name for name, recipe in recipes.items() if recipe is not None
+    }
+    assert not rows["lm_head"].is_quantized
+
+
+def test_the_model_stays_as_it_is_and_the_same_call_gives_the_same_bits(model, batches, tuned):
+    before = copy.deepcopy(model.state_dict())
+    again = steelyard.tune(model, batches, bits=6, formats=FORMATS)
+    assert again.recipe == tuned.recipe
+    for name, parameter in again.model.named_parameters():
+        assert torch.equal(parameter.dequantize(), tuned.model.get_parameter(name).dequantize())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_the_recipe_is_plain_data(tuned):
+    text = json.dumps(tuned.recipe.to_dict())
+    assert MixedRecipe.from_dict(json.loads(text)) == tuned.recipe
+    with pytest.raises(RecipeError, match=r"what MixedRecipe.to_dict returns"):
+        MixedRecipe.from_dict({"recipe": "mxfp8"})
+
+
+def test_a_walk_goes_on_where_it_was_interrupted(model, batches, tmp_path, monkeypatch):
+    groups = find_groups(model, find_layers(model, ["lm_head"]), batches[0])
+    recipes = {layer: get("nvfp4-4over6") for group in groups for layer in group.layers}
+    whole = compensated(model, batches, groups, recipes, Options(), tmp_path)
+    (tmp_path / "blocks.1.pt").unlink()
+    (tmp_path / "blocks.2.pt").unlink()
+    rest = compensated(model, batches, groups, recipes, Options(), tmp_path)
+    for name in recipes:
+        ours, theirs = rest.get_submodule(name).weight, whole.get_submodule(name).weight
+        assert torch.equal(ours.dequantize(), theirs.dequantize())
+
+
+def test_calls_by_gradients_and_by_divergence_agree_on_what_is_worst(model, batches):
+    by_kl = steelyard.tune(model, batches, bits=6, formats=FORMATS, sensitivity="kl").recipe.about["scores"]
+    by_gradient = steelyard.tune(model, batches, bits=6, formats=FORMATS).recipe.about["scores"]
+    for group, own in by_kl.items():
+        assert own["none"] == by_gradient[group]["none"] == 0
+        for name in FORMATS[:-1]:
+            assert by_gradient[group][name] == pytest.approx(own[name], rel=0.6)
+
+
+def test_a_speed_is_kept_by_a_table_of_costs(model, batches):
+    seconds = {"nvfp4-4over6": 1.0, "nvfp4-4over6/none": 3.0, "mxfp8": 2.0, "none": 4.0}
+    shapes = [(64, HIDDEN, WIDTH), (64, WIDTH, HIDDEN)]
+    costs = {"model": 40.0, "layers": {"x".join(map(str, shape)): seconds for shape in shapes}}
+    recipe = steelyard.tune(model, batches, speed=1.5, formats=FORMATS, costs=costs).recipe
+    # In high precision, nine layers take 36 of 40 seconds.
+    names = {get(name).settled(trains=False): name for name in FORMATS[:-1]} | {None: "none"}
+    spent = [seconds[names[recipe.recipe_of(name)]] for name in find_layers(model, ["lm_head"])]
+    assert 40 / (4 + sum(spent)) >= 1.5
+    assert recipe.about["tried"][-1]["speed"] == pytest.approx(40 / (4 + sum(spent)))
+    with pytest.raises(RecipeError, match=r"speed must be at most 3.077 .* got 4"):
+        steelyard.tune(model, batches, speed=4, formats=FORMATS, costs=costs)
+    with pytest.raises(RecipeError, match="costs must have seconds of mxfp4"):
+        steelyard.tune(model, batches, speed=2, formats=["mxfp4"], costs=costs)
+
+
+def test_an_error_alone_finds_few_bits(model, batches):
+    formats = ("nvfp4-4over6/none", "mxfp8", "none")
+    tried = steelyard.tune(model, batches, error=2e-4, formats=formats).recipe.about["tried"]
+    assert tried[-1]["error"] <= 2e-4
+    assert tried[-1]["bits"] < 32
+    with pytest.raises(RecipeError, match=r"error must be at least \S+, which is the best .* got 1e-09"):
+        steelyard.tune(model, batches, error=1e-9, formats=["nvfp4-4over6/none"])
+
+
+def test_wrong_calls_say_what_to_do(model, batches):
+    with pytest.raises(RecipeError, match="a goal must be given"):
+        steelyard.tune(model, batches)
+    with pytest.raises(UnsupportedModelError, match=r"batches must be a list .* got none"):
+        steelyard.tune(model, [], bits=5)
+    with pytest.raises(UnsupportedModelError, match="got one Tensor"):
+        steelyard.tune(model, batches[0], bits=5)
+    with pytest.raises(RecipeError, match=r"bits must be at least 4.500, .* got 4"):
+        steelyard.tune(model, batches, bits=4, formats=["nvfp4-4over6", None])
+    with pytest.raises(RecipeError, match="bits must be a positive number, got -1"):
+        steelyard.tune(model, batches, bits=-1)
+    with pytest.raises(UnsupportedModelError, match="has none beside"):
+        steelyard.tune(model, batches, bits=5, ignore=["*"])
