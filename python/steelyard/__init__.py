@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from steelyard.insight.watching import Alarm as Alarm
     from steelyard.insight.watching import Watch as Watch
     from steelyard.tensor.kv_cache import quantize_cache as quantize_cache
+    from steelyard.tuning.distill import distill as distill
     from steelyard.tuning.tune import tune as tune
 
 __version__ = _distribution_version("steelyard")
@@ -33,6 +34,7 @@ _LAZY = {
     "Watch": "steelyard.insight.watching",
     "quantize_cache": "steelyard.tensor.kv_cache",
     "tune": "steelyard.tuning.tune",
+    "distill": "steelyard.tuning.distill",
 }
 
 
