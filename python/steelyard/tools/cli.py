@@ -7,7 +7,19 @@ from pathlib import Path
 
 from steelyard.errors import FileError, SteelyardError
 from steelyard.files import failure
-from steelyard.tools import cache, checkpoint, compare, convert, demo, generate, inspect, report, targets, verify_gpu
+from steelyard.tools import (
+    cache,
+    checkpoint,
+    compare,
+    convert,
+    demo,
+    generate,
+    inspect,
+    report,
+    targets,
+    tune,
+    verify_gpu,
+)
 from steelyard.tools.console import Parser, hold_closed_streams, say
 
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
@@ -64,6 +76,7 @@ def _make_parser() -> argparse.ArgumentParser:
     report.add_arguments(add("report", "measure a model and write a page that shows what each layer loses", report.run))
     compare.add_arguments(add("compare", "show the figures of reports beside each other", compare.run))
     convert.add_arguments(add("convert", "quantize a checkpoint and write it for other programs", convert.run))
+    tune.add_arguments(add("tune", "quantize a checkpoint so that it loses little", tune.run))
     targets.add_arguments(add("targets", "how each recipe's GEMMs run on each CUDA target", targets.run))
     verify_gpu.add_arguments(
         add("verify-gpu", "check and measure the CUDA kernels on this machine's GPU", verify_gpu.run)

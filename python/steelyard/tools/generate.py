@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Load, and print text; raises `SteelyardError` for what the user can fix."""
     _check_options(arguments)
-    tokenizer = _read_tokenizer(Path(arguments.folder))
+    tokenizer = read_tokenizer(Path(arguments.folder))
     prompt = tokenizer(arguments.prompt, return_tensors="pt")
     if not prompt["input_ids"].numel():
         raise SteelyardError("the prompt must have at least one token; write something")
@@ -57,7 +57,8 @@ def _check_options(arguments: argparse.Namespace) -> None:
         raise SteelyardError(f"--seed must have at most 64 bits, got {shown(arguments.seed)}")
 
 
-def _read_tokenizer(folder: Path) -> Any:
+def read_tokenizer(folder: Path) -> Any:
+    """The tokenizer in the folder of a checkpoint; raises `CheckpointError`."""
     from steelyard.checkpoints.models import import_transformers
 
     transformers = import_transformers()

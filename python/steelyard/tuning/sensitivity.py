@@ -1,6 +1,7 @@
 """What each format of each layer costs the model: by gradients, or by the KL divergence of each choice alone."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -31,13 +32,11 @@ def by_gradient(
     weights = _weights(model, groups, formats)
     generator = torch.Generator().manual_seed(seed)
     total = 0.0
-    with for_inference(model), progress.doing(lambda: "measuring layers by gradients"):
+    with for_inference(model), _frozen(model), progress.doing(lambda: "measuring layers by gradients"):
         for count, batch in enumerate(batches, 1):
             progress.step(f"batch {count} of {len(batches)}")
             handles = [
-                model.get_submodule(layer).register_forward_hook(
-                    _scorer(scores[group.name], layer, weights, formats), always_call=False
-                )
+                model.get_submodule(layer).register_forward_hook(_scorer(scores[group.name], layer, weights, formats))
                 for group in groups
                 for layer in group.layers
             ]
@@ -45,8 +44,7 @@ def by_gradient(
                 with torch.enable_grad():
                     output, is_logits = output_of(model, batch)
                     loss, size = _loss(output, is_logits, generator)
-                    # Only activations need gradients: those of parameters would fill memory.
-                    torch.autograd.backward(loss, inputs=_first_weights(model, groups))
+                    loss.backward()
             finally:
                 for handle in handles:
                     handle.remove()
@@ -79,29 +77,40 @@ def _weights(model: nn.Module, groups: Sequence[Group], formats: Formats) -> dic
     return made
 
 
-def _first_weights(model: nn.Module, groups: Sequence[Group]) -> list[torch.Tensor]:
-    """Weights at the start of the model, whose gradients need those of every layer behind them."""
-    return [model.get_submodule(groups[0].layers[0]).weight]
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """A model whose parameters get no gradients, which would fill memory, and may be the user's."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for parameter in trained:
+            parameter.requires_grad = False
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad = True
 
 
 def _scorer(scores: dict[str, float], layer: str, weights: Mapping, formats: Formats) -> Callable:
-    def hook(module: nn.Linear, arguments: tuple, output: torch.Tensor) -> None:
-        if not output.requires_grad:
-            return
+    def hook(module: nn.Linear, arguments: tuple, output: torch.Tensor) -> torch.Tensor:
         x = arguments[0].detach()
+        if not output.requires_grad:
+            # The gradient of a first layer ends here. A copy, because what follows may write to it.
+            output = output.detach().requires_grad_().clone()
 
         def score(gradient: torch.Tensor) -> None:
             rounded: dict = {None: x}
+            exact = functional.linear(x, module.weight, module.bias)
             for name, recipe in formats.items():
                 if recipe is None:
                     continue
                 scheme = input_scheme(recipe)
                 if scheme not in rounded:
                     rounded[scheme] = rounded_input(x, scheme)
-                error = functional.linear(rounded[scheme], weights[layer, name], module.bias) - output.detach()
+                error = functional.linear(rounded[scheme], weights[layer, name], module.bias) - exact
                 scores[name] += float((gradient * error).double().square().sum())
 
         output.register_hook(score)
+        return output
 
     return hook
 
