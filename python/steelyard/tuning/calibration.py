@@ -1,7 +1,7 @@
 """Weights of a model as codes that compensate, a block of layers at a time.
 
-Two copies of a model run side by side: one in high precision, and one that is quantized as far as the walk has come.
-Only the inputs of the present block are kept, of both.
+The model is quantized as far as the walk has come, so that each layer is calibrated by inputs as it will be given them.
+Only those of the present block are kept.
 """
 
 import copy
@@ -20,7 +20,7 @@ from steelyard.tuning.batches import Batch, call, for_inference
 from steelyard.tuning.emulation import quantized_inputs, rounded_input
 from steelyard.tuning.gptq import Options, Statistics, compensate
 from steelyard.tuning.grids import grid_class, input_scheme
-from steelyard.tuning.layers import Group
+from steelyard.tuning.layers import Group, layer_of
 
 _FEWEST = 2
 """How many blocks a container must hold for its blocks to be walked one after another."""
@@ -106,8 +106,8 @@ def compensated(
     tuned = copy.deepcopy(model).eval()
     stages = stages_of(model, groups, batches[0])
     codes: dict[str, torch.Tensor] = {}
-    with for_inference(model), for_inference(tuned), progress.doing(lambda: "compensating weights"):
-        walk = _Walk(model, tuned, batches, stages, recipes)
+    with for_inference(tuned), progress.doing(lambda: "compensating weights"):
+        walk = _Walk(tuned, batches, stages, recipes)
         for count, stage in enumerate(stages, 1):
             progress.step(f"{stage.name or 'the rest'}, {count} of {len(stages)}")
             file = None if folder is None else folder / f"{stage.name or 'rest'}.pt"
@@ -123,105 +123,95 @@ class _Walk:
     def __init__(
         self,
         model: nn.Module,
-        tuned: nn.Module,
         batches: Sequence[Batch],
         stages: Sequence[Stage],
         recipes: Mapping[str, Recipe | None],
     ):
-        self._model, self._tuned, self._batches, self._recipes = model, tuned, batches, recipes
+        self._model, self._batches, self._recipes = model, batches, recipes
         blocks = [stage.name for stage in stages if stage.name]
         self._calls = [_arguments_of(model, blocks, batch) for batch in batches] if blocks else []
         """The arguments of each block, of each batch. Of the first argument, only that of the first block is kept."""
-        self._hidden = [(calls[blocks[0]][0][0],) * 2 for calls in self._calls]
-        """The first argument of the present block, in high precision and quantized, of each batch."""
+        self._hidden = [calls[blocks[0]][0][0] for calls in self._calls]
+        """The first argument of the present block, of each batch."""
 
     def read(self, stage: Stage, file: Path) -> dict[str, torch.Tensor]:
         """What an earlier walk made of a stage."""
         codes = torch.load(file, weights_only=True)
         for name, tensor in codes.items():
             self._put(name, tensor.dequantize())
-        self._finish(stage, [self._run(self._model, stage, index) for index in range(len(self._batches))])
+        self._finish(stage)
         return codes
 
     def compensate(self, stage: Stage, options: Options, file: Path | None) -> dict[str, torch.Tensor]:
         """Quantize the layers of a stage; returns them as quantized tensors."""
-        groups = [group for group in stage.groups if self._recipes[group.layers[0]] is not None]
-        exact: dict[str, list[list[torch.Tensor]]] = {group.name: [] for group in groups}
-        outputs = []
-        for index in range(len(self._batches)):
-            caught = {group.name: _Caught(self._model, group, stops=False) for group in groups}
-            outputs.append(self._run(self._model, stage, index))
-            for name, each in caught.items():
-                exact[name].append(each.end())
         codes = {}
-        for group in groups:
-            codes.update(self._compensate_group(stage, group, exact.pop(group.name), options))
+        for group in stage.groups:
+            recipe = self._recipes[group.layers[0]]
+            if recipe is not None:
+                codes.update(self._compensate_group(stage, group, recipe, options))
         if file is not None:
             unfinished = file.with_suffix(".unfinished")
             torch.save(codes, unfinished)
             unfinished.replace(file)
-        self._finish(stage, outputs)
+        self._finish(stage)
         return codes
 
     def _compensate_group(
-        self, stage: Stage, group: Group, exact: list[list[torch.Tensor]], options: Options
+        self, stage: Stage, group: Group, recipe: Recipe, options: Options
     ) -> dict[str, torch.Tensor]:
         """Quantize the layers of a group, which share their input, as the rows of one matrix."""
-        recipe = self._recipes[group.layers[0]]
-        assert recipe is not None, "groups in high precision have no codes"
-        modules = [self._tuned.get_submodule(name) for name in group.layers]
-        statistics = Statistics(modules[0].weight.shape[1])
-        for index, inputs in enumerate(exact):
-            caught = _Caught(self._tuned, group, stops=group.calls == 1)
-            self._run(self._tuned, stage, index)
-            for given, one in zip(caught.end(), inputs, strict=True):
-                statistics.add(rounded_input(given, input_scheme(recipe)), one)
-        together = torch.cat([module.weight.detach() for module in modules])
-        made = compensate(together, statistics, grid_class(recipe), options)
+        weights = [layer_of(self._model, name).weight.detach() for name in group.layers]
+        statistics = Statistics(weights[0].shape[1])
+        for index in range(len(self._batches)):
+            caught = _Caught(self._model, group)
+            self._run(stage, index)
+            for x in caught.end():
+                statistics.add(rounded_input(x, input_scheme(recipe)))
+        made = compensate(torch.cat(weights), statistics, grid_class(recipe), options)
         codes, start = {}, 0
-        for name, module in zip(group.layers, modules, strict=True):
-            rows = slice(start, start + module.weight.shape[0])
-            codes[name] = made.tensor(rows, module.weight.dtype)
+        for name, weight in zip(group.layers, weights, strict=True):
+            rows = slice(start, start + weight.shape[0])
+            codes[name] = made.tensor(rows, weight.dtype)
             self._put(name, made.values[rows])
             start = rows.stop
         return codes
 
     def _put(self, name: str, values: torch.Tensor) -> None:
-        weight = self._tuned.get_submodule(name).weight
+        weight = layer_of(self._model, name).weight
         weight.data = values.to(weight.dtype)
 
-    def _run(self, model: nn.Module, stage: Stage, index: int) -> Any:
+    def _run(self, stage: Stage, index: int) -> Any:
         """The output of a stage for a batch; None where the call was not needed any further."""
-        is_tuned = model is self._tuned
-        within = {name: each for name, each in self._recipes.items() if is_tuned and name.startswith(stage.name)}
+        within = {name: each for name, each in self._recipes.items() if name.startswith(stage.name)}
         try:
-            with quantized_inputs(model, within):
+            with quantized_inputs(self._model, within):
                 if not stage.name:
-                    return call(model, self._batches[index])
+                    return call(self._model, self._batches[index])
                 arguments, keywords = self._calls[index][stage.name]
-                hidden = self._hidden[index][is_tuned]
-                return _first(model.get_submodule(stage.name)(hidden, *arguments[1:], **keywords))
+                block = self._model.get_submodule(stage.name)
+                return _first(block(self._hidden[index], *arguments[1:], **keywords))
         except _ReachedError:
             return None
 
-    def _finish(self, stage: Stage, outputs: list[Any]) -> None:
+    def _finish(self, stage: Stage) -> None:
         """From the inputs of a block to those of the next."""
         if stage.name:
-            self._hidden = [(output, self._run(self._tuned, stage, index)) for index, output in enumerate(outputs)]
+            self._hidden = [self._run(stage, index) for index in range(len(self._batches))]
 
 
 class _Caught:
     """Keeps the inputs of a group's layers, as they are before anything quantizes them."""
 
-    def __init__(self, model: nn.Module, group: Group, *, stops: bool):
+    def __init__(self, model: nn.Module, group: Group):
         self._found: list[torch.Tensor] = []
-        self._stops = stops
-        first = model.get_submodule(group.layers[0])
+        # What follows the last call is not needed.
+        self._calls = group.calls
+        first = layer_of(model, group.layers[0])
         self._handle = first.register_forward_pre_hook(self._catch, prepend=True)
 
     def _catch(self, _, arguments: tuple) -> None:
         self._found.append(arguments[0])
-        if self._stops:
+        if len(self._found) == self._calls:
             raise _ReachedError
 
     def end(self) -> list[torch.Tensor]:

@@ -12,7 +12,7 @@ from steelyard.recipes import Recipe
 from steelyard.tuning.costs import key
 from steelyard.tuning.grids import weight_bits
 from steelyard.tuning.knapsack import Budget, solve
-from steelyard.tuning.layers import Group
+from steelyard.tuning.layers import Group, layer_of
 from steelyard.tuning.sensitivity import Scores
 
 Choice = dict[str, str]
@@ -107,4 +107,5 @@ def _require(holds: bool, name: str, got: float, wanted: str) -> None:
 
 def shapes_of(model: nn.Module, groups: Sequence[Group]) -> dict[str, tuple[int, int]]:
     """The shapes of the weights of layers."""
-    return {layer: tuple(model.get_submodule(layer).weight.shape) for group in groups for layer in group.layers}
+    weights = {layer: layer_of(model, layer).weight for group in groups for layer in group.layers}
+    return {layer: (weight.shape[0], weight.shape[1]) for layer, weight in weights.items()}

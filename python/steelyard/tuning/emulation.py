@@ -10,6 +10,7 @@ from steelyard.formats.schemes import Scheme
 from steelyard.recipes import Recipe
 from steelyard.tensor import kernels
 from steelyard.tuning.grids import input_scheme, searched
+from steelyard.tuning.layers import layer_of
 
 
 def rounded_input(x: torch.Tensor, scheme: Scheme | None) -> torch.Tensor:
@@ -48,10 +49,10 @@ def rounded_weights(model: nn.Module, recipes: Mapping[str, Recipe | None]) -> I
     try:
         for name, recipe in recipes.items():
             if recipe is not None:
-                weight = model.get_submodule(name).weight
+                weight = layer_of(model, name).weight
                 kept[name] = weight.data
                 weight.data = searched(weight, recipe).to(weight.dtype)
         yield
     finally:
         for name, data in kept.items():
-            model.get_submodule(name).weight.data = data
+            layer_of(model, name).weight.data = data

@@ -1,8 +1,7 @@
 """GPTQ: columns of a weight are rounded one after another, and those that remain make up for the error.
 
-What is minimized is the error of the layer's output over calibration inputs: of `x_q q^T` against `x w^T`, where x_q
-is what the layer will be given, quantized and with the errors of earlier layers, and x what the model in high precision
-gives it. With `x_q` alone this is GPTQ; `x` moves the weights first to where the output is nearest.
+What is minimized is the error of the layer's output, x q^T against x w^T, over calibration inputs x, as the layer will
+be given them: quantized, and with the errors of earlier layers.
 """
 
 from dataclasses import dataclass
@@ -18,27 +17,21 @@ class Options:
     """How weights compensate."""
 
     damping: float = 0.01
-    """What is added to the diagonal of x_q^T x_q, as a part of its mean: more trusts calibration inputs less."""
+    """What is added to the diagonal of x^T x, as a part of its mean: more trusts calibration inputs less."""
     order: bool = False
     """Round the blocks of columns with the largest inputs first."""
-    follow: float = 1.0
-    """How far weights move to make up for errors of their inputs: 0 not at all, 1 as far as calibration says."""
 
 
 class Statistics:
-    """Sums over calibration inputs of a layer: x_q^T x_q, and (x - x_q)^T x_q."""
+    """The sum of x^T x over calibration inputs of a layer."""
 
     def __init__(self, columns: int):
         self.hessian = torch.zeros(columns, columns)
-        self.shift = torch.zeros(columns, columns)
-        self.rows = 0
 
-    def add(self, given: torch.Tensor, exact: torch.Tensor) -> None:
-        """Count the rows of an input as the layer is given it, and as it is in high precision."""
-        given, exact = given.flatten(0, -2).float(), exact.flatten(0, -2).float()
-        self.hessian.addmm_(given.t(), given)
-        self.shift.addmm_((exact - given).t(), given)
-        self.rows += given.shape[0]
+    def add(self, x: torch.Tensor) -> None:
+        """Count the rows of an input, as the values that its codes decode to."""
+        rows = x.flatten(0, -2).float()
+        self.hessian.addmm_(rows.t(), rows)
 
 
 @dataclass(frozen=True)
@@ -64,7 +57,6 @@ def compensate(weight: torch.Tensor, statistics: Statistics, grid: type[Grid], o
     diagonal = hessian.diagonal()
     mean = diagonal.mean().clamp(min=torch.finfo(torch.float32).tiny)
     diagonal.add_(options.damping * mean)
-    values = values + options.follow * _moved(values, hessian, statistics.shift)
     blocks = _blocks(diagonal, grid.width, options.order)
     places = torch.cat(blocks)
     factor = _inverse_factor(hessian[places][:, places])
@@ -87,14 +79,6 @@ def compensate(weight: torch.Tensor, statistics: Statistics, grid: type[Grid], o
     in_order = sorted(range(len(blocks)), key=lambda index: int(blocks[index][0]))
     stored = torch.stack([scales[index] for index in in_order], dim=1)
     return Compensated(made, codes[back].t().contiguous(), stored, columns[back].t().contiguous())
-
-
-def _moved(values: torch.Tensor, hessian: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-    """What to add to a weight so that its product with x_q is nearest to its product with x."""
-    if not shift.any():
-        return torch.zeros_like(values)
-    lower = torch.linalg.cholesky(hessian.double())
-    return torch.cholesky_solve((values.double() @ shift.double()).t(), lower).t().float()
 
 
 def _blocks(diagonal: torch.Tensor, width: int, by_size: bool) -> list[torch.Tensor]:

@@ -57,6 +57,13 @@ def find_layers(model: nn.Module, ignore: Iterable[str]) -> dict[str, nn.Linear]
     return found
 
 
+def layer_of(model: nn.Module, name: str) -> nn.Linear:
+    """A layer by its name."""
+    found = model.get_submodule(name)
+    assert isinstance(found, nn.Linear), "only linear layers are tuned"
+    return found
+
+
 def find_groups(model: nn.Module, layers: Mapping[str, nn.Linear], batch: Batch) -> list[Group]:
     """The groups of layers in the order of their calls; layers that a batch does not reach are in none."""
     calls: list[tuple[str, torch.Tensor]] = []

@@ -12,7 +12,7 @@ from steelyard.recipes import Recipe
 from steelyard.tuning.batches import Batch, divergence, for_inference, output_of
 from steelyard.tuning.emulation import quantized_inputs, rounded_input, rounded_weights
 from steelyard.tuning.grids import input_scheme, searched
-from steelyard.tuning.layers import Group
+from steelyard.tuning.layers import Group, layer_of
 
 Formats = Mapping[str, Recipe | None]
 Scores = dict[str, dict[str, float]]
@@ -67,7 +67,7 @@ def _weights(model: nn.Module, groups: Sequence[Group], formats: Formats) -> dic
     made: dict[tuple[str, str], torch.Tensor] = {}
     for group in groups:
         for layer in group.layers:
-            weight = model.get_submodule(layer).weight.detach()
+            weight = layer_of(model, layer).weight.detach()
             for name, recipe in formats.items():
                 if recipe is not None:
                     key = layer, recipe.name

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from steelyard import recipes
 from steelyard.driver.net import CompiledModule
@@ -22,7 +23,7 @@ from steelyard.tuning.calibration import compensated
 from steelyard.tuning.choice import Choice, Space, shapes_of
 from steelyard.tuning.emulation import quantized_inputs, rounded_weights
 from steelyard.tuning.gptq import Options
-from steelyard.tuning.layers import Group, find_groups, find_layers, other_layers
+from steelyard.tuning.layers import Group, find_groups, find_layers, layer_of, other_layers
 from steelyard.tuning.sensitivity import Scores, by_divergence, by_gradient, mean_divergence
 
 FORMATS = ("nvfp4-4over6", "nvfp4-4over6/mxfp8", "nvfp4-4over6/none", "mxfp4/mxfp8", "mxfp8", "fp8-row", "none")
@@ -164,7 +165,7 @@ def _space(
 ) -> Space:
     shapes = shapes_of(model, groups)
     sizes = [(group.rows, *shapes[layer]) for group in groups for layer in group.layers]
-    dtype = model.get_submodule(groups[0].layers[0]).weight.dtype
+    dtype = layer_of(model, groups[0].layers[0]).weight.dtype
     if costs is not None:
         cost_tables.check(costs, sizes, formats)
     elif speed is not None:
@@ -270,7 +271,7 @@ def _folder(folder: str | Path | None, model: nn.Module, batches: Sequence[Batch
     if folder is None:
         return None
     digest = hashlib.sha256(json.dumps(settings).encode())
-    for leaf in torch.utils._pytree.tree_leaves(batches):
+    for leaf in tree_leaves(batches):
         digest.update(leaf.cpu().numpy().tobytes() if isinstance(leaf, torch.Tensor) else repr(leaf).encode())
     for name, parameter in model.named_parameters():
         digest.update(f"{name} {tuple(parameter.shape)} {float(parameter.detach().float().sum())}".encode())

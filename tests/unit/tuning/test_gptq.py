@@ -19,9 +19,9 @@ def correlated(rows: int = 400, columns: int = COLUMNS) -> torch.Tensor:
     return torch.randn(rows, columns) @ torch.randn(columns, columns) * torch.logspace(0.5, -0.5, columns)
 
 
-def statistics_of(given: torch.Tensor, exact: torch.Tensor | None = None) -> Statistics:
-    made = Statistics(given.shape[1])
-    made.add(given, given if exact is None else exact)
+def statistics_of(x: torch.Tensor) -> Statistics:
+    made = Statistics(x.shape[1])
+    made.add(x)
     return made
 
 
@@ -90,18 +90,6 @@ def test_searched_scales_lose_less_than_those_of_amaxes(name, quantizer):
     weight = torch.randn(64, 256) * torch.rand(64, 1)
     found = searched(weight, recipes.get(name))
     assert (found - weight).square().sum() <= (quantizer(weight).dequantize() - weight).square().sum()
-
-
-def test_weights_follow_inputs_that_were_changed():
-    torch.manual_seed(0)
-    x = torch.randn(400, 32)
-    # Values of E4M3, and 448 in each row: its scale is 1, then 1/2.
-    weight = torch.randn(8, 32).to(torch.float8_e4m3fn).float()
-    weight[:, 0] = 448.0
-    made = compensate(weight, statistics_of(2 * x, x), RowGrid, Options(damping=0.0))
-    assert torch.allclose(made.values, weight / 2, rtol=1e-5, atol=1e-5)
-    kept = compensate(weight, statistics_of(2 * x, x), RowGrid, Options(follow=0.0))
-    assert torch.equal(kept.values, weight)
 
 
 def test_zero_weights_and_inputs_stay_zero():
