@@ -8,6 +8,7 @@ from contest import Contender, Maker, compete, contest_table
 from report import Table
 
 from steelyard.runtime.cpu.attention import attend
+from steelyard.runtime.cpu.attention_backward import differentiate
 from steelyard.tensor.cached_rows import encode_rows
 
 # Heads, and key heads: those of GPT-2, of SmolLM2 135M, and of a Llama of 302 M parameters.
@@ -19,7 +20,9 @@ _COPIES = 4
 """Of an FP8 cache, which is a quarter as large as a float32 one."""
 CACHE_BYTES = 64e6
 """Of the caches that are used in turn, so that none of them is near when its turn comes."""
-AIMS = {"causal": 1.6, "token": 1.3}
+# Batch, heads and tokens of what a GPT of 4 layers and 512 columns trains on, and of a longer text.
+TRAINED = ((4, 8, 512), (1, 8, 2048))
+AIMS = {"causal": 1.6, "token": 1.3, "backward": 1.6}
 FP8 = "steelyard, FP8 cache"
 
 Attend = Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -27,11 +30,15 @@ Attend = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 def measure(quick: bool = False) -> Table:
     """One row per sizes, threads and contender."""
-    title = "Causal attention of a prompt, and of one token over cached ones, float32, head size 64"
+    title = "Causal attention of a prompt and its backward, and of one token over cached ones, head size 64"
     table = contest_table(title, "torch", held="keys and values")
     table.notes.append(f"{FP8}: keys and values in E4M3, read as codes; the error is that of the format.")
     table.notes.append("One token: the caches of several layers are used in turn, so that none of them is in a cache.")
     for threads in (1, 2):
+        for sizes in TRAINED[:1] if quick else TRAINED:
+            for dtype in (torch.float32, torch.bfloat16):
+                work = f"backward of {sizes[0]} x {sizes[2]} tokens, {sizes[1]} heads, {str(dtype)[6:]}"
+                _compete(table, work, threads, _differentiating(*sizes, dtype), AIMS["backward"], quick)
         for heads, key_heads in HEADS[:1] if quick else HEADS:
             for tokens in PROMPTS[:1] if quick else PROMPTS:
                 makers = _makers([_tensors(heads, key_heads, tokens, tokens)], causal=True)
@@ -119,3 +126,17 @@ def _appending(layers: list[list[torch.Tensor]]) -> dict[str, Maker]:
         name: lambda run=run: Contender(lambda: [run(*layer) for layer in layers][-1], held)
         for name, run in runs.items()
     }
+
+
+def _differentiating(batch: int, heads: int, tokens: int, dtype: torch.dtype) -> dict[str, Maker]:
+    """The backward of causal attention; the gradients of query, key and value are one result."""
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    query, key, value, grad_out = (torch.randn(batch, heads, tokens, SIZE).to(dtype) for _ in range(4))
+    out, logsumexp = attend(query, key, value, None, True, None)
+    given = (grad_out, query, key, value, out, logsumexp)
+    runs = {
+        "torch": lambda: backward(*given, 0.0, True),
+        "steelyard": lambda: differentiate(*given, None, True, None),
+    }
+    held = sum(x.numel() * x.element_size() for x in given)
+    return {name: lambda run=run: Contender(lambda: torch.stack(run()), held) for name, run in runs.items()}

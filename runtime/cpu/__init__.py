@@ -4,6 +4,7 @@ from steelyard import knobs
 from steelyard.errors import TargetError, shown
 from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.attention import attention
+from steelyard.runtime.cpu.attention_backward import attention_backward
 from steelyard.runtime.cpu.decoding import dequantize, swizzle, transpose
 from steelyard.runtime.cpu.delayed import update_scale
 from steelyard.runtime.cpu.elementwise import elementwise
@@ -17,6 +18,7 @@ __all__ = [
     "PackedWeight",
     "amax",
     "attention",
+    "attention_backward",
     "count_saturated",
     "dequantize",
     "elementwise",

@@ -39,6 +39,16 @@ def attention(
       head, token, 1), or neither is
     """
     are_codes = key_scales is not None or value_scales is not None
+    check_attention(query, key, value, mask, are_codes=are_codes)
+    if not are_codes:
+        return attend(query, key, value, mask, bool(causal), scale)
+    for name, scales in {"key_scales": key_scales, "value_scales": value_scales}.items():
+        _check_scales(name, scales, (*key.shape[:3], 1))
+    return attend(query, key, value, mask, bool(causal), scale, (key_scales, value_scales))
+
+
+def check_attention(query: Any, key: Any, value: Any, mask: Any, *, are_codes: bool = False) -> None:
+    """Raise `ConstraintError` unless the constraints of `attention` hold, but for those of scales."""
     for name, tensor in {"query": query, "key": key, "value": value}.items():
         _check_heads(name, tensor, torch.uint8 if are_codes and name != "query" else query.dtype)
     shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (query, key, value))
@@ -50,11 +60,6 @@ def attention(
     require(fits and divides, "attention_sizes", f"{message}, got query, key and value of {shapes}")
     if mask is not None:
         _check_mask(mask, (batch, heads, queries, keys), query.dtype)
-    if not are_codes:
-        return attend(query, key, value, mask, bool(causal), scale)
-    for name, scales in {"key_scales": key_scales, "value_scales": value_scales}.items():
-        _check_scales(name, scales, (batch, key_heads, keys, 1))
-    return attend(query, key, value, mask, bool(causal), scale, (key_scales, value_scales))
 
 
 def attend(
@@ -81,11 +86,11 @@ def attend(
         scales = tuple(one.resolve_neg() for one in scales)
     _cpu.attention(
         (batch, heads, key_heads, queries, keys, size),
-        _view(query),
-        _view(key),
-        _view(value),
-        None if mask is None else _view(mask),
-        _view(out),
+        view_of(query),
+        view_of(key),
+        view_of(value),
+        None if mask is None else view_of(mask),
+        view_of(out),
         logsumexp.data_ptr(),
         (1 / math.sqrt(size) if size else 1.0) if scale is None else scale,
         causal,
@@ -95,7 +100,7 @@ def attend(
     return out, logsumexp.transpose(1, 2)
 
 
-def _view(x: torch.Tensor) -> tuple:
+def view_of(x: torch.Tensor) -> tuple:
     """What the kernel reads a tensor by."""
     # Codes have no dtype of theirs.
     return x.data_ptr(), DTYPES.get(x.dtype, DTYPES[torch.float32]), *x.stride()

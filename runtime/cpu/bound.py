@@ -19,6 +19,7 @@ from steelyard.formats.parts import part_shapes, stored_shape
 from steelyard.ir.kernel_calls import (
     AdvanceRngCall,
     AmaxCall,
+    AttentionBackwardCall,
     AttentionCall,
     CopyCall,
     CopySlots,
@@ -46,6 +47,7 @@ from steelyard.ir.kernel_calls import (
 from steelyard.runtime import _cpu, dtypes
 from steelyard.runtime.cpu import bound_groups, bound_measures, decoding, delayed, producers, quantization, saturation
 from steelyard.runtime.cpu.arguments import ACTIVATIONS, DTYPES, TENSORS, scheme_bits
+from steelyard.runtime.cpu.attention_backward import differentiate
 from steelyard.runtime.cpu.elementwise import bind_program, row_major
 from steelyard.runtime.cpu.gemm import PACKED
 from steelyard.runtime.quantizers import Quantizers, own_algorithm
@@ -294,6 +296,17 @@ def _bind_attention(call: AttentionCall, _: Quantizers) -> Bound:
 def _bind_elementwise(call: ElementwiseCall, _: Quantizers) -> Bound:
     strides = {name: row_major(shape) if name in call.addressed else None for name, shape in call.shapes.items()}
     return bind_program(call.parsed, call.dtypes, strides, call.sizes), _allocate_products(call)
+
+
+@bind.register
+def _bind_attention_backward(call: AttentionBackwardCall, _: Quantizers) -> Bound:
+    causal, scale = call.causal, call.scale
+
+    def attention_backward(*values: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        mask = values[6] if len(values) > 6 else None
+        return differentiate(*values[:6], mask, causal, scale)
+
+    return attention_backward, None
 
 
 @bind.register

@@ -13,6 +13,7 @@
 
 namespace steelyard {
 
+struct AttentionGradients;
 struct AttentionProblem;
 struct ElementwiseProgram;
 struct ElementwiseTensor;
@@ -98,6 +99,7 @@ void run_gemm(const GemmArguments &arguments, int threads);
 
 // Any sizes may be 0.
 void run_attention(const AttentionProblem &problem, int threads);
+void run_attention_backward(const AttentionGradients &gradients, int threads);
 
 // Runs a program on the tensors that it numbers, with the sizes that it leaves
 // to its calls. Any size may be 0.

@@ -178,7 +178,8 @@ def rows_of(module: ir.Module, target: str = CPU) -> list[Row]:
             row = row if chosen is None else _experts_on_cuda(row, plan_grouped_gemm(view, chosen), view)
         elif HIGH_PRECISION in op.attributes:
             row = _high_precision_row(op)
-            row = replace(row, kernel="cpu attention") if chosen is None and attention_call(op) else row
+            call = attention_call(op) if chosen is None else None
+            row = row if call is None else replace(row, kernel=f"cpu {call.OPERATION}")
         else:
             continue
         row = replace(row, source=source_of(op.location))

@@ -4,6 +4,7 @@ Kernels on every target write the same codes, scales and amaxes, byte for byte.
 """
 
 from steelyard.reference.attention import attention
+from steelyard.reference.attention_backward import attention_backward
 from steelyard.reference.delayed import update_scale
 from steelyard.reference.dequantize import dequantize
 from steelyard.reference.elementwise import elementwise
@@ -15,6 +16,7 @@ from steelyard.reference.quantize import amax, quantize
 __all__ = [
     "amax",
     "attention",
+    "attention_backward",
     "dequantize",
     "elementwise",
     "grouped_qgemm",

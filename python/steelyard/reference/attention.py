@@ -8,10 +8,10 @@ import torch
 
 from steelyard.reference.casts import E4M3, decode
 
-_UNIT = 2.0**-24
+UNIT = 2.0**-24
 """The largest relative error of rounding to float32."""
-_ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-_SMALLEST = {torch.float32: 2.0**-149, torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24}
+ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+SMALLEST = {torch.float32: 2.0**-149, torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24}
 _BLOCK_KEYS = 64
 """What was summed is multiplied by a factor no more often than after so many keys, and once more for each chunk."""
 _LARGEST_CODE = 448.0
@@ -52,15 +52,15 @@ def attention(
     may round that product, or multiply scores and weights by the scales instead: a unit of each, either way.
     """
     group = query.shape[1] // max(key.shape[1], 1)
-    q = _doubles(query)
+    q = doubles(query)
     pairs = ((key, key_scales), (value, value_scales))
-    k, v = (np.repeat(_doubles(x) if own is None else _decoded(x, own), group, axis=1) for x, own in pairs)
+    k, v = (np.repeat(doubles(x) if own is None else _decoded(x, own), group, axis=1) for x, own in pairs)
     scaled = 0 if key_scales is None else 1
     size, keys = query.shape[3], key.shape[2]
     factor = scale if scale is not None else 1 / math.sqrt(max(size, 1))
     scores = factor * (q @ k.swapaxes(2, 3))
     if mask is not None:
-        scores = scores + _doubles(mask)
+        scores = scores + doubles(mask)
     if causal:
         scores = np.where(np.tri(*scores.shape[2:], dtype=bool), scores, -np.inf)
     largest = scores.max(axis=3, keepdims=True, initial=-np.inf)
@@ -74,22 +74,22 @@ def attention(
     seen = weights > 0
     units = np.where(seen, (size + 2 + scaled) * magnitudes + np.abs(scores) + np.abs(scores - base) + steps, 0)
     # A little more, for products of errors.
-    errors = 1.01 * _UNIT * weights * units
+    errors = 1.01 * UNIT * weights * units
     whole = errors.sum(axis=3, keepdims=True)
     # Weights below the normal numbers of float32 are zeros to the kernel.
     lost = keys * 2.0**-125
-    span = np.abs(v) if value_scales is None else _LARGEST_CODE * np.abs(_doubles(value_scales)).max(initial=0) + 0 * v
+    span = np.abs(v) if value_scales is None else _LARGEST_CODE * np.abs(doubles(value_scales)).max(initial=0) + 0 * v
     out, spread = weights @ v, weights @ np.abs(v)
-    rounding = _ROUNDING[query.dtype] * np.abs(out) + _SMALLEST[query.dtype]
+    rounding = ROUNDING[query.dtype] * np.abs(out) + SMALLEST[query.dtype]
     out_bound = errors @ np.abs(v) + whole * spread + lost * span.sum(axis=2, keepdims=True) + rounding
     logarithm = np.where(total > 0, base + np.log(np.where(total > 0, total, 1)), 0)
-    logarithm_bound = whole + lost + _UNIT * (np.abs(base) + np.abs(logarithm) + 4)
+    logarithm_bound = whole + lost + UNIT * (np.abs(base) + np.abs(logarithm) + 4)
     return Attention(out, logarithm[..., 0], out_bound, logarithm_bound[..., 0])
 
 
 def _decoded(codes: torch.Tensor, scales: torch.Tensor) -> np.ndarray:
-    return decode(codes.numpy(), E4M3).astype(np.float64) * _doubles(scales)
+    return decode(codes.numpy(), E4M3).astype(np.float64) * doubles(scales)
 
 
-def _doubles(x: torch.Tensor) -> np.ndarray:
+def doubles(x: torch.Tensor) -> np.ndarray:
     return x.detach().to(torch.float64).numpy()

@@ -21,9 +21,9 @@
 
 namespace steelyard {
 
-// What the codes of a token of a head are multiplied by; any strides, in
-// elements.
-struct TokenScales {
+// A float32 for each token of each head, such as the scale of its codes; any
+// strides, in elements.
+struct TokenFloats {
   const float *data;
   int64_t batch_stride, head_stride, token_stride;
 };
@@ -35,7 +35,7 @@ struct HeadsView {
   void *data;
   Dtype dtype;
   int64_t batch_stride, head_stride, token_stride, column_stride;
-  TokenScales scales{};
+  TokenFloats scales{};
 };
 
 struct AttentionProblem {
@@ -46,6 +46,16 @@ struct AttentionProblem {
   float *logsumexp;                 // of the scores, (batch, query, head)
   float scale;
   bool causal;
+};
+
+// What attention is differentiated from and into. Of the forward, `problem` has
+// all but its results. No gradient of the mask is made. NaN and infinities may
+// spread to gradients of tokens that do not see each other.
+struct AttentionGradients {
+  AttentionProblem problem;
+  HeadsView out, grad_out;
+  TokenFloats logsumexp;
+  HeadsView grad_query, grad_key, grad_value;
 };
 
 inline constexpr int64_t kBlockQueries = 64;
@@ -79,6 +89,9 @@ void attend_blocks(const AttentionCall &call, int64_t begin, int64_t end);
 void attend_few(const AttentionCall &call, int64_t begin, int64_t end);
 // Tasks: batches * key_heads.
 void merge_few(const AttentionCall &call, int64_t begin, int64_t end);
+// Tasks: batches * key_heads: the heads of a key head add to its gradients.
+void attend_backward(const AttentionGradients &call, int64_t begin,
+                     int64_t end);
 } // namespace STEELYARD_ISA
 #endif
 

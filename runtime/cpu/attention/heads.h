@@ -37,7 +37,7 @@ struct KeptHead {
 static inline KeptHead kept_head(const HeadsView &x, int64_t batch,
                                  int64_t head, int64_t tokens,
                                  int64_t columns) {
-  const TokenScales &scales = x.scales;
+  const TokenFloats &scales = x.scales;
   const int64_t first = batch * scales.batch_stride + head * scales.head_stride;
   return {head_of(x, batch, head, tokens, columns),
           scales.data ? scales.data + first : nullptr, scales.token_stride};

@@ -132,4 +132,68 @@ static inline void multiply_values(const float *weights, const float *value,
                                 sums + d, columns);
 }
 
+// sums += weights values: `rows` rows of sums, each of n weights that are
+// `step` apart, with the rows of weights `row_step` apart.
+template <int rows, int vectors>
+static inline void add_weighted(const float *weights, int64_t row_step,
+                                int64_t step, const float *values,
+                                int64_t stride, int64_t n, float *sums,
+                                int64_t sums_stride) {
+  WidestFloats sum[rows][vectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; ++v)
+      sum[r][v] = load<WidestFloats>(sums + r * sums_stride + v * kLanes);
+  for (int64_t i = 0; i < n; ++i) {
+    WidestFloats lanes[vectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; ++v)
+      lanes[v] = load<WidestFloats>(values + i * stride + v * kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r) {
+      const WidestFloats weight = all_lanes(weights[r * row_step + i * step]);
+#pragma GCC unroll 8
+      for (int v = 0; v < vectors; ++v)
+        sum[r][v] = multiply_add(weight, lanes[v], sum[r][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; ++v)
+      store(sums + r * sums_stride + v * kLanes, sum[r][v]);
+}
+
+// The same for any number of rows and of columns, in whole vectors.
+template <int vectors>
+static inline void add_weighted(const float *weights, int64_t row_step,
+                                int64_t step, const float *values,
+                                int64_t stride, int64_t n, float *sums,
+                                int64_t rows, int64_t columns) {
+  int64_t r = 0;
+  for (; r + kQueriesAtOnce <= rows; r += kQueriesAtOnce)
+    add_weighted<kQueriesAtOnce, vectors>(weights + r * row_step, row_step,
+                                          step, values, stride, n,
+                                          sums + r * columns, columns);
+  for (; r < rows; ++r)
+    add_weighted<1, vectors>(weights + r * row_step, row_step, step, values,
+                             stride, n, sums + r * columns, columns);
+}
+
+static inline void add_weighted(const float *weights, int64_t row_step,
+                                int64_t step, const float *values, int64_t n,
+                                float *sums, int64_t rows, int64_t columns) {
+  int64_t d = 0;
+  for (; d + kColumnVectors * kLanes <= columns; d += kColumnVectors * kLanes)
+    add_weighted<kColumnVectors>(weights, row_step, step, values + d, columns,
+                                 n, sums + d, rows, columns);
+  for (; d + 2 * kLanes <= columns; d += 2 * kLanes)
+    add_weighted<2>(weights, row_step, step, values + d, columns, n, sums + d,
+                    rows, columns);
+  for (; d < columns; d += kLanes)
+    add_weighted<1>(weights, row_step, step, values + d, columns, n, sums + d,
+                    rows, columns);
+}
+
 } // namespace steelyard::STEELYARD_ISA

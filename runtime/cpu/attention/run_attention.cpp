@@ -57,4 +57,12 @@ void run_attention(const AttentionProblem &problem, int threads) {
     run_blocks(problem, threads);
 }
 
+void run_attention_backward(const AttentionGradients &gradients, int threads) {
+  const KernelTable &table = kernels();
+  parallel_for(gradients.problem.batches * gradients.problem.key_heads, 1,
+               threads, [&](int64_t begin, int64_t end) {
+                 table.attend_backward(gradients, begin, end);
+               });
+}
+
 } // namespace steelyard

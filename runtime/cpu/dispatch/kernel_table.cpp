@@ -33,6 +33,7 @@ const KernelTable table{
     .attend_blocks = attend_blocks,
     .attend_few = attend_few,
     .merge_few = merge_few,
+    .attend_backward = attend_backward,
     .quantize = quantize,
     .dequantize = dequantize,
     .elementwise = elementwise,

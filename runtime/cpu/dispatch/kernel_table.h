@@ -24,6 +24,7 @@ namespace steelyard {
 
 struct AmaxCall;
 struct AttentionCall;
+struct AttentionGradients;
 struct QuantizeCall;
 struct DequantizeCall;
 struct ElementwiseCall;
@@ -40,6 +41,8 @@ struct KernelTable {
   void (*attend_blocks)(const AttentionCall &call, int64_t begin, int64_t end);
   void (*attend_few)(const AttentionCall &call, int64_t begin, int64_t end);
   void (*merge_few)(const AttentionCall &call, int64_t begin, int64_t end);
+  void (*attend_backward)(const AttentionGradients &call, int64_t begin,
+                          int64_t end);
   void (*quantize)(const QuantizeCall &call, int64_t begin, int64_t end);
   void (*dequantize)(const DequantizeCall &call, int64_t begin, int64_t end);
   void (*elementwise)(const ElementwiseCall &call, int64_t begin, int64_t end);

@@ -11,6 +11,7 @@ from steelyard.formats.schemes import CACHED, CACHED_STATIC, Scheme
 from steelyard.ir.kernel_calls import (
     AdvanceRngCall,
     AmaxCall,
+    AttentionBackwardCall,
     AttentionCall,
     CountSaturatedCall,
     Declarations,
@@ -92,6 +93,12 @@ CASES = {
             "device": "cpu",
             "has_destinations": True,
         },
+    ),
+    "attention_backward": (
+        AttentionBackwardCall,
+        [*((name, HEADS) for name in ("grad_out", "query", "key", "value", "out")), ("logsumexp", "tensor<2x4x?xf32>")],
+        [("grad_query", HEADS), ("grad_key", HEADS), ("grad_value", HEADS)],
+        {"causal": True},
     ),
     "quantize": (
         QuantizeCall,

@@ -8,7 +8,7 @@ All calls that are set alike share a declaration, so the declarations of a modul
 each operation is a frozen dataclass (`GemmCall`, `QuantizeCall`, ...), read from a declaration or written as one.
 """
 
-from steelyard.ir.kernel_calls.attention import AttentionCall
+from steelyard.ir.kernel_calls.attention import AttentionBackwardCall, AttentionCall
 from steelyard.ir.kernel_calls.base import DEVICES, SIZE, Device, KernelCall, Slot, matrix_shape
 from steelyard.ir.kernel_calls.copies import CopySlots
 from steelyard.ir.kernel_calls.declarations import (
@@ -53,6 +53,7 @@ __all__ = [
     "SIZE",
     "AdvanceRngCall",
     "AmaxCall",
+    "AttentionBackwardCall",
     "AttentionCall",
     "CopyCall",
     "CopySlots",

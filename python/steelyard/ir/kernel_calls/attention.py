@@ -87,3 +87,50 @@ class AttentionCall(KernelCall):
             message = f"scales of {name} must be f32 of {format_shape(wanted)}, got {scales.dtype} of"
             fits = scales.dtype == "f32" and scales.shape == wanted
             require(fits, "attention_c4", f"{message} {format_shape(scales.shape)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionBackwardCall(KernelCall):
+    """The gradients of query, key and value, from what attention took and made, and the gradient of its result.
+
+    Constraints, beside those of all calls:
+    - attention_backward_c1: all tensors but logsumexp and mask are (batch, head, token, column), all of f32, of bf16 or
+      of f16
+    - attention_backward_c2: logsumexp is (batch, head, token) of f32; a mask has 2 or 4 dims, and is f32 or what the
+      query is
+    """
+
+    OPERATION: ClassVar[str] = "attention_backward"
+
+    causal: bool = False
+    """Query i sees keys 0 to i."""
+    scale: float | None = None
+    """None for one over the square root of the head size."""
+
+    @property
+    def mask(self) -> int | None:
+        """The position of what is added to scores."""
+        return self.operand("mask")
+
+    def operand_names(self) -> Names:
+        return Names(("grad_out", "query", "key", "value", "out", "logsumexp"), ("mask",))
+
+    def result_names(self) -> Names:
+        return Names(("grad_query", "grad_key", "grad_value"))
+
+    def check(self) -> None:
+        super().check()
+        heads = [self._tensor(position) for position in (*range(5), *self._result_positions.values())]
+        fits = all(len(info.shape) == _RANK for info in heads) and heads[0].dtype in _DTYPES
+        found = ", ".join(f"{len(info.shape)} dims of {info.dtype}" for info in heads)
+        message = f"heads and their gradients must have 4 dims of one of {', '.join(_DTYPES)}, got {found}"
+        require(fits and len({info.dtype for info in heads}) == 1, "attention_backward_c1", message)
+        sums = self._tensor(self._required("logsumexp"))
+        fits = len(sums.shape) == _RANK - 1 and sums.dtype == "f32"
+        message = f"logsumexp must have 3 dims of f32, got {len(sums.shape)} dims of {sums.dtype}"
+        require(fits, "attention_backward_c2", message)
+        if self.mask is not None:
+            mask = self._tensor(self.mask)
+            fits = len(mask.shape) in (2, _RANK) and mask.dtype in ("f32", heads[0].dtype)
+            message = f"mask must have 2 or 4 dims of {' or '.join(sorted({'f32', heads[0].dtype}))}"
+            require(fits, "attention_backward_c2", f"{message}, got {len(mask.shape)} dims of {mask.dtype}")
