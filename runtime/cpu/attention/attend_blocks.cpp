@@ -7,7 +7,7 @@ namespace steelyard::STEELYARD_ISA {
 static_assert(kPanel % 8 == 0 && kBlockQueries % kPanel == 0);
 static constexpr int64_t kPanels = kBlockQueries / kPanel;
 // Read by every panel of a block while they are in cache.
-static constexpr int64_t kBlockKeys = 96;
+static constexpr int64_t kBlockKeys = 192;
 
 // What one block of queries of one head needs.
 class QueryBlock {
@@ -133,6 +133,14 @@ private:
     }
   }
 
+  // Makes a weight of a score.
+  static WidestFloats weigh(float *score, WidestFloats base) {
+    const WidestFloats weight =
+        exp_of_negative(load<WidestFloats>(score) - base);
+    store(score, weight);
+    return weight;
+  }
+
   // Makes weights of scores, and the factors of what was summed before.
   void exponentiate(int64_t panel, int64_t keys, float *factors) {
     for (int v = 0; v < kPanelVectors; ++v) {
@@ -140,24 +148,29 @@ private:
             *totals = totals_ + panel * kPanel + v * kLanes,
             *scores = scores_ + v * kLanes;
       const WidestFloats before = load<WidestFloats>(largest);
-      WidestFloats found[2] = {before, before};
-      for (int64_t k = 0; k < keys; ++k)
-        found[k % 2] =
-            maximum(found[k % 2], load<WidestFloats>(scores + k * kPanel));
-      const WidestFloats after = maximum(found[0], found[1]),
-                         base = finite_maximum(after);
-      WidestFloats total[2] = {};
-      for (int64_t k = 0; k < keys; ++k) {
-        const WidestFloats weight =
-            exp_of_negative(load<WidestFloats>(scores + k * kPanel) - base);
-        store(scores + k * kPanel, weight);
-        total[k % 2] += weight;
+      // Keys by turns, so that neither sum waits for the other.
+      WidestFloats even = before, odd = before;
+      int64_t k = 0;
+      for (; k + 2 <= keys; k += 2) {
+        even = maximum(even, load<WidestFloats>(scores + k * kPanel));
+        odd = maximum(odd, load<WidestFloats>(scores + (k + 1) * kPanel));
       }
+      if (k < keys)
+        even = maximum(even, load<WidestFloats>(scores + k * kPanel));
+      const WidestFloats after = maximum(even, odd),
+                         base = finite_maximum(after);
+      WidestFloats total = {}, other = {};
+      for (k = 0; k + 2 <= keys; k += 2) {
+        total += weigh(scores + k * kPanel, base);
+        other += weigh(scores + (k + 1) * kPanel, base);
+      }
+      if (k < keys)
+        total += weigh(scores + k * kPanel, base);
       const WidestFloats factor = exp_of_negative(before - base);
       store(factors + v * kLanes, factor);
       store(largest, after);
-      store(totals, multiply_add(load<WidestFloats>(totals), factor,
-                                 total[0] + total[1]));
+      store(totals,
+            multiply_add(load<WidestFloats>(totals), factor, total + other));
     }
   }
 
