@@ -76,13 +76,27 @@ bool is_dense(const ElementwiseCall &call, const StridedAccess &access) {
   return true;
 }
 
+// Whether one step computes what is stored from float32 tensors, all of them
+// one run of memory: then no register is filled.
+bool needs_no_registers(const ElementwiseCall &call) {
+  if (call.constant_count > 0 || call.step_count != call.access_count + 1)
+    return false;
+  for (int a = 0; a < call.access_count; ++a) {
+    const StridedAccess &access = call.accesses[a];
+    if (access.type != ElementType::f32 || !access.is_dense)
+      return false;
+  }
+  return true;
+}
+
 void cut(ElementwiseCall &call) {
   const int64_t columns = call.sizes[call.dims - 1];
   call.rows = 1;
   for (int d = 0; d + 1 < call.dims; ++d)
     call.rows *= call.sizes[d];
-  // Bytes need no registers: rows are copied whole.
-  const int64_t most = call.is_copy ? kGrainElements : call.register_size;
+  const int64_t most = call.is_copy || needs_no_registers(call)
+                           ? kGrainElements
+                           : call.register_size;
   call.pieces = (columns + most - 1) / most;
   call.chunk_columns = columns < most ? columns : most;
   const int64_t fitting = most / call.chunk_columns;
