@@ -5,7 +5,7 @@ from collections.abc import Hashable
 from torch_mlir import ir
 
 from steelyard.ir.functions import functions_of
-from steelyard.ir.torch_ops import op_name
+from steelyard.ir.torch_ops import op_name, writes_in_place
 from steelyard.ir.view_ops import SHARES_MEMORY
 from steelyard.passes.pipeline.registry import register_pass
 
@@ -29,10 +29,9 @@ def merge_duplicates(module: ir.Operation) -> None:
 def _merge(function: ir.Operation) -> None:
     known: dict[Hashable, ir.Operation] = {}
     for op in [op.operation for op in function.regions[0].blocks[0].operations]:
-        name = op_name(op)
-        if name.endswith("_"):
+        if writes_in_place(op):
             known.clear()
-        if name in _MERGED and not any(_is_returned(result) for result in op.results):
+        if op_name(op) in _MERGED and not any(_is_returned(result) for result in op.results):
             _merge_op(op, known)
 
 

@@ -9,11 +9,11 @@ from steelyard.formats.dtypes import ITEM_SIZES
 from steelyard.formats.elementwise import MOST_DIMS
 from steelyard.ir.attributes import PARAMETER, STATE
 from steelyard.ir.functions import argument_attributes
-from steelyard.ir.torch_ops import defining_op, info_of, op_name
+from steelyard.ir.torch_ops import defining_op, info_of, op_name, writes_in_place
 from steelyard.ir.view_ops import RESHAPES
 from steelyard.passes.support.element_loops import CAT, SELECT_BACKWARD, SLICE_BACKWARD, element_operands, is_element_op
-from steelyard.passes.support.element_places import is_view, view_source
-from steelyard.passes.support.element_steps import is_cheap
+from steelyard.passes.support.element_places import base_of, is_view
+from steelyard.passes.support.element_steps import CASTS, is_cheap
 
 _MOVING = (CAT, SELECT_BACKWARD, SLICE_BACKWARD)
 """Ops whose operands are in other places than their results."""
@@ -55,8 +55,7 @@ class Groups:
         """At each op: how many ops before it write in place, and how many do work of another kind than ours."""
         segments, work = [0], [0]
         for op in self._ops:
-            writes = op_name(op).split(".")[-1].endswith("_") or ".".join(op_name(op).split(".")[:3]).endswith("_")
-            segments.append(segments[-1] + writes)
+            segments.append(segments[-1] + writes_in_place(op))
             is_free = op_name(op).startswith(_FREE) or is_view(op) or _is_element(op)
             work.append(work[-1] + (not is_free))
         return segments, work
@@ -121,7 +120,7 @@ class Groups:
             return False
         if self._work[begin + 1] == self._work[end]:
             return True
-        waiting = {base for one in element_operands(op) if (base := _base(one)) not in self._kept}
+        waiting = {base for one in element_operands(op) if (base := base_of(one)) not in self._kept}
         longer = [base for base in waiting if self._last_use(base, op) < end]
         return sum(map(_bytes, longer)) <= max(_bytes(op.result), _FEW_BYTES)
 
@@ -162,13 +161,13 @@ def _is_element(op: ir.Operation) -> bool:
     info = info_of(op.results[0]) if len(op.results) == 1 else None
     if info is None or info.namespace != "torch" or 0 in info.shape or len(info.shape) > MOST_DIMS:
         return False
-    return is_element_op(op)
+    # Where it has nothing to cast, torch hands on the tensor itself.
+    return is_element_op(op) and not (op_name(op) in CASTS and _dtype(op.operands[0]) == info.dtype)
 
 
-def _base(value: ir.Value) -> ir.Value:
-    while (source := view_source(value)) is not None:
-        value = source
-    return value
+def _dtype(value: ir.Value) -> str | None:
+    info = info_of(value)
+    return None if info is None else info.dtype
 
 
 def _shape(value: ir.Value) -> tuple[int | None, ...] | None:

@@ -20,11 +20,14 @@ from steelyard.formats.elementwise import (
     Step,
     Store,
 )
+from steelyard.ir.attributes import PARAMETER
+from steelyard.ir.functions import argument_name
 from steelyard.ir.torch_ops import constant_int, defining_op, info_of, op_name
 from steelyard.passes.support.element_places import (
     NotFusedError,
     Place,
     RefineError,
+    base_of,
     broadcast,
     moved,
     place_in_source,
@@ -168,6 +171,12 @@ def _size_source(dim: int, accesses: Sequence[Access], read: dict[str, ir.Value]
     raise NotFusedError
 
 
+def _is_weight(value: ir.Value) -> bool:
+    info = info_of(value)
+    is_matrix = info is not None and len(info.shape) > 1
+    return is_matrix and isinstance(value, ir.BlockArgument) and argument_name(value, PARAMETER) is not None
+
+
 class _Evaluation:
     """The steps of one loop. A value at the same place is computed once."""
 
@@ -234,7 +243,8 @@ class _Evaluation:
 
     def _load(self, value: ir.Value, place: Place) -> tuple[Operand, str]:
         info = info_of(value)
-        if info is None:
+        # A weight may be a quantized tensor when the program runs: torch's ops decode it.
+        if info is None or _is_weight(base_of(value)):
             raise NotFusedError
         if value not in self._inputs:
             self._inputs.append(value)

@@ -44,6 +44,13 @@ def view_source(value: ir.Value) -> ir.Value | None:
     return op.operands[0] if parted is None else parted.operands[0]
 
 
+def base_of(value: ir.Value) -> ir.Value:
+    """What a value is a view of, and of nothing in turn."""
+    while (source := view_source(value)) is not None:
+        value = source
+    return value
+
+
 def place_in_source(value: ir.Value, place: Place, sizes: Sequence[Size]) -> Place:
     """The place, in a view's source, of the element at a place of the view; `sizes` are those of the loop.
 

@@ -17,8 +17,7 @@ Emit = Callable[..., Operand]
 _UNARY = ("neg", "abs", "sqrt", "rsqrt", "reciprocal", "exp", "tanh", "erf", "sigmoid", "relu", "silu")
 _BINARY = ("add", "sub", "mul", "div")
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-COPIES = frozenset(("torch.aten.clone", "torch.aten.contiguous"))
-"""The same elements in new memory."""
+COPY = "torch.aten.clone"
 CASTS = frozenset(("torch.aten.to.dtype", "torch.aten._to_copy", "torch.prims.convert_element_type"))
 _CHEAP = frozenset((*_BINARY[:3], *_COMPARISONS, "neg", "logical_not", "logical_and", "logical_or", "where"))
 _FLOATS = ("f32", "bf16", "f16")
@@ -54,7 +53,7 @@ def _read_type(value: ir.Value) -> tuple[Operand, str]:
 def is_cheap(op: ir.Operation) -> bool:
     """Whether computing an element again costs about as much as loading it."""
     name = op_name(op).removeprefix("torch.aten.").partition(".")[0]
-    return name in _CHEAP or op_name(op) in CASTS | COPIES
+    return name in _CHEAP or op_name(op) in CASTS | {COPY}
 
 
 def _floats(values: Sequence[tuple[Operand, str]], dtype: str, emit: Emit) -> list[Operand]:
@@ -249,7 +248,7 @@ _RULES: dict[str, Callable] = {
     **{f"torch.aten.where.{kind}": _where for kind in ("self", "ScalarSelf", "ScalarOther", "Scalar")},
     "torch.aten.masked_fill.Scalar": _masked_fill,
     **dict.fromkeys(CASTS, _cast),
-    **dict.fromkeys(COPIES, _copy),
+    COPY: _copy,
     "torch.aten.pow.Tensor_Scalar": _power,
     "torch.aten.square": _square,
     **dict.fromkeys(_BOUNDS, _clamp),

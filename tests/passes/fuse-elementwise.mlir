@@ -114,15 +114,20 @@ func.func @chosen(%x: !torch.vtensor<[3],f32>) -> !torch.vtensor<[3],f32> {
   return %1 : !torch.vtensor<[3],f32>
 }
 
-// What programs do not have stays torch's: a factor of what is added, another dtype, integers, and a result whose dims
-// torch leaves in another order.
+// What programs do not have stays torch's: a factor of what is added, another dtype, integers, a result whose dims torch
+// leaves in another order, a cast to what a tensor is already, and what reads a weight, which may be quantized.
 // CHECK-LABEL: func.func @torchs_own
-// CHECK-NOT: call
+// CHECK-NOT: call @
 // CHECK: torch.aten.add.Tensor
 // CHECK: torch.aten.mul.Tensor
 // CHECK: torch.aten.add.Tensor
 // CHECK: torch.aten.neg
-func.func @torchs_own(%x: !torch.vtensor<[2,3],f32>, %d: !torch.vtensor<[2,3],f64>, %i: !torch.vtensor<[2,3],si64>) -> (!torch.vtensor<[2,3],f32>, !torch.vtensor<[2,3],f64>, !torch.vtensor<[2,3],si64>, !torch.vtensor<[3,2],f32>) {
+// CHECK: torch.aten.to.dtype
+// CHECK: torch.aten.relu
+func.func @torchs_own(%x: !torch.vtensor<[2,3],f32>, %d: !torch.vtensor<[2,3],f64>, %i: !torch.vtensor<[2,3],si64>, %w: !torch.vtensor<[2,3],f32> {scaled.parameter = "w"}) -> (!torch.vtensor<[2,3],f32>, !torch.vtensor<[2,3],f64>, !torch.vtensor<[2,3],si64>, !torch.vtensor<[3,2],f32>, !torch.vtensor<[2,3],f32>, !torch.vtensor<[2,3],f32>) {
+  %f32 = torch.constant.int 6
+  %false = torch.constant.bool false
+  %none = torch.constant.none
   %zero = torch.constant.int 0
   %one = torch.constant.int 1
   %two = torch.constant.int 2
@@ -131,5 +136,7 @@ func.func @torchs_own(%x: !torch.vtensor<[2,3],f32>, %d: !torch.vtensor<[2,3],f6
   %2 = torch.aten.add.Tensor %i, %i, %one : !torch.vtensor<[2,3],si64>, !torch.vtensor<[2,3],si64>, !torch.int -> !torch.vtensor<[2,3],si64>
   %3 = torch.aten.transpose.int %x, %zero, %one : !torch.vtensor<[2,3],f32>, !torch.int, !torch.int -> !torch.vtensor<[3,2],f32>
   %4 = torch.aten.neg %3 : !torch.vtensor<[3,2],f32> -> !torch.vtensor<[3,2],f32>
-  return %0, %1, %2, %4 : !torch.vtensor<[2,3],f32>, !torch.vtensor<[2,3],f64>, !torch.vtensor<[2,3],si64>, !torch.vtensor<[3,2],f32>
+  %5 = torch.aten.to.dtype %x, %f32, %false, %false, %none : !torch.vtensor<[2,3],f32>, !torch.int, !torch.bool, !torch.bool, !torch.none -> !torch.vtensor<[2,3],f32>
+  %6 = torch.aten.relu %w : !torch.vtensor<[2,3],f32> -> !torch.vtensor<[2,3],f32>
+  return %0, %1, %2, %4, %5, %6 : !torch.vtensor<[2,3],f32>, !torch.vtensor<[2,3],f64>, !torch.vtensor<[2,3],si64>, !torch.vtensor<[3,2],f32>, !torch.vtensor<[2,3],f32>, !torch.vtensor<[2,3],f32>
 }

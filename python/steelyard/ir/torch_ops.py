@@ -29,6 +29,11 @@ def op_name(op: ir.Operation) -> str:
     return ir.StringAttr(op.attributes["name"]).value if op.name == "torch.operator" else op.name
 
 
+def writes_in_place(op: ir.Operation) -> bool:
+    """Whether an op changes one of its operands, as torch's names say: `copy_`, `add_.Tensor`."""
+    return any(word.endswith("_") for word in op_name(op).split("."))
+
+
 def walk_ops(root: ir.Operation) -> Iterator[ir.Operation]:
     """Every op below a root, collected first so that the caller may change the IR."""
     found: list[ir.Operation] = []
