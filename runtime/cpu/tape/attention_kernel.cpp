@@ -32,7 +32,7 @@ HeadsView mask_of(const Tensor &x) {
 }
 
 // One alone, or one per token of each head, with a last dim of 1.
-TokenScales scales_of(const Tensor &x) {
+TokenFloats scales_of(const Tensor &x) {
   return {reinterpret_cast<const float *>(x.data), broadcast_stride(x, 0),
           broadcast_stride(x, 1), broadcast_stride(x, 2)};
 }
