@@ -1,9 +1,11 @@
 """`scaled-fuse-elementwise`."""
 
+from collections.abc import Sequence
+
 from torch_mlir import ir
 
 from steelyard.errors import ConstraintError
-from steelyard.formats.elementwise import OUT, Load, Program
+from steelyard.formats.elementwise import OUT, Load, Program, Size, Step
 from steelyard.ir.functions import functions_of
 from steelyard.ir.kernel_calls import SIZE, Declarations, ElementwiseCall, Slot, callee_of
 from steelyard.ir.torch_ops import defining_op, info_of, size_of
@@ -101,7 +103,7 @@ def _is_transposed(root: ir.Value, program: Program) -> bool:
     return any(len(loop.steps) == 2 and not _walks_rows(loop.steps[0], loop.sizes) for loop in program.loops)
 
 
-def _walks_rows(step, sizes) -> bool:
+def _walks_rows(step: Step, sizes: Sequence[Size]) -> bool:
     walked = [dim for dim, size in enumerate(sizes) if size != 1]
     if not isinstance(step, Load) or not walked or not step.access.indices:
         return True

@@ -45,7 +45,7 @@ def _merge_op(op: ir.Operation, known: dict[Hashable, ir.Operation]) -> None:
 
 
 def _key(op: ir.Operation) -> Hashable:
-    attributes = tuple(sorted((entry.name, str(entry.attr)) for entry in op.attributes))
+    attributes = tuple(sorted((name, str(op.attributes[name])) for name in op.attributes))
     types = tuple(str(result.type) for result in op.results)
     return op.name, tuple(op.operands), attributes, types
 

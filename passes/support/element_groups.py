@@ -5,6 +5,7 @@ from math import prod
 
 from torch_mlir import ir
 
+from steelyard.dialect.types import TensorInfo
 from steelyard.formats.dtypes import ITEM_SIZES
 from steelyard.formats.elementwise import MOST_DIMS
 from steelyard.ir.attributes import PARAMETER, STATE
@@ -149,8 +150,9 @@ class Groups:
         return found
 
 
-def _numel(info) -> int | None:
-    return None if None in info.shape else prod(info.shape)
+def _numel(info: TensorInfo) -> int | None:
+    known = [size for size in info.shape if size is not None]
+    return prod(known) if len(known) == len(info.shape) else None
 
 
 def _result(op: ir.Operation) -> ir.Value | None:

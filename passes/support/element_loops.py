@@ -129,7 +129,8 @@ def fused(root: ir.Value, inlined: set[ir.Value]) -> Fused:
     sizes = tuple(f"s{next(unknown)}" if size is None else size for size in info.shape)
     place = tuple(Index(((dim, 1),)) for dim in range(len(sizes)))
     inputs: list[ir.Value] = []
-    boxes, loops = [_Box(sizes, place)], []
+    boxes = [_Box(sizes, place)]
+    loops: list[Loop] = []
     while boxes:
         box = boxes.pop(0)
         try:
@@ -233,7 +234,8 @@ class _Evaluation:
                 return self._piece(op, place)
             case "torch.aten.select_backward" | "torch.aten.slice_backward":
                 return self._padded(op, place)
-        return compute(op, lambda one: self._operand(one, value, place), self._emit), info.dtype
+            case _:
+                return compute(op, lambda one: self._operand(one, value, place), self._emit), info.dtype
 
     def _operand(self, operand: ir.Value, value: ir.Value, place: Place) -> tuple[Operand, str]:
         info, own = info_of(operand), info_of(value)

@@ -61,7 +61,7 @@ def place_in_source(value: ir.Value, place: Place, sizes: Sequence[Size]) -> Pla
     assert source is not None
     shape, own = _shape(source), _shape(value)
     if op.name == "torch.prim.ListUnpack":
-        return _in_part(op, list(op.results).index(value), place, shape)
+        return _in_part(op, ir.OpResult(value).result_number, place, shape)
     name = op_name(op)
     if name in RESHAPES:
         return _in_reshaped(shape, own, place, sizes)

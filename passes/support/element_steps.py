@@ -14,6 +14,9 @@ Read = Callable[[ir.Value], tuple[Operand, str]]
 Emit = Callable[..., Operand]
 """An operation, its operands and its dtype -> the value it makes."""
 
+Rule = Callable[[ir.Operation, str, Read, Emit], Operand]
+"""An op and the dtype of its result -> its value."""
+
 _UNARY = ("neg", "abs", "sqrt", "rsqrt", "reciprocal", "exp", "tanh", "erf", "sigmoid", "relu", "silu")
 _BINARY = ("add", "sub", "mul", "div")
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
@@ -37,10 +40,15 @@ def can_compute(op: ir.Operation) -> bool:
     if op_name(op) not in _RULES or len(op.results) != 1:
         return False
     try:
-        compute(op, _read_type, lambda *_, dtype: 0)
+        compute(op, _read_type, _emit_nothing)
     except NotFusedError:
         return False
     return True
+
+
+def _emit_nothing(*_: Operand | str, dtype: str) -> Operand:
+    del dtype
+    return 0
 
 
 def _read_type(value: ir.Value) -> tuple[Operand, str]:
@@ -82,14 +90,14 @@ def _read_any(value: ir.Value, read: Read) -> tuple[Operand, str]:
     return read(value) if info_of(value) is not None else _read_scalar(value)
 
 
-def _unary(operation: str) -> Callable:
+def _unary(operation: str) -> Rule:
     def rule(op: ir.Operation, dtype: str, read: Read, emit: Emit) -> Operand:
         return emit(operation, *_floats([read(op.operands[0])], dtype, emit), dtype=dtype)
 
     return rule
 
 
-def _binary(operation: str, *, turned: bool = False) -> Callable:
+def _binary(operation: str, *, turned: bool = False) -> Rule:
     def rule(op: ir.Operation, dtype: str, read: Read, emit: Emit) -> Operand:
         operands = list(op.operands)
         # What is added may be multiplied first.
@@ -110,7 +118,7 @@ def _same_rank_dtypes(operands: Sequence[ir.Value], dtype: str) -> None:
             raise NotFusedError
 
 
-def _comparison(operation: str) -> Callable:
+def _comparison(operation: str) -> Rule:
     def rule(op: ir.Operation, dtype: str, read: Read, emit: Emit) -> Operand:
         values = [_read_any(operand, read) for operand in list(op.operands)[:2]]
         kinds = {own for _, own in values if own}
@@ -137,7 +145,7 @@ def _is_representable(number: float, dtype: str) -> bool:
         return False
 
 
-def _logical(operation: str) -> Callable:
+def _logical(operation: str) -> Rule:
     def rule(op: ir.Operation, dtype: str, read: Read, emit: Emit) -> Operand:
         values = [read(operand) for operand in op.operands]
         if dtype != "i1" or any(own != "i1" for _, own in values):
@@ -213,7 +221,7 @@ def _gelu(op: ir.Operation, dtype: str, read: Read, emit: Emit) -> Operand:
     return emit(operation, *_floats([read(value) for value in values], dtype, emit), dtype=dtype)
 
 
-def _backward(operation: str) -> Callable:
+def _backward(operation: str) -> Rule:
     def rule(op: ir.Operation, dtype: str, read: Read, emit: Emit) -> Operand:
         # torch's sigmoid_backward of f16 rounds between its steps.
         if operation == "sigmoid_backward" and dtype == "f16":
@@ -232,7 +240,7 @@ def _threshold_backward(op: ir.Operation, dtype: str, read: Read, emit: Emit) ->
     return emit("where", emit("le", own, number, dtype="i1"), 0.0, gradient, dtype=dtype)
 
 
-_RULES: dict[str, Callable] = {
+_RULES: dict[str, Rule] = {
     **{f"torch.aten.{name}": _unary(name) for name in _UNARY},
     **{f"torch.aten.{name}.{kind}": _binary(name) for name in _BINARY for kind in ("Tensor", "Scalar")},
     "torch.aten.rsub.Scalar": _binary("sub", turned=True),

@@ -297,7 +297,7 @@ def _check_loop(loop: Loop, shapes: Mapping[str, Sequence[int | None]], dtypes: 
             require(dtype in allowed, MEANING, f"what is loaded is one of {', '.join(allowed)}, got {dtype}: '{step}'")
             types[step.value] = dtype
         else:
-            fits = isinstance(step.value, int) or step.value == 0
+            fits = isinstance(step.value, int) or step.value == 0.0
             require(fits, MEANING, f"a number that is stored must be 0, got '{step}'")
             stored = types[step.value] if isinstance(step.value, int) else dtype
             fits = stored == dtype and (dtype in VALUE_TYPES or len(loop.steps) == 2)
