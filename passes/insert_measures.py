@@ -103,13 +103,14 @@ class _Measures:
             return
         key = operand, usage
         if key not in self._copies:
-            is_matrix_in_groups = isinstance(gemm, GroupedGemmOp) and len(info.shape) == 2
+            # A stack of matrices has no ends.
+            ends = gemm.ends if isinstance(gemm, GroupedGemmOp) and len(info.shape) == 2 else None
             self._copies[key] = measure_quantize(
                 operand,
                 info_namespace(gemm.result),
                 usage=usage,
                 source=quantized_from(operand),
-                ends=gemm.ends if is_matrix_in_groups else None,
+                ends=ends,
             ).result
         self._note(self._copies[key], f"{name} {role} {_SHORT[usage]} {_spelled(scheme)}")
 

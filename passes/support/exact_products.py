@@ -22,7 +22,8 @@ def product_in_f32(gemm: GemmOp | GroupedGemmOp) -> ir.Value | None:
     operands = _operands(gemm)
     if operands is None:
         return None
-    return _multiply(gemm, *(value if _dtype(value) == "f32" else cast(value, "f32") for value in operands))
+    lhs, rhs = (value if _dtype(value) == "f32" else cast(value, "f32") for value in operands)
+    return _multiply(gemm, lhs, rhs)
 
 
 def product_of_model(gemm: GemmOp | GroupedGemmOp) -> ir.Value | None:

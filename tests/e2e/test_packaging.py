@@ -16,6 +16,9 @@ assert "{folder}" in steelyard.__file__, steelyard.__file__
 assert "{folder}" in native.__file__, native.__file__
 assert native.instruction_sets()[0] == "baseline"
 import steelyard.dialect, steelyard.passes, steelyard.reference, steelyard.tensor
+from steelyard.insight.html import make_page
+assert "Content-Security-Policy" in make_page("report", "", {{}})
+assert "Content-Security-Policy" in make_page("comparison", "", {{}})
 print("ok")
 """
 

@@ -174,7 +174,7 @@ function operandCard(data, one) {
     element("h3", {}, one.role.replace("_", " "), " ", element("span", { class: "muted mono" }, one.scheme)),
     chips([
       ["SNR", formatDecibels(one.snr_db)], ["relative error", formatShare(one.relative_error)],
-      ["saturated", formatShare(one.saturated_share), one.saturated_share >= 0.01], ["flushed to zero", formatShare(one.flushed_share), one.flushed_share >= 0.25],
+      ["saturated", formatShare(one.saturated_share), one.saturated_share >= 0.1], ["flushed to zero", formatShare(one.flushed_share), one.flushed_share >= 0.3],
       ["unused codes", formatShare(one.unused_codes_share)], ["amax", formatNumber(one.amax)], ["values", one.elements.toLocaleString("en")],
       ["NaN", one.nan_count ? one.nan_count.toLocaleString("en") : null, true], ["infinite", one.inf_count ? one.inf_count.toLocaleString("en") : null, true],
     ]),
@@ -197,7 +197,7 @@ function codesChart(data, one) {
 function scalesChart(one) {
   const bins = one.scale_histogram.map(([value, count]) => ({ value: toNumber(value), count })).sort((a, b) => a.value - b.value);
   if (bins.reduce((sum, bin) => sum + bin.count, 0) < 2) return null;
-  const name = (value) => value > 0 && Number.isFinite(value) ? `2^${Math.round(Math.log2(value))}` : formatNumber(value);
+  const name = (value) => value > 0 && Number.isFinite(value) ? powerOfTwo(Math.round(Math.log2(value))) : formatNumber(value);
   return chart(() => barChart({
     labels: bins.map((bin) => name(bin.value)), values: bins.map((bin) => bin.count), name: "scales", axis: "scale, by powers of two", series: "series-3",
     format: (count) => count >= 1000 ? scaled(count, 1000, ["", "k", "M", "G"]).trim() : String(Math.round(count)),

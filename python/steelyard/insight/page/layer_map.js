@@ -12,18 +12,19 @@ function worstShare(row, name) {
   return shares.length ? Math.max(...shares) : null;
 }
 
-// What each choice shows of a row; `log` where values differ by orders of magnitude, `low` where low values are bad.
+// What each choice shows of a row; `log` where values differ by orders of magnitude, `low` where low values are bad. `least` is the
+// least that colours span, so that layers that hardly differ look alike: a factor where `log` is set, otherwise a difference.
 function metrics(report) {
   const alone = new Map((report.attribution ? report.attribution.rows : []).map((row) => [row.layer, row.only_error]));
   const seconds = secondsByRow(report);
   return {
-    error: { name: "Error of the result", of: (row) => row.measured ? row.measured.relative_error : null, format: formatShare, log: true },
-    alone: { name: "Error of the model, this layer alone", of: (row) => row.kind === "fprop" ? alone.get(row.layer) ?? null : null, format: formatNumber, log: true },
-    input: { name: "SNR of the input", of: (row) => operand(row, "input")?.snr_db ?? null, format: formatDecibels, low: true },
-    weight: { name: "SNR of the weight", of: (row) => operand(row, "weight")?.snr_db ?? null, format: formatDecibels, low: true },
-    gradient: { name: "SNR of the gradient", of: (row) => operand(row, "grad_output")?.snr_db ?? null, format: formatDecibels, low: true },
-    saturated: { name: "Saturated", of: (row) => worstShare(row, "saturated_share"), format: formatShare },
-    flushed: { name: "Flushed to zero", of: (row) => worstShare(row, "flushed_share"), format: formatShare },
+    error: { name: "Error of the result", of: (row) => row.measured ? row.measured.relative_error : null, format: formatShare, log: true, least: 3 },
+    alone: { name: "Error of the model, this layer alone", of: (row) => row.kind === "fprop" ? alone.get(row.layer) ?? null : null, format: formatNumber, log: true, least: 3 },
+    input: { name: "SNR of the input", of: (row) => operand(row, "input")?.snr_db ?? null, format: formatDecibels, low: true, least: 10 },
+    weight: { name: "SNR of the weight", of: (row) => operand(row, "weight")?.snr_db ?? null, format: formatDecibels, low: true, least: 10 },
+    gradient: { name: "SNR of the gradient", of: (row) => operand(row, "grad_output")?.snr_db ?? null, format: formatDecibels, low: true, least: 10 },
+    saturated: { name: "Saturated", of: (row) => worstShare(row, "saturated_share"), format: formatShare, least: 0.1 },
+    flushed: { name: "Flushed to zero", of: (row) => worstShare(row, "flushed_share"), format: formatShare, least: 0.1 },
     time: { name: "Time", of: (row) => seconds.get(row) ?? null, format: formatSeconds },
     flops: { name: "FLOPs", of: (row) => row.flops, format: formatFlops },
   };
@@ -50,6 +51,9 @@ function cellsOf(rows) {
 function colourScale(values, metric) {
   const usable = values.filter((value) => known(value) && Number.isFinite(toNumber(value)) && (!metric.log || value > 0));
   let low = Math.min(...usable), high = Math.max(...usable);
+  if (metric.log) high = Math.max(high, low * metric.least);
+  else if (metric.low) low = Math.min(low, high - metric.least);
+  else high = Math.max(high, low + (metric.least || 0));
   const place = (value) => metric.log ? Math.log(value) : value;
   return {
     low, high,

@@ -56,6 +56,10 @@ function formatSeconds(value) {
   return value >= 1 ? `${Number(value.toPrecision(3))} s` : scaled(value * 1e6, 1000, ["µs", "ms"]);
 }
 
+function powerOfTwo(exponent) {
+  return `2${[...String(exponent)].map((letter) => letter === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[letter]).join("")}`;
+}
+
 function formatCount(count, one, many = `${one}s`) {
   return `${count.toLocaleString("en")} ${count === 1 ? one : many}`;
 }
