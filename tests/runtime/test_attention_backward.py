@@ -174,3 +174,16 @@ def test_what_does_not_fit_is_refused(changes, constraint):
     with pytest.raises(ConstraintError) as caught:
         cpu.attention_backward(**(given | {"logsumexp": torch.zeros(1, 4, 3)} | changes))
     assert caught.value.constraint == constraint
+
+
+@pytest.mark.parametrize("queries", [5, 70, 130])
+def test_a_causal_mask_has_the_same_bits_as_a_tensor(isa, queries):
+    """Whether a model is captured as a whole or in blocks decides which of the two torch makes of it."""
+    query, key, value, grad_out = tensors(1, 2, 2, queries, queries, 32)
+    out, logsumexp = cpu.attention(query, key, value, causal=True)
+    mask = torch.full((queries, queries), -torch.inf).triu(1)
+    given = (grad_out, query, key, value, out, logsumexp)
+    for found, expected in zip(
+        cpu.attention_backward(*given, causal=True), cpu.attention_backward(*given, mask), strict=True
+    ):
+        assert torch.equal(found, expected)
