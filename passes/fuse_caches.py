@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from torch_mlir import ir
 
+from steelyard.dialect.types import Shape
 from steelyard.formats.schemes import CACHED, CACHED_STATIC, Scheme
 from steelyard.ir.kernel_calls import (
     AttentionCall,
@@ -57,10 +58,11 @@ def _fuse(op: ir.Operation, calls: Mapping[str, KernelCall], declarations: Decla
     heads = [_unrepeated(key), _unrepeated(value)]
     if info_of(heads[0]) != info_of(heads[1]):
         heads = [key, value]
-    kept = [_kept(one, calls) for one in heads] if _has_few(query) else []
+    few = heads if _has_few(query) else []
+    kept = [one for head in few if (one := _kept(head, calls)) is not None]
     named = [("query", query)]
     scheme = None
-    if kept and kept[0] is not None and kept[1] is not None and kept[0].scheme == kept[1].scheme:
+    if len(kept) == 2 and kept[0].scheme == kept[1].scheme:
         scheme = kept[0].scheme
         for name, one in zip(("key", "value"), kept, strict=True):
             named += [(f"{name}.codes", one.codes), (f"{name}.scales", one.scales)]
@@ -84,7 +86,7 @@ def _has_few(query: ir.Value) -> bool:
 
 def _unrepeated(value: ir.Value) -> ir.Value:
     """The heads that a value has several times each, one after the other: what `repeat_kv` of transformers takes."""
-    chain = []
+    chain: list[ir.Operation] = []
     for names in (RESHAPES, {"torch.aten.clone"}, {"torch.aten.expand"}, {"torch.aten.unsqueeze"}):
         op = defining_op(value if not chain else chain[-1].operands[0])
         if op is None or op_name(op) not in names:
@@ -96,8 +98,9 @@ def _unrepeated(value: ir.Value) -> ir.Value:
         return value
     batch, heads, *rest = source.shape
     times = repeated.shape[2] if len(repeated.shape) == 5 else None
-    fits = heads is not None and times is not None and repeated.shape == (batch, heads, times, *rest)
-    return unsqueeze.operands[0] if fits and found.shape == (batch, heads * times, *rest) else value
+    if heads is None or times is None or repeated.shape != (batch, heads, times, *rest):
+        return value
+    return unsqueeze.operands[0] if found.shape == (batch, heads * times, *rest) else value
 
 
 class _Kept(NamedTuple):
@@ -124,7 +127,7 @@ def _kept(value: ir.Value, calls: Mapping[str, KernelCall]) -> _Kept | None:
     return None if codes is None or scales is None else _Kept(codes, scales, call.scheme)
 
 
-def _viewed(matrix: ir.Value, shape: tuple) -> ir.Value | None:
+def _viewed(matrix: ir.Value, shape: Shape) -> ir.Value | None:
     """The tensor of a shape that a matrix is a reshape of."""
     op = defining_op(matrix)
     if op is None or op_name(op) not in RESHAPES:

@@ -302,9 +302,10 @@ def _bind_elementwise(call: ElementwiseCall, _: Quantizers) -> Bound:
 def _bind_attention_backward(call: AttentionBackwardCall, _: Quantizers) -> Bound:
     causal, scale = call.causal, call.scale
 
-    def attention_backward(*values: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        mask = values[6] if len(values) > 6 else None
-        return differentiate(*values[:6], mask, causal, scale)
+    def attention_backward(
+        grad_out: Any, query: Any, key: Any, value: Any, out: Any, logsumexp: Any, mask: Any = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return differentiate(grad_out, query, key, value, out, logsumexp, mask, causal, scale)
 
     return attention_backward, None
 
