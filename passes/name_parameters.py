@@ -43,6 +43,6 @@ def _name(path: str) -> str:
     match = _PATH.fullmatch(path)
     if match is None:
         return ""
-    keys = [next(filter(None, groups), "") for groups in _KEY.findall(match[1])]
+    keys = [key[1] or key[2] or key[3] for key in _KEY.finditer(match[1])]
     keys = keys[:-1] if len(keys) > 1 and keys[-1] == _WRAPPER else keys
     return ".".join(keys[1:] if len(keys) > 1 and keys[0] == _COLLECTION else keys)

@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,8 @@ from compiled_cases import (
 
 import steelyard.jax as sj
 from steelyard import recipes
-from steelyard.errors import IRError, RecipeError, SteelyardError, SteelyardWarning, UnsupportedModelError
+from steelyard.errors import IRError, RecipeError, SteelyardError, SteelyardWarning, TargetError, UnsupportedModelError
+from steelyard.jax import internals
 
 X = normal(0, 2, 16, WIDTH)
 NEAREST = recipes.NVFP4BlockScaling(stochastic_rounding=False)
@@ -275,3 +277,14 @@ def test_kernels_agree_with_the_reference_path(recipe):
             fast = sj.compile(mlp, recipe)
             results.append(jax.jit(jax.value_and_grad(loss_of(fast)))(mlp_parameters(), X))
     assert difference(*results) < 1e-6
+
+
+def test_a_jax_without_what_we_use_is_refused(monkeypatch):
+    from jax._src import shard_map
+
+    source = Path(internals.__file__).read_text()
+    monkeypatch.delattr(shard_map, "_as_manual_mesh")
+    with pytest.raises(
+        TargetError, match=r"parts of JAX that jax \S+ does not have .*_as_manual_mesh.*; install jax 0"
+    ):
+        exec(compile(source, internals.__file__, "exec"), {"__name__": "internals"})

@@ -53,7 +53,7 @@ def compile(
     """
     if not callable(fn):
         raise UnsupportedModelError(f"steelyard.jax.compile takes a function, got {type(fn).__name__}")
-    numbers = tuple(parameters) if isinstance(parameters, tuple | list) else (parameters,)
+    numbers: tuple[Any, ...] = tuple(parameters) if isinstance(parameters, tuple | list) else (parameters,)
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise RecipeError(f"parameters must be numbers of arguments, got {shown(parameters)}")
     is_mapping = overrides is None or isinstance(overrides, Mapping)

@@ -52,7 +52,8 @@ def _copies(made: Any, row: Any, col: Any, shape: Any) -> Quantized:
 
 def run_gemm(op: ir.Operation, operands: list[Any]) -> list[Any]:
     """Run a `scaled.grouped_gemm`."""
-    view, (lhs, rhs, ends) = op.opview, operands
+    view: Any = op.opview
+    lhs, rhs, ends = operands
     kind, dtype, sizes = view.kind.value, float_dtype(view.result.type), _sizes(ends)
     usages = OPERAND_USAGES[kind]
     b = rhs.copy_of(usages[1])
@@ -69,7 +70,8 @@ def run_gemm(op: ir.Operation, operands: list[Any]) -> list[Any]:
 
 def run_matmul(op: ir.Operation, operands: list[Any]) -> list[Any]:
     """Run a `scaled.grouped_matmul`, in high precision."""
-    view, (lhs, rhs, ends) = op.opview, operands
+    view: Any = op.opview
+    lhs, rhs, ends = operands
     return [_product(view.kind.value, lhs, rhs, _sizes(ends), float_dtype(view.result.type))]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 import numpy as np
 from torch_mlir import ir
 
@@ -103,8 +104,10 @@ class _Importer:
             _argument_attributes(parameter, is_tangent)
             for parameter, is_tangent in zip(signature.parameters, signature.tangents, strict=True)
         ]
-        results = [{} if name is None else {GRADIENT: ir.StringAttr.get(name)} for name in signature.gradients]
-        own = {"arg_attrs": _dictionaries(arguments), "res_attrs": _dictionaries(results)}
+        results: list[dict[str, ir.Attribute]] = [
+            {} if name is None else {GRADIENT: ir.StringAttr.get(name)} for name in signature.gradients
+        ]
+        own: dict[str, ir.Attribute] = {"arg_attrs": _dictionaries(arguments), "res_attrs": _dictionaries(results)}
         gradients = [*signature.tangents]
         self._function("main", closed, list(signature.parameters), gradients, NameStack(), 1, own)
 
@@ -157,7 +160,7 @@ class _Importer:
     def _literal(self, value: Any, aval: Any) -> ir.Value:
         self._imported.literals.append(value)
         attributes: dict[str, ir.Attribute] = {NUMBER: _integer(len(self._imported.literals) - 1)}
-        if np.ndim(value) == 0 and not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+        if np.ndim(value) == 0 and not jnp.issubdtype(aval.dtype, jax.dtypes.extended):
             attributes["value"] = ir.StringAttr.get(str(value))
         return ir.Operation.create(LITERAL, [tensor_type(aval)], [], attributes).result
 

@@ -27,7 +27,7 @@ _REDUCED = {"fprop": ((1,), (1,)), "dgrad": ((1,), (0,)), "wgrad": ((0,), (0,))}
 
 def run_quantize(op: ir.Operation, operands: list[Any], *, in_place: bool) -> list[Any]:
     """Run a `scaled.quantize`; `in_place` reads the kernel [K, N] that it quantizes the transpose of where it lies."""
-    view = op.opview
+    view: Any = op.opview
     given = iter(operands[1:])
     scale, rng, ends = (None if getattr(view, name) is None else next(given) for name in ("scale", "rng", "ends"))
     info = scaled_info_of(view.result)
@@ -47,9 +47,10 @@ def run_quantize(op: ir.Operation, operands: list[Any], *, in_place: bool) -> li
 def quantize_matrix(x: jax.Array, row: Any, col: Any, *, scale: Any, rng: Any) -> Quantized:
     """The copies of a matrix, or of a tensor with its dims before the last flattened."""
     matrix = x.reshape(-1, x.shape[-1])
+    rows, columns = matrix.shape
     made = primitives.quantize(matrix, row, col, scale=scale, rng=rng)
     copies = [
-        None if parts is None else Copy(parts, CopySpec(scheme, columnwise, matrix.shape))
+        None if parts is None else Copy(parts, CopySpec(scheme, columnwise, (rows, columns)))
         for parts, scheme, columnwise in zip(made, (row, col), (False, True), strict=True)
     ]
     return Quantized(*copies)
@@ -61,7 +62,8 @@ def _is_transpose(value: ir.Value) -> bool:
 
 
 def _gemm(op: ir.Operation, operands: list[Any]) -> list[Any]:
-    view, (lhs, rhs) = op.opview, operands
+    view: Any = op.opview
+    lhs, rhs = operands
     usages, dtype = OPERAND_USAGES[view.kind.value], float_dtype(view.result.type)
     b = rhs.copy_of(usages[1])
     if isinstance(b, Packed):
@@ -92,16 +94,18 @@ def _pack(op: ir.Operation, operands: list[Any]) -> list[Any]:
         return operands
 
     def made(copy: Any) -> Any:
-        is_packed = copy is not None and packed.is_packed_by(copy.spec.scheme)
-        return Packed(packed.pack(copy.parts, copy.spec), copy.spec) if is_packed else copy
+        if copy is None or not packed.is_packed_by(copy.spec.scheme):
+            return copy
+        return Packed(packed.pack(copy.parts, copy.spec), copy.spec)
 
     (whole,) = operands
     return [Quantized(made(whole.rowwise), made(whole.columnwise))]
 
 
 def _matmul(op: ir.Operation, operands: list[Any]) -> list[Any]:
-    view = op.opview
-    return [_product(*operands, view.kind.value, float_dtype(view.result.type))]
+    view: Any = op.opview
+    lhs, rhs = operands
+    return [_product(lhs, rhs, view.kind.value, float_dtype(view.result.type))]
 
 
 def _product(lhs: jax.Array, rhs: jax.Array, kind: str, dtype: Any) -> jax.Array:
@@ -109,7 +113,8 @@ def _product(lhs: jax.Array, rhs: jax.Array, kind: str, dtype: Any) -> jax.Array
 
 
 def _dequantize(op: ir.Operation, operands: list[Any]) -> list[Any]:
-    usage, type_ = op.opview.usage.value, op.results[0].type
+    view: Any = op.opview
+    usage, type_ = view.usage.value, op.results[0].type
     copy = operands[0].copy_of(usage)
     values = primitives.dequantize(copy.parts, copy.spec, float_dtype(type_))
     values = values if copy.spec.columnwise == (usage == "columnwise") else values.T

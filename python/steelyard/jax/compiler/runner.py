@@ -72,10 +72,11 @@ class Runner:
 
     def _with_own_bits(self, op: ir.Operation, operands: list[Any]) -> list[Any]:
         """The operands of a quantize; one that rounds stochastically draws bits of its own."""
-        if op.opview.rng is None:
+        view: Any = op.opview
+        if view.rng is None:
             return operands
         number = self._draws.setdefault(op, len(self._draws))
-        place = 1 if op.opview.scale is None else 2
+        place = 1 if view.scale is None else 2
         return [*operands[:place], random.split_words(operands[place], number), *operands[place + 1 :]]
 
 

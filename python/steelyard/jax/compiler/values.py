@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.tree_util import register_pytree_node_class
 from torch_mlir import ir
 
+from steelyard.dialect.types import tensor_info
 from steelyard.jax.copies import CopySpec, Parts
 from steelyard.jax.nodes import Node
 
@@ -76,7 +77,9 @@ _FLOATS = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
 
 def shape_of(type_: ir.Type) -> tuple[int, ...]:
     """The shape that a tensor type says."""
-    return tuple(ir.RankedTensorType(type_).shape)
+    info = tensor_info(type_)
+    assert info is not None, "values of JAX functions are ranked tensors"
+    return tuple(size for size in info.shape if size is not None)
 
 
 def float_dtype(type_: ir.Type) -> Any:
