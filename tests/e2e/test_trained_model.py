@@ -1,5 +1,6 @@
 """A trained model: what the recipes for inference cost it, and that the example and the demo run it."""
 
+import pydoc_data.topics
 import re
 import sys
 from pathlib import Path
@@ -46,6 +47,22 @@ def test_a_recipe_costs_little(smollm2, tokens, recipe, cost):
     rows = {row.layer: row for row in net.explain().rows if row.N}
     assert len(rows) == 30 * 7 + 1
     assert [layer for layer, row in rows.items() if not row.is_quantized] == ["lm_head"]
+
+
+def test_tuning_keeps_the_model_in_four_bits(smollm2):
+    # Calibration and evaluation are on different topics.
+    topics = list(pydoc_data.topics.topics.values())
+
+    def rows(texts, count):
+        return (
+            smollm2.tokenizer("\n\n".join(texts), return_tensors="pt").input_ids[0, : count * 256].reshape(count, 256)
+        )
+
+    batches, judged = rows(topics[1::2], 16).split(4), rows(topics[0::2], 4)
+    tuned, recipe = steelyard.tune(smollm2.model, batches, bits=4.5, formats=["nvfp4-4over6"], judged=batches[:1])
+    net = steelyard.compile(tuned, recipe)
+    assert 1 < trained.perplexity(net, judged) / trained.perplexity(smollm2.model, judged) < 1.34
+    assert [row.layer for row in net.explain().rows if row.N and not row.is_quantized] == ["lm_head"]
 
 
 def test_the_example(smollm2, monkeypatch, capsys):

@@ -10,6 +10,9 @@ from torch.nn import functional
 
 from steelyard.errors import UnsupportedModelError
 
+_ROWS = 128
+"""How many rows of logits are decoded in float64 at a time: a vocabulary is large."""
+
 Batch = Any
 """What a model is called with: a tensor, a tuple of positional arguments, or a mapping of keywords."""
 
@@ -61,8 +64,11 @@ def divergence(output: torch.Tensor, exact: torch.Tensor, *, is_logits: bool) ->
     """
     if not is_logits:
         return float((output - exact).double().square().sum() / exact.double().square().sum().clamp(min=1e-300))
-    ours, theirs = (functional.log_softmax(each.flatten(0, -2).double(), -1) for each in (output, exact))
-    return float(functional.kl_div(ours, theirs, log_target=True, reduction="batchmean"))
+    total, rows = 0.0, [each.flatten(0, -2).split(_ROWS) for each in (output, exact)]
+    for parts in zip(*rows, strict=True):
+        ours, theirs = (functional.log_softmax(part.double(), -1) for part in parts)
+        total += float(functional.kl_div(ours, theirs, log_target=True, reduction="sum"))
+    return total / exact.shape[:-1].numel()
 
 
 @contextmanager

@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -232,17 +231,21 @@ class _Judge:
     def __init__(self, model: nn.Module, batches: Sequence[Batch]):
         self._model, self._batches = model, batches
         self.tried: list[dict[str, Any]] = []
+        self._known: dict[tuple[tuple[str, str], ...], float] = {}
         with torch.no_grad(), for_inference(model):
             self._exact = [output_of(model, batch) for batch in batches]
 
     @torch.no_grad()
     def add(self, name: str, space: Space, choice: Choice, tuned: nn.Module | None = None) -> float:
         """The error of a choice, by rounding the weights of the model, or by a model that has them."""
-        own = space.recipes(choice)
-        model = tuned or self._model
-        weights = nullcontext() if tuned is not None else rounded_weights(model, own)
-        with for_inference(model), weights, quantized_inputs(model, own):
-            error = mean_divergence(model, self._batches, self._exact)
+        known = tuple(choice.items())
+        if tuned is not None:
+            error = self._run(tuned, space.recipes(choice))
+        elif known in self._known:
+            error = self._known[known]
+        else:
+            with rounded_weights(self._model, space.recipes(choice)):
+                error = self._known[known] = self._run(self._model, space.recipes(choice))
         self.tried.append(
             {
                 "formats": name,
@@ -254,6 +257,10 @@ class _Judge:
             }
         )
         return error
+
+    def _run(self, model: nn.Module, own: Mapping[str, Recipe | None]) -> float:
+        with for_inference(model), quantized_inputs(model, own):
+            return mean_divergence(model, self._batches, self._exact)
 
 
 def _mixed(model: nn.Module, space: Space, choice: Choice, batch: Batch, about: dict[str, Any]) -> MixedRecipe:
