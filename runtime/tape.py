@@ -16,7 +16,8 @@ from steelyard.ir.locations import layer_of
 from steelyard.ir.native_steps import VIEWS, Size, result_sizes, view_numbers
 from steelyard.ir.torch_ops import op_name
 from steelyard.runtime import _cpu
-from steelyard.runtime.cpu.arguments import ITEM_TYPES, TENSORS
+from steelyard.runtime.cpu.arguments import ITEM_TYPES
+from steelyard.runtime.cpu.tensor_reader import TENSORS
 from steelyard.runtime.dtypes import result_dtype
 from steelyard.runtime.kernels import BoundKernel
 

@@ -90,10 +90,6 @@ def flat(x: torch.Tensor) -> torch.Tensor:
     return x if x.is_contiguous() and not x.is_neg() else matrix_of(x)[0]
 
 
-TENSORS = _cpu.TensorReader(ITEM_TYPES, flat, torch.get_num_threads)
-"""Reads the tensors that kernels of programs are called with."""
-
-
 def plain_matrix(x: torch.Tensor) -> tuple:
     """What kernels read a tensor by, its leading dims flattened."""
     if x.dim() == 2:

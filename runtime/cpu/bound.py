@@ -46,10 +46,11 @@ from steelyard.ir.kernel_calls import (
 )
 from steelyard.runtime import _cpu, dtypes
 from steelyard.runtime.cpu import bound_groups, bound_measures, decoding, delayed, producers, quantization, saturation
-from steelyard.runtime.cpu.arguments import ACTIVATIONS, DTYPES, TENSORS, scheme_bits
+from steelyard.runtime.cpu.arguments import ACTIVATIONS, DTYPES, scheme_bits
 from steelyard.runtime.cpu.attention_backward import differentiate
 from steelyard.runtime.cpu.elementwise import bind_program, row_major
 from steelyard.runtime.cpu.gemm import PACKED
+from steelyard.runtime.cpu.tensor_reader import TENSORS
 from steelyard.runtime.quantizers import Quantizers, own_algorithm
 from steelyard.runtime.ranks import largest_of_ranks
 

@@ -6,7 +6,8 @@ import torch
 
 from steelyard.formats.elementwise import OUT, Access, Compute, Load, Loop, Program, Store, read_by, values_read_by
 from steelyard.runtime import _cpu
-from steelyard.runtime.cpu.arguments import DTYPES, TENSORS, check_tensor
+from steelyard.runtime.cpu.arguments import DTYPES, check_tensor
+from steelyard.runtime.cpu.tensor_reader import TENSORS
 from steelyard.runtime.dtypes import DTYPES as NAMED_DTYPES
 
 _ELEMENT_TYPES = {name: number for number, name in enumerate(_cpu.element_type_names())}

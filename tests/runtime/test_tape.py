@@ -10,7 +10,8 @@ from steelyard import reference
 from steelyard.errors import ConstraintError
 from steelyard.formats.schemes import Scheme
 from steelyard.runtime import _cpu
-from steelyard.runtime.cpu.arguments import ITEM_TYPES, TENSORS, scheme_bits
+from steelyard.runtime.cpu.arguments import ITEM_TYPES, scheme_bits
+from steelyard.runtime.cpu.tensor_reader import TENSORS
 
 SCHEME = Scheme("f8E4M3FN", "1x32", "f8E8M0FNU")
 VIEWS = {name: number for number, name in enumerate(_cpu.view_names())}

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from steelyard.driver.table import format_table
 from steelyard.errors import SteelyardError, shown
 from steelyard.files import write_file
+from steelyard.insight.table import format_table
 from steelyard.runtime.profiling import Timed, timed
 
 _TORCH = "torch "

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from steelyard import recipes
 from steelyard.driver.net import CompiledModule
-from steelyard.driver.table import format_table
+from steelyard.insight.table import format_table
 from steelyard.errors import RecipeError, UnsupportedModelError, shown
 from steelyard.recipes import MixedRecipe, Recipe
 from steelyard.tuning import costs as cost_tables
