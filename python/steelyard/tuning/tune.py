@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 from steelyard import recipes
 from steelyard.driver.net import CompiledModule
-from steelyard.insight.table import format_table
 from steelyard.errors import RecipeError, UnsupportedModelError, shown
+from steelyard.insight.table import format_table
 from steelyard.recipes import MixedRecipe, Recipe
 from steelyard.tuning import costs as cost_tables
 from steelyard.tuning.batches import Batch, as_list, for_inference, output_of
