@@ -41,16 +41,23 @@ def fuse_elementwise(module: ir.Operation, *, target: str) -> None:
 
 
 def _fuse(function: ir.Operation, declarations: Declarations, writers: set[str]) -> None:
-    groups = Groups(function)
     made: set[ir.Value] = set()
-    for root, kept in groups.roots.items():
-        try:
-            found = fused(root, {kept, *groups.inlined})
-            made.add(_call(root, found, declarations, writers, made))
-        except (NotFusedError, ConstraintError):
-            continue
-    if made:
-        _erase_unused(function)
+    refused: set[ir.Value] = set()
+    while True:
+        groups = Groups(function, refused)
+        failed = set()
+        for root, kept in groups.roots.items():
+            try:
+                found = fused(root, {kept, *groups.inlined})
+                made.add(_call(root, found, declarations, writers, made))
+            except (NotFusedError, ConstraintError):
+                failed.add(kept)
+        if made:
+            _erase_unused(function)
+        # What would have been computed inside of a program that there is none of may have one of its own.
+        if not failed or not groups.inlined:
+            return
+        refused |= failed
 
 
 def _call(root: ir.Value, found: Fused, declarations: Declarations, writers: set[str], made: set[ir.Value]) -> ir.Value:

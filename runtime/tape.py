@@ -22,7 +22,7 @@ from steelyard.runtime.dtypes import result_dtype
 from steelyard.runtime.kernels import BoundKernel
 
 _VIEW_NUMBERS = {name: number for number, name in enumerate(_cpu.view_names())}
-_NUMBER_KINDS = {"constant": 0, "number": 1, "dim": 2, "rows": 3}
+_NUMBER_KINDS = {"constant": 0, "number": 1, "dim": 2, "rows": 3, "sum": 4}
 _TENSOR, _PART, _NUMBER = range(3)
 _ARENA, _HEAP, _CALLER = range(3)
 _HOMES = ("arena", "heap", "caller")
@@ -285,6 +285,8 @@ class _Reader:
         return Result(register, dtype, sizes, home, place, order)
 
     def _in_registers(self, size: Size, values: Sequence[int]) -> Size:
+        if size.kind == "sum":
+            return size._replace(value=len(values))
         return size if size.kind == "constant" else size._replace(value=values[size.value])
 
     def _tensor(self, value: ir.Value) -> int:
@@ -330,5 +332,7 @@ def _spelled(size: Size) -> str:
             return f"n{size.value}"
         case "dim":
             return f"t{size.value}.size({size.detail})"
+        case "sum":
+            return f"sum(size({size.detail}))"
         case "rows":
             return f"rows(t{size.value})" + (f"/{size.detail}" if size.detail > 1 else "")

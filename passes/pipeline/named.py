@@ -77,7 +77,8 @@ _PIPELINES = (
         "scaled-pack-weights{target=<target>},scaled-expand-scales,scaled-lower-storage,"
         "scaled-lower-attention{target=<target>},scaled-fuse-caches,scaled-write-in-place{target=<target>},"
         "scaled-select-kernels{target=<target>},scaled-fuse-elementwise{target=<target>},"
-        "scaled-plan-launches{target=<target>},scaled-plan-memory,scaled-build-tape,scaled-verify-stage{stage=lowered}",
+        "scaled-lower-concatenation{target=<target>},scaled-plan-launches{target=<target>},scaled-plan-memory,"
+        "scaled-build-tape,scaled-verify-stage{stage=lowered}",
         {"target": "cpu"},
         "Only calls of kernels, and torch's ops on plain tensors, are left.",
     ),

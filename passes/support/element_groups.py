@@ -1,6 +1,6 @@
 """Which elementwise ops are computed together: inside the program of a value that is kept, or as one of their own."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from math import prod
 
 from torch_mlir import ir
@@ -33,14 +33,15 @@ class Groups:
     where an op that writes in place stands between.
     """
 
-    def __init__(self, function: ir.Operation):
+    def __init__(self, function: ir.Operation, refused: Collection[ir.Value] = ()):
+        """`refused` are values that have no program, and so can hold none inside."""
         block = function.regions[0].blocks[0]
         self._ops = [op.operation for op in block.operations]
         self._position = {op: position for position, op in enumerate(self._ops)}
         pairs = zip(block.arguments, argument_attributes(function), strict=True)
         self._kept = {value for value, own in pairs if PARAMETER in own or STATE in own}
         self._segments, self._work = self._walk()
-        self.elements = {op.result for op in self._ops if _is_element(op)}
+        self.elements = {op.result for op in self._ops if _is_element(op) and op.result not in refused}
         self.inlined: set[ir.Value] = set()
         self._owner: dict[ir.Value, ir.Value] = {}
         """The root whose program computes a value."""

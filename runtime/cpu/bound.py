@@ -21,6 +21,7 @@ from steelyard.ir.kernel_calls import (
     AmaxCall,
     AttentionBackwardCall,
     AttentionCall,
+    ConcatenateCall,
     CopyCall,
     CopySlots,
     CountSaturatedCall,
@@ -291,6 +292,18 @@ def _bind_attention(call: AttentionCall, _: Quantizers) -> Bound:
         return out.transpose(1, 2), torch.empty((batch, queries, heads)).transpose(1, 2)
 
     return run, allocate
+
+
+@bind.register
+def _bind_concatenate(call: ConcatenateCall, _: Quantizers) -> Bound:
+    dim, dtype = call.dim, _result_dtypes(call)[0]
+
+    def allocate(*parts: torch.Tensor) -> tuple[torch.Tensor]:
+        shape = list(parts[0].shape)
+        shape[dim] = sum(part.shape[dim] for part in parts)
+        return (torch.empty(shape, dtype=dtype),)
+
+    return _cpu.bound_concatenate(TENSORS, len(call.operands), dim), allocate
 
 
 @bind.register

@@ -52,6 +52,26 @@ def test_inference_has_the_bits_of_python(name, recipe, without_tapes):
     assert count_tapes(taped)
 
 
+def test_a_decoding_step_is_one_tape(without_tapes):
+    """A cache grows by a token at a time: its size is known only at run time."""
+    model, arguments = make_llama()
+    results, nets = [], (without_tapes(model, "nvfp4"), steelyard.compile(model, "nvfp4"))
+    with torch.no_grad():
+        for net in nets:
+            output = net(**arguments, use_cache=True)
+            logits = [output.logits]
+            for token in (3, 5, 7, 9):
+                output = net(torch.tensor([[token]] * len(output.logits)), past_key_values=output.past_key_values)
+                logits.append(output.logits)
+            results.append(logits)
+    assert all(map(torch.equal, *results))
+    # What torch computes beside the tape: the embedding, the positions and their table.
+    last = nets[1].ir("tape").split("// graph")[-1]
+    assert last.count("gemm_") == 15
+    assert last.count("attention_") == 2
+    assert last.count("concatenate_") == 4
+
+
 class Branches(nn.Module):
     """Ops of torch's between kernels, a result that is read twice, and a view of one that is returned."""
 

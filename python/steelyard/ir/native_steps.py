@@ -12,6 +12,7 @@ from torch_mlir import ir
 from steelyard.dialect.types import Shape, tensor_info
 from steelyard.ir.kernel_calls import (
     AttentionCall,
+    ConcatenateCall,
     CopySlots,
     ElementwiseCall,
     GemmCall,
@@ -44,8 +45,9 @@ _MOST_DIMS = 8
 class Size(NamedTuple):
     """A size of a result: a number, or what a call tells of it at run time."""
 
-    kind: Literal["constant", "number", "dim", "rows"]
-    """`number` is an operand of the call, `dim` is a dim of one, `rows` are those of one, seen as a matrix."""
+    kind: Literal["constant", "number", "dim", "rows", "sum"]
+    """`number` is an operand of the call, `dim` is a dim of one, `rows` are those of one, seen as a matrix. `sum` is
+    what a dim of all operands adds up to."""
     value: int
     """The constant, or the position of the operand."""
     detail: int = 0
@@ -117,6 +119,20 @@ def _attention_sizes(_call: KernelCall) -> list[list[Size]]:
     return [sizes, sizes[:3]]
 
 
+def _concatenated_sizes(call: KernelCall) -> list[list[Size]]:
+    """Those of the first part, but for the dim along which all parts add up."""
+    assert isinstance(call, ConcatenateCall)
+    rank = len(_shape(call.operands[0].type))
+    return [[Size("sum" if dim == call.dim else "dim", 0, dim) for dim in range(rank)]]
+
+
+def _shape(type_: ir.Type) -> Shape:
+    """The sizes that the type of a tensor states."""
+    info = tensor_info(type_)
+    assert info is not None
+    return info.shape
+
+
 def _copy_sizes(call: KernelCall) -> list[list[Size]] | None:
     """The sizes of a quantized tensor's parts follow from the rows of what is quantized."""
     assert isinstance(call, QuantizeCall | ProduceQuantizeCall)
@@ -158,6 +174,7 @@ def _at(size: Size, rows: int) -> int:
 
 _RUN_TIME_SIZES: Mapping[type[KernelCall], Callable[[KernelCall], Sequence[list[Size]] | None]] = {
     AttentionCall: _attention_sizes,
+    ConcatenateCall: _concatenated_sizes,
     ElementwiseCall: _product_sizes,
     GemmCall: _product_sizes,
     ProduceQuantizeCall: _copy_sizes,

@@ -7,6 +7,7 @@
 
 #include "cpu/bind/bindings.h"
 #include "cpu/tape/attention_kernel.h"
+#include "cpu/tape/concatenate_kernel.h"
 #include "cpu/tape/gemm_kernel.h"
 #include "cpu/tape/quantize_kernel.h"
 
@@ -76,6 +77,9 @@ void bind_bound(nb::module_ &m) {
         nb::arg("key_scales"), nb::arg("value_scales"), nb::arg("mask"),
         nb::arg("out"), nb::arg("logsumexp"), nb::arg("scale").none(),
         nb::arg("causal"), "Attends, over keys and values or their codes.");
+  m.def("bound_concatenate", &bound<ConcatenateKernel, int, int>,
+        nb::arg("reader"), nb::arg("count"), nb::arg("dim"),
+        "Puts tensors one after the other along a dim.");
   m.def("bound_quantize",
         &bound<QuantizeKernel, std::optional<DestinationSlots>,
                std::optional<DestinationSlots>, int, int,

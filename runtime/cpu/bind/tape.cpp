@@ -27,7 +27,7 @@ using ResultSlots = std::tuple<int, int, std::vector<NumberSlots>,
 std::vector<Number> numbers_of(const std::vector<NumberSlots> &slots) {
   std::vector<Number> numbers;
   for (const auto &[kind, value, detail] : slots) {
-    require(kind >= 0 && kind <= static_cast<int>(Number::Kind::rows),
+    require(kind >= 0 && kind <= static_cast<int>(Number::Kind::sum),
             "a number must have a known kind");
     numbers.push_back({static_cast<Number::Kind>(kind), value, detail});
   }

@@ -9,7 +9,9 @@ namespace {
 
 constexpr int64_t kAlignment = 64;
 
-int64_t value_of(const Number &number, const Frame &frame) {
+// `operands`: the registers of the step's values, if it runs a kernel.
+int64_t value_of(const Number &number, const Frame &frame,
+                 const std::vector<int> &operands) {
   switch (number.kind) {
   case Number::Kind::constant:
     return number.value;
@@ -23,6 +25,12 @@ int64_t value_of(const Number &number, const Frame &frame) {
   case Number::Kind::rows:
     return (frame.tensors[number.value].rows() + number.detail - 1) /
            number.detail;
+  case Number::Kind::sum: {
+    int64_t sum = 0;
+    for (int64_t i = 0; i < number.value; ++i)
+      sum += frame.tensors[operands[i]].sizes[number.detail];
+    return sum;
+  }
   }
   return 0;
 }
@@ -73,14 +81,14 @@ public:
 
   void operator()(const KernelStep &step) {
     for (const Result &result : step.results)
-      make(result);
+      make(result, step.values);
     step.kernel->run(Registers(frame_, step.values), threads_);
   }
 
   void operator()(const ViewStep &step) {
     numbers_.clear();
     for (const Number &number : step.numbers)
-      numbers_.push_back(value_of(number, frame_));
+      numbers_.push_back(value_of(number, frame_, {}));
     const Tensor &x = frame_.tensors[step.from];
     if (const auto made = view_of(step.view, x, numbers_)) {
       frame_.tensors[step.to] = *made;
@@ -111,11 +119,11 @@ private:
       frame_.heap.share(block);
   }
 
-  void make(const Result &result) {
+  void make(const Result &result, const std::vector<int> &operands) {
     Tensor x{
         nullptr, result.type, static_cast<int>(result.sizes.size()), {}, {}};
     for (int i = 0; i < x.dims; ++i)
-      x.sizes[i] = value_of(result.sizes[i], frame_);
+      x.sizes[i] = value_of(result.sizes[i], frame_, operands);
     int64_t stride = 1;
     for (int i = x.dims; i-- > 0;) {
       const int dim = result.order.empty() ? i : result.order[i];
@@ -182,12 +190,23 @@ void Tape::check(int tensor) const {
 void Tape::check(const Number &number) const {
   if (number.kind == Number::Kind::constant)
     return;
+  require(number.kind != Number::Kind::sum,
+          "only a result may have the size of all operands");
   const bool is_number = number.kind == Number::Kind::number;
   require(number.value >= 0 && number.value < (is_number ? numbers_ : tensors_),
           "a number must be that of a register");
   require(is_number || number.detail >= 0, "a dim must not be negative");
   require(number.kind != Number::Kind::rows || number.detail > 0,
           "rows must be counted by at least one");
+}
+
+void Tape::check_sum(const Number &number, const KernelStep &step) const {
+  require(number.value >= 0 &&
+              number.value <= static_cast<int64_t>(step.values.size()) &&
+              number.detail >= 0 && number.detail < kMostDims,
+          "a sum must be of operands and of a dim");
+  for (int64_t i = 0; i < number.value; ++i)
+    check(step.values[i]);
 }
 
 void Tape::add(Step step) {
@@ -201,7 +220,10 @@ void Tape::add(Step step) {
       require(result.sizes.size() <= kMostDims,
               "a tensor must have at most 8 dims");
       for (const Number &number : result.sizes)
-        check(number);
+        if (number.kind != Number::Kind::sum)
+          check(number);
+        else
+          check_sum(number, *kernel);
     }
   } else if (const auto *view = std::get_if<ViewStep>(&step)) {
     check(view->from);

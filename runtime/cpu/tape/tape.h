@@ -15,11 +15,11 @@
 namespace steelyard {
 
 // A number of a step: it is known, it is a register's, or it follows from the
-// sizes of a tensor in a register.
+// sizes of a tensor in a register, or of the first operands of the step.
 struct Number {
-  enum class Kind : int { constant, number, dim, rows };
+  enum class Kind : int { constant, number, dim, rows, sum };
   Kind kind;
-  int64_t value;  // a constant, or a register
+  int64_t value;  // a constant, or a register; of a sum: how many operands
   int64_t detail; // which dim; of rows: how many make one, the last may be less
 };
 
@@ -113,6 +113,7 @@ public:
 private:
   void check(int tensor) const;
   void check(const Number &number) const;
+  void check_sum(const Number &number, const KernelStep &step) const;
 
   int tensors_, numbers_;
   std::vector<Step> steps_;

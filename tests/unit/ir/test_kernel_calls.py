@@ -13,6 +13,7 @@ from steelyard.ir.kernel_calls import (
     AmaxCall,
     AttentionBackwardCall,
     AttentionCall,
+    ConcatenateCall,
     CountSaturatedCall,
     Declarations,
     DequantizeCall,
@@ -76,6 +77,12 @@ CASES = {
         [("query", HEADS), *parts("key", CACHE_PARTS), *parts("value", CACHE_PARTS)],
         [("result", HEADS), ("logsumexp", "tensor<2x4x?xf32>")],
         {"cached": CACHED},
+    ),
+    "concatenate": (
+        ConcatenateCall,
+        [("part0", "tensor<2x?x64xf32>"), ("part1", "tensor<2x1x64xf32>")],
+        [("result", "tensor<2x?x64xf32>")],
+        {"dim": 1, "device": "cpu", "has_destinations": True},
     ),
     "elementwise": (
         ElementwiseCall,
