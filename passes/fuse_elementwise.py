@@ -45,7 +45,7 @@ def _fuse(function: ir.Operation, declarations: Declarations, writers: set[str])
     refused: set[ir.Value] = set()
     while True:
         groups = Groups(function, refused)
-        failed = set()
+        failed: set[ir.Value] = set()
         for root, kept in groups.roots.items():
             try:
                 found = fused(root, {kept, *groups.inlined})

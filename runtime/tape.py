@@ -220,14 +220,14 @@ class _Reader:
         self._numbers: dict[ir.Value, int] = {}
         self._read_whole: set[ir.Value] = set()
         """Arguments of which more than the address is read."""
-        self._on_heap: set[int | None] = set()
+        self._on_heap: set[int] = set()
         """Registers of tensors that may have memory of the heap."""
 
     def read(self, op: ir.Operation, layer: str) -> None:
         """Add the step of an op."""
         if isinstance(op.opview, FreeOp):
             register = self._tensors.get(op.operands[0])
-            self.tape.steps += [FreeStep(register)] if register in self._on_heap else []
+            self.tape.steps += [FreeStep(register)] if register is not None and register in self._on_heap else []
         elif (symbol := callee_of(op)) is not None:
             self.tape.steps.append(self._kernel(op, symbol, layer))
         else:

@@ -90,11 +90,11 @@ def _torch_ops(backend: Backend) -> list[TorchOp]:
     """What torch runs beside kernels, with the shares of the last call that was profiled."""
     programs = [compilation.program for compilation in _compilations(backend)]
     counts = Counter(call.kernel for program in programs if program is not None for call in program.torch_calls)
-    shares: Counter[str] = Counter()
+    shares: dict[str, float] = {}
     for row in backend.profiled.rows if backend.profiled is not None else ():
-        shares[row.kernel] += row.share
+        shares[row.kernel] = shares.get(row.kernel, 0.0) + row.share
     made = [
-        TorchOp(op.removeprefix("torch "), count, shares[op] if backend.profiled is not None else None)
+        TorchOp(op.removeprefix("torch "), count, shares.get(op, 0.0) if backend.profiled is not None else None)
         for op, count in counts.items()
     ]
     return sorted(made, key=lambda op: (-(op.share or 0), -op.calls, op.op))

@@ -4,7 +4,7 @@ A tape runs kernels and views without Python. What it needs to know of an op is 
 for the runtime that makes them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 from torch_mlir import ir
@@ -104,7 +104,7 @@ def _constant(size: int | None) -> Size:
 
 def _product_sizes(call: KernelCall) -> list[list[Size]]:
     """A product's unknown sizes are the sizes that its call takes, in their order."""
-    made = []
+    made: list[list[Size]] = []
     for slot in call.results:
         numbers = iter(range(*call.sizes.indices(len(call.operands))))
         info = tensor_info(slot.type)
@@ -172,7 +172,7 @@ def _at(size: Size, rows: int) -> int:
     return size.value if size.kind == "constant" else -(-rows // size.detail)
 
 
-_RUN_TIME_SIZES: Mapping[type[KernelCall], Callable[[KernelCall], Sequence[list[Size]] | None]] = {
+_RUN_TIME_SIZES: Mapping[type[KernelCall], Callable[[KernelCall], list[list[Size]] | None]] = {
     AttentionCall: _attention_sizes,
     ConcatenateCall: _concatenated_sizes,
     ElementwiseCall: _product_sizes,
