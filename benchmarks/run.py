@@ -28,6 +28,7 @@ GROUPS = {
     "formats": "formats",
     "attention": "attention",
     "elementwise": "elementwise",
+    "decoding": "decoding",
     "quantizers": "quantizers",
     "call": "call_overhead",
     "jax": "jax_dense",
