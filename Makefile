@@ -55,7 +55,7 @@ test: $(STAMP)-package lint ## Check style and types, then run every test but th
 	@$(BIN)/pytest -n $(JOBS) -m 'not slow'
 
 # What runs on modules built with sanitizers. ThreadSanitizer cannot see how XLA's and OpenMP's threads wait.
-KERNEL_TESTS := $(addprefix tests/runtime/test_,$(addsuffix .py,decode epilogues few_rows gemm packing producers quantize threads))
+KERNEL_TESTS := $(addprefix tests/runtime/test_,$(addsuffix .py,decode epilogues few_rows gemm packing producers quantize tape threads))
 SANITIZED := tests/runtime --ignore tests/runtime/cuda --ignore tests/runtime/test_native_build.py tests/unit/jax
 THREADED := $(KERNEL_TESTS) -k 'not same_threads'
 
@@ -64,6 +64,8 @@ test-slow: $(STAMP)-docs $(STAMP)-trained ## Run the slow tests: architectures, 
 	@$(BIN)/pytest -n $(JOBS) -m slow
 	@echo "[test-slow] pytest, with every net cut into blocks that has any"
 	@$(BIN)/pytest -n $(JOBS) -m 'not slow' tests/e2e tests/integrations --fewest-blocks 1
+	@echo "[test-slow] pytest, with every kernel called from Python"
+	@STEELYARD_TAPE=0 $(BIN)/pytest -n $(JOBS) -m 'not slow' tests/e2e tests/integrations --ignore tests/e2e/test_documents.py
 	@echo "[test-slow] kernels and XLA handlers under AddressSanitizer and UBSan"
 	@tests/runtime/sanitize.sh address $(SANITIZED) -n $(JOBS)
 	@echo "[test-slow] kernels under ThreadSanitizer"

@@ -13,6 +13,12 @@ from steelyard.errors import SteelyardError
 MODELS = {"mlp": make_mlp, "llama": make_llama, "bert": make_bert}
 
 
+@pytest.fixture(autouse=True)
+def with_tapes(monkeypatch):
+    """Whatever the environment says."""
+    monkeypatch.delenv("STEELYARD_TAPE", raising=False)
+
+
 @pytest.fixture
 def without_tapes(monkeypatch):
     """Compiles a model into a function whose kernels Python calls one by one."""
