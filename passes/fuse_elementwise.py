@@ -28,16 +28,22 @@ def fuse_elementwise(module: ir.Operation, *, target: str) -> None:
     `elementwise`, whose program says in lines of text what is loaded, computed and stored for each element: views are
     places from which elements are loaded, pieces of a `cat` are stored where they go. An op whose result is read at
     other places too, or by other ops, has a program of its own, so nothing is computed twice. Ops stay torch's that
-    programs do not have, and all of them on other targets than the CPU. Comes after select-kernels: then it is known
+    programs do not have, and all of them on other targets than the CPU and in modules with a backward: which ops are
+    torch's would depend on where a model is cut, and a model in pieces trains with the bits of the whole. Comes after select-kernels: then it is known
     which kernels leave their results in order, and which products are torch's own.
     """
-    if read_target(module, target) is not None:
+    if read_target(module, target) is not None or _trains(module):
         return
     calls = declared_calls(module)
     writers = {symbol for symbol, call in calls.items() if call.has_destinations and not call.result_order(0)}
     declarations = Declarations(module)
     for function in functions_of(module):
         _fuse(function, declarations, writers)
+
+
+def _trains(module: ir.Operation) -> bool:
+    names = (function.attributes["sym_name"] for function in functions_of(module))
+    return any(ir.StringAttr(name).value == "backward" for name in names)
 
 
 def _fuse(function: ir.Operation, declarations: Declarations, writers: set[str]) -> None:

@@ -122,7 +122,7 @@ def test_unknown_targets_are_refused(target):
 
 def test_stages_of_cuda_are_no_stages_of_the_cpu():
     net = steelyard.compile(make_mlp(), "mxfp8").lower(torch.randn(8, 48))
-    with pytest.raises(SteelyardError, match=r"stage must be one of traced, .*, lowered, got 'ptx'"):
+    with pytest.raises(SteelyardError, match=r"stage must be one of traced, .*, lowered, tape, got 'ptx'"):
         net.ir("ptx")
 
 

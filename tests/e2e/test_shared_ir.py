@@ -20,10 +20,11 @@ from steelyard.passes import build_pass_manager, parse_pipeline
 
 @cache
 def make_net(depth: int, recipe: str = "mxfp8", *, apart: bool = False):
-    """A net of blocks that share their graphs, or that do not: overrides that change nothing keep them apart."""
-    overrides = {f"blocks.{i}.*": steelyard.recipes.get(recipe) for i in range(depth)} if apart else None
+    """A net of blocks that share their graphs, or that do not, although they are alike."""
     torch.manual_seed(0)
-    net = steelyard.compile(Blocks(depth), recipe, overrides=overrides, blocks=False)
+    net = steelyard.compile(Blocks(depth), recipe, blocks=False)
+    if apart:
+        object.__setattr__(net._steelyard.backend.settings, "are_alike", lambda layer, other: False)
     with torch.no_grad():
         net(torch.randn(4, 64))
     return net

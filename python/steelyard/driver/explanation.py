@@ -4,7 +4,7 @@ import json
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import prod
 
 import torch
@@ -65,8 +65,9 @@ class Row:
     """Two for each multiplication and addition of its products, with the sizes of the call that was compiled."""
     stays: str = ""
     """With `weights="quantized"`, why that parameter was not replaced by its codes."""
-    source: str = ""
-    """The line of the model's code that calls it, as `file:line`."""
+    source: str = field(default="", compare=False)
+    """The line of the model's code that calls it, as `file:line`; where a part of the model is captured by itself, the
+    code around it is not known."""
 
     @property
     def is_quantized(self) -> bool:

@@ -8,9 +8,12 @@ Passes give the ops they make the location of those they replace, so that it las
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from torch_mlir import ir
 
+_OWN = str(Path(__file__).parents[1])
+"""The folder of this package."""
 _FLOPS = " flops"
 RECOMPUTE = "recompute"
 """The backward computes the op again."""
@@ -49,13 +52,15 @@ def flops_of(location: ir.Location) -> int | None:
 
 
 def source_of(location: ir.Location) -> str:
-    """The innermost source line of a location, as `file:line`; empty where it has none."""
+    """The innermost source line of a location, as `file:line`; empty where it has none but this package's own."""
     location = _downcast(location)
     while isinstance(location, ir.NameLoc):
         location = _downcast(location.child_loc)
     if isinstance(location, ir.CallSiteLoc):
         location = _downcast(location.callee)
-    return f"{location.filename}:{location.start_line}" if isinstance(location, ir.FileLineColLoc) else ""
+    if not isinstance(location, ir.FileLineColLoc) or location.filename.startswith(_OWN):
+        return ""
+    return f"{location.filename}:{location.start_line}"
 
 
 def _names_below_layer(location: ir.Location) -> Iterator[str]:

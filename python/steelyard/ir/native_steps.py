@@ -138,6 +138,8 @@ def _copy_sizes(call: KernelCall) -> list[list[Size]] | None:
     assert isinstance(call, QuantizeCall | ProduceQuantizeCall)
     made: dict[int, list[Size]] = {}
     for copy in call.made_copies:
+        if copy.shape[1] is None:
+            return None
         for part, place in copy.places.items():
             sizes = _sizes_by_rows(lambda rows, copy=copy, part=part: _part_shape(copy, rows, part), call.source)
             if sizes is None:

@@ -47,9 +47,9 @@ public:
   // `kept` must live while the tensor is read: one that is seen negated is
   // copied.
   Tensor tensor(nanobind::handle tensor, nanobind::object &kept) const {
-    static const Name is_neg("is_neg");
-    kept = is_neg.call(tensor).ptr() == Py_True ? flat_(tensor)
-                                                : nanobind::borrow(tensor);
+    static const Name is_neg("is_neg"), resolve_neg("resolve_neg");
+    const bool is_negated = is_neg.call(tensor).ptr() == Py_True;
+    kept = is_negated ? resolve_neg.call(tensor) : nanobind::borrow(tensor);
     return read(kept);
   }
 
