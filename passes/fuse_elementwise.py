@@ -28,9 +28,9 @@ def fuse_elementwise(module: ir.Operation, *, target: str) -> None:
     `elementwise`, whose program says in lines of text what is loaded, computed and stored for each element: views are
     places from which elements are loaded, pieces of a `cat` are stored where they go. An op whose result is read at
     other places too, or by other ops, has a program of its own, so nothing is computed twice. Ops stay torch's that
-    programs do not have, and all of them on other targets than the CPU and in modules with a backward: which ops are
-    torch's would depend on where a model is cut, and a model in pieces trains with the bits of the whole. Comes after select-kernels: then it is known
-    which kernels leave their results in order, and which products are torch's own.
+    programs do not have. All of them do on other targets than the CPU, and in modules with a backward: which ops are
+    torch's would depend on where a model is cut, and a model in pieces trains with the bits of the whole. Comes after
+    select-kernels: then it is known which kernels leave their results in order, and which products are torch's own.
     """
     if read_target(module, target) is not None or _trains(module):
         return

@@ -162,7 +162,8 @@ class Gated(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_gradients_are_those_of_torch(dtype):
+def test_training_leaves_ops_to_torch(dtype):
+    """Which ops are in programs depends on where a model is cut: training must not."""
     torch.manual_seed(0)
     model = Gated().to(dtype)
     net = steelyard.compile(model, "mxfp8", overrides={"*": None})
@@ -173,7 +174,7 @@ def test_gradients_are_those_of_torch(dtype):
         out = run(x)
         (out * values(6, 16, seed=3, dtype=dtype)).sum().backward()
         found.append([out.detach(), x.grad, *(parameter.grad.clone() for parameter in model.parameters())])
-    assert 'scaled.kernel = "elementwise"' in str(net.ir("lowered"))
+    assert "elementwise" not in str(net.ir("lowered"))
     for wanted, got in zip(*found, strict=True):
         tolerance = {"rtol": 2e-5, "atol": 2e-6} if dtype is torch.float32 else {"rtol": 0.05, "atol": 0.03}
         torch.testing.assert_close(got, wanted, **tolerance)
