@@ -6,6 +6,12 @@ Each class says whose fault it is. Each message says what must hold, what was fo
 _LONGEST = 120
 
 
+def require(holds: bool, constraint: str, message: str) -> None:
+    """Raise a `ConstraintError` unless something holds."""
+    if not holds:
+        raise ConstraintError(constraint, message)
+
+
 def shown(value: object) -> str:
     """A value as errors show it, in one line: whatever it is, showing it must neither fail nor fill a page."""
     kind = type(value).__name__

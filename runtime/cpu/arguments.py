@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import is_fake
 
-from steelyard.errors import ConstraintError, shown
-from steelyard.formats.checks import check_input, check_is_copy, require
+from steelyard.errors import ConstraintError, require, shown
+from steelyard.formats.checks import check_input, check_is_copy
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.parts import amax_shape, codes_shape, scales_shape
 from steelyard.formats.scheme_bits import scheme_bits

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from steelyard.formats.checks import require
+from steelyard.errors import require
 from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.arguments import DTYPES, check_tensor
 

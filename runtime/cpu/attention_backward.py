@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from steelyard.formats.checks import require
+from steelyard.errors import require
 from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.arguments import check_tensor
 from steelyard.runtime.cpu.attention import check_attention, view_of

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from steelyard.errors import shown
-from steelyard.formats.checks import check_is_scheme, require
+from steelyard.errors import require, shown
+from steelyard.formats.checks import check_is_scheme
 from steelyard.formats.schemes import Scheme
 from steelyard.runtime import _cpu
 from steelyard.runtime.cpu.arguments import check_part, check_tensor

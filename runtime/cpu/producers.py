@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from steelyard.errors import shown
-from steelyard.formats.checks import check_dtype, require
+from steelyard.errors import require, shown
+from steelyard.formats.checks import check_dtype
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.schemes import Scheme
 from steelyard.runtime import _cpu

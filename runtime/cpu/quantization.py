@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from steelyard.errors import ConstraintError, shown
+from steelyard.errors import ConstraintError, require, shown
 from steelyard.formats.checks import (
     amax_pair,
     check_amax_options,
@@ -14,7 +14,6 @@ from steelyard.formats.checks import (
     check_is_scheme,
     check_matrix_shape,
     check_scheme,
-    require,
 )
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.parts import amax_shape, codes_shape, scales_shape, stored_shape

@@ -3,8 +3,7 @@
 import numpy as np
 import torch
 
-from steelyard.errors import ConstraintError
-from steelyard.formats.checks import require
+from steelyard.errors import ConstraintError, require
 from steelyard.formats.schemes import Scheme
 from steelyard.reference.scales import static_encode_factor
 from steelyard.runtime.cpu import quantization

@@ -11,12 +11,6 @@ from steelyard.formats.schemes import Scheme
 INPUT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def require(holds: bool, constraint: str, message: str) -> None:
-    """Raise a `ConstraintError` unless something holds."""
-    if not holds:
-        raise ConstraintError(constraint, message)
-
-
 def check_flag(value: Any, what: str, constraint: str) -> None:
     """Refuse what is neither True nor False."""
     if not isinstance(value, bool):

@@ -17,8 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from steelyard.errors import ConstraintError
-from steelyard.formats.checks import require
+from steelyard.errors import ConstraintError, require
 
 OPERATIONS: dict[str, int] = {
     **dict.fromkeys(("cast", "neg", "abs", "sqrt", "rsqrt", "reciprocal", "exp", "tanh", "erf", "sigmoid"), 1),
