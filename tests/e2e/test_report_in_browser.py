@@ -105,9 +105,12 @@ def test_a_row_opens_to_its_histograms_its_source_and_its_ir(chromium, path):
     with open_browser(chromium) as page:
         page.size(*DESKTOP)
         page.open(path)
-        page.click("tr.row")
+        height = "document.querySelector('tr.detail').offsetHeight"
+        before = page.run(f"document.querySelector('tr.row').click(), {height}")
+        page.run("document.querySelector('tr.detail').scrollIntoView({behavior: 'instant'})")
         # Of both operands: codes and scales, and the amax where there are several calls.
         wait_for_figures(page, "tr.detail", 4)
+        assert page.run(height) == before, "nothing moves when figures are drawn"
         row = report.rows[0]
         detail = texts(page, "tr.detail")[0]
         assert row.source in detail
@@ -204,6 +207,7 @@ def test_text_of_a_model_stays_text(chromium, tmp_path):
         page.size(*DESKTOP)
         page.open(path)
         page.run("document.querySelectorAll('tr.row').forEach((row) => row.click())")
+        page.run("document.querySelector('tr.detail').scrollIntoView({behavior: 'instant'})")
         wait_for_figures(page, "tr.detail", 4)
         page.run("document.querySelector('tr.detail .plain').click()")
         page.wait("document.querySelectorAll('.panes .ir .op.mark').length")

@@ -6,11 +6,12 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
-// An element that holds a figure; `make` is called again when the colours of the page change.
-function chart(make, caption) {
-  const place = element("div", {});
+// An element that holds a figure; `make` is called again when the colours of the page change. The place of the figure has its height from
+// the beginning, so that nothing moves when it is drawn.
+function chart(height, make, caption) {
+  const place = element("div", { style: `height: ${height}px` });
   const holder = element("div", { class: "chart" }, caption ? element("div", { class: "caption" }, caption) : null, place);
-  charts.set(place, { make, view: null });
+  charts.set(place, { make: () => Object.assign(make(), { height }), view: null });
   whenNear(place, () => draw(place));
   return holder;
 }
@@ -40,7 +41,7 @@ function dropCharts(holder) {
 
 function figure(options) {
   const made = Bokeh.Plotting.figure({
-    tools: [], toolbar_location: null, sizing_mode: "stretch_width", height: 190, min_border: 4,
+    tools: [], toolbar_location: null, sizing_mode: "stretch_width", min_border: 4,
     background_fill_alpha: 0, border_fill_alpha: 0, outline_line_color: null, ...options,
   });
   const text = colour("muted"), line = colour("line");
@@ -91,13 +92,13 @@ function columns(data) {
 }
 
 // Bars at the places of some labels; a label is drawn for as many as there is room for.
-function barChart({ labels, values, tips, name, format = formatNumber, axis = "", valueAxis = "", rotate = 0, height = 170, log = false, series = "series-1" }) {
+function barChart({ labels, values, tips, name, format = formatNumber, axis = "", valueAxis = "", rotate = 0, log = false, series = "series-1" }) {
   const places = labels.map((_, index) => index);
   const source = columns({ x: places, top: values, label: labels, tip: tips || values.map((value) => format(value)) });
   const positive = values.filter((value) => value > 0);
   const low = log && positive.length ? Math.min(...positive) / 2 : 0;
   const made = figure({
-    height, x_range: [-0.7, Math.max(0, labels.length - 1) + 0.7], x_axis_label: axis || null, y_axis_label: valueAxis || null,
+    x_range: [-0.7, Math.max(0, labels.length - 1) + 0.7], x_axis_label: axis || null, y_axis_label: valueAxis || null,
     y_axis_type: log ? "log" : "linear", y_range: log && positive.length ? [low, Math.max(...positive) * 1.5] : new Bokeh.DataRange1d({ start: 0 }),
   });
   const bars = made.vbar({ x: { field: "x" }, top: { field: "top" }, bottom: low, width: labels.length > 60 ? 1 : 0.84, source, fill_color: colour(series), line_color: null });

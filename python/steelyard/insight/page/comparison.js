@@ -43,7 +43,7 @@ function errorAgainstSpeed(data) {
     });
     const room = 0.25 * (Math.max(...speeds, 1) - Math.min(...speeds, 1)) + 0.1;
     const made = figure({
-      height: 340, x_axis_label: "speed, float32 = 1", y_axis_label: error.name,
+      x_axis_label: "speed, float32 = 1", y_axis_label: error.name,
       x_range: [Math.min(...speeds, 1) - room / 2, Math.max(...speeds, 1) + room], y_range: new Bokeh.DataRange1d({ start: 0, range_padding: 0.25 }),
     });
     made.left[0].formatter = ticksBy(error.format);
@@ -55,7 +55,7 @@ function errorAgainstSpeed(data) {
     hover(made, [["", "@name"], ["speed", "@speed"], [error.name, "@error"], ["weights", "@weights"]], points);
     return made;
   };
-  return element("div", { class: "card", id: "picture" }, chart(make, "To the right is faster, to the bottom is nearer to float32."));
+  return element("div", { class: "card", id: "picture" }, chart(340, make, "To the right is faster, to the bottom is nearer to float32."));
 }
 
 function gemmKey(gemm) {
@@ -79,7 +79,7 @@ function errorsByLayer(data) {
 }
 
 function layersFigure(data, gemms) {
-  const made = figure({ height: 300, x_axis_label: "GEMM, in the order of the program", y_axis_label: "error of the result", y_range: new Bokeh.DataRange1d({ start: 0 }) });
+  const made = figure({ x_axis_label: "GEMM, in the order of the program", y_axis_label: "error of the result", y_range: new Bokeh.DataRange1d({ start: 0 }) });
   made.left[0].formatter = ticksBy(formatShare);
   hideGrid(made, 0);
   data.nets.forEach((net, index) => {
@@ -113,7 +113,7 @@ openPage((page, data) => {
     navigation(names),
     element("main", { class: "wrap" },
       section("figures", "Figures", "beside the model in float32", element("div", { class: "stack" }, [comparedTable(data), errorAgainstSpeed(data)].filter(known))),
-      gemms.length ? section("layers", "Layers", "what each GEMM loses in each net", element("div", { class: "card" }, legend, chart(() => layersFigure(data, gemms)))) : null,
+      gemms.length ? section("layers", "Layers", "what each GEMM loses in each net", element("div", { class: "card" }, legend, chart(300, () => layersFigure(data, gemms)))) : null,
       gemms.length ? section("differences", "Differences", "the layers that differ most, first", differencesTable(data, gemms)) : null,
       element("footer", {}, "Made by Steelyard. This page loads nothing from anywhere.")),
   ]);

@@ -181,6 +181,8 @@ function operandCard(data, one) {
     element("div", { class: "charts" }, drawn));
 }
 
+const HEIGHT_OF_CHART = 170;
+
 // Codes in the order of the numbers they stand for.
 function codesChart(data, one) {
   const values = data.codes[data.elements[one.scheme]];
@@ -188,7 +190,7 @@ function codesChart(data, one) {
   const order = values.map((value, code) => ({ value: toNumber(value), count: one.code_histogram[code] }))
     .filter((entry) => Number.isFinite(entry.value) || entry.count).sort((a, b) => a.value - b.value);
   const total = one.code_histogram.reduce((sum, count) => sum + count, 0) || 1;
-  return chart(() => barChart({
+  return chart(HEIGHT_OF_CHART, () => barChart({
     labels: order.map((entry) => formatNumber(entry.value, 2)), values: order.map((entry) => entry.count / total), name: "of the values", axis: "value of the code",
     format: formatShare, tips: order.map((entry) => `${formatShare(entry.count / total)} (${entry.count.toLocaleString("en")})`),
   }), "How often each code occurs");
@@ -198,7 +200,7 @@ function scalesChart(one) {
   const bins = one.scale_histogram.map(([value, count]) => ({ value: toNumber(value), count })).sort((a, b) => a.value - b.value);
   if (bins.reduce((sum, bin) => sum + bin.count, 0) < 2) return null;
   const name = (value) => value > 0 && Number.isFinite(value) ? powerOfTwo(Math.round(Math.log2(value))) : formatNumber(value);
-  return chart(() => barChart({
+  return chart(HEIGHT_OF_CHART, () => barChart({
     labels: bins.map((bin) => name(bin.value)), values: bins.map((bin) => bin.count), name: "scales", axis: "scale, by powers of two", series: "series-3",
     format: (count) => count >= 1000 ? scaled(count, 1000, ["", "k", "M", "G"]).trim() : String(Math.round(count)),
     tips: bins.map((bin) => bin.count.toLocaleString("en")),
@@ -208,9 +210,9 @@ function scalesChart(one) {
 function amaxChart(one) {
   const values = one.amax_history.map(toNumber);
   if (values.length < 2) return null;
-  return chart(() => {
+  return chart(HEIGHT_OF_CHART, () => {
     const source = columns({ x: values.map((_, index) => index + 1), y: values, tip: values.map((value) => formatNumber(value)) });
-    const made = figure({ height: 170, x_axis_label: "call", y_range: new Bokeh.DataRange1d({ start: 0 }) });
+    const made = figure({ x_axis_label: "call", y_range: new Bokeh.DataRange1d({ start: 0 }) });
     made.line({ x: { field: "x" }, y: { field: "y" }, source, line_color: colour("series-2"), line_width: 2 });
     const points = made.scatter({ x: { field: "x" }, y: { field: "y" }, source, size: 6, fill_color: colour("series-2"), line_color: null });
     made.below[0].ticker = new Bokeh.BasicTicker({ min_interval: 1, num_minor_ticks: 0, desired_num_ticks: 5 });

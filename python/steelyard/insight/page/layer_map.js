@@ -77,7 +77,7 @@ function mapFigure(report, metric, openRow) {
     layer: cells.map((cell) => cell.row.layer || "(no layer)"), value: values.map((value) => metric.format(value)),
     formats: cells.map((cell) => cell.row.is_quantized ? `${cell.row.lhs} × ${cell.row.rhs}` : "high precision"),
   });
-  const made = figure({ height: 46 + labels.length * 25, max_width: 170 + 80 * across.length, x_range: [-0.5, across.length - 0.5], y_range: new Bokeh.FactorRange({ factors: [...labels].reverse() }) });
+  const made = figure({ max_width: 170 + 80 * across.length, x_range: [-0.5, across.length - 0.5], y_range: new Bokeh.FactorRange({ factors: [...labels].reverse() }) });
   for (const grid of made.center) grid.grid_line_color = null;
   for (const axis of [...made.below, ...made.left]) Object.assign(axis, { axis_line_color: null, major_tick_line_color: null });
   const every = Math.ceil((across.length * WIDTH_OF_LABEL) / Math.max(200, Math.min(innerWidth - 160, 750)));
@@ -105,7 +105,7 @@ function layerMap(report, openRow) {
   const body = element("div", {});
   const show = (key) => {
     dropCharts(body);
-    body.replaceChildren(chart(() => mapFigure(report, all[key], openRow)), element("div", { class: "legend-place" }, mapLegend(report, all[key])));
+    body.replaceChildren(chart(46 + cellsOf(report.rows).labels.length * 25, () => mapFigure(report, all[key], openRow)), element("div", { class: "legend-place" }, mapLegend(report, all[key])));
   };
   const first = known_[0][0];
   show(first);
@@ -117,7 +117,7 @@ function attributionCard(report) {
   const worst = attribution.rows.filter((row) => known(row.only_error)).sort((a, b) => b.only_error - a.only_error).slice(0, 24);
   const make = () => {
     const made = barChart({
-      labels: worst.map((row) => row.layer), values: worst.map((row) => row.only_error), name: "this layer alone", height: 250, rotate: 0.9,
+      labels: worst.map((row) => row.layer), values: worst.map((row) => row.only_error), name: "this layer alone", rotate: 0.9,
       tips: worst.map((row) => `${formatNumber(row.only_error)}; all but this layer: ${formatNumber(row.without_error)}; estimate: ${formatNumber(row.estimated_error)}`),
     });
     made.below[0].ticker = new Bokeh.FixedTicker({ ticks: worst.map((_, index) => index) });
@@ -128,7 +128,7 @@ function attributionCard(report) {
   const agreement = known(attribution.estimate_agreement) ? ` An estimate from one backward ranks the layers with a correlation of ${formatNumber(attribution.estimate_agreement, 2)}.` : "";
   return element("div", { class: "card" }, element("h3", {}, "Which layers cause the error"),
     element("p", { class: "muted" }, `The model's error (${attribution.error === "kl_divergence" ? "KL divergence" : "relative"}) with one layer quantized and all others in high precision; ${formatNumber(attribution.baseline_error)} with all quantized.${agreement}`),
-    chart(make));
+    chart(250, make));
 }
 
 function shortLayer(layer) {

@@ -106,12 +106,13 @@ function layerStages(data, layer) {
     stages);
 }
 
-// Lines that were never shown have no exact height, so that the second attempt is nearer.
-function scrollToMark(pane, attempts) {
-  const first = pane.querySelector(".mark");
+// Shows the first line of a layer, or the first that changes. Lines that were never shown have no exact height, so that the second attempt
+// is nearer.
+function scrollToFirst(pane, attempts) {
+  const first = pane.querySelector(".mark") || pane.querySelector(".gone, .new");
   if (!first || !attempts) return;
   pane.scrollTop += first.getBoundingClientRect().top - pane.getBoundingClientRect().top - 60;
-  requestAnimationFrame(() => scrollToMark(pane, attempts - 1));
+  requestAnimationFrame(() => scrollToFirst(pane, attempts - 1));
 }
 
 class ProgramView {
@@ -122,9 +123,9 @@ class ProgramView {
     this.left = this.stageChoice(names, quantized - 1);
     this.right = this.stageChoice(names, quantized);
     const layers = [...new Set([...this.program.layers, ...this.program.shared.map((one) => one.layer)])].sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
-    this.layer = element("select", { "aria-label": "Layer", onchange: () => this.show(true) },
+    this.layer = element("select", { "aria-label": "Layer", onchange: () => this.show() },
       element("option", { value: "" }, "no layer"), layers.map((layer) => element("option", { value: layer }, layer)));
-    this.onlyLayer = element("input", { type: "checkbox", onchange: () => this.show(true) });
+    this.onlyLayer = element("input", { type: "checkbox", onchange: () => this.show() });
     this.shared = element("span", { class: "muted" });
     this.panes = [element("div", { class: "ir", tabindex: "0" }), element("div", { class: "ir", tabindex: "0" })];
     this.counts = [element("span", {}), element("span", {})];
@@ -134,15 +135,15 @@ class ProgramView {
         element("div", {}, element("div", { class: "pane-head" }, this.left, this.counts[0]), this.panes[0]),
         element("div", {}, element("div", { class: "pane-head" }, this.right, this.counts[1]), this.panes[1])));
     this.isShown = false;
-    whenNear(this.element, () => this.isShown || this.show(false));
+    whenNear(this.element, () => this.isShown || this.show());
   }
 
   stageChoice(names, chosen) {
-    return element("select", { "aria-label": "Stage", onchange: () => this.show(true) },
+    return element("select", { "aria-label": "Stage", onchange: () => this.show() },
       names.map((name, index) => element("option", { value: index, selected: index === chosen }, name)));
   }
 
-  show(scroll) {
+  show() {
     this.isShown = true;
     const stages = [this.left, this.right].map((choice) => this.program.stages[choice.value]);
     const { gone, added } = changes(...stages);
@@ -160,14 +161,14 @@ class ProgramView {
       this.panes[side].classList.toggle("long", lines.length > LONG);
       this.panes[side].replaceChildren(...lines);
       this.counts[side].textContent = `${formatCount(stage.lines.length, "line")}, ${marked.size} ${side ? "new" : "gone"}`;
-      if (scroll) scrollToMark(this.panes[side], 2);
+      scrollToFirst(this.panes[side], 2);
     });
   }
 
   // Shows a layer of the program from elsewhere in the page.
   open(layer) {
     this.layer.value = layer;
-    this.show(true);
+    this.show();
     this.element.closest("section").scrollIntoView({ block: "start" });
   }
 }
