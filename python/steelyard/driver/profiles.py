@@ -100,21 +100,28 @@ def profile(call: Callable[[], Any], calls: int) -> Profile:
         begin = time.perf_counter_ns()
         call()
         whole.append(time.perf_counter_ns() - begin)
-    runs = []
-    for _ in range(calls):
-        with timed() as watch:
-            call()
-        runs.append(watch.calls)
+    runs = time_steps(call, calls)
     if len({len(run) for run in runs}) > 1:
         raise SteelyardError(
             "the steps of a call must be the same in each, and these calls ran "
             f"{' and '.join(sorted({str(len(run)) for run in runs}))} steps; profile calls with arguments of one shape"
         )
     milliseconds = statistics.median(whole) / 1e6
-    return Profile(_rows(runs, milliseconds), milliseconds, runs[-1])
+    return Profile(rows_of(runs, milliseconds), milliseconds, runs[-1])
 
 
-def _rows(runs: Sequence[Sequence[Timed]], milliseconds: float) -> list[ProfileRow]:
+def time_steps(call: Callable[[], Any], calls: int) -> list[list[Timed]]:
+    """The steps of some calls."""
+    runs = []
+    for _ in range(calls):
+        with timed() as watch:
+            call()
+        runs.append(watch.calls)
+    return runs
+
+
+def rows_of(runs: Sequence[Sequence[Timed]], milliseconds: float) -> list[ProfileRow]:
+    """A row per kernel and layer, of runs with the same steps; each step takes the median of what it took."""
     spent: dict[tuple[str, str], float] = {}
     counts: Counter[tuple[str, str]] = Counter()
     for steps in zip(*runs, strict=True):

@@ -117,9 +117,8 @@ def time_batch(net: Any, batch: Any, steps: Steps) -> Timing:
     net_call, model_call = (partial(_step, either, batch, steps) for either in (net, model))
     with net._unchanged(), unchanged_gradients(net), torch.set_grad_enabled(steps.backward):
         net_call()
-        layers = {row.layer for row in net.explain().rows}
         runs = not any(isinstance(parameter, QuantizedTensor) for parameter in model.parameters())
-        return time_calls(net_call, model_call if runs else None, layers)
+        return time_calls(net_call, model_call if runs else None)
 
 
 def _step(module: Any, batch: Any, steps: Steps) -> None:

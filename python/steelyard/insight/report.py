@@ -79,9 +79,10 @@ class MemoryUse(Result):
 
 @dataclass
 class KernelTime(Result):
-    """How long the calls of one kernel for one layer took, as torch's profiler recorded them."""
+    """How long one kernel, or one op of torch's, took for one layer, as `net.profile` times steps."""
 
     kernel: str
+    """As in `cpu nvfp4 gemm fprop 128x768x256`; an op of torch's begins with `torch `."""
     layer: str
     calls: int
     """Per call of the net."""
@@ -99,7 +100,7 @@ class Timing(Result):
     runs: int
     threads: int
     kernels: list[KernelTime]
-    """The longest first; ops of torch are those that no kernel of a program contains."""
+    """The steps of a call, in the order of the program."""
 
 
 @dataclass
