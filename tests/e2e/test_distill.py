@@ -1,6 +1,7 @@
 """`steelyard.distill`: a quantized student comes nearer to its teacher, and goes on from a checkpoint."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -44,6 +45,38 @@ def test_the_loss_falls_through_the_quantized_forward(batches):
     # The first loss is that of the quantized forward: the student began with the teacher's weights.
     assert losses[0] > 1e-5
     assert all(torch.equal(value, before[name]) for name, value in teacher.state_dict().items())
+
+
+class Logits(nn.Module):
+    """A linear whose output is named as logits are."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(32, 48)
+
+    def forward(self, x):
+        return SimpleNamespace(logits=self.linear(x))
+
+
+def test_logits_are_compared_by_their_divergence():
+    """A step of plain descent, against autograd in float64 through the layer that is not quantized."""
+    torch.manual_seed(2)
+    teacher, student = Logits(), Logits()
+    # Three dims, the last part of the rows shorter than the others.
+    batch, temperature, rate = torch.randn(3, 50, 32), 1.7, 0.5
+    weight = student.linear.weight.detach().double().requires_grad_()
+    ours = batch.double() @ weight.t() + student.linear.bias.detach().double()
+    theirs = teacher(batch).logits.detach().double()
+    kept = theirs.div(temperature).softmax(-1)
+    rows = (kept * (kept.log() - ours.div(temperature).log_softmax(-1))).sum(-1)
+    expected = temperature**2 * rows.mean()
+    (gradient,) = torch.autograd.grad(expected, weight)
+
+    net = steelyard.compile(student, RECIPE, overrides={"linear": None})
+    sgd = torch.optim.SGD(net.parameters(), lr=rate)
+    (loss,) = steelyard.distill(net, teacher, [batch], optimizer=sgd, steps=1, temperature=temperature, clip=None)
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
+    torch.testing.assert_close(student.linear.weight.double(), weight - rate * gradient, rtol=1e-5, atol=1e-6)
 
 
 def test_it_goes_on_from_a_checkpoint(batches, tmp_path):

@@ -16,6 +16,8 @@ from steelyard.tuning.batches import Batch, as_list, output_of
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _FILE = "distill.pt"
+_ROWS = 64
+"""How many rows of logits are compared at a time."""
 
 
 def distill(
@@ -89,7 +91,7 @@ def _step(
     if loss is not None:
         value = loss(output, wanted)
     elif is_logits:
-        value = _divergence(output, wanted, temperature)
+        value = _Divergence.apply(output, wanted, temperature)
     else:
         value = functional.mse_loss(output, wanted.to(output.dtype))
     if not torch.isfinite(value):
@@ -102,9 +104,30 @@ def _step(
     return float(value.detach())
 
 
-def _divergence(output: torch.Tensor, wanted: torch.Tensor, temperature: float) -> torch.Tensor:
-    ours, theirs = (functional.log_softmax(each.flatten(0, -2).float() / temperature, -1) for each in (output, wanted))
-    return functional.kl_div(ours, theirs, log_target=True, reduction="batchmean") * temperature**2
+class _Divergence(torch.autograd.Function):
+    """The mean KL divergence per row of logits, times the squared temperature.
+
+    Its gradient is made beside it, a few rows at a time: rows are as long as a vocabulary, and autograd would keep
+    several values for each logit.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, wanted: torch.Tensor, temperature: float) -> torch.Tensor:
+        gradient = output.new_empty(output.shape)
+        rows = [each.flatten(0, -2).split(_ROWS) for each in (output, wanted, gradient)]
+        count = output.shape[:-1].numel()
+        total = output.new_zeros((), dtype=torch.float64)
+        for ours, theirs, into in zip(*rows, strict=True):
+            log_ours, log_theirs = (functional.log_softmax(each.float() / temperature, -1) for each in (ours, theirs))
+            total += functional.kl_div(log_ours, log_theirs, log_target=True, reduction="sum")
+            into.copy_(log_ours.exp_().sub_(log_theirs.exp_()).mul_(temperature / count))
+        ctx.save_for_backward(gradient)
+        return (total * (temperature**2 / count)).float()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * gradients[0], None, None
 
 
 def _check(net: Any, teacher: Any, steps: Any, temperature: Any, save_every: Any) -> None:
