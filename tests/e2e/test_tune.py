@@ -121,16 +121,32 @@ def test_the_recipe_is_plain_data(tuned):
         MixedRecipe.from_dict({"recipe": "mxfp8"})
 
 
-def test_a_walk_goes_on_where_it_was_interrupted(model, batches, tmp_path):
+@pytest.mark.parametrize("fold", [False, True])
+def test_a_walk_goes_on_where_it_was_interrupted(model, batches, tmp_path, fold):
     groups = find_groups(model, find_layers(model, ["lm_head"]), batches[0])
     recipes = {layer: get("nvfp4-4over6") for group in groups for layer in group.layers}
-    whole = compensated(model, batches, groups, recipes, Options(), tmp_path)
+    whole = compensated(model, batches, groups, recipes, Options(fold=fold), tmp_path)
     (tmp_path / "blocks.1.pt").unlink()
     (tmp_path / "blocks.2.pt").unlink()
-    rest = compensated(model, batches, groups, recipes, Options(), tmp_path)
-    for name in recipes:
-        ours, theirs = rest.get_submodule(name).weight, whole.get_submodule(name).weight
-        assert torch.equal(ours.dequantize(), theirs.dequantize())
+    rest = compensated(model, batches, groups, recipes, Options(fold=fold), tmp_path)
+    for name, parameter in rest.named_parameters():
+        assert torch.equal(parameter.dequantize(), whole.get_parameter(name).dequantize())
+    # Norms are the only plain weights that factors change.
+    plain = [name for name, _ in model.named_parameters() if name.removesuffix(".weight") not in recipes]
+    changed = {name for name in plain if not torch.equal(model.get_parameter(name), whole.get_parameter(name))}
+    assert changed == ({f"blocks.{number}.norm.weight" for number in range(3)} if fold else set())
+
+
+def test_folded_factors_make_up_for_large_columns(model, batches):
+    groups = find_groups(model, find_layers(model, ["lm_head"]), batches[0])
+    recipes = {layer: get("nvfp4-4over6").settled(trains=False) for group in groups for layer in group.layers}
+    with torch.no_grad():
+        exact, errors = model(batches[0]), []
+        for fold in (False, True):
+            tuned = compensated(model, batches, groups, recipes, Options(fold=fold))
+            with quantized_inputs(tuned, recipes):
+                errors.append(divergence(tuned(batches[0]), exact, is_logits=True))
+    assert errors[1] < errors[0]
 
 
 def test_gradients_expect_what_each_format_alone_loses(model, batches, tuned):

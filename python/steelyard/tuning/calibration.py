@@ -16,12 +16,16 @@ from torch import nn
 
 from steelyard.driver import progress
 from steelyard.recipes import Recipe
+from steelyard.tensor.quantized_tensor import QuantizedTensor
 from steelyard.tuning.batches import Batch, call, for_inference
 from steelyard.tuning.emulation import quantized_inputs, rounded_input
+from steelyard.tuning.folding import Fold, best_factors, find_folds
 from steelyard.tuning.gptq import Options, Statistics, compensate
 from steelyard.tuning.grids import grid_class, input_scheme
 from steelyard.tuning.layers import Group, layer_of
 
+_SAMPLED = 512
+"""About how many rows of inputs factors are searched by."""
 _FEWEST = 2
 """How many blocks a container must hold for its blocks to be walked one after another."""
 
@@ -50,7 +54,16 @@ def stages_of(model: nn.Module, groups: Sequence[Group], batch: Batch) -> list[S
 
 
 def _is_within(group: Group, block: str) -> bool:
-    return all(layer == block or layer.startswith(f"{block}.") for layer in group.layers)
+    return all(_is_inside(layer, block) for layer in group.layers)
+
+
+def _is_inside(name: str, block: str) -> bool:
+    return name == block or name.startswith(f"{block}.")
+
+
+def _stage_of(name: str, stages: Sequence[Stage]) -> Stage | None:
+    """The stage that has a module; the rest comes last."""
+    return next((stage for stage in stages if not stage.name or _is_inside(name, stage.name)), None)
 
 
 def _chain(model: nn.Module, batch: Batch) -> list[str]:
@@ -105,15 +118,17 @@ def compensated(
     """
     tuned = copy.deepcopy(model).eval()
     stages = stages_of(model, groups, batches[0])
+    folds = find_folds(model, groups, batches[0]) if options.fold else {}
     codes: dict[str, torch.Tensor] = {}
     with for_inference(tuned), progress.doing(lambda: "compensating weights"):
-        walk = _Walk(tuned, batches, stages, recipes)
+        walk = _Walk(tuned, batches, stages, recipes, folds)
         for count, stage in enumerate(stages, 1):
             progress.step(f"{stage.name or 'the rest'}, {count} of {len(stages)}")
             file = None if folder is None else folder / f"{stage.name or 'rest'}.pt"
             codes.update(walk.read(stage, file) if file and file.exists() else walk.compensate(stage, options, file))
     for name, tensor in codes.items():
-        tuned.get_submodule(name).weight = nn.Parameter(tensor, requires_grad=False)
+        if isinstance(tensor, QuantizedTensor):
+            tuned.get_submodule(name).weight = nn.Parameter(tensor, requires_grad=False)
     return tuned.train(model.training)
 
 
@@ -126,8 +141,16 @@ class _Walk:
         batches: Sequence[Batch],
         stages: Sequence[Stage],
         recipes: Mapping[str, Recipe | None],
+        folds: Mapping[str, Fold],
     ):
         self._model, self._batches, self._recipes = model, batches, recipes
+        self._folds = {
+            group.name: folds[group.name]
+            for stage in stages
+            for group in stage.groups
+            if group.name in folds and stage is _stage_of(folds[group.name].source, stages)
+        }
+        """Of groups whose input is computed in their own stage: earlier ones are finished."""
         blocks = [stage.name for stage in stages if stage.name]
         self._calls = [_arguments_of(model, blocks, batch) for batch in batches] if blocks else []
         """The arguments of each block, of each batch. Of the first argument, only that of the first block is kept."""
@@ -138,15 +161,18 @@ class _Walk:
         """What an earlier walk made of a stage."""
         codes = torch.load(file, weights_only=True)
         for name, tensor in codes.items():
-            self._put(name, tensor.dequantize())
+            if isinstance(tensor, QuantizedTensor):
+                self._put(name, tensor.dequantize())
+            else:
+                self._model.get_parameter(name).data = tensor
         self._finish(stage)
         return codes
 
     def compensate(self, stage: Stage, options: Options, file: Path | None) -> dict[str, torch.Tensor]:
-        """Quantize the layers of a stage; returns them as quantized tensors."""
-        codes = {}
+        """Quantize the layers of a stage; returns them as quantized tensors, and other parameters that changed."""
+        codes = self._fold(stage)
         for group in stage.groups:
-            recipe = self._recipes[group.layers[0]]
+            recipe = self._recipe(group)
             if recipe is not None:
                 codes.update(self._compensate_group(stage, group, recipe, options))
         if file is not None:
@@ -155,6 +181,35 @@ class _Walk:
             unfinished.replace(file)
         self._finish(stage)
         return codes
+
+    def _fold(self, stage: Stage) -> dict[str, torch.Tensor]:
+        """Fold factors into what computes the inputs of layers; returns the parameters that changed."""
+        folded = [group for group in stage.groups if group.name in self._folds and self._recipe(group) is not None]
+        samples = self._samples(stage, folded) if folded else {}
+        changed = []
+        for group in folded:
+            fold, recipe = self._folds[group.name], self._recipe(group)
+            assert recipe is not None
+            weights = [layer_of(self._model, name).weight for name in group.layers]
+            factors = best_factors(fold, samples[group.name], weights, recipe)
+            if factors is not None:
+                fold.apply(self._model, group, factors)
+                changed += fold.parameters(self._model)
+        return {name: self._model.get_parameter(name).data.clone() for name in changed}
+
+    def _samples(self, stage: Stage, groups: Sequence[Group]) -> dict[str, torch.Tensor]:
+        """Some rows of the inputs of groups, evenly spaced."""
+        found: dict[str, list[torch.Tensor]] = {group.name: [] for group in groups}
+        for index in range(len(self._batches)):
+            caught = [_Caught(self._model, group, is_last=False) for group in groups]
+            self._run(stage, index)
+            for group, each in zip(groups, caught, strict=True):
+                rows = torch.cat([x.flatten(0, -2) for x in each.end()])
+                found[group.name].append(rows[:: -(-len(rows) * len(self._batches) // _SAMPLED)])
+        return {name: torch.cat(rows) for name, rows in found.items()}
+
+    def _recipe(self, group: Group) -> Recipe | None:
+        return self._recipes[group.layers[0]]
 
     def _compensate_group(
         self, stage: Stage, group: Group, recipe: Recipe, options: Options
@@ -202,10 +257,10 @@ class _Walk:
 class _Caught:
     """Keeps the inputs of a group's layers, as they are before anything quantizes them."""
 
-    def __init__(self, model: nn.Module, group: Group):
+    def __init__(self, model: nn.Module, group: Group, *, is_last: bool = True):
         self._found: list[torch.Tensor] = []
-        # What follows the last call is not needed.
-        self._calls = group.calls
+        # What follows the last call of the last group is not needed.
+        self._calls = group.calls if is_last else 0
         first = layer_of(model, group.layers[0])
         self._handle = first.register_forward_pre_hook(self._catch, prepend=True)
 

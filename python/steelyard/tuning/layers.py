@@ -36,11 +36,7 @@ class Group:
 def find_layers(model: nn.Module, ignore: Iterable[str]) -> dict[str, nn.Linear]:
     """The linear layers of a model by name, but for those whose names match a pattern or whose weight others read."""
     patterns = list(ignore)
-    readers: dict[int, int] = {}
-    for module in model.modules():
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                readers[id(parameter)] = readers.get(id(parameter), 0) + 1
+    readers = readers_of(model)
     found = {
         name: module
         for name, module in model.named_modules()
@@ -55,6 +51,16 @@ def find_layers(model: nn.Module, ignore: Iterable[str]) -> dict[str, nn.Linear]
             f"{type(model).__name__} has none beside {patterns}; give other patterns by ignore="
         )
     return found
+
+
+def readers_of(model: nn.Module) -> dict[int, int]:
+    """How many modules hold each parameter, by its id."""
+    readers: dict[int, int] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                readers[id(parameter)] = readers.get(id(parameter), 0) + 1
+    return readers
 
 
 def layer_of(model: nn.Module, name: str) -> nn.Linear:

@@ -1,0 +1,303 @@
+"""Factors that make inputs and weights easier to round, taken over by what computes the input: SmoothQuant and AWQ.
+
+The columns of a weight are multiplied by factors, and the norm or linear layer before it is divided by them. Where that
+changes nothing is not guessed from names: a part of the model is run in float64 with random factors, and must give what
+it gave without.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from steelyard.driver import progress
+from steelyard.recipes import Recipe
+from steelyard.tuning.batches import Batch, call, for_inference
+from steelyard.tuning.emulation import rounded_input
+from steelyard.tuning.grids import input_scheme, searched
+from steelyard.tuning.layers import Group, layer_of, readers_of
+
+_EXPONENTS = ((0.0, 0.0), (0.25, 0.0), (0.5, 0.0), (0.75, 0.0), (0.25, 0.25), (0.5, 0.5), (0.75, 0.25))
+"""Of the size of inputs, and of weights, in the factors that are tried: AWQ has the former alone, SmoothQuant both."""
+_LARGEST_FACTOR = 16.0
+_ROWS = 256
+"""How many rows of a weight, evenly spaced, factors are judged by."""
+_TOLERANCE = 1e-9
+_PARTS = (2, 3)
+"""How many layers one may hold beside the one that is divided: gate and up, or q, k and v."""
+
+
+@dataclass(frozen=True)
+class Fold:
+    """What takes over the factors of a group's input."""
+
+    source: str
+    """A norm or a linear layer."""
+    first: int
+    """The first row of the source that is divided."""
+    places: tuple[int, ...]
+    """For each column of the group, the number of its factor: several columns share one where key heads are shared."""
+    offset: float = 0.0
+    """What a norm adds to its weight before it multiplies."""
+
+    @property
+    def count(self) -> int:
+        """How many factors there are."""
+        return max(self.places) + 1
+
+    def apply(self, model: nn.Module, group: Group, factors: torch.Tensor) -> None:
+        """Divide the source by factors, and multiply the columns of the group's weights."""
+        module = model.get_submodule(self.source)
+        rows = slice(self.first, self.first + self.count)
+        weight: Any = module.weight
+        kind = weight.dtype
+        own = factors.double() if weight.dim() == 1 else factors.double()[:, None]
+        weight.data[rows] = ((weight.data[rows].double() + self.offset) / own - self.offset).to(kind)
+        bias: Any = getattr(module, "bias", None)
+        if bias is not None:
+            bias.data[rows] = (bias.data[rows].double() / factors.double()).to(kind)
+        for name in group.layers:
+            target = layer_of(model, name).weight
+            target.data = (target.data.double() * factors.double()[list(self.places)]).to(target.dtype)
+
+    def parameters(self, model: nn.Module) -> list[str]:
+        """The names of the source's parameters."""
+        return [f"{self.source}.{name}" for name, _ in model.get_submodule(self.source).named_parameters(recurse=False)]
+
+
+@dataclass
+class _Calls:
+    """What one batch did with norms, linear layers and the modules around them."""
+
+    order: list[str]
+    made: dict[int, str]
+    """The module that returned a tensor, by the tensor's id."""
+    read: dict[str, Any]
+    """The tensor that a layer was given."""
+    kept: list[Any]
+    """Keeps tensors alive, so that no two have one id."""
+
+
+@torch.no_grad()
+def find_folds(model: nn.Module, groups: Sequence[Group], batch: Batch) -> dict[str, Fold]:
+    """The folds that are exact, by the names of groups."""
+    calls = _watch(model, batch)
+    candidates = {group.name: _candidates(model, group, earlier, calls) for earlier, group in _in_turn(groups)}
+    scopes = {
+        (group.name, fold): _scope(model, [fold.source, *group.layers])
+        for group in groups
+        for fold in candidates[group.name]
+    }
+    found: dict[str, Fold] = {}
+    with for_inference(model), progress.doing(lambda: "looking for factors that can be folded"):
+        arguments = _arguments_of(model, set(scopes.values()), batch)
+        trials = {scope: _Trial(model, scope, *arguments[scope]) for scope in arguments}
+        for group in groups:
+            progress.step(group.name)
+            for fold in candidates[group.name]:
+                trial = trials.get(scopes[group.name, fold])
+                if trial is not None and trial.is_exact(fold, group):
+                    found[group.name] = fold
+                    break
+    return found
+
+
+def _in_turn(groups: Sequence[Group]) -> list[tuple[Group | None, Group]]:
+    """Each group with the one before it."""
+    return [(None, groups[0]), *pairwise(groups)]
+
+
+def _watch(model: nn.Module, batch: Batch) -> _Calls:
+    calls = _Calls([], {}, {}, [])
+
+    def note(name: str):
+        def hook(_, given: tuple, made: Any) -> None:
+            calls.order.append(name)
+            calls.kept.append((given, made))
+            if given:
+                calls.read[name] = given[0]
+            if isinstance(made, torch.Tensor):
+                calls.made[id(made)] = name
+
+        return hook
+
+    leaves = [(name, module) for name, module in model.named_modules() if _weight_of(module) is not None]
+    handles = [module.register_forward_hook(note(name)) for name, module in leaves]
+    try:
+        with for_inference(model):
+            call(model, batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls
+
+
+def _weight_of(module: nn.Module) -> torch.Tensor | None:
+    """The weight of a linear layer or of a norm."""
+    weight = module._parameters.get("weight")
+    is_norm = "norm" in type(module).__name__.lower() and weight is not None and weight.dim() == 1
+    return weight if isinstance(module, nn.Linear) or is_norm else None
+
+
+def _candidates(model: nn.Module, group: Group, earlier: Group | None, calls: _Calls) -> list[Fold]:
+    """What may take over the factors of a group, likely ones first."""
+    if group.calls > 1 or any(calls.order.count(layer) != 1 for layer in group.layers):
+        return []
+    columns = layer_of(model, group.layers[0]).weight.shape[1]
+    maker = calls.made.get(id(calls.read[group.layers[0]]))
+    sources = [] if maker is None else [maker]
+    parent = group.layers[0].rpartition(".")[0]
+    if earlier is not None and earlier.layers[0].rpartition(".")[0] == parent:
+        # The last of several is the value's, or the one that is not activated.
+        sources += [name for name in reversed(earlier.layers) if name not in sources]
+    heads = getattr(model.get_submodule(parent), "head_dim", None)
+    made = [fold for name in sources if _is_own(model, name, calls) for fold in _folds(model, name, columns, heads)]
+    return [fold for fold in made if fold.source not in group.layers]
+
+
+def _is_own(model: nn.Module, name: str, calls: _Calls) -> bool:
+    """Whether a module is called once, and nothing else reads its parameters."""
+    readers = readers_of(model)
+    own = model.get_submodule(name).parameters(recurse=False)
+    return calls.order.count(name) == 1 and all(readers[id(parameter)] == 1 for parameter in own)
+
+
+def _folds(model: nn.Module, source: str, columns: int, head: Any) -> list[Fold]:
+    """How a module may be divided for a group of so many columns."""
+    weight = _weight_of(model.get_submodule(source))
+    assert weight is not None
+    rows, each = weight.shape[0], tuple(range(columns))
+    if rows == columns:
+        offsets = (0.0, 1.0) if weight.dim() == 1 else (0.0,)
+        return [Fold(source, 0, each, offset) for offset in offsets]
+    if weight.dim() == 1:
+        return []
+    if isinstance(head, int) and head > 0 and columns % rows == rows % head == 0:
+        shared = columns // rows
+        return [Fold(source, 0, tuple(column // (head * shared) * head + column % head for column in each))]
+    return [Fold(source, rows - columns, each)] if rows in [count * columns for count in _PARTS] else []
+
+
+def _scope(model: nn.Module, names: Sequence[str]) -> str:
+    """The smallest module with a forward of its own that has all of these."""
+    paths = [name.split(".") for name in names]
+    shared: list[str] = []
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    while shared and isinstance(model.get_submodule(".".join(shared)), nn.ModuleList | nn.ModuleDict):
+        shared.pop()
+    return ".".join(shared)
+
+
+def _arguments_of(model: nn.Module, scopes: set[str], batch: Batch) -> dict[str, tuple[tuple, dict[str, Any]]]:
+    """What modules are called with, of the first row of a batch; modules that are called several times are left out."""
+    found: dict[str, list] = {}
+
+    def note(name: str):
+        return lambda _, given, keywords: found.setdefault(name, []).append((given, dict(keywords)))
+
+    handles = [model.get_submodule(name).register_forward_pre_hook(note(name), with_kwargs=True) for name in scopes]
+    try:
+        call(model, _first_row(batch))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {name: each[0] for name, each in found.items() if len(each) == 1}
+
+
+def _first_row(batch: Batch) -> Batch:
+    """A batch of one row, where that is what the first dimension of all tensors counts."""
+    sizes = {leaf.shape[0] for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim() > 1}
+    if len(sizes) != 1:
+        return batch
+    return tree_map(lambda leaf: leaf[:1] if isinstance(leaf, torch.Tensor) and leaf.dim() > 1 else leaf, batch)
+
+
+class _Trial:
+    """A part of a model in float64, and what it gives."""
+
+    def __init__(self, model: nn.Module, scope: str, arguments: tuple, keywords: dict[str, Any]):
+        self._prefix = f"{scope}." if scope else ""
+        self._model, self._scope = model, scope
+        self._arguments, self._keywords = _doubled(arguments), _doubled(keywords)
+        self._exact: list[torch.Tensor] | None = None
+
+    def is_exact(self, fold: Fold, group: Group) -> bool:
+        """Whether random factors change nothing."""
+        part = copy.deepcopy(self._model.get_submodule(self._scope)).double()
+        inside = Group(tuple(layer.removeprefix(self._prefix) for layer in group.layers), group.rows)
+        own = Fold(fold.source.removeprefix(self._prefix), fold.first, fold.places, fold.offset)
+        generator = torch.Generator().manual_seed(0)
+        factors = torch.rand(fold.count, generator=generator, dtype=torch.float64) * 2 - 1
+        try:
+            if self._exact is None:
+                self._exact = self._run(part)
+            own.apply(part, inside, factors.exp())
+            made = self._run(part)
+        except (RuntimeError, TypeError, NotImplementedError):
+            # What has no float64 cannot be shown to be exact.
+            return False
+        return len(made) > 0 and all(map(_is_near, made, self._exact))
+
+    def _run(self, part: nn.Module) -> list[torch.Tensor]:
+        with _InDouble():
+            made = part(*self._arguments, **self._keywords)
+        values = made.values() if isinstance(made, Mapping) else made
+        return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+
+
+def _is_near(made: torch.Tensor, exact: torch.Tensor) -> bool:
+    return bool(((made - exact).norm() <= _TOLERANCE * exact.norm()).item())
+
+
+class _InDouble(TorchFunctionMode):
+    """Runs what a module computes in float32, such as the mean of squares of a norm, in float64."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        args, kwargs = tree_map(_doubled_dtype, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _doubled_dtype(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
+
+
+def _doubled(values: Any) -> Any:
+    return tree_map(lambda leaf: leaf.double() if _is_real(leaf) else leaf, values)
+
+
+def _is_real(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+
+
+def best_factors(fold: Fold, x: torch.Tensor, weights: Sequence[torch.Tensor], recipe: Recipe) -> torch.Tensor | None:
+    """The factors with which a group loses least in a format, by some of its inputs; None if that is without any."""
+    weight = torch.cat([each.detach().float() for each in weights])
+    sizes = _shared(x.float().square().mean(0), fold), _shared(weight.square().mean(0), fold)
+    rows = weight[:: -(-weight.shape[0] // _ROWS)]
+    exact = x.float() @ rows.t()
+    best: tuple[float, torch.Tensor | None] = float("inf"), None
+    for of_input, of_weight in _EXPONENTS:
+        factors = sizes[0] ** (of_input / 2) / sizes[1] ** (of_weight / 2)
+        factors = (factors / factors.log().mean().exp()).clamp(1 / _LARGEST_FACTOR, _LARGEST_FACTOR)
+        spread = factors[list(fold.places)]
+        rounded = rounded_input(x.float() / spread, input_scheme(recipe)) @ searched(rows * spread, recipe).t()
+        error = float((rounded - exact).double().square().sum())
+        if error < best[0]:
+            best = error, factors if of_input else None
+    return best[1]
+
+
+def _shared(sizes: torch.Tensor, fold: Fold) -> torch.Tensor:
+    """The mean size of the columns of each factor, none of them zero."""
+    total = torch.zeros(fold.count).index_add_(0, torch.tensor(fold.places), sizes)
+    return (total * fold.count / len(fold.places)).clamp(min=float(sizes.mean()) * 1e-6 + 1e-30)
