@@ -14,7 +14,8 @@ from steelyard.tuning.batches import divergence
 from steelyard.tuning.calibration import compensated, stages_of
 from steelyard.tuning.emulation import quantized_inputs
 from steelyard.tuning.gptq import Options
-from steelyard.tuning.layers import find_groups, find_layers
+from steelyard.tuning.layers import find_layers
+from steelyard.tuning.products import find_groups
 from steelyard.tuning.sensitivity import by_divergence
 from steelyard.tuning.tune import table
 

@@ -18,11 +18,12 @@ from steelyard.driver import progress
 from steelyard.recipes import Recipe
 from steelyard.tensor.quantized_tensor import QuantizedTensor
 from steelyard.tuning.batches import Batch, call, for_inference
-from steelyard.tuning.emulation import quantized_inputs, rounded_input
+from steelyard.tuning.emulation import quantized_inputs, rounded_product
 from steelyard.tuning.folding import Fold, best_factors, find_folds
 from steelyard.tuning.gptq import Options, Statistics, compensate
 from steelyard.tuning.grids import grid_class, input_scheme
-from steelyard.tuning.layers import Group, layer_of
+from steelyard.tuning.layers import Group, layer_of, layers_of
+from steelyard.tuning.products import Product
 
 _SAMPLED = 512
 """About how many rows of inputs factors are searched by."""
@@ -128,7 +129,7 @@ def compensated(
             codes.update(walk.read(stage, file) if file and file.exists() else walk.compensate(stage, options, file))
     for name, tensor in codes.items():
         if isinstance(tensor, QuantizedTensor):
-            tuned.get_submodule(name).weight = nn.Parameter(tensor, requires_grad=False)
+            layer_of(tuned, name).store(tensor)
     return tuned.train(model.training)
 
 
@@ -162,7 +163,7 @@ class _Walk:
         codes = torch.load(file, weights_only=True)
         for name, tensor in codes.items():
             if isinstance(tensor, QuantizedTensor):
-                self._put(name, tensor.dequantize())
+                layer_of(self._model, name).parameter.data = tensor.dequantize()
             else:
                 self._model.get_parameter(name).data = tensor
         self._finish(stage)
@@ -190,7 +191,7 @@ class _Walk:
         for group in folded:
             fold, recipe = self._folds[group.name], self._recipe(group)
             assert recipe is not None
-            weights = [layer_of(self._model, name).weight for name in group.layers]
+            weights = [layer.matrices()[0] for layer in layers_of(self._model, group.layers).values()]
             factors = best_factors(fold, samples[group.name], weights, recipe)
             if factors is not None:
                 fold.apply(self._model, group, factors)
@@ -201,10 +202,10 @@ class _Walk:
         """Some rows of the inputs of groups, evenly spaced."""
         found: dict[str, list[torch.Tensor]] = {group.name: [] for group in groups}
         for index in range(len(self._batches)):
-            caught = [_Caught(self._model, group, is_last=False) for group in groups]
-            self._run(stage, index)
-            for group, each in zip(groups, caught, strict=True):
-                rows = torch.cat([x.flatten(0, -2) for x in each.end()])
+            caught = _Caught(groups)
+            self._run(stage, index, caught)
+            for group in groups:
+                rows = torch.cat([product.x.flatten(0, -2) for product in caught.products[group.layers[0]]])
                 found[group.name].append(rows[:: -(-len(rows) * len(self._batches) // _SAMPLED)])
         return {name: torch.cat(rows) for name, rows in found.items()}
 
@@ -214,32 +215,34 @@ class _Walk:
     def _compensate_group(
         self, stage: Stage, group: Group, recipe: Recipe, options: Options
     ) -> dict[str, torch.Tensor]:
-        """Quantize the layers of a group, which share their input, as the rows of one matrix."""
-        weights = [layer_of(self._model, name).weight.detach() for name in group.layers]
-        statistics = Statistics(weights[0].shape[1])
+        """Quantize the layers of a group, which share their input, as the rows of one matrix per expert."""
+        layers = layers_of(self._model, group.layers)
+        experts = torch.cat([layer.matrices() for layer in layers.values()], dim=1)
+        statistics = [Statistics(experts.shape[2]) for _ in experts]
         for index in range(len(self._batches)):
-            caught = _Caught(self._model, group)
-            self._run(stage, index)
-            for x in caught.end():
-                statistics.add(rounded_input(x, input_scheme(recipe)))
-        made = compensate(torch.cat(weights), statistics, grid_class(recipe), options)
+            caught = _Caught([group], is_enough=True)
+            self._run(stage, index, caught)
+            for product in caught.products[group.layers[0]]:
+                rounded = product._replace(x=rounded_product(product, input_scheme(recipe)))
+                for own, rows in zip(statistics, rounded.rows(), strict=True):
+                    own.add(rows)
+        made = [
+            compensate(weight, own, grid_class(recipe), options)
+            for weight, own in zip(experts, statistics, strict=True)
+        ]
         codes, start = {}, 0
-        for name, weight in zip(group.layers, weights, strict=True):
-            rows = slice(start, start + weight.shape[0])
-            codes[name] = made.tensor(rows, weight.dtype)
-            self._put(name, made.values[rows])
+        for name, layer in layers.items():
+            rows = slice(start, start + layer.matrices().shape[1])
+            codes[name] = layer.assemble([each.tensor(rows, layer.parameter.dtype) for each in made])
+            layer.put(torch.stack([each.values[rows] for each in made]))
             start = rows.stop
         return codes
 
-    def _put(self, name: str, values: torch.Tensor) -> None:
-        weight = layer_of(self._model, name).weight
-        weight.data = values.to(weight.dtype)
-
-    def _run(self, stage: Stage, index: int) -> Any:
+    def _run(self, stage: Stage, index: int, watch: Callable[[Product], None] | None = None) -> Any:
         """The output of a stage for a batch; None where the call was not needed any further."""
         within = {name: each for name, each in self._recipes.items() if name.startswith(stage.name)}
         try:
-            with quantized_inputs(self._model, within):
+            with quantized_inputs(self._model, within, watch):
                 if not stage.name:
                     return call(self._model, self._batches[index])
                 arguments, keywords = self._calls[index][stage.name]
@@ -255,24 +258,18 @@ class _Walk:
 
 
 class _Caught:
-    """Keeps the inputs of a group's layers, as they are before anything quantizes them."""
+    """Keeps the inputs of groups, as they are before anything quantizes them."""
 
-    def __init__(self, model: nn.Module, group: Group, *, is_last: bool = True):
-        self._found: list[torch.Tensor] = []
-        # What follows the last call of the last group is not needed.
-        self._calls = group.calls if is_last else 0
-        first = layer_of(model, group.layers[0])
-        self._handle = first.register_forward_pre_hook(self._catch, prepend=True)
+    def __init__(self, groups: Sequence[Group], *, is_enough: bool = False):
+        self.products: dict[str, list[Product]] = {group.layers[0]: [] for group in groups}
+        self._calls = groups[-1].calls if is_enough else 0
+        """After how many inputs the rest of a call is not needed."""
 
-    def _catch(self, _, arguments: tuple) -> None:
-        self._found.append(arguments[0])
-        if len(self._found) == self._calls:
-            raise _ReachedError
-
-    def end(self) -> list[torch.Tensor]:
-        """What was found."""
-        self._handle.remove()
-        return self._found
+    def __call__(self, product: Product) -> None:
+        if product.layer in self.products:
+            self.products[product.layer].append(product)
+            if len(self.products[product.layer]) == self._calls:
+                raise _ReachedError
 
 
 def _arguments_of(model: nn.Module, blocks: Sequence[str], batch: Batch) -> dict[str, Call]:

@@ -1,5 +1,6 @@
 """Which format each group of layers has: what it loses, what it costs, and the best choice within budgets."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from steelyard.recipes import Recipe
 from steelyard.tuning.costs import key
 from steelyard.tuning.grids import weight_bits
 from steelyard.tuning.knapsack import Budget, solve
-from steelyard.tuning.layers import Group, layer_of
+from steelyard.tuning.layers import Group, layers_of
 from steelyard.tuning.sensitivity import Scores
 
 Choice = dict[str, str]
@@ -25,8 +26,8 @@ class Space:
 
     groups: Sequence[Group]
     formats: Mapping[str, Recipe | None]
-    shapes: Mapping[str, tuple[int, int]]
-    """Of the weights of layers."""
+    shapes: Mapping[str, tuple[int, int, int]]
+    """Experts, rows and columns of the weights of layers."""
     dtype: torch.dtype
     scores: Scores
     costs: Mapping[str, Any] | None
@@ -35,7 +36,7 @@ class Space:
     @property
     def weights(self) -> int:
         """How many numbers the weights have in all."""
-        return sum(rows * columns for rows, columns in self.shapes.values())
+        return sum(math.prod(shape) for shape in self.shapes.values())
 
     def bits(self, choice: Choice) -> float:
         """The mean bits per weight, scales included."""
@@ -84,12 +85,14 @@ class Space:
         return {group.name: names[index] for group, index in zip(self.groups, found, strict=True)}
 
     def _bits(self, group: Group, format: str) -> int:
-        return sum(weight_bits(self.formats[format], self.shapes[layer], self.dtype) for layer in group.layers)
+        recipe, shapes = self.formats[format], [self.shapes[layer] for layer in group.layers]
+        return sum(weight_bits(recipe, (experts * rows, columns), self.dtype) for experts, rows, columns in shapes)
 
     def _time(self, group: Group, format: str) -> float:
         assert self.costs is not None
         table = self.costs["layers"]
-        return sum(table[key((group.rows, *self.shapes[layer]))][format] for layer in group.layers)
+        # Each row is multiplied by one expert.
+        return sum(table[key((group.rows, *self.shapes[layer][1:]))][format] for layer in group.layers)
 
     def _rest(self) -> float:
         """What the model takes beside these layers."""
@@ -105,7 +108,7 @@ def _require(holds: bool, name: str, got: float, wanted: str) -> None:
         )
 
 
-def shapes_of(model: nn.Module, groups: Sequence[Group]) -> dict[str, tuple[int, int]]:
-    """The shapes of the weights of layers."""
-    weights = {layer: layer_of(model, layer).weight for group in groups for layer in group.layers}
-    return {layer: (weight.shape[0], weight.shape[1]) for layer, weight in weights.items()}
+def shapes_of(model: nn.Module, groups: Sequence[Group]) -> dict[str, tuple[int, int, int]]:
+    """Experts, rows and columns of the weights of layers."""
+    layers = layers_of(model, [name for group in groups for name in group.layers])
+    return {name: tuple(layer.matrices().shape) for name, layer in layers.items()}  # pyright: ignore[reportReturnType]

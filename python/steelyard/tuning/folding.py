@@ -21,7 +21,7 @@ from steelyard.recipes import Recipe
 from steelyard.tuning.batches import Batch, call, for_inference
 from steelyard.tuning.emulation import rounded_input
 from steelyard.tuning.grids import input_scheme, searched
-from steelyard.tuning.layers import Group, layer_of, readers_of
+from steelyard.tuning.layers import Group, find_layers, layer_of, layers_of, readers_of
 
 _EXPONENTS = ((0.0, 0.0), (0.25, 0.0), (0.5, 0.0), (0.75, 0.0), (0.25, 0.25), (0.5, 0.5), (0.75, 0.25))
 """Of the size of inputs, and of weights, in the factors that are tried: AWQ has the former alone, SmoothQuant both."""
@@ -53,18 +53,20 @@ class Fold:
 
     def apply(self, model: nn.Module, group: Group, factors: torch.Tensor) -> None:
         """Divide the source by factors, and multiply the columns of the group's weights."""
-        module = model.get_submodule(self.source)
-        rows = slice(self.first, self.first + self.count)
-        weight: Any = module.weight
-        kind = weight.dtype
-        own = factors.double() if weight.dim() == 1 else factors.double()[:, None]
-        weight.data[rows] = ((weight.data[rows].double() + self.offset) / own - self.offset).to(kind)
-        bias: Any = getattr(module, "bias", None)
-        if bias is not None:
-            bias.data[rows] = (bias.data[rows].double() / factors.double()).to(kind)
-        for name in group.layers:
-            target = layer_of(model, name).weight
-            target.data = (target.data.double() * factors.double()[list(self.places)]).to(target.dtype)
+        module: Any = model.get_submodule(self.source)
+        rows, factors = slice(self.first, self.first + self.count), factors.double()
+        if _is_norm(module):
+            weight = module.weight.data
+            weight[rows] = ((weight[rows].double() + self.offset) / factors - self.offset).to(weight.dtype)
+        else:
+            source = layer_of(model, self.source)
+            values = source.matrices().double()
+            values[:, rows] /= factors[:, None]
+            source.put(values)
+        if getattr(module, "bias", None) is not None:
+            module.bias.data[rows] = (module.bias.data[rows].double() / factors).to(module.bias.dtype)
+        for layer in layers_of(model, group.layers).values():
+            layer.put(layer.matrices().double() * factors[list(self.places)])
 
     def parameters(self, model: nn.Module) -> list[str]:
         """The names of the source's parameters."""
@@ -127,7 +129,8 @@ def _watch(model: nn.Module, batch: Batch) -> _Calls:
 
         return hook
 
-    leaves = [(name, module) for name, module in model.named_modules() if _weight_of(module) is not None]
+    linear = [name for name, layer in find_layers(model, []).items() if not layer.is_stack]
+    leaves = [(name, module) for name, module in model.named_modules() if name in linear or _is_norm(module)]
     handles = [module.register_forward_hook(note(name)) for name, module in leaves]
     try:
         with for_inference(model):
@@ -138,18 +141,16 @@ def _watch(model: nn.Module, batch: Batch) -> _Calls:
     return calls
 
 
-def _weight_of(module: nn.Module) -> torch.Tensor | None:
-    """The weight of a linear layer or of a norm."""
+def _is_norm(module: nn.Module) -> bool:
     weight = module._parameters.get("weight")
-    is_norm = "norm" in type(module).__name__.lower() and weight is not None and weight.dim() == 1
-    return weight if isinstance(module, nn.Linear) or is_norm else None
+    return "norm" in type(module).__name__.lower() and weight is not None and weight.dim() == 1
 
 
 def _candidates(model: nn.Module, group: Group, earlier: Group | None, calls: _Calls) -> list[Fold]:
     """What may take over the factors of a group, likely ones first."""
-    if group.calls > 1 or any(calls.order.count(layer) != 1 for layer in group.layers):
+    if any(calls.order.count(layer) != 1 for layer in group.layers):
         return []
-    columns = layer_of(model, group.layers[0]).weight.shape[1]
+    columns = layer_of(model, group.layers[0]).matrices().shape[2]
     maker = calls.made.get(id(calls.read[group.layers[0]]))
     sources = [] if maker is None else [maker]
     parent = group.layers[0].rpartition(".")[0]
@@ -170,14 +171,13 @@ def _is_own(model: nn.Module, name: str, calls: _Calls) -> bool:
 
 def _folds(model: nn.Module, source: str, columns: int, head: Any) -> list[Fold]:
     """How a module may be divided for a group of so many columns."""
-    weight = _weight_of(model.get_submodule(source))
-    assert weight is not None
-    rows, each = weight.shape[0], tuple(range(columns))
+    module: Any = model.get_submodule(source)
+    each = tuple(range(columns))
+    if _is_norm(module):
+        return [Fold(source, 0, each, offset) for offset in (0.0, 1.0)] if len(module.weight) == columns else []
+    rows = layer_of(model, source).matrices().shape[1]
     if rows == columns:
-        offsets = (0.0, 1.0) if weight.dim() == 1 else (0.0,)
-        return [Fold(source, 0, each, offset) for offset in offsets]
-    if weight.dim() == 1:
-        return []
+        return [Fold(source, 0, each)]
     if isinstance(head, int) and head > 0 and columns % rows == rows % head == 0:
         shared = columns // rows
         return [Fold(source, 0, tuple(column // (head * shared) * head + column % head for column in each))]

@@ -56,6 +56,9 @@ def compensate(weight: torch.Tensor, statistics: Statistics, grid: type[Grid], o
     """Round a weight, `[rows, columns]`, to a format, so that its products with calibration inputs change least."""
     values = weight.detach().float()
     hessian = statistics.hessian.clone()
+    if not hessian.any():
+        # An expert that no calibration token was sent to.
+        hessian = torch.eye(len(hessian))
     diagonal = hessian.diagonal()
     mean = diagonal.mean().clamp(min=torch.finfo(torch.float32).tiny)
     diagonal.add_(options.damping * mean)

@@ -1,6 +1,6 @@
 """What each format of each layer costs the model: by gradients, or by the KL divergence of each choice alone."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -10,9 +10,10 @@ from torch.nn import functional
 from steelyard.driver import progress
 from steelyard.recipes import Recipe
 from steelyard.tuning.batches import Batch, divergence, for_inference, output_of
-from steelyard.tuning.emulation import quantized_inputs, rounded_input, rounded_weights
-from steelyard.tuning.grids import input_scheme, searched
-from steelyard.tuning.layers import Group, layer_of
+from steelyard.tuning.emulation import quantized_inputs, rounded_product, rounded_weights, searched_matrices
+from steelyard.tuning.grids import input_scheme
+from steelyard.tuning.layers import Group, Layer, layers_of
+from steelyard.tuning.products import After, Product, watched
 
 Formats = Mapping[str, Recipe | None]
 Scores = dict[str, dict[str, float]]
@@ -29,25 +30,19 @@ def by_gradient(
     multiplied by random numbers instead, which gives the squared error.
     """
     scores: Scores = {group.name: dict.fromkeys(formats, 0.0) for group in groups}
-    weights = _weights(model, groups, formats)
+    own = {layer: scores[group.name] for group in groups for layer in group.layers}
+    layers = layers_of(model, own)
+    weights = _weights(layers, formats)
+    score = _scorer(own, layers, weights, formats)
     generator = torch.Generator().manual_seed(seed)
     total = 0.0
     with for_inference(model), _frozen(model), progress.doing(lambda: "measuring layers by gradients"):
         for count, batch in enumerate(batches, 1):
             progress.step(f"batch {count} of {len(batches)}")
-            handles = [
-                model.get_submodule(layer).register_forward_hook(_scorer(scores[group.name], layer, weights, formats))
-                for group in groups
-                for layer in group.layers
-            ]
-            try:
-                with torch.enable_grad():
-                    output, is_logits = output_of(model, batch)
-                    loss, size = _loss(output, is_logits, generator)
-                    loss.backward()
-            finally:
-                for handle in handles:
-                    handle.remove()
+            with torch.enable_grad(), watched(layers, after=score):
+                output, is_logits = output_of(model, batch)
+                loss, size = _loss(output, is_logits, generator)
+                loss.backward()
             total += size
     return {name: {each: score / total for each, score in own.items()} for name, own in scores.items()}
 
@@ -62,18 +57,16 @@ def _loss(output: torch.Tensor, is_logits: bool, generator: torch.Generator) -> 
     return functional.cross_entropy(rows.float(), labels, reduction="sum"), 2.0 * rows.shape[0]
 
 
-def _weights(model: nn.Module, groups: Sequence[Group], formats: Formats) -> dict[tuple[str, str], torch.Tensor]:
-    """The errors of rounded weights, by layers and formats; formats with the same weights share them."""
+def _weights(layers: Mapping[str, Layer], formats: Formats) -> dict[tuple[str, str], torch.Tensor]:
+    """Rounded weights, by layers and formats; formats with the same weights share them."""
     made: dict[tuple[str, str], torch.Tensor] = {}
-    for group in groups:
-        for layer in group.layers:
-            weight = layer_of(model, layer).weight.detach()
-            for name, recipe in formats.items():
-                if recipe is not None:
-                    key = layer, recipe.name
-                    if key not in made:
-                        made[key] = searched(weight, recipe).to(weight.dtype)
-                    made[layer, name] = made[key]
+    for each, layer in layers.items():
+        for name, recipe in formats.items():
+            if recipe is not None:
+                key = each, recipe.name
+                if key not in made:
+                    made[key] = searched_matrices(layer, recipe)
+                made[each, name] = made[key]
     return made
 
 
@@ -90,29 +83,34 @@ def _frozen(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad = True
 
 
-def _scorer(scores: dict[str, float], layer: str, weights: Mapping, formats: Formats) -> Callable:
-    def hook(module: nn.Linear, arguments: tuple, output: torch.Tensor) -> torch.Tensor:
-        x = arguments[0].detach()
+def _scorer(
+    scores: Mapping[str, dict[str, float]], layers: Mapping[str, Layer], weights: Mapping, formats: Formats
+) -> After:
+    """Adds the squared gradient times squared error of each product to the scores of its layer."""
+
+    def after(product: Product, output: torch.Tensor) -> torch.Tensor:
+        x, name = product.x.detach(), product.layer
         if not output.requires_grad:
             # The gradient of a first layer ends here. A copy, because what follows may write to it.
             output = output.detach().requires_grad_().clone()
 
         def score(gradient: torch.Tensor) -> None:
+            rows = gradient.flatten(0, -2)
             rounded: dict = {None: x}
-            exact = functional.linear(x, module.weight, module.bias)
-            for name, recipe in formats.items():
+            exact = product.times(layers[name].matrices(), x)
+            for format, recipe in formats.items():
                 if recipe is None:
                     continue
                 scheme = input_scheme(recipe)
                 if scheme not in rounded:
-                    rounded[scheme] = rounded_input(x, scheme)
-                error = functional.linear(rounded[scheme], weights[layer, name], module.bias) - exact
-                scores[name] += float((gradient * error).double().square().sum())
+                    rounded[scheme] = rounded_product(product._replace(x=x), scheme)
+                error = product.times(weights[name, format], rounded[scheme]) - exact
+                scores[name][format] += float((rows * error).double().square().sum())
 
         output.register_hook(score)
         return output
 
-    return hook
+    return after
 
 
 @torch.no_grad()

@@ -22,7 +22,8 @@ from steelyard.tuning.calibration import compensated
 from steelyard.tuning.choice import Choice, Space, shapes_of
 from steelyard.tuning.emulation import quantized_inputs, rounded_weights
 from steelyard.tuning.gptq import Options
-from steelyard.tuning.layers import Group, find_groups, find_layers, layer_of, other_layers
+from steelyard.tuning.layers import Group, find_layers, layer_of, layers_of, other_layers
+from steelyard.tuning.products import find_groups
 from steelyard.tuning.sensitivity import Scores, by_divergence, by_gradient, mean_divergence
 
 FORMATS = ("nvfp4-4over6", "nvfp4-4over6/mxfp8", "nvfp4-4over6/none", "mxfp4/mxfp8", "mxfp8", "fp8-row", "none")
@@ -163,8 +164,8 @@ def _space(
     work: Path | None,
 ) -> Space:
     shapes = shapes_of(model, groups)
-    sizes = [(group.rows, *shapes[layer]) for group in groups for layer in group.layers]
-    dtype = layer_of(model, groups[0].layers[0]).weight.dtype
+    sizes = [(group.rows, *shapes[layer][1:]) for group in groups for layer in group.layers]
+    dtype = layer_of(model, groups[0].layers[0]).parameter.dtype
     if costs is not None:
         cost_tables.check(costs, sizes, formats)
     elif speed is not None:
@@ -265,11 +266,12 @@ class _Judge:
 
 def _mixed(model: nn.Module, space: Space, choice: Choice, batch: Batch, about: dict[str, Any]) -> MixedRecipe:
     """The recipe of a choice: the most frequent one, and by name those of all other layers."""
-    own = space.recipes(choice)
+    layers, chosen = layers_of(model, space.shapes), space.recipes(choice)
+    own = {name: recipe for layer, recipe in chosen.items() for name in layers[layer].names}
     counts = Counter(recipe for recipe in own.values() if recipe is not None)
     default = counts.most_common(1)[0][0] if counts else recipes.get("mxfp8")
     differing = [(layer, recipe) for layer, recipe in own.items() if recipe != default]
-    others = [(layer, None) for layer in other_layers(model, own, batch)]
+    others = [(layer, None) for layer in other_layers(model, chosen, batch)]
     return MixedRecipe(default, tuple(differing + others), about)
 
 

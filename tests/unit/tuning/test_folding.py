@@ -8,7 +8,8 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForC
 
 from steelyard.recipes import get
 from steelyard.tuning.folding import Fold, best_factors, find_folds
-from steelyard.tuning.layers import find_groups, find_layers
+from steelyard.tuning.layers import find_layers
+from steelyard.tuning.products import find_groups
 
 SIZES = {
     "vocab_size": 48,
