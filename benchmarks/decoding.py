@@ -1,16 +1,20 @@
-"""Language models that write one token at a time, and that read a prompt, beside eager float32.
+"""Language models that write one token at a time, and that read a prompt, beside eager float32 and other runtimes.
 
 A step has its cache as arguments, so that it can be frozen, and so that each call does the same work.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import peers
 import torch
 from contest import Contender, Maker, compete, contest_table
+from machine import thread_counts
 from report import Table
 from torch import nn
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers.cache_utils import DynamicLayer
 
 import steelyard
 from steelyard.errors import FileError
@@ -23,7 +27,9 @@ LINEAR = 4096
 LLAMA_AIMS = {128: 6.0, 2048: 4.0}
 SMALL_AIM, PROMPT_AIM = 5.0, 1.6
 LINEAR_AIMS = {"nvfp4": 5.5, "fp8-current": 3.0, "mxfp8": 2.7}
-FROZEN = "steelyard, frozen"
+OURS, FROZEN = f"steelyard {RECIPE}", f"steelyard {RECIPE}, frozen"
+OPENVINO = ("NVFP4", "INT4_SYM")
+LLAMA_CPP = "llama.cpp Q4_1"
 
 
 class Step(nn.Module):
@@ -36,79 +42,118 @@ class Step(nn.Module):
     def forward(self, token: torch.Tensor, position: torch.Tensor, *cached: torch.Tensor) -> torch.Tensor:
         """The logits of the next token."""
         cache = DynamicCache()
-        for layer, (key, value) in enumerate(zip(cached[::2], cached[1::2], strict=True)):
-            cache.update(key, value, layer)
+        for key, value in zip(cached[::2], cached[1::2], strict=True):
+            layer = DynamicLayer()
+            layer.lazy_initialization(key, value)
+            # Not by `update`, which would copy them.
+            layer.keys, layer.values = key, value
+            cache.layers.append(layer)
         return self.model(token, position_ids=position, past_key_values=cache, use_cache=True).logits
+
+
+class Prompt(nn.Module):
+    """A model that reads a text."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The logits of each next token."""
+        return self.model(tokens, use_cache=False).logits
 
 
 def measure(quick: bool = False) -> Table:
     """One row per work, threads and contender."""
     table = contest_table("Decoding and prefill of language models, and a linear of one token", "eager")
-    table.notes.append("frozen: by `net.freeze`, with the same results.")
-    for threads in (1, 2):
-        _measure_linear(table, threads, quick)
-        llama = _make_llama(4 if quick else 20)
-        for cached in CACHED[:1] if quick else CACHED:
-            work = f"Llama of {_millions(llama)} M, 1 token after {cached}"
-            _measure_step(table, work, threads, llama, cached, LLAMA_AIMS[cached], quick)
-        try:
-            small = trained.load().model
-        except FileError as error:
-            table.notes.append(f"SmolLM2 missing: {error}")
-            continue
-        _measure_step(table, "SmolLM2-135M, 1 token after 128", threads, small, 128, SMALL_AIM, quick)
-        _measure_prompt(table, threads, small, quick)
+    table.notes.append("frozen: by `net.freeze`, with the same results. All linears are quantized, the head too.")
+    table.notes.append(
+        "OpenVINO: weights compressed by NNCF, activations in float32. llama.cpp: the published 4-bit file of the "
+        "model, whose values are the float32 weights that all others start from, with activations in 8-bit integers."
+    )
+    _measure_linear(table, quick)
+    llama = _make_llama(4 if quick else 20)
+    for cached in CACHED[:1] if quick else CACHED:
+        torch.manual_seed(0)
+        work = f"Llama of {_millions(llama)} M, 1 token after {cached}"
+        arguments = torch.tensor([[5]]), torch.tensor([[cached]]), *_random_cache(llama, cached)
+        makers = _step_makers(Step(llama).eval(), arguments)
+        _compete(table, work, makers, {FROZEN: LLAMA_AIMS[cached]}, quick)
+    try:
+        small = trained.load()
+    except FileError as error:
+        table.notes.append(f"SmolLM2 missing: {error}")
+        return table
+    _measure_small(table, small, quick)
     return table
 
 
-def _measure_linear(table: Table, threads: int, quick: bool) -> None:
+def _measure_linear(table: Table, quick: bool) -> None:
     size = LINEAR // 4 if quick else LINEAR
     torch.manual_seed(0)
     model, x = nn.Linear(size, size, bias=False).eval(), torch.randn(1, size)
-    makers: dict[str, Maker] = {"eager": lambda: Contender(lambda: model(x))}
+    makers: dict[str, Maker] = {"eager": partial(peers.eager, model, (x,))}
     for recipe in LINEAR_AIMS:
-        net = steelyard.compile(model, recipe)
-        makers[f"steelyard {recipe}"] = lambda net=net: Contender(lambda: net(x))
+        makers[f"steelyard {recipe}"] = partial(_ours, _compiled(model, recipe), (x,))
     aims = {f"steelyard {recipe}": aim for recipe, aim in LINEAR_AIMS.items()}
-    _compete(table, f"linear {size} x {size}, 1 token", threads, makers, aims, quick)
+    _compete(table, f"linear {size} x {size}, 1 token", makers, aims, quick)
 
 
-def _measure_step(table: Table, work: str, threads: int, model: Any, cached: int, aim: float, quick: bool) -> None:
-    config = model.config
-    size = config.hidden_size // config.num_attention_heads
-    heads, layers = config.num_key_value_heads, config.num_hidden_layers
-    torch.manual_seed(0)
-    caches = [torch.randn(1, heads, cached, size) for _ in range(2 * layers)]
-    arguments = (torch.tensor([[5]]), torch.tensor([[cached]]), *caches)
+def _measure_small(table: Table, small: trained.Trained, quick: bool) -> None:
+    """A trained model: its cache is that of a text, so that all contenders have the same logits to come near to."""
+    model, cached = small.model, CACHED[0]
+    tokens = small.tokens(PROMPT)
+    read, token = tokens[:, :cached], tokens[:, cached : cached + 1]
+    with torch.no_grad():
+        layers = model(read, use_cache=True).past_key_values.layers
     step = Step(model).eval()
-    net = steelyard.compile(step, RECIPE, overrides={"*lm_head": RECIPE})
-    makers: dict[str, Maker] = {
-        "eager": lambda: Contender(lambda: step(*arguments)),
-        "steelyard": lambda: Contender(lambda: net(*arguments)),
-        FROZEN: lambda: Contender(_calling(net.freeze(*arguments), arguments)),
+    arguments = token, torch.tensor([[cached]]), *(part for layer in layers for part in (layer.keys, layer.values))
+    makers = _step_makers(step, arguments)
+    makers |= {f"OpenVINO {mode} weights": partial(peers.openvino, step, arguments, mode) for mode in OPENVINO}
+    file = str(trained.find())
+    makers[LLAMA_CPP] = partial(peers.llama_cpp, file, read[0].tolist(), token[0].tolist())
+    _compete(table, f"SmolLM2-135M, 1 token after {cached}", makers, {FROZEN: SMALL_AIM}, quick)
+    prompt = Prompt(model).eval()
+    makers = {
+        "eager": partial(peers.eager, prompt, (tokens,)),
+        OURS: partial(_ours, _compiled(prompt), (tokens,)),
+        **{f"OpenVINO {mode} weights": partial(peers.openvino, prompt, (tokens,), mode) for mode in OPENVINO},
+        LLAMA_CPP: partial(peers.llama_cpp, file, [], tokens[0].tolist()),
     }
-    _compete(table, work, threads, makers, {FROZEN: aim}, quick)
+    _compete(table, f"SmolLM2-135M, prompt of {PROMPT}", makers, {OURS: PROMPT_AIM}, quick)
 
 
-def _measure_prompt(table: Table, threads: int, model: Any, quick: bool) -> None:
-    tokens = torch.arange(PROMPT).remainder(1000)[None] + 100
-    net = steelyard.compile(model, RECIPE, overrides={"*lm_head": RECIPE})
-    makers: dict[str, Maker] = {
-        "eager": lambda: Contender(lambda: model(tokens, use_cache=False).logits),
-        "steelyard": lambda: Contender(lambda: net(tokens, use_cache=False).logits),
+def _random_cache(model: Any, cached: int) -> list[torch.Tensor]:
+    config = model.config
+    shape = 1, config.num_key_value_heads, cached, config.hidden_size // config.num_attention_heads
+    return [torch.randn(shape) for _ in range(2 * config.num_hidden_layers)]
+
+
+def _step_makers(step: Step, arguments: tuple) -> dict[str, Maker]:
+    net = _compiled(step)
+    return {
+        "eager": partial(peers.eager, step, arguments),
+        OURS: partial(_ours, net, arguments),
+        FROZEN: partial(_ours, net, arguments, freeze=True),
     }
-    _compete(table, f"SmolLM2-135M, prompt of {PROMPT}", threads, makers, {"steelyard": PROMPT_AIM}, quick)
 
 
-def _calling(function: Callable[..., torch.Tensor], arguments: tuple) -> Callable[[], torch.Tensor]:
-    return lambda: function(*arguments)
+def _compiled(model: nn.Module, recipe: str = RECIPE) -> Any:
+    return steelyard.compile(model, recipe, overrides={"*lm_head": recipe})
 
 
-def _compete(
-    table: Table, work: str, threads: int, makers: dict[str, Maker], aims: dict[str, float], quick: bool
-) -> None:
+def _ours(net: Any, arguments: tuple, *, freeze: bool = False) -> Contender:
+    net(*arguments)
+    memory = net.memory()
+    run: Callable[..., torch.Tensor] = net.freeze(*arguments) if freeze else net
+    return Contender(lambda: run(*arguments), memory["parameters"] + memory["quantized_weights"])
+
+
+def _compete(table: Table, work: str, makers: dict[str, Maker], aims: dict[str, float], quick: bool) -> None:
     calls, seconds = (3, 1.0) if quick else (30, 8.0)
-    compete(table, work, threads, makers, calls=calls, seconds=seconds, aims=aims if threads == 1 else None)
+    for threads in thread_counts():
+        own = aims if threads == 1 else None
+        compete(table, work, threads, makers, calls=calls, seconds=seconds, aims=own)
 
 
 def _make_llama(layers: int) -> Any:

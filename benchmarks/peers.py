@@ -5,6 +5,7 @@ import copy
 import io
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -82,7 +83,7 @@ def openvino(model: nn.Module, inputs: Inputs, mode: str) -> Contender:
     import openvino as ov
 
     nncf.set_log_level(logging.ERROR)
-    group = {"NVFP4": 16, "FP8_E4M3": -1}.get(mode, 32)
+    group = {"NVFP4": 16, "FP8_E4M3": -1, "INT4_SYM": 64}.get(mode, 32)
     mode = getattr(nncf.CompressWeightsMode, mode)
     with contextlib.redirect_stdout(io.StringIO()):  # It prints progress of its own.
         converted = ov.convert_model(model, example_input=inputs)
@@ -96,6 +97,25 @@ def openvino(model: nn.Module, inputs: Inputs, mode: str) -> Contender:
         return torch.from_numpy(request.infer(arrays, share_inputs=True, share_outputs=True)[0])
 
     return Contender(run, held)
+
+
+def llama_cpp(file: str, read: list[int], tokens: list[int]) -> Contender:
+    """llama.cpp on a GGUF file: each call goes back to the cache of what was read; logits of all tokens."""
+    from llama_cpp import Llama
+
+    threads = torch.get_num_threads()
+    size = len(read) + len(tokens)
+    options = {"n_ctx": size, "n_batch": size, "n_ubatch": size, "n_threads": threads, "n_threads_batch": threads}
+    model = Llama(file, logits_all=True, verbose=False, **options)
+    if read:
+        model.eval(read)
+
+    def run() -> torch.Tensor:
+        model.n_tokens = len(read)
+        model.eval(tokens)
+        return torch.from_numpy(model.scores[len(read) : size].copy())
+
+    return Contender(run, Path(file).stat().st_size)
 
 
 def nbytes(model: nn.Module) -> int:

@@ -281,7 +281,7 @@ def _bind_attention(call: AttentionCall, _: Quantizers) -> Bound:
     names = (
         ("key", "value", "", "") if call.cached is None else ("key.codes", "value.codes", "key.scales", "value.scales")
     )
-    read = [_place(call.operand(name)) for name in ("query", *names, "mask")]
+    read = [_place(call.operand(name)) for name in ("query", *names, "new_key", "new_value", "mask")]
     made = [_place(call.result(name)) for name in ("result", "logsumexp")]
     run = _cpu.bound_attention(TENSORS, *read, *made, call.scale, call.causal)
     dtype = _result_dtypes(call)[0]

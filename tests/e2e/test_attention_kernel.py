@@ -118,6 +118,33 @@ def test_one_token_over_caches_of_any_length():
     assert any("?" in line and "call @attention" in line for line in lowered_attention(net))
 
 
+class Appended(Cached):
+    """The same, over a cache to which the token's own key and value are appended."""
+
+    def forward(self, x, keys, values):
+        new = self.project(x).unflatten(2, (-1, SIZE)).transpose(1, 2)
+        key, value = new[:, :2], new[:, 2:]
+        empty = torch.tensor([])
+        keys, values = torch.cat([empty, keys], dim=-2), torch.cat([empty, values], dim=-2)
+        keys, values = torch.cat([keys, key], dim=-2), torch.cat([values, value], dim=-2)
+        attended = functional.scaled_dot_product_attention(new, keys, values, enable_gqa=True)
+        return attended.transpose(1, 2).flatten(2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tokens", [1, 3, 40])
+def test_a_cache_is_not_copied_to_append_to_it(tokens):
+    torch.manual_seed(0)
+    model, x = Appended().eval(), inputs(2, tokens, WIDTH)
+    net = unquantized(model)
+    for cached in (5, 64, 700):
+        keys, values = inputs(2, 2, cached, SIZE, seed=1), inputs(2, 2, cached, SIZE, seed=2)
+        found, wanted = net(x, keys, values), in_float64(model, x, keys, values)
+        torch.testing.assert_close(found.double(), wanted, rtol=0, atol=2e-6)
+    assert "concatenate" not in net.ir("lowered")
+    assert "aten.cat" not in net.ir("lowered")
+
+
 def test_training():
     """Our forward and backward give the gradients of float64."""
     torch.manual_seed(0)

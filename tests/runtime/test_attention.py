@@ -9,7 +9,8 @@ import torch
 
 from steelyard import reference
 from steelyard.errors import ConstraintError
-from steelyard.runtime import cpu
+from steelyard.runtime import _cpu, cpu
+from steelyard.runtime.cpu.tensor_reader import TENSORS
 from steelyard.tensor.cached_rows import encode_rows
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -81,6 +82,22 @@ def test_torch_gives_the_same(isa, queries, causal):
     torch.testing.assert_close(out, theirs, rtol=0, atol=2e-6)
     torch.testing.assert_close(logsumexp, their_logsumexp, rtol=0, atol=4e-6)
     assert (out.stride(), logsumexp.stride()) == (theirs.stride(), their_logsumexp.stride())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("queries", [1, 40])
+@pytest.mark.parametrize(("cached", "added"), [(0, 3), (64, 1), (600, 1), (511, 130), (5, 0)])
+def test_a_cache_and_new_tokens_are_as_one(isa, cached, added, queries, dtype):
+    query, key, value = tensors(2, 4, 2, queries, cached + added, 24, dtype)
+    mask = heads(queries, cached + added, seed=5)
+    wanted = cpu.attention(query, key, value, mask)
+    run = _cpu.bound_attention(TENSORS, 0, 1, 2, -1, -1, 3, 4, 5, 6, 7, None, False)
+    made = torch.empty(2, queries, 4, 24, dtype=dtype).transpose(1, 2), torch.empty(2, queries, 4).transpose(1, 2)
+    # The new ones are laid out as a projection makes them.
+    new_key, new_value = (LAYOUTS["tokens first"](x[:, :, cached:]) for x in (key, value))
+    run(query, key[:, :, :cached], value[:, :, :cached], new_key, new_value, mask, *made)
+    for found, expected in zip(made, wanted, strict=True):
+        assert torch.equal(found, expected)
 
 
 def spread(x):

@@ -21,8 +21,8 @@ public:
     const int64_t size = problem.head_size, keys = problem.keys;
     const int64_t key_head = head / group_size(problem);
     query_ = head_of(problem.query, batch, head, problem.queries, size);
-    key_ = kept_head(problem.key, batch, key_head, keys, size);
-    value_ = kept_head(problem.value, batch, key_head, keys, size);
+    key_ = kept_keys(problem, batch, key_head);
+    value_ = kept_values(problem, batch, key_head);
     if (problem.mask.data)
       mask_ = head_of(problem.mask, batch, head, problem.queries, keys);
     take_memory();

@@ -23,10 +23,8 @@ public:
       : problem_(problem), batch_(batch), key_head_(key_head),
         rows_(group_size(problem) * problem.queries),
         columns_(whole_vectors(problem.head_size)), partial_(partial),
-        key_(kept_head(problem.key, batch, key_head, problem.keys,
-                       problem.head_size)),
-        value_(kept_head(problem.value, batch, key_head, problem.keys,
-                         problem.head_size)),
+        key_(kept_keys(problem, batch, key_head)),
+        value_(kept_values(problem, batch, key_head)),
         reads_codes_(has_code_groups(key_) && has_code_groups(value_)) {
     const int64_t step = kStepKeys * columns_, rows = rows_ * columns_;
     queries_ = static_cast<float *>(

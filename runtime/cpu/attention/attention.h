@@ -42,8 +42,12 @@ struct AttentionProblem {
   int64_t batches, heads, key_heads; // heads is a multiple of key_heads
   int64_t queries, keys, head_size;
   HeadsView query, key, value, out; // both key and value are codes, or neither
-  HeadsView mask;                   // added to scores; null data for none
-  float *logsumexp;                 // of the scores, (batch, query, head)
+  // The last `new_keys` of the keys and their values, which are no codes: a
+  // cache need not be copied to be one with what is appended to it.
+  HeadsView new_key, new_value;
+  int64_t new_keys;
+  HeadsView mask;   // added to scores; null data for none
+  float *logsumexp; // of the scores, (batch, query, head)
   float scale;
   bool causal;
 };

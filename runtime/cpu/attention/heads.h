@@ -25,8 +25,8 @@ static inline Matrix head_of(const HeadsView &x, int64_t batch, int64_t head,
 
 // The keys or values of a head: numbers, or codes with a scale per token.
 struct KeptHead {
-  Matrix rows;
-  const float *scales; // null for numbers
+  Matrix rows, new_rows; // one after the other
+  const float *scales;   // null for numbers
   int64_t scales_stride;
 
   const uint8_t *codes(int64_t row) const {
@@ -34,13 +34,25 @@ struct KeptHead {
   }
 };
 
-static inline KeptHead kept_head(const HeadsView &x, int64_t batch,
-                                 int64_t head, int64_t tokens,
-                                 int64_t columns) {
+static inline KeptHead kept_head(const AttentionProblem &problem,
+                                 const HeadsView &x, const HeadsView &new_x,
+                                 int64_t batch, int64_t head) {
   const TokenFloats &scales = x.scales;
   const int64_t first = batch * scales.batch_stride + head * scales.head_stride;
-  return {head_of(x, batch, head, tokens, columns),
+  const int64_t size = problem.head_size, added = problem.new_keys;
+  return {head_of(x, batch, head, problem.keys - added, size),
+          head_of(new_x, batch, head, added, size),
           scales.data ? scales.data + first : nullptr, scales.token_stride};
+}
+
+static inline KeptHead kept_keys(const AttentionProblem &problem, int64_t batch,
+                                 int64_t head) {
+  return kept_head(problem, problem.key, problem.new_key, batch, head);
+}
+
+static inline KeptHead kept_values(const AttentionProblem &problem,
+                                   int64_t batch, int64_t head) {
+  return kept_head(problem, problem.value, problem.new_value, batch, head);
 }
 
 struct Rows {
@@ -61,9 +73,20 @@ static inline void decode_rows(const KeptHead &x, int64_t first, int64_t n,
   }
 }
 
+static inline void copy_rows(const Matrix &x, int64_t first, int64_t n,
+                             int64_t stride, float *out) {
+  for (int64_t i = 0; i < n; ++i, out += stride) {
+    const float *found = row_chunk(x, first + i, 0, x.columns, out);
+    if (found != out)
+      std::memcpy(out, found, x.columns * sizeof *out);
+    std::memset(out + x.columns, 0, (stride - x.columns) * sizeof *out);
+  }
+}
+
 // Rows [first, first + n) whose columns go on to a whole vector: where they
 // are, or in `buffer`, with zeros for the columns that are missing. Rows far
 // apart are copied if they are read `often`: they may all lie in one cache set.
+// New rows are copied too.
 static inline Rows load_rows(const KeptHead &head, int64_t first, int64_t n,
                              bool often, float *buffer) {
   const Matrix &x = head.rows;
@@ -72,18 +95,15 @@ static inline Rows load_rows(const KeptHead &head, int64_t first, int64_t n,
     decode_rows(head, first, n, stride, buffer);
     return {buffer, stride};
   }
+  const int64_t own = first < x.rows ? smaller(n, x.rows - first) : 0;
   const bool is_plain =
       x.dtype == Dtype::f32 && x.column_stride == 1 && x.columns == stride;
-  if (is_plain && (!often || x.row_stride == stride))
+  if (is_plain && own == n && (!often || x.row_stride == stride))
     return {static_cast<const float *>(x.data) + first * x.row_stride,
             x.row_stride};
-  for (int64_t i = 0; i < n; ++i) {
-    float *row = buffer + i * stride;
-    const float *found = row_chunk(x, first + i, 0, x.columns, row);
-    if (found != row)
-      std::memcpy(row, found, x.columns * sizeof *row);
-    std::memset(row + x.columns, 0, (stride - x.columns) * sizeof *row);
-  }
+  copy_rows(x, first, own, stride, buffer);
+  copy_rows(head.new_rows, first + own - x.rows, n - own, stride,
+            buffer + own * stride);
   return {buffer, stride};
 }
 

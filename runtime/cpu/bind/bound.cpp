@@ -71,12 +71,13 @@ void bind_bound(nb::module_ &m) {
                           "of its calls.")
       .def("__call__", &BoundKernel::operator());
   m.def("bound_attention",
-        &bound<AttentionKernel, int, int, int, int, int, int, int, int,
-               std::optional<float>, bool>,
+        &bound<AttentionKernel, int, int, int, int, int, int, int, int, int,
+               int, std::optional<float>, bool>,
         nb::arg("reader"), nb::arg("query"), nb::arg("key"), nb::arg("value"),
-        nb::arg("key_scales"), nb::arg("value_scales"), nb::arg("mask"),
-        nb::arg("out"), nb::arg("logsumexp"), nb::arg("scale").none(),
-        nb::arg("causal"), "Attends, over keys and values or their codes.");
+        nb::arg("key_scales"), nb::arg("value_scales"), nb::arg("new_key"),
+        nb::arg("new_value"), nb::arg("mask"), nb::arg("out"),
+        nb::arg("logsumexp"), nb::arg("scale").none(), nb::arg("causal"),
+        "Attends, over keys and values or their codes.");
   m.def("bound_concatenate", &bound<ConcatenateKernel, int, int>,
         nb::arg("reader"), nb::arg("count"), nb::arg("dim"),
         "Puts tensors one after the other along a dim.");

@@ -62,6 +62,13 @@ void AttentionKernel::run(const Values &values, int threads) const {
     problem.key.scales = scales_of(values.tensor(key_scales));
     problem.value.scales = scales_of(values.tensor(value_scales));
   }
+  if (new_key != kNowhere) {
+    const Tensor more = values.tensor(new_key);
+    problem.new_key = heads_of(more, more.type.dtype());
+    problem.new_value = heads_of(values.tensor(new_value), more.type.dtype());
+    problem.new_keys = more.sizes[2];
+    problem.keys += problem.new_keys;
+  }
   if (mask != kNowhere)
     problem.mask = mask_of(values.tensor(mask));
   problem.logsumexp = pointer<float>(values.address(logsumexp));

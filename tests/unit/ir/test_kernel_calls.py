@@ -78,6 +78,13 @@ CASES = {
         [("result", HEADS), ("logsumexp", "tensor<2x4x?xf32>")],
         {"cached": CACHED},
     ),
+    "attention over a cache and new tokens": (
+        AttentionCall,
+        [(name, HEADS) for name in ("query", "key", "value")]
+        + [(name, "tensor<2x4x1x16xbf16>") for name in ("new_key", "new_value")],
+        [("result", HEADS), ("logsumexp", "tensor<2x4x?xf32>")],
+        {},
+    ),
     "concatenate": (
         ConcatenateCall,
         [("part0", "tensor<2x?x64xf32>"), ("part1", "tensor<2x1x64xf32>")],
@@ -377,6 +384,7 @@ def test_which_copies_a_gemm_reads(kind):
         ("attention", {"cached": CACHED}, "call_c3"),
         ("attention over a cache", {"cached": MX}, "attention_c4"),
         ("attention over a cache", {"cached": CACHED_STATIC}, "attention_c4"),
+        ("attention over a cache and new tokens", {"cached": CACHED}, "call_c3"),
         ("quantize", {"results": ()}, "call_c3"),
         ("quantize", {"device": "custom"}, "call_c4"),
         ("quantize by a user", {"device": "cpu"}, "call_c4"),

@@ -24,6 +24,8 @@ class AttentionCall(KernelCall):
     - attention_c3: logsumexp is (batch, head, token) of f32
     - attention_c4: a cache has one of the two schemes of KV caches; its codes are (batch, head, token, column), a byte
       each, and its scales f32, (batch, head, token, 1) or, where they are static, one alone
+    - attention_c5: new keys and values, which follow those of a cache in high precision, are like them but for the
+      number of tokens
     """
 
     OPERATION: ClassVar[str] = "attention"
@@ -42,7 +44,7 @@ class AttentionCall(KernelCall):
 
     def operand_names(self) -> Names:
         if self.cached is None:
-            return Names(("query", "key", "value"), ("mask",))
+            return Names(("query", "key", "value"), ("new_key", "new_value", "mask"))
         return Names(("query", "key.codes", "key.scales", "value.codes", "value.scales"), ("mask",))
 
     def result_names(self) -> Names:
@@ -72,10 +74,21 @@ class AttentionCall(KernelCall):
         require(fits, "attention_c3", message)
         if self.cached is not None:
             self._check_cache(self.cached)
+        if self.operand("new_key") is not None or self.operand("new_value") is not None:
+            self._check_new()
 
     def check_settings(self) -> None:
         fits = self.cached in (None, CACHED, CACHED_STATIC)
         require(fits, "attention_c4", f"cached must be a scheme of KV caches, got {self.cached}")
+
+    def _check_new(self) -> None:
+        places = [self.operand(name) for name in ("key", "new_key", "new_value")]
+        found = [self._tensor(place) for place in places if place is not None]
+        kinds = {(info.dtype, len(info.shape), info.shape[1], info.shape[-1]) for info in found}
+        fits = len(found) == len(places) and len(kinds) == 1 and found[1].shape == found[2].shape
+        shapes = ", ".join(f"{format_shape(info.shape)} of {info.dtype}" for info in found)
+        message = "new keys and values must both be there, and be as keys are but for their tokens"
+        require(fits, "attention_c5", f"{message}, got {shapes}")
 
     def _check_cache(self, scheme: Scheme) -> None:
         for name in ("key", "value"):
