@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import steelyard
-from steelyard.errors import RecipeError, UnsupportedModelError
+from steelyard.errors import FileError, RecipeError, UnsupportedModelError
 from steelyard.recipes import MixedRecipe, get
 from steelyard.tuning.batches import divergence
 from steelyard.tuning.calibration import compensated, stages_of
@@ -86,6 +86,7 @@ def test_a_tuned_model_keeps_its_goal_and_is_nearer(model, batches, tuned):
     assert tried["chosen"]["bits"] <= 6
     assert tried["chosen, compensated"]["error"] < tried["chosen"]["error"] < tried["nvfp4-4over6"]["error"]
     assert len(tried["chosen"]["counts"]) > 1
+    assert tuned.recipe.about["left"] == {"numbers": 2 * WORDS * WIDTH + 3 * (WIDTH + WIDTH), "bits": 32}
     lines = table(tuned.recipe).splitlines()
     assert len(lines) == 2 + len(tried)
     assert lines[0].split() == ["formats", "bits", "expected", "error", "error"]
@@ -203,3 +204,48 @@ def test_wrong_calls_say_what_to_do(model, batches):
         steelyard.tune(model, batches, bits=-1)
     with pytest.raises(UnsupportedModelError, match="has none beside"):
         steelyard.tune(model, batches, bits=5, ignore=["*"])
+
+
+def test_a_format_gets_its_share(model, batches):
+    formats = ("nvfp4-4over6", "mxfp8", "none")
+    recipe = steelyard.tune(model, batches, bits=8, share={"nvfp4-4over6": 0.5}, formats=formats).recipe
+    four = get("nvfp4-4over6").settled(trains=False)
+    sizes = {name: layer.parameter.numel() for name, layer in find_layers(model, ["lm_head"]).items()}
+    # Every layer is given as many rows.
+    share = sum(size for name, size in sizes.items() if recipe.recipe_of(name) == four) / sum(sizes.values())
+    assert 0.5 <= share < 0.7
+    assert recipe.about["goal"] == {"bits": 8, "share": {"nvfp4-4over6": 0.5}}
+    with pytest.raises(RecipeError, match=r"a choice of formats must exist with bits=4.6 and share="):
+        steelyard.tune(model, batches, bits=4.6, share={"mxfp8": 0.5}, formats=formats)
+    with pytest.raises(RecipeError, match="share must name some of formats, mxfp8, got nvfp4"):
+        steelyard.tune(model, batches, share={"nvfp4": 0.5}, formats=["mxfp8"])
+    with pytest.raises(RecipeError, match=r"share must have parts .* got \{'mxfp8': 2\}"):
+        steelyard.tune(model, batches, share={"mxfp8": 2}, formats=["mxfp8"])
+
+
+def test_goals_hold_together(model, batches):
+    goal = {"formats": ("nvfp4-4over6", "nvfp4-4over6/none", "mxfp8", "none"), "speed": 1.05, "costs": "sm_100a"}
+    tried = steelyard.tune(model, batches, bits=8, error=0.01, **goal).recipe.about["tried"]
+    assert tried[-1]["bits"] <= 8
+    assert tried[-1]["speed"] >= 1.05
+    assert tried[-2]["error"] <= 0.01
+    with pytest.raises(RecipeError, match=r"error must be at least \S+ with bits=5 and speed=1.05, .* got 1e-07"):
+        steelyard.tune(model, batches, bits=5, error=1e-7, **goal)
+
+
+def test_costs_come_from_targets_and_files(model, batches, tmp_path):
+    formats = ("nvfp4-4over6", "mxfp8", "none")
+    recipe = steelyard.tune(model, batches, speed=1.05, formats=formats, costs="sm_100a").recipe
+    costs = recipe.about["costs"]
+    assert costs["target"] == "sm_100a"
+    assert "nothing was measured" in costs["about"]
+    # Two multiplications and additions per FLOP of the data sheet, and the bytes of operands by its bandwidth.
+    bandwidth, rows = 0.9 * 8e12, 64
+    plain = 2 * rows * HIDDEN * WIDTH / 2250e12 + 2 * (rows * WIDTH + HIDDEN * WIDTH) / bandwidth
+    assert costs["layers"][f"{rows}x{HIDDEN}x{WIDTH}"]["none"] == pytest.approx(plain, rel=0.01)
+    file = tmp_path / "recipe.json"
+    file.write_text(json.dumps(recipe.to_dict()))
+    again = steelyard.tune(model, batches, speed=1.05, formats=formats, costs=file).recipe
+    assert again == recipe
+    with pytest.raises(FileError, match=r"one of cpu, .*sm_90a.*; cannot read 'sm_1'"):
+        steelyard.tune(model, batches, speed=1.05, formats=formats, costs="sm_1")

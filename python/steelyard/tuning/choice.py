@@ -16,6 +16,26 @@ from steelyard.tuning.knapsack import Budget, solve
 from steelyard.tuning.layers import Group, layers_of
 from steelyard.tuning.sensitivity import Scores
 
+
+@dataclass(frozen=True)
+class Goal:
+    """What a choice must keep; None is no limit."""
+
+    bits: float | None = None
+    speed: float | None = None
+    error: float | None = None
+    share: Mapping[str, float] | None = None
+    """By formats, the least part of the multiplications."""
+
+    def given(self) -> dict[str, Any]:
+        """What was asked for, as plain data."""
+        values = {"bits": self.bits, "speed": self.speed, "error": self.error, "share": self.share}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def __str__(self) -> str:
+        return " and ".join(f"{name}={value}" for name, value in self.given().items() if name != "error")
+
+
 Choice = dict[str, str]
 """The format of each group, by their names."""
 
@@ -60,10 +80,16 @@ class Space:
         """One format for all."""
         return {group.name: format for group in self.groups}
 
-    def best(self, bits: float | None, speed: float | None) -> Choice:
+    def share(self, choice: Choice, format: str) -> float:
+        """The part of the multiplications that have a format."""
+        work = {group.name: self._multiplications(group) for group in self.groups}
+        return sum(work[name] for name, each in choice.items() if each == format) / sum(work.values())
+
+    def best(self, goal: Goal) -> Choice:
         """The choice with the least error; raises `RecipeError` if nothing has so few bits, or is so fast."""
         names = list(self.formats)
-        budgets = []
+        budgets = [self._others(format, part) for format, part in (goal.share or {}).items()]
+        bits, speed = goal.bits, goal.speed
         if bits is not None:
             costs = [[self._bits(group, name) for name in names] for group in self.groups]
             budgets.append(Budget(costs, bits * self.weights))
@@ -79,10 +105,20 @@ class Space:
         found = solve(errors, budgets)
         if found is None:
             raise RecipeError(
-                f"no choice of formats has {bits} bits and {speed} of the speed in high precision at once, though each "
-                "alone can be had; ask for more bits or for less speed"
+                f"a choice of formats must exist with {goal}, and none was found, though each alone can be had; ask "
+                "for more bits or for less of the others"
             )
         return {group.name: names[index] for group, index in zip(self.groups, found, strict=True)}
+
+    def _others(self, format: str, part: float) -> Budget:
+        """What multiplications in other formats may come to, if one has at least a part of them all."""
+        costs = [
+            [0 if name == format else self._multiplications(group) for name in self.formats] for group in self.groups
+        ]
+        return Budget(costs, (1 - part) * sum(map(self._multiplications, self.groups)))
+
+    def _multiplications(self, group: Group) -> int:
+        return group.rows * sum(math.prod(self.shapes[layer][1:]) for layer in group.layers)
 
     def _bits(self, group: Group, format: str) -> int:
         recipe, shapes = self.formats[format], [self.shapes[layer] for layer in group.layers]

@@ -29,6 +29,8 @@ _LARGEST_FACTOR = 16.0
 _ROWS = 256
 """How many rows of a weight, evenly spaced, factors are judged by."""
 _TOLERANCE = 1e-9
+_TOKENS = 16
+"""How many tokens of a row folds are tried with: that they change nothing does not depend on the number."""
 _PARTS = (2, 3)
 """How many layers one may hold beside the one that is divided: gate and up, or q, k and v."""
 
@@ -214,11 +216,15 @@ def _arguments_of(model: nn.Module, scopes: set[str], batch: Batch) -> dict[str,
 
 
 def _first_row(batch: Batch) -> Batch:
-    """A batch of one row, where that is what the first dimension of all tensors counts."""
-    sizes = {leaf.shape[0] for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim() > 1}
-    if len(sizes) != 1:
+    """A batch of one row, where that is what the first dimension of all tensors counts; of tokens, only some."""
+    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim() > 1]
+    if len({leaf.shape[0] for leaf in leaves}) != 1:
         return batch
-    return tree_map(lambda leaf: leaf[:1] if isinstance(leaf, torch.Tensor) and leaf.dim() > 1 else leaf, batch)
+    are_tokens = len({leaf.shape for leaf in leaves}) == 1 and all(
+        leaf.dim() == 2 and not leaf.is_floating_point() for leaf in leaves
+    )
+    cut = (slice(0, 1), slice(0, _TOKENS)) if are_tokens else slice(0, 1)
+    return tree_map(lambda leaf: leaf[cut] if isinstance(leaf, torch.Tensor) and leaf.dim() > 1 else leaf, batch)
 
 
 class _Trial:

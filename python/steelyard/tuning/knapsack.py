@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_FINEST = {1: 20_000, 2: 300}
+_FINEST = {1: 20_000, 2: 300, 3: 60}
 """By the number of budgets: into how many parts each is divided at most."""
+_FEWEST = 20
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ def solve(errors: Sequence[Sequence[float]], budgets: Sequence[Budget]) -> list[
     """The choice of each group with the smallest sum of errors within every budget; None if there is none."""
     if not budgets:
         return [int(np.argmin(each)) for each in errors]
-    scaled = [_in_parts(budget, _FINEST[len(budgets)]) for budget in budgets]
+    scaled = [_in_parts(budget, _FINEST.get(len(budgets), _FEWEST)) for budget in budgets]
     sizes = tuple(limit + 1 for _, limit in scaled)
     if any(limit < 0 for _, limit in scaled):
         return None

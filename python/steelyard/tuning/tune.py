@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from steelyard.recipes import MixedRecipe, Recipe
 from steelyard.tuning import costs as cost_tables
 from steelyard.tuning.batches import Batch, as_list, for_inference, output_of
 from steelyard.tuning.calibration import compensated
-from steelyard.tuning.choice import Choice, Space, shapes_of
+from steelyard.tuning.choice import Choice, Goal, Space, shapes_of
 from steelyard.tuning.emulation import quantized_inputs, rounded_weights
 from steelyard.tuning.gptq import Options
 from steelyard.tuning.layers import Group, find_layers, layer_of, layers_of, other_layers
@@ -50,12 +51,13 @@ def tune(
     bits: float | None = None,
     speed: float | None = None,
     error: float | None = None,
+    share: Mapping[str, float] | None = None,
     formats: Sequence[str | Recipe | None] = FORMATS,
     ignore: Iterable[str] = IGNORED,
     sensitivity: str = "gradient",
     options: Options | None = None,
     judged: Iterable[Batch] | None = None,
-    costs: Mapping[str, Any] | None = None,
+    costs: Mapping[str, Any] | str | Path | None = None,
     folder: str | Path | None = None,
     seed: int = 0,
 ) -> Tuned:
@@ -71,6 +73,7 @@ def tune(
         speed: The least speed against the model in high precision, for a batch like the first, by `costs`.
         error: The largest divergence: of logits, the mean KL divergence per row; of other outputs, the squared error as
             a part of the squared values. Alone, it finds the fewest bits. It is judged before weights compensate.
+        share: The least part of the multiplications that formats must have, as in `{"nvfp4-4over6": 0.5}`.
         formats: What there is to choose among: names of recipes as `steelyard.compile` takes them, or recipes. None, or
             "none", is high precision.
         ignore: Patterns of layers that stay in high precision and are counted in no goal.
@@ -79,30 +82,42 @@ def tune(
         options: How weights compensate, by default as `steelyard.tuning.gptq.Options()` says.
         judged: The batches that choices are judged by, by default the last quarter of `batches`, which then serve for
             nothing else if there are at least four.
-        costs: A table of costs, as `recipe.about["costs"]` has it. By default it is measured if `speed` is given.
+        costs: A table of costs, as `recipe.about["costs"]` has it; a file with one or with a recipe; or a target whose
+            table is shipped: `cpu`, `cpu-avx2`, `cpu-avx512`, `sm_90a` or `sm_100a`. By default it is measured if
+            `speed` is given.
         folder: Where finished work is kept: the same call goes on there after an interruption.
         seed: Of all random numbers.
     """
-    _check(model, bits, speed, error, sensitivity)
+    goal = Goal(bits, speed, error, share)
+    _check(model, goal, sensitivity)
     given = as_list(batches)
     kept = as_list(judged, "judged") if judged is not None else given[-max(1, len(given) // 4) :]
     if judged is None and len(given) >= 4:
         given = given[: -(len(given) // 4)]
     chosen = _named(formats)
+    _check_share(share, chosen)
     options = options or Options()
     layers = find_layers(model, ignore)
     groups = find_groups(model, layers, given[0])
     work = _folder(folder, model, given, [sorted(chosen), sensitivity, seed])
     space = _space(model, groups, given, chosen, sensitivity, seed, costs, speed, work)
     judge = _Judge(model, kept)
-    choice = _choose(space, judge, bits, speed, error)
+    choice = _choose(space, judge, goal)
     tuned = compensated(model, given, groups, space.recipes(choice), options, _subfolder(work, choice, options))
     judge.add("chosen, compensated", space, choice, tuned)
-    goal = {name: value for name, value in (("bits", bits), ("speed", speed), ("error", error)) if value is not None}
-    about = {"goal": goal, "seed": seed, "tried": judge.tried, "scores": space.scores}
+    about = {"goal": goal.given(), "seed": seed, "tried": judge.tried, "scores": space.scores}
+    about["left"] = _left(model, space)
     if space.costs is not None:
         about["costs"] = dict(space.costs)
     return Tuned(tuned, _mixed(model, space, choice, given[0], about))
+
+
+def _left(model: nn.Module, space: Space) -> dict[str, float]:
+    """What no goal counts, such as embeddings and lm_head: how many numbers they are, and their bits each."""
+    tuned = {id(layer.parameter) for layer in layers_of(model, space.shapes).values()}
+    left = [each for each in model.parameters() if id(each) not in tuned]
+    count = sum(each.numel() for each in left)
+    return {"numbers": count, "bits": sum(8 * each.nbytes for each in left) / max(count, 1)}
 
 
 def table(recipe: MixedRecipe) -> str:
@@ -123,20 +138,35 @@ def table(recipe: MixedRecipe) -> str:
     return "\n".join(format_table(heads, rows))
 
 
-def _check(model: Any, bits: Any, speed: Any, error: Any, sensitivity: str) -> None:
+def _check(model: Any, goal: Goal, sensitivity: str) -> None:
     if not isinstance(model, nn.Module) or isinstance(model, CompiledModule):
         raise UnsupportedModelError(
             f"steelyard.tune takes a model in high precision, got {type(model).__name__}; give it the nn.Module that "
             "steelyard.compile takes, or `net.model`"
         )
-    goals = {"bits": bits, "speed": speed, "error": error}
-    if all(value is None for value in goals.values()):
+    if not goal.given():
         raise RecipeError("a goal must be given, and none was: bits=5.0, speed=1.4 or error=0.02, or several")
-    for name, value in goals.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
+    for name, value in goal.given().items():
+        if name != "share" and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
             raise RecipeError(f"{name} must be a positive number, got {shown(value)}")
     if sensitivity not in SENSITIVITIES:
         raise RecipeError(f"sensitivity must be one of {', '.join(SENSITIVITIES)}, got {shown(sensitivity)}")
+
+
+def _check_share(share: Any, formats: Mapping[str, Recipe | None]) -> None:
+    if share is None:
+        return
+    fits = isinstance(share, Mapping) and all(
+        isinstance(part, int | float) and 0 < part <= 1 for part in share.values()
+    )
+    if not fits or not share or sum(share.values()) > 1:
+        raise RecipeError(
+            "share must have parts of the multiplications by formats, as in {'nvfp4-4over6': 0.5}, at most 1 in all, "
+            f"got {shown(share)}"
+        )
+    unknown = [name for name in share if name not in formats]
+    if unknown:
+        raise RecipeError(f"share must name some of formats, {', '.join(formats)}, got {', '.join(map(str, unknown))}")
 
 
 def _named(formats: Sequence[str | Recipe | None]) -> dict[str, Recipe | None]:
@@ -159,7 +189,7 @@ def _space(
     formats: Mapping[str, Recipe | None],
     sensitivity: str,
     seed: int,
-    costs: Mapping[str, Any] | None,
+    costs: Mapping[str, Any] | str | Path | None,
     speed: float | None,
     work: Path | None,
 ) -> Space:
@@ -167,7 +197,7 @@ def _space(
     sizes = [(group.rows, *shapes[layer][1:]) for group in groups for layer in group.layers]
     dtype = layer_of(model, groups[0].layers[0]).parameter.dtype
     if costs is not None:
-        cost_tables.check(costs, sizes, formats)
+        costs = cost_tables.resolve(costs, sizes, formats)
     elif speed is not None:
         quantized = {name: recipe for name, recipe in formats.items() if recipe is not None}
         costs = _remembered(work, "costs", lambda: cost_tables.measure(model, batches[0], sizes, quantized, dtype))
@@ -185,27 +215,27 @@ def _space(
     return Space(groups, formats, shapes, dtype, _remembered(work, "scores", measured), costs)
 
 
-def _choose(space: Space, judge: "_Judge", bits: float | None, speed: float | None, error: float | None) -> Choice:
+def _choose(space: Space, judge: "_Judge", goal: Goal) -> Choice:
     """The best choice for a goal, judged as a whole."""
     for name in space.formats:
         if name != _NONE:
             judge.add(name, space, space.uniform(name))
-    if error is None or bits is not None:
-        choice = space.best(bits, speed)
+    if goal.error is None or goal.bits is not None:
+        choice = space.best(goal)
         found = judge.add("chosen", space, choice)
-        if error is not None and found > error:
+        if goal.error is not None and found > goal.error:
             raise RecipeError(
-                f"error must be at least {found:.4g} with bits={bits} and speed={speed}, which is the best that was "
-                f"found before weights compensate, got {error}; ask for that, or for more bits"
+                f"error must be at least {found:.4g} with {goal}, which is the best that was found before weights "
+                f"compensate, got {goal.error}; ask for that, or for more bits"
             )
         return choice
-    return _fewest_bits(space, judge, speed, error)
+    return _fewest_bits(space, judge, goal, goal.error)
 
 
-def _fewest_bits(space: Space, judge: "_Judge", speed: float | None, error: float) -> Choice:
+def _fewest_bits(space: Space, judge: "_Judge", goal: Goal, error: float) -> Choice:
     """The choice with the fewest bits whose error is small enough."""
     least, most = (pick(space.bits(space.uniform(name)) for name in space.formats) for pick in (min, max))
-    best = space.best(most, speed)
+    best = space.best(replace(goal, bits=most))
     smallest = judge.add(f"at most {most:.2f} bits", space, best)
     if smallest > error:
         raise RecipeError(
@@ -215,7 +245,7 @@ def _fewest_bits(space: Space, judge: "_Judge", speed: float | None, error: floa
     for _ in range(_TRIALS):
         between = (least + most) / 2
         try:
-            choice = space.best(between, speed)
+            choice = space.best(replace(goal, bits=between))
             is_enough = judge.add(f"at most {between:.2f} bits", space, choice) <= error
         except RecipeError:
             is_enough = False
