@@ -14,6 +14,7 @@ from torch.nn import functional
 
 import steelyard
 from steelyard import recipes, reference
+from steelyard.driver import attributing
 from steelyard.errors import FileError, RecipeError, ResultError, UnsupportedModelError
 from steelyard.insight.results import Attribution
 from steelyard.insight.statistics import rank_correlation
@@ -111,6 +112,25 @@ def test_the_estimate():
     assert found.estimate_agreement == agreement
 
 
+def test_a_few_layers_run_and_all_are_estimated():
+    net = steelyard.compile(make_model(), "nvfp4")
+    whole = net.attribute(batches())
+    estimated = sorted(whole.rows, key=lambda row: -row.estimated_error)
+    # The largest, and the middle one of the others: the second of two.
+    kept = {estimated[0].layer, estimated[2].layer}
+    found = net.attribute(batches(), layers=2)
+    for row, wanted in zip(found.rows, whole.rows, strict=True):
+        assert row.estimated_error == wanted.estimated_error
+        wanted_errors = (wanted.only_error, wanted.without_error) if row.layer in kept else (None, None)
+        assert (row.only_error, row.without_error) == wanted_errors
+    assert abs(found.estimate_agreement) == pytest.approx(1)
+    assert found.baseline_error == whole.baseline_error
+    none = net.attribute(batches(), layers=0)
+    assert [row.only_error for row in none.rows] == [None, None, None]
+    assert (none.estimate_agreement, none.baseline_error) == (None, whole.baseline_error)
+    assert net.attribute(batches(), layers=10) == whole
+
+
 def test_gradients_and_state_stay():
     net = steelyard.compile(make_model().train(), "fp8-delayed")
     net(batches()[0]).sum().backward()
@@ -174,6 +194,24 @@ def test_what_was_found_before_a_failure_is_kept(tmp_path: Path):
     assert len(json.loads(path.read_text())["batches"]["batch 0"]["runs"]) == 1 + 2 * len(LAYERS)
 
 
+def test_what_was_found_is_kept_while_layers_run(tmp_path: Path, monkeypatch):
+    path = tmp_path / "attribution.json"
+    monkeypatch.setattr(attributing, "_SECONDS_BETWEEN_WRITES", 0.0)
+    kept = []
+
+    net = steelyard.compile(make_model(), "mxfp8")
+    measure = attributing._Runs._measure
+
+    def recorded(*arguments):
+        # As it is if the process ends now.
+        kept.append(len(json.loads(path.read_text())["batches"]["batch 0"]["runs"]) if path.exists() else 0)
+        return measure(*arguments)
+
+    monkeypatch.setattr(attributing._Runs, "_measure", recorded)
+    net.attribute(batches()[:1], path=path, estimate=False)
+    assert kept == list(range(1 + 2 * len(LAYERS)))
+
+
 def test_files_of_something_else_are_refused(tmp_path: Path):
     path = tmp_path / "attribution.json"
     net = steelyard.compile(make_model(), "mxfp8")
@@ -198,6 +236,12 @@ def test_what_cannot_be_attributed_is_refused():
         net.attribute([])
     with pytest.raises(RecipeError, match="batches must be a list"):
         net.attribute(batches()[0])
+    with pytest.raises(ResultError, match="layers must be how many layers are run alone, at least 0, got -1"):
+        net.attribute(batches(), layers=-1)
+    with pytest.raises(ResultError, match="leave out estimate=False"):
+        net.attribute(batches(), layers=1, estimate=False)
+    with pytest.raises(ResultError, match="a net without gradients has none; leave out layers="):
+        steelyard.compile(make_model().requires_grad_(False), "mxfp8").attribute(batches(), layers=1)
 
 
 def test_rank_correlation():

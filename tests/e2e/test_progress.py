@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ import torch
 from terminal import Screen, terminal
 
 import steelyard
-from steelyard.driver import progress, stages
+from steelyard.driver import attributing, progress, stages
 from steelyard.errors import InternalError
 
 
@@ -92,6 +93,24 @@ def test_weights_that_are_quantized_for_the_first_time_are_counted(monkeypatch):
             net(torch.ones(16, 32))
     screen = Screen().feed(shown.written())
     assert lines_of(screen) == {"steelyard: quantizing weights, 0 done", "steelyard: quantizing weights, 1 done"}
+    assert screen.rows == []
+
+
+def test_the_runs_of_an_attribution_have_a_bar(monkeypatch):
+    measure = attributing._Runs._measure
+    monkeypatch.setattr(attributing._Runs, "_measure", lambda *a: [wait_for_lines(), measure(*a)][1])
+    net = small_net()
+    with terminal() as shown:
+        net.attribute([torch.randn(16, 32)], estimate=False)
+    screen = Screen().feed(shown.written())
+    bars = [line.partition(", run ") for line in sorted(lines_of(screen)) if "attributing" in line]
+    # Two layers: all of them, each alone, and all but each.
+    assert {(bar, rest.partition(",")[0]) for bar, _, rest in bars} >= {
+        ("steelyard: attributing [----------] batch 1", "1 of 5"),
+        ("steelyard: attributing [########--] batch 1", "5 of 5"),
+    }
+    times = [rest.partition(", ")[2] for _, _, rest in bars if not rest.startswith("1 of")]
+    assert [text for text in times if not re.fullmatch(r"\d+ (s|min) left", text)] == []
     assert screen.rows == []
 
 

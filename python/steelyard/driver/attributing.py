@@ -7,8 +7,10 @@ and each batch. What is found is kept in a file on request, so that a run that w
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from torch.utils import _pytree as pytree
 from steelyard.driver import progress
 from steelyard.driver.measuring import check_batches, check_measurable, read_batch, unchanged_gradients
 from steelyard.driver.settings import INFLUENCE, SWITCHED, WEIGHTS
-from steelyard.errors import FileError, ResultError, UnsupportedModelError
+from steelyard.errors import FileError, ResultError, UnsupportedModelError, shown
 from steelyard.files import check_writable, write_file
 from steelyard.insight.collecting import Collector
 from steelyard.insight.outputs import OutputTotal, find_output
@@ -28,26 +30,42 @@ from steelyard.passes.insert_switches import SWITCH
 from steelyard.runtime import _cpu
 from steelyard.runtime.state import State
 
+_SECONDS_BETWEEN_WRITES = 5.0
+_WIDTH_OF_BAR = 10
+
 Sums = tuple[float, float, float, int]
 """Of one run: the sums of squares of errors and of outputs, that of divergences, NaN if there are none, and of how
 many positions."""
 
 
 def attribute_batches(
-    net: Any, batches: Iterable[Any], *, logits: bool | None, estimate: bool, path: str | Path | None
+    net: Any,
+    batches: Iterable[Any],
+    *,
+    logits: bool | None,
+    estimate: bool,
+    layers: int | None,
+    path: str | Path | None,
 ) -> Attribution:
     """What each layer adds to the error, over all batches."""
     check_batches(batches)
     check_measurable(net)
-    runs = _Runs(net, logits, None if path is None else _File(Path(path)))
-    count = 0
-    for batch in batches:
-        with net._unchanged():
-            runs.run(batch)
-        count += 1
-    if not count:
-        raise ResultError("batches must hold at least one batch, got none")
-    estimates = _estimates(net, runs) if estimate else {}
+    _check_layers(layers, estimate)
+    estimates: dict[str, float] = {}
+    with progress.call():
+        if layers is not None:
+            batches = list(batches)
+            estimates = _estimates(net, batches, logits)
+            if batches and not estimates:
+                raise ResultError("layers= needs estimates, and a net without gradients has none; leave out layers=")
+        runs = _Runs(net, logits, None if path is None else _File(Path(path)), _chosen(estimates, layers))
+        for batch in batches:
+            with net._unchanged():
+                runs.run(batch)
+        if not runs.batches:
+            raise ResultError("batches must hold at least one batch, got none")
+        if estimate and not estimates:
+            estimates = _estimates(net, runs.batches, logits)
     rows = [
         LayerAttribution(layer, runs.error(f"only {layer}"), runs.error(f"without {layer}"), estimates.get(layer))
         for layer in runs.layers
@@ -57,16 +75,37 @@ def attribute_batches(
     agreement = rank_correlation([a for a, _ in known], [b for _, b in known])
     kind = "kl_divergence" if runs.is_logits else "relative_error"
     recipe = net._steelyard.backend.settings.recipe.name
-    return Attribution(recipe, count, rows, runs.error("all"), agreement, kind)
+    return Attribution(recipe, len(runs.batches), rows, runs.error("all"), agreement, kind)
+
+
+def _check_layers(layers: Any, estimate: bool) -> None:
+    if layers is None:
+        return
+    if isinstance(layers, bool) or not isinstance(layers, int) or layers < 0:
+        raise ResultError(f"layers must be how many layers are run alone, at least 0, got {shown(layers)}")
+    if not estimate:
+        raise ResultError("layers= chooses layers by their estimates; leave out estimate=False")
+
+
+def _chosen(estimates: Mapping[str, float], count: int | None) -> set[str] | None:
+    """Layers to run alone: half of them have the largest estimates, the others are spread over the rest."""
+    if count is None:
+        return None
+    ranked = sorted(estimates, key=lambda layer: -estimates[layer])
+    largest, rest = ranked[: (count + 1) // 2], ranked[(count + 1) // 2 :]
+    spread = min(count - len(largest), len(rest))
+    return {*largest, *(rest[(2 * number + 1) * len(rest) // (2 * spread)] for number in range(spread))}
 
 
 class _Runs:
     """The runs of the program with switches."""
 
-    def __init__(self, net: Any, logits: bool | None, file: "_File | None"):
+    def __init__(self, net: Any, logits: bool | None, file: "_File | None", chosen: set[str] | None):
         self._net = net
         self._logits = logits
         self._file = file
+        self._chosen = chosen
+        """The layers that are run; None for all."""
         own = net._steelyard.backend.state
         # Switches are state, and no part of the net's.
         self._state = State()
@@ -86,15 +125,26 @@ class _Runs:
             exact, self.is_logits = find_output(self._net._steelyard.model(*arguments, **keywords), self._logits)
             self._switched(*arguments, **keywords)
             self._find_layers()
-            names = ["all", *(f"{kind} {layer}" for layer in self.layers for kind in ("only", "without"))]
-            key = f"batch {len(self.batches)}"
-            with self._kept(key, batch) as runs:
-                for number, name in enumerate(names):
-                    with progress.doing(lambda number=number: f"attributing, {key}, run {number + 1} of {len(names)}"):
-                        if name not in runs:
-                            runs[name] = self._measure(name, arguments, keywords, exact)
-                    self._sums.setdefault(name, []).append(runs[name])
+            names = ["all", *(f"{kind} {layer}" for layer in self._run_layers() for kind in ("only", "without"))]
+            with self._kept(f"batch {len(self.batches)}", batch) as runs:
+                self._run_all(names, runs, partial(self._measure, arguments, keywords, exact))
         self.batches.append(batch)
+
+    def _run_all(self, names: list[str], runs: dict[str, Sums], measure: Callable[[str], Sums]) -> None:
+        """The runs with these names; those that are known already are not repeated."""
+        bar = _Bar(len(self.batches) + 1, len(names))
+        with progress.doing(bar.text):
+            for name in names:
+                if name not in runs:
+                    runs[name] = measure(name)
+                    bar.measured += 1
+                    if self._file is not None:
+                        self._file.write_now_and_then()
+                bar.done += 1
+                self._sums.setdefault(name, []).append(runs[name])
+
+    def _run_layers(self) -> list[str]:
+        return [layer for layer in self.layers if self._chosen is None or layer in self._chosen]
 
     @contextmanager
     def _kept(self, name: str, batch: Any) -> Iterator[dict[str, Sums]]:
@@ -116,7 +166,7 @@ class _Runs:
                 "net.explain() says why"
             )
 
-    def _measure(self, name: str, arguments: tuple, keywords: dict[str, Any], exact: torch.Tensor) -> Sums:
+    def _measure(self, arguments: tuple, keywords: dict[str, Any], exact: torch.Tensor, name: str) -> Sums:
         kind, _, layer = name.partition(" ")
         for each in self.layers:
             is_on = kind == "all" or (each == layer) == (kind == "only")
@@ -130,7 +180,9 @@ class _Runs:
         return total.error_square_sum, total.square_sum, divergence, total.positions
 
     def error(self, name: str) -> float | None:
-        """The error of one kind of run, over all batches."""
+        """The error of one kind of run, over all batches; None if there was none."""
+        if name not in self._sums:
+            return None
         errors, squares, divergences, positions = (sum(column) for column in zip(*self._sums[name], strict=True))
         total = OutputTotal()
         total.error_square_sum, total.square_sum, total.positions = errors, squares, int(positions)
@@ -152,12 +204,34 @@ class _Runs:
         return digest.hexdigest()
 
 
+class _Bar:
+    """Where the runs of a batch are."""
+
+    def __init__(self, batch: int, count: int):
+        self._batch, self._count = batch, count
+        self._start = time.monotonic()
+        self.done = 0
+        self.measured = 0
+
+    def text(self) -> str:
+        """A bar, the number of the run, and how long the others will take."""
+        filled = _WIDTH_OF_BAR * self.done // self._count
+        bar = f"[{'#' * filled}{'-' * (_WIDTH_OF_BAR - filled)}]"
+        left = ""
+        if self.measured:
+            seconds = (time.monotonic() - self._start) / self.measured * (self._count - self.done)
+            left = f", {math.ceil(seconds / 60)} min left" if seconds > 90 else f", {math.ceil(seconds)} s left"
+        number = min(self.done + 1, self._count)
+        return f"attributing {bar} batch {self._batch}, run {number} of {self._count}{left}"
+
+
 class _File:
     """What was found so far, as JSON: for each batch its key, and the sums of each run."""
 
     def __init__(self, path: Path):
         self._path = path
         self._batches: dict[str, dict[str, Any]] = {}
+        self._written = time.monotonic()
         check_writable(path)
         if path.is_file() and path.stat().st_size:
             self._batches = self._read()
@@ -185,8 +259,14 @@ class _File:
             )
         return known["runs"]
 
+    def write_now_and_then(self) -> None:
+        """Write what is known, if the last time was some seconds ago: a process may be ended without a word."""
+        if time.monotonic() - self._written >= _SECONDS_BETWEEN_WRITES:
+            self.write()
+
     def write(self) -> None:
         """Write what is known."""
+        self._written = time.monotonic()
         batches = {
             name: {"key": one["key"], "runs": {run: list(map(_number, sums)) for run, sums in one["runs"].items()}}
             for name, one in self._batches.items()
@@ -198,7 +278,7 @@ def _number(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-def _estimates(net: Any, runs: _Runs) -> dict[str, float]:
+def _estimates(net: Any, batches: Iterable[Any], logits: bool | None) -> dict[str, float]:
     """What one backward per batch predicts for each layer alone, none where the net has no gradients.
 
     To second order, errors e of a layer's results add e' F e / 2 to the divergence, with the Fisher information F, the
@@ -210,18 +290,18 @@ def _estimates(net: Any, runs: _Runs) -> dict[str, float]:
         return {}
     if not any(parameter.requires_grad for parameter in net.parameters()):
         return {}
-    squares, positions = 0.0, 0
+    squares, positions, is_logits = 0.0, 0, False
     measured = net._variant(INFLUENCE)
-    with _collecting(measured) as collector:
-        for batch in runs.batches:
+    with _collecting(measured) as collector, progress.doing(lambda: "estimating what each layer adds to the error"):
+        for batch in batches:
             arguments, keywords = read_batch(batch)
             with net._unchanged(), unchanged_gradients(net), torch.enable_grad():
-                output, _ = find_output(measured(*arguments, **keywords), runs._logits)
-                _probe(output, runs.is_logits).backward()
+                output, is_logits = find_output(measured(*arguments, **keywords), logits)
+                _probe(output, is_logits).backward()
             squares += float(output.detach().double().square().sum())
             positions += output.shape[:-1].numel()
     sums = collector.influences()
-    if runs.is_logits:
+    if is_logits:
         return {layer: found / 2 / positions for layer, found in sums.items()}
     return {layer: math.sqrt(found / squares) for layer, found in sums.items()} if squares else {}
 

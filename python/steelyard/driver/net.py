@@ -558,6 +558,7 @@ class CompiledModule(torch.nn.Module):
         *,
         logits: bool | None = None,
         estimate: bool = True,
+        layers: int | None = None,
         path: str | Path | None = None,
     ) -> Attribution:
         """What each layer adds to the error of the whole model: with only this layer quantized, and with all but this.
@@ -570,9 +571,11 @@ class CompiledModule(torch.nn.Module):
             batches: What to call the net with, as for `measure`.
             logits: Whether the output is logits, as for `measure`.
             estimate: Whether to run a backward, too.
+            layers: Run only so many layers alone, for a large model: half of them are those with the largest estimates,
+                the others are spread over the rest. All have estimates, and the agreement is that of those that ran.
             path: A JSON file that keeps what was found so far: a run that was interrupted goes on from there.
         """
-        return attribute_batches(self, batches, logits=logits, estimate=estimate, path=path)
+        return attribute_batches(self, batches, logits=logits, estimate=estimate, layers=layers, path=path)
 
     def log_to(self, writer: Any, *, every: int = 10, first_step: int = 0) -> Measuring:
         """Log amaxes, scales, saturation and errors of each layer while the net trains.
@@ -600,7 +603,7 @@ class CompiledModule(torch.nn.Module):
         loss: Loss | None = None,
         backward: bool = False,
         logits: bool | None = None,
-        attribute: bool = False,
+        attribute: bool | int = False,
     ) -> Report:
         """Write a page that shows what low precision does to the model, and JSON of the same name beside it.
 
@@ -617,7 +620,7 @@ class CompiledModule(torch.nn.Module):
             backward: Run the backward of the loss, too, so that gradients are measured and training steps are timed.
             logits: As `measure` takes it.
             attribute: Also find which layers cause the error of the whole model, as `attribute` does: two forwards per
-                layer and batch.
+                layer and batch. A number is how many layers run alone, as `attribute` takes it.
         """
         return write_report_of(self, path, batches, Steps(loss, backward, logits), attribute=attribute)
 

@@ -48,7 +48,7 @@ class Steps(NamedTuple):
 
 
 def write_report_of(
-    net: Any, path: str | os.PathLike[str], batches: Iterable[Any] | None, steps: Steps, *, attribute: bool
+    net: Any, path: str | os.PathLike[str], batches: Iterable[Any] | None, steps: Steps, *, attribute: bool | int
 ) -> Report:
     """Make the report of a net, and write its page and its JSON."""
     checked = check_page_path(path)
@@ -65,10 +65,10 @@ def check_page_path(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def make_report(net: Any, batches: Iterable[Any] | None, steps: Steps, *, attribute: bool = False) -> Report:
+def make_report(net: Any, batches: Iterable[Any] | None, steps: Steps, *, attribute: bool | int = False) -> Report:
     """Measure and time a net with batches, if there are any, and collect what is known of it."""
     if batches is None:
-        if attribute:
+        if attribute is not False:
             raise SteelyardError("attribute=True needs batches to call the net with, got none")
         return collect(net, None, None, None)
     check_batches(batches)
@@ -76,7 +76,9 @@ def make_report(net: Any, batches: Iterable[Any] | None, steps: Steps, *, attrib
     if not given:
         raise SteelyardError("batches must hold at least one batch, got none; leave them out to measure nothing")
     measurement = net.measure(given, **steps._asdict())
-    attribution = net.attribute(given, logits=steps.logits) if attribute else None
+    attribution = None
+    if attribute is not False:
+        attribution = net.attribute(given, logits=steps.logits, layers=None if attribute is True else attribute)
     return collect(net, measurement, attribution, time_batch(net, given[0], steps))
 
 

@@ -1,7 +1,7 @@
 """What a model returns, beside what it returns in float32."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,8 +11,8 @@ from steelyard.errors import UnsupportedModelError
 from steelyard.insight.results import OutputError
 from steelyard.insight.statistics import relative_error, snr_db
 
-_ROWS = 128
-"""Positions whose probabilities are compared at once."""
+_ELEMENTS = 1 << 17
+"""Numbers that are compared at once: as many as a core's cache holds in float64."""
 
 
 def find_output(returned: Any, logits: bool | None) -> tuple[torch.Tensor, bool]:
@@ -57,9 +57,9 @@ class OutputTotal:
                 f"the outputs of the net and of its model must have one shape, got {tuple(found.shape)} and "
                 f"{tuple(wanted.shape)}; call them with what makes them so, such as a fixed seed"
             )
-        exact = wanted.detach().double()
-        self.square_sum += float(exact.square().sum())
-        self.error_square_sum += float((found.detach().double() - exact).square().sum())
+        for own, exact in _pieces(found.detach().reshape(-1), wanted.detach().reshape(-1)):
+            self.square_sum += float(exact.square().sum())
+            self.error_square_sum += float((own - exact).square().sum())
         if is_logits and wanted.dim():
             self.divergence = (self.divergence or 0.0) + kl_divergence(found, wanted)
             self.positions += wanted.shape[:-1].numel()
@@ -99,10 +99,17 @@ class OutputTotal:
 def kl_divergence(found: torch.Tensor, wanted: torch.Tensor) -> float:
     """The sum over positions of KL(wanted || found) of the distributions that logits stand for, in nats."""
     total = 0.0
-    pairs = (x.detach().reshape(-1, x.shape[-1]).split(_ROWS) for x in (found, wanted))
-    for own, exact in zip(*pairs, strict=True):
-        log_own, log_exact = (x.double().log_softmax(-1) for x in (own, exact))
+    rows = (x.detach().reshape(-1, x.shape[-1]) for x in (found, wanted))
+    for own, exact in _pieces(*rows):
+        log_own, log_exact = (x.log_softmax(-1) for x in (own, exact))
         # Logits of -inf have probability 0, and count for nothing.
         terms = torch.where(log_exact == -math.inf, 0.0, log_exact.exp() * (log_exact - log_own))
         total += float(terms.sum())
     return total
+
+
+def _pieces(found: torch.Tensor, wanted: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Both in float64, some rows at a time."""
+    rows = max(1, _ELEMENTS // max(1, found[:1].numel()))
+    for own, exact in zip(found.split(rows), wanted.split(rows), strict=True):
+        yield own.double(), exact.double()

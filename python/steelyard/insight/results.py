@@ -183,7 +183,7 @@ class LayerAttribution(Result):
 
     layer: str
     only_error: float | None
-    """The error with this layer quantized and all others in high precision."""
+    """The error with this layer quantized and all others in high precision; None if it did not run alone."""
     without_error: float | None
     """The error with all layers quantized but this one."""
     estimated_error: float | None

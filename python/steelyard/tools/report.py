@@ -38,7 +38,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batches", type=int, default=2, metavar="N", help="how many batches are drawn, or taken (default: 2)")
     add("--seed", type=int, default=0, help="of the model and of random inputs (default: 0)")
     add("--logits", action="store_true", help="the output is logits: compare distributions")
-    add("--attribute", action="store_true", help="find which layers cause the error: two forwards per layer and batch")
+    add(
+        "--attribute",
+        nargs="?",
+        type=int,
+        const=True,
+        default=False,
+        metavar="LAYERS",
+        help="find which layers cause the error: two forwards per layer and batch, of so many layers if there is a "
+        "number; the others have estimates",
+    )
     add("--output", default="report.html", metavar="FILE", help="the page (default: report.html)")
 
 

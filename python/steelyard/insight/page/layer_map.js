@@ -15,7 +15,7 @@ function worstShare(row, name) {
 // What each choice shows of a row; `log` where values differ by orders of magnitude, `low` where low values are bad. `least` is the
 // least that colours span, so that layers that hardly differ look alike: a factor where `log` is set, otherwise a difference.
 function metrics(report) {
-  const alone = new Map((report.attribution ? report.attribution.rows : []).map((row) => [row.layer, row.only_error]));
+  const alone = new Map((report.attribution ? report.attribution.rows : []).map((row) => [row.layer, errorAlone(row)]));
   const seconds = secondsByRow(report);
   return {
     error: { name: "Error of the result", of: (row) => row.measured ? row.measured.relative_error : null, format: formatShare, log: true, least: 3 },
@@ -112,12 +112,18 @@ function layerMap(report, openRow) {
   return element("div", { class: "card", id: "map" }, choices(Object.fromEntries(known_.map(([key, metric]) => [key, metric.name])), first, show), body);
 }
 
+// What a layer adds by itself; where it did not run alone, what is estimated.
+function errorAlone(row) {
+  return row.only_error ?? row.estimated_error;
+}
+
 function attributionCard(report) {
   const attribution = report.attribution;
-  const worst = attribution.rows.filter((row) => known(row.only_error)).sort((a, b) => b.only_error - a.only_error).slice(0, 24);
+  const worst = attribution.rows.filter((row) => known(errorAlone(row))).sort((a, b) => errorAlone(b) - errorAlone(a)).slice(0, 24);
+  const count = attribution.rows.filter((row) => known(row.only_error)).length;
   const make = () => {
     const made = barChart({
-      labels: worst.map((row) => row.layer), values: worst.map((row) => row.only_error), name: "this layer alone", rotate: 0.9,
+      labels: worst.map((row) => row.layer), values: worst.map(errorAlone), name: "this layer alone", rotate: 0.9,
       tips: worst.map((row) => `${formatNumber(row.only_error)}; all but this layer: ${formatNumber(row.without_error)}; estimate: ${formatNumber(row.estimated_error)}`),
     });
     made.below[0].ticker = new Bokeh.FixedTicker({ ticks: worst.map((_, index) => index) });
@@ -126,8 +132,9 @@ function attributionCard(report) {
     return made;
   };
   const agreement = known(attribution.estimate_agreement) ? ` An estimate from one backward ranks the layers with a correlation of ${formatNumber(attribution.estimate_agreement, 2)}.` : "";
+  const some = count < attribution.rows.length ? ` Of ${formatCount(attribution.rows.length, "layer")}, ${count} ran alone; the others have the estimate.` : "";
   return element("div", { class: "card" }, element("h3", {}, "Which layers cause the error"),
-    element("p", { class: "muted" }, `The model's error (${attribution.error === "kl_divergence" ? "KL divergence" : "relative"}) with one layer quantized and all others in high precision; ${formatNumber(attribution.baseline_error)} with all quantized.${agreement}`),
+    element("p", { class: "muted" }, `The model's error (${attribution.error === "kl_divergence" ? "KL divergence" : "relative"}) with one layer quantized and all others in high precision; ${formatNumber(attribution.baseline_error)} with all quantized.${agreement}${some}`),
     chart(250, make));
 }
 
