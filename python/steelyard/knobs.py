@@ -5,7 +5,8 @@ from pathlib import Path
 
 
 def isa() -> str | None:
-    """`STEELYARD_ISA`: the instruction set of the CPU kernels, `baseline`, `avx2`, `avx512` or `avx512_vnni`.
+    """`STEELYARD_ISA`: the instruction set of the CPU kernels, `baseline`, `avx2`, `avx512`, `avx512_vnni` or
+    `avx512_bf16`.
 
     The default is the widest that the machine supports.
     """

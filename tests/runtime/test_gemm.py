@@ -130,6 +130,16 @@ def test_scales_beyond_the_range_of_float32_panels(isa):
     assert_within_bound(cpu.qgemm(c, d), c, d)
 
 
+def test_values_of_one_operand_that_span_the_range_of_float32(isa):
+    """In the unit of the largest scale, the smallest values are subnormal."""
+    a, b = copy_of(MX_E5M2, 40, 64), copy_of(MX_E5M2, 40, 64, seed=1)
+    a.scales.copy_(torch.tensor([254, 107], dtype=torch.uint8))
+    b.scales.fill_(127)
+    a.codes[:20, :32] = 0
+    a.codes[:, 32:] = 1
+    assert_within_bound(cpu.qgemm(a, b), a, b)
+
+
 def test_tiny_products_add_up(isa):
     """1024 products of 2^-152 are 2^-142; each alone rounds to zero in float32."""
     a, b = copy_of(MX, 3, 1024), copy_of(MX, 5, 1024)

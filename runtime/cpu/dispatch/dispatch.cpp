@@ -21,6 +21,10 @@ namespace avx512_vnni {
 void multiply_integers(const GemmCall &call, int64_t begin, int64_t end);
 void multiply_few_fp4(const GemmCall &call, int64_t begin, int64_t end);
 } // namespace avx512_vnni
+namespace avx512_bf16 {
+void fill_bfloat_rows(const GemmCall &call, int64_t begin, int64_t end);
+void multiply_bfloats(const GemmCall &call, int64_t begin, int64_t end);
+} // namespace avx512_bf16
 
 // Of AVX-512 but for products of integers.
 static const KernelTable *vnni_table() {
@@ -29,6 +33,18 @@ static const KernelTable *vnni_table() {
     made.name = "avx512_vnni";
     made.multiply_integers = avx512_vnni::multiply_integers;
     made.multiply_few_fp4 = avx512_vnni::multiply_few_fp4;
+    return made;
+  }();
+  return &table;
+}
+
+// Of VNNI, and products of bfloat16.
+static const KernelTable *bf16_table() {
+  static const KernelTable table = [] {
+    KernelTable made = *vnni_table();
+    made.name = "avx512_bf16";
+    made.fill_bfloat_rows = avx512_bf16::fill_bfloat_rows;
+    made.multiply_bfloats = avx512_bf16::multiply_bfloats;
     return made;
   }();
   return &table;
@@ -44,6 +60,8 @@ static std::vector<const KernelTable *> supported() {
     tables.push_back(&avx512::table);
   if (cpu_features().avx512_vnni)
     tables.push_back(vnni_table());
+  if (cpu_features().avx512_bf16)
+    tables.push_back(bf16_table());
 #endif
   return tables;
 }

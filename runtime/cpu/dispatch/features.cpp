@@ -25,6 +25,7 @@ static CpuFeatures detect() {
                  __builtin_cpu_supports("avx512dq") &&
                  __builtin_cpu_supports("avx512vl");
   found.avx512_vnni = found.avx512 && __builtin_cpu_supports("avx512vnni");
+  found.avx512_bf16 = found.avx512_vnni && __builtin_cpu_supports("avx512bf16");
 #endif
   return found;
 }

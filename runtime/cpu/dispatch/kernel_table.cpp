@@ -43,6 +43,8 @@ const KernelTable table{
     .multiply_panels = multiply_panels,
     .fill_integer_rows = kFillIntegerRows,
     .multiply_integers = kMultiplyIntegers,
+    .fill_bfloat_rows = nullptr,
+    .multiply_bfloats = nullptr,
     .fill_few_fp4 = kFillFewFp4,
     .multiply_few_fp4 = kMultiplyFewFp4,
     .gemm_scale_range = gemm_scale_range,

@@ -52,6 +52,9 @@ struct KernelTable {
   void (*multiply_panels)(const GemmCall &call, int64_t begin, int64_t end);
   void (*fill_integer_rows)(const GemmCall &call, int64_t begin, int64_t end);
   void (*multiply_integers)(const GemmCall &call, int64_t begin, int64_t end);
+  // Null but where the processor multiplies bfloat16.
+  void (*fill_bfloat_rows)(const GemmCall &call, int64_t begin, int64_t end);
+  void (*multiply_bfloats)(const GemmCall &call, int64_t begin, int64_t end);
   void (*fill_few_fp4)(const GemmCall &call, int64_t begin, int64_t end);
   void (*multiply_few_fp4)(const GemmCall &call, int64_t begin, int64_t end);
   ScaleRange (*gemm_scale_range)(const GemmOperand &operand, bool skip_zeros);

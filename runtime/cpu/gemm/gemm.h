@@ -1,5 +1,5 @@
 // The kernels of the scaled GEMM: both operands are decoded into panels of
-// float32, float64 or integers, and these are multiplied.
+// float32, float64, bfloat16 or integers, and these are multiplied.
 //
 // A block of the output has its accumulators in a workspace. For each slab of
 // k, `fill_row_panels` decodes the rows of `a`; then each task of
@@ -52,6 +52,9 @@ void multiply_panels(const GemmCall &call, int64_t begin, int64_t end);
 // The same with panels of integers, where `has_vectors` says so.
 void fill_integer_rows(const GemmCall &call, int64_t begin, int64_t end);
 void multiply_integers(const GemmCall &call, int64_t begin, int64_t end);
+// The same with panels of bfloat16, where the table has them.
+void fill_bfloat_rows(const GemmCall &call, int64_t begin, int64_t end);
+void multiply_bfloats(const GemmCall &call, int64_t begin, int64_t end);
 // The same for few rows and FP4 columns. Tasks of the first: slices.
 void fill_few_fp4(const GemmCall &call, int64_t begin, int64_t end);
 void multiply_few_fp4(const GemmCall &call, int64_t begin, int64_t end);

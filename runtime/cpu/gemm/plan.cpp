@@ -20,6 +20,8 @@ constexpr int64_t kSlabElements = 1 << 20;
 constexpr int kFloatBinades = 150;
 // The same where few rows are lifted.
 constexpr int kFewBinades = 90;
+// The same of one operand in bfloat16, for which subnormal values are zero.
+constexpr int kBfloatBinades = 140;
 
 bool has_wide_scales(const GemmOperand &x) {
   return x.scale_type == ScaleType::f32 || x.scale_type == ScaleType::e8m0;
@@ -56,18 +58,23 @@ void lift_few_rows(GemmProblem &problem) {
   b.factor *= std::ldexp(1.0, placed);
 }
 
+// Whether all scales, which are float32, are as they should be.
+template <class Test> bool all_scales(const GemmOperand &x, const Test &test) {
+  const float *scales = static_cast<const float *>(x.scales);
+  const int64_t side = int64_t{1} << x.outer_shift;
+  for (int64_t i = 0; i < x.outer; i += side)
+    for (int64_t p = 0; p < x.k; p += int64_t{1} << x.k_shift)
+      if (!test(scales[(i >> x.outer_shift) * x.outer_stride +
+                       (p >> x.k_shift) * x.k_stride]))
+        return false;
+  return true;
+}
+
 // An infinite scale makes NaN of each code that is zero, which sums do not
 // show.
 bool has_infinite_scale(const GemmOperand &x) {
-  if (x.scale_type != ScaleType::f32)
-    return false;
-  const float *scales = static_cast<const float *>(x.scales);
-  for (int64_t i = 0; i < x.outer; ++i)
-    for (int64_t p = 0; p < x.k; p += int64_t{1} << x.k_shift)
-      if (std::isinf(scales[(i >> x.outer_shift) * x.outer_stride +
-                            (p >> x.k_shift) * x.k_stride]))
-        return true;
-  return false;
+  return x.scale_type == ScaleType::f32 &&
+         !all_scales(x, [](float scale) { return !std::isinf(scale); });
 }
 
 // What rows are multiplied by FP4 columns as.
@@ -78,6 +85,29 @@ void choose_fp4_rows(const GemmOperand &a, GemmPlan &plan) {
   plan.few_rows = a.outer <= (fp4 ? kFewIntegerRows : kFewRows);
   if (fp4 || digits)
     plan.panels = Panels::integers;
+}
+
+void choose_few_rows(GemmProblem &problem, int span, GemmPlan &plan) {
+  if (problem.b.element == Element::e2m1)
+    return choose_fp4_rows(problem.a, plan);
+  plan.few_rows = problem.a.outer <= kFewRows && span <= kFewBinades;
+  if (plan.few_rows)
+    lift_few_rows(problem);
+}
+
+bool is_power_of_two(float scale) {
+  int exponent;
+  return scale == 0 || std::frexp(scale, &exponent) == 0.5f;
+}
+
+// Whether the panels of an operand are exact in bfloat16: codes of FP4 times
+// E4M3 scales are, and any codes times powers of two.
+bool fits_bfloats(const GemmOperand &x, const ScaleRange &range) {
+  if (x.element == Element::values || x.fold || binades(range) > kBfloatBinades)
+    return false;
+  if (x.scale_type == ScaleType::e4m3)
+    return x.element == Element::e2m1;
+  return x.scale_type != ScaleType::f32 || all_scales(x, is_power_of_two);
 }
 
 // Chooses the units of panels, or float64 where no units would do.
@@ -98,14 +128,11 @@ void choose_range(GemmProblem &problem, const KernelTable &table,
     set_unit(a, a_range);
   if (has_wide_range(b))
     set_unit(b, b_range);
-  if (!table.has_vectors || b.k_major || b.fold)
-    return;
-  if (b.element == Element::e2m1)
-    return choose_fp4_rows(a, plan);
-  plan.few_rows =
-      a.outer <= kFewRows && binades(a_range) + binades(b_range) <= kFewBinades;
-  if (plan.few_rows)
-    lift_few_rows(problem);
+  if (table.has_vectors && !b.k_major && !b.fold)
+    choose_few_rows(problem, binades(a_range) + binades(b_range), plan);
+  if (table.multiply_bfloats && plan.panels == Panels::f32 && !plan.few_rows &&
+      fits_bfloats(a, a_range) && fits_bfloats(b, b_range))
+    plan.panels = Panels::bfloats;
 }
 
 // The size of parts of at most `most`, as few and as even as can be.

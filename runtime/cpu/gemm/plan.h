@@ -41,9 +41,9 @@ inline constexpr int64_t kBytesAhead = 2048;
 // memory serves several streams faster than one.
 inline constexpr int64_t kStreams = 4;
 
-// What panels and accumulators hold. Integers are those of integer.h, with
-// float32 accumulators.
-enum class Panels : int { f32, f64, integers };
+// What panels and accumulators hold. Integers are those of integer.h; they and
+// bfloat16 have float32 accumulators.
+enum class Panels : int { f32, f64, integers, bfloats };
 
 struct GemmPlan {
   Panels panels;

@@ -20,6 +20,8 @@ Kernels kernels_of(const GemmCall &call, const KernelTable &table) {
     return {table.fill_few_fp4, table.multiply_few_fp4};
   if (call.plan.panels == Panels::integers)
     return {table.fill_integer_rows, table.multiply_integers};
+  if (call.plan.panels == Panels::bfloats)
+    return {table.fill_bfloat_rows, table.multiply_bfloats};
   return {table.fill_row_panels, table.multiply_panels};
 }
 

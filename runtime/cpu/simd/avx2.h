@@ -37,6 +37,15 @@ static inline WidestFloats multiply_add(WidestFloats a, WidestFloats b,
 }
 #endif
 
+#if defined(__AVX512BF16__)
+// The products of pairs of bfloat16 are added to each sum, that of the second
+// one first. Numbers that are subnormal count as zero.
+static inline WidestFloats add_bfloat_products(WidestFloats sum, WidestWords a,
+                                               WidestWords b) {
+  return (WidestFloats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+}
+#endif
+
 static inline SignedWords8 maximum(SignedWords8 a, SignedWords8 b) {
   return (SignedWords8)_mm256_max_epi32((__m256i)a, (__m256i)b);
 }
