@@ -13,7 +13,7 @@ from steelyard.dialect.types import TensorType, info_namespace, scaled_info_of
 from steelyard.formats.gemms import OPERAND_USAGES, Role
 from steelyard.formats.schemes import Scheme
 from steelyard.ir.attributes import MEASURES
-from steelyard.ir.functions import append_results, functions_of, terminator_of
+from steelyard.ir.functions import append_results, functions_of, is_private, terminator_of
 from steelyard.ir.gradients import find_gradients, is_batched_gradient, operand_roles
 from steelyard.ir.torch_ops import walk_ops
 from steelyard.passes.pipeline.registry import register_pass
@@ -35,8 +35,11 @@ def insert_measures(module: ir.Operation, *, influence: bool = False) -> None:
     With `influence`, of a function with gradients, each GEMM of the forward whose result has a gradient also has a
     `scaled.measure_influence`.
     """
+    numbers = Counter[tuple[str, str]]()
     for function in functions_of(module):
-        _Measures(function).insert(influence)
+        # The GEMMs of a loop's body are numbered together with those around it.
+        numbers = numbers if is_private(function) else Counter()
+        _Measures(function, numbers).insert(influence)
 
 
 @dataclass(frozen=True)
@@ -51,11 +54,10 @@ class _Measured:
 class _Measures:
     """The measuring ops of one function."""
 
-    def __init__(self, function: ir.Operation):
-        self._function = function
+    def __init__(self, function: ir.Operation, numbers: Counter[tuple[str, str]]):
+        self._function, self._numbers = function, numbers
         self._gradients = find_gradients(function)
         self._gemms = [op.opview for op in walk_ops(function) if isinstance(op.opview, GemmOp | GroupedGemmOp)]
-        self._numbers = Counter[tuple[str, str]]()
         self._copies: dict[tuple[ir.Value, str], ir.Value] = {}
         self._names: dict[ir.Value, list[str]] = {}
         """What each vector of numbers is of."""

@@ -194,9 +194,9 @@ def measurement(backend: Backend, collector: Collector) -> Measurement:
     for graph, compilation in enumerate(backend.compilations):
         functions = _functions(compilation)
         if collector.has(functions):
-            rows += [collector.fill(row, functions) for row in _rows(compilation.rows, graph)]
+            rows += [collector.fill(row, functions) for row in empty_rows(compilation.rows, graph)]
     if collector.steps:
-        rows += _rows([*backend.of_torch.rows, *backend.outside.rows], -1)
+        rows += empty_rows([*backend.of_torch.rows, *backend.outside.rows], -1)
     root: Any = backend.root
     model = type(root._steelyard.model).__name__
     return Measurement(model, backend.settings.recipe.name, collector.steps, rows, None)
@@ -206,7 +206,7 @@ def _functions(compilation: Compilation) -> list:
     return [] if compilation.program is None else list(compilation.program.functions.values())
 
 
-def _rows(explained: list[Row], graph: int) -> list[GemmMeasurement]:
+def empty_rows(explained: list[Row], graph: int) -> list[GemmMeasurement]:
     """Rows without numbers."""
     numbers = Counter[tuple[str, str]]()
     rows = []
@@ -313,4 +313,4 @@ def unchanged_gradients(net: torch.nn.Module):
             parameter.grad = gradient
 
 
-__all__ = ["Measuring", "Observer", "Observing", "measure_batches", "measurement", "observe"]
+__all__ = ["Measuring", "Observer", "Observing", "empty_rows", "measure_batches", "measurement", "observe"]

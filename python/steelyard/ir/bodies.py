@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from torch_mlir import ir
 
-from steelyard.ir.attributes import BODIES, STATE, TRIPS, WEIGHT
+from steelyard.ir.attributes import BODIES, MEASURES, STATE, TRIPS, WEIGHT
 from steelyard.ir.functions import argument_attributes, functions_of, result_attributes
 
 
@@ -64,8 +64,8 @@ def added_arguments(function: ir.Operation) -> list[str | None]:
 
 
 def result_states(function: ir.Operation) -> list[str | None]:
-    """The name of the state that each result is; None for the others."""
-    return _states(result_attributes(function))
+    """The name of the state that each result is; None for the others. Numbers that are measured are left out."""
+    return _states([own for own in result_attributes(function) if MEASURES not in own])
 
 
 def added_states(bodies: Iterable[ir.Operation], states: Callable[[ir.Operation], list[str | None]]) -> list[str]:

@@ -11,6 +11,7 @@ from steelyard.dialect.types import TensorInfo, tensor_info
 GROUP_ENDS = "jax.group_ends"
 """Where groups end, from their sizes."""
 TRANSPOSE, RESHAPE, DOT = "stablehlo.transpose", "stablehlo.reshape", "stablehlo.dot_general"
+CONVERT = "stablehlo.convert"
 
 
 @dataclass(frozen=True)

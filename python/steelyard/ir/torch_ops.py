@@ -7,7 +7,7 @@ from torch_mlir import ir
 from steelyard.dialect.types import TensorInfo, tensor_info
 from steelyard.ir.attributes import PARAMETER
 from steelyard.ir.functions import argument_name
-from steelyard.ir.stablehlo_ops import TRANSPOSE, permutation_of, permuted
+from steelyard.ir.stablehlo_ops import CONVERT, TRANSPOSE, permutation_of, permuted
 from steelyard.ir.view_ops import KEEPS_ORDER, RESHAPES, VIEW_LIKE
 
 PYTHON = "torch.python."
@@ -108,12 +108,14 @@ def cast(value: ir.Value, dtype: str) -> ir.Value:
     """A value in another dtype, made at the current place."""
     info = tensor_info(value.type)
     assert info is not None
+    result = info.with_(info.shape, dtype).type()
+    if info.namespace != "torch":
+        return ir.Operation.create(CONVERT, results=[result], operands=[value]).result
     boolean = ir.Type.parse("!torch.bool")
     false = ir.Operation.create(
         "torch.constant.bool", results=[boolean], attributes={"value": ir.BoolAttr.get(False)}
     ).result
     operands = [value, int_constant(_TORCH_DTYPES[dtype]), false, false, none_constant()]
-    result = info.with_(info.shape, dtype).type()
     return ir.Operation.create("torch.aten.to.dtype", results=[result], operands=operands).result
 
 

@@ -10,6 +10,7 @@ from torch_mlir import ir
 from steelyard.dialect import print_module
 from steelyard.driver.explanation import Row, rows_of
 from steelyard.errors import IRError, SteelyardError, shown
+from steelyard.insight.collecting import Collector
 from steelyard.jax.compiler.importer import Imported, Signature, import_jaxpr
 from steelyard.jax.compiler.runner import Runner
 from steelyard.passes import build_pass_manager
@@ -18,6 +19,7 @@ from steelyard.recipes import Overrides, Recipe
 
 STAGES = ("traced", "raised", "quantized", "fused", "partitioned")
 """JAX runs what is partitioned: XLA lowers it."""
+_MEASURED = "quantized"
 _PACK = "scaled-hoist-from-loops,scaled-pack-weights{target=cpu}"
 
 
@@ -31,11 +33,15 @@ class Source:
     overrides: Overrides
     packs: bool = False
     """Whether weights are quantized once, and so laid out and packed for the products that read them."""
+    collector: Collector | None = None
+    """What takes the numbers of a program that measures."""
 
     def elements(self, stage: str) -> list[Element]:
         """The passes that lead to a stage from the one before."""
         options = {"recipe": self.recipe, "overrides": self.overrides} if stage == "quantized" else {}
         elements = named_pipeline(f"steelyard-{stage}", **options)
+        if self.collector is not None and stage == _MEASURED:
+            elements += named_pipeline("steelyard-measured")
         return [*elements, *parse_pipeline(_PACK)] if self.packs and stage == STAGES[-1] else elements
 
 
@@ -54,7 +60,7 @@ class Compilation:
     @cached_property
     def runner(self) -> Runner:
         """What runs the functions of the last stage."""
-        return Runner(self.imported, in_place=not self._source.packs)
+        return Runner(self.imported, in_place=not self._source.packs, collector=self._source.collector)
 
     def module(self, stage: str) -> ir.Module:
         """The module at a stage, made again."""

@@ -4,7 +4,7 @@ import inspect
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,15 @@ from torch_mlir import ir
 from steelyard import recipes
 from steelyard.dialect import make_context, print_module
 from steelyard.driver.explanation import Explanation, little_is_quantized
+from steelyard.driver.measuring import empty_rows
 from steelyard.errors import RecipeError, SteelyardError, SteelyardWarning, UnsupportedModelError, shown
 from steelyard.files import write_folder
+from steelyard.insight.collecting import Collector
+from steelyard.insight.outputs import OutputTotal
+from steelyard.insight.results import Measurement
 from steelyard.ir.nesting import graph_names, nest_modules
 from steelyard.jax.compiler.compilation import STAGES, Compilation
+from steelyard.jax.compiler.measuring import first_output
 from steelyard.jax.compiler.parameters import Parameter, parameters_of
 from steelyard.jax.compiler.program import Program
 from steelyard.jax.compiler.state import State
@@ -122,9 +127,10 @@ class CompiledFunction:
         recipe: recipes.Recipe,
         overrides: recipes.Overrides,
         parameters: tuple[int, ...],
+        collector: Collector | None = None,
     ):
         self._fn, self.recipe, self.overrides = fn, recipe, overrides
-        self._parameters = parameters
+        self._parameters, self._collector = parameters, collector
         self._traced: dict[_Signature, _Traced] = {}
         self._warned = False
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
@@ -217,6 +223,52 @@ class CompiledFunction:
         """One row for each matrix product of the compiled programs, with its formats or why it has none."""
         return Explanation([row for compilation in self._compilations() for row in compilation.rows])
 
+    def measure(
+        self,
+        batches: Iterable[Any],
+        *,
+        loss: Callable[[Any, Any], jax.Array] | None = None,
+        state: State | None = None,
+        logits: bool = False,
+    ) -> Measurement:
+        """Measure what each GEMM loses: of each quantize, of each product, and of the whole function.
+
+        Calls the function with each batch, quantized and as it is. Everything else, state included, stays as it was.
+
+        Args:
+            batches: Tuples of the arguments of a call.
+            loss: From what the function returns, and the batch, to the loss; then gradients are measured, too.
+            state: What `init_state` returns, for recipes with state.
+            logits: Whether the result is logits, so that distributions are compared.
+        """
+        collector, outputs = Collector(), OutputTotal()
+        twin = CompiledFunction(self._fn, self.recipe, self.overrides, self._parameters, collector)
+        for batch in batches:
+            collector.steps += 1
+            found = twin._with_gradients(batch, loss, state) if loss else twin(*batch, state=state)
+            wanted = self._fn(*batch)
+            if loss:
+                outputs.add_loss(float(loss(found, batch)), float(loss(wanted, batch)))
+            outputs.add(*map(first_output, (found, wanted)), is_logits=logits)
+        # What is measured arrives while the program runs.
+        jax.effects_barrier()
+        explained = [row for compilation in twin._compilations() for row in compilation.rows]
+        rows = [collector.fill(row, [None]) for row in empty_rows(explained, 0)]
+        return Measurement(self.__name__, self.recipe.name, collector.steps, rows, outputs.result())
+
+    def _with_gradients(self, batch: Sequence[Any], loss: Callable[[Any, Any], jax.Array], state: State | None) -> Any:
+        """What a call returns, after a backward of its loss."""
+        held = tuple(batch[i] for i in self._parameters)
+
+        def run(held: tuple[Any, ...]) -> tuple[jax.Array, Any]:
+            given = list(batch)
+            for number, value in zip(self._parameters, held, strict=True):
+                given[number] = value
+            found = self(*given, state=state)
+            return loss(found, batch), found
+
+        return jax.block_until_ready(jax.grad(run, has_aux=True, allow_int=True)(held))[1]
+
     def _compilations(self) -> list[Compilation]:
         """The training program of each signature that has one, and the inference program of the others."""
         programs = [traced.program for traced in self._traced.values()]
@@ -251,7 +303,7 @@ class CompiledFunction:
 
         closed = jax.make_jaxpr(flat)(*signature.avals)
         _check_effects(closed)
-        program = Program(closed, self._named(paths, leaves), self.recipe, self.overrides)
+        program = Program(closed, self._named(paths, leaves), self.recipe, self.overrides, self._collector)
         return _Traced(program, trees[-1])
 
     def _named(self, paths: Sequence[tuple[Any, ...]], leaves: Sequence[Any]) -> list[Parameter | None]:

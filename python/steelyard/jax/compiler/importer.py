@@ -18,7 +18,7 @@ from torch_mlir import ir
 from steelyard.dialect import make_context
 from steelyard.ir.attributes import BODIES, GRADIENT, KIND, PARAMETER, SWAPPED, TANGENT, TRAINED, TRIPS
 from steelyard.ir.locations import flops_location, with_layer
-from steelyard.ir.stablehlo_ops import DOT, RESHAPE, TRANSPOSE, DotDims
+from steelyard.ir.stablehlo_ops import CONVERT, DOT, RESHAPE, TRANSPOSE, DotDims
 from steelyard.ir.torch_ops import LITERAL, info_of, parameter_of, view_root
 from steelyard.jax.compiler import equations
 from steelyard.jax.compiler.backward import body_gradients, gradient_variables, kind_of_dot, kind_of_ragged_dot
@@ -245,7 +245,7 @@ class _Importer:
         elif name in ("reshape", "squeeze", "expand_dims") and len(operands) == 1:
             spelled = RESHAPE
         elif name == "convert_element_type" and info_of(operands[0]) is not None and params.get("sharding") is None:
-            spelled = "stablehlo.convert"
+            spelled = CONVERT
         if spelled.startswith("stablehlo.") and not all(map(_is_tensor, [operands[0].type, *types])):
             spelled = f"jax.{name}"
         return ir.Operation.create(spelled, types, operands, attributes)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from torch_mlir import ir
 
 from steelyard.errors import RecipeError, SteelyardError
+from steelyard.insight.collecting import Collector
 from steelyard.ir.attributes import PRIMAL, SAVED, SOURCES, STATE, TANGENT, TRIPS, WEIGHT
 from steelyard.ir.bodies import argument_states, body_names, result_states, trips_of
 from steelyard.ir.functions import argument_attributes
@@ -120,10 +121,17 @@ class _Function:
 class Program:
     """A function with arguments of certain shapes and dtypes."""
 
-    def __init__(self, closed: Any, parameters: list[Parameter | None], recipe: Recipe, overrides: Overrides):
+    def __init__(
+        self,
+        closed: Any,
+        parameters: list[Parameter | None],
+        recipe: Recipe,
+        overrides: Overrides,
+        collector: Collector | None = None,
+    ):
         self.avals = list(closed.in_avals)
         self.parameters = parameters
-        self._recipe, self._overrides = recipe, overrides
+        self._recipe, self._overrides, self._collector = recipe, overrides, collector
         self._closed = mark_layers(closed, parameters)
         self._outs = list(closed.out_avals)
         self._differentiated = _inexact(self.avals)
@@ -135,7 +143,7 @@ class Program:
     def inference(self) -> Compilation:
         """The program without gradients."""
         signature = Signature(self.parameters, [False] * len(self.avals), [None] * len(self._outs))
-        made = Compilation(Source(self._closed, signature, self._recipe, self._overrides))
+        made = Compilation(self._source(self._closed, signature))
         takes_gradients = any(row.kind in ("dgrad", "wgrad") for row in made.rows)
         if takes_gradients and any(argument_states(made.runner.functions[_MAIN])):
             raise RecipeError(
@@ -158,8 +166,10 @@ class Program:
         names = [parameter.name if parameter else f"argument{i}" for i, parameter in enumerate(self.parameters)]
         gradients = [None] * len(self._outs) + [names[i] for i in self._differentiated]
         parameters = [*self.parameters, *[None] * len(self._with_tangents)]
-        source = Source(self._joint(), Signature(parameters, tangents, gradients), self._recipe, self._overrides)
-        return Compilation(source)
+        return Compilation(self._source(self._joint(), Signature(parameters, tangents, gradients)))
+
+    def _source(self, closed: Any, signature: Signature) -> Source:
+        return Source(closed, signature, self._recipe, self._overrides, collector=self._collector)
 
     def _joint(self) -> Any:
         """The jaxpr of the function and of its gradients: the results, then the gradients of the arguments."""

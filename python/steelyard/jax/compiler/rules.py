@@ -12,10 +12,10 @@ from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.types import scaled_info_of
 from steelyard.errors import UnsupportedModelError
 from steelyard.formats.gemms import OPERAND_USAGES
-from steelyard.ir.stablehlo_ops import GROUP_ENDS, RESHAPE, TRANSPOSE, permutation_of
+from steelyard.ir.stablehlo_ops import CONVERT, GROUP_ENDS, RESHAPE, TRANSPOSE, permutation_of
 from steelyard.ir.torch_ops import defining_op
 from steelyard.jax import packed, primitives, quantizers, random
-from steelyard.jax.compiler import experts
+from steelyard.jax.compiler import experts, measuring
 from steelyard.jax.compiler.values import Copy, Packed, Quantized, float_dtype, shape_of
 from steelyard.jax.copies import CopySpec
 from steelyard.jax.varying import largest_over
@@ -158,6 +158,10 @@ def _reshape(op: ir.Operation, operands: list[Any]) -> list[Any]:
     return [lax.reshape(operands[0], shape_of(op.result.type))]
 
 
+def _convert(op: ir.Operation, operands: list[Any]) -> list[Any]:
+    return [lax.convert_element_type(operands[0], float_dtype(op.result.type))]
+
+
 RULES: dict[str, Rule] = {
     "scaled.gemm": _gemm,
     "scaled.grouped_gemm": experts.run_gemm,
@@ -172,5 +176,8 @@ RULES: dict[str, Rule] = {
     "arith.maximumf": _maximum,
     TRANSPOSE: _transpose,
     RESHAPE: _reshape,
+    CONVERT: _convert,
+    "scaled.measure_quantize": measuring.run_measure_quantize,
+    "scaled.measure_product": measuring.run_measure_product,
 }
 """Op -> what runs it, if it is not an equation of the function."""

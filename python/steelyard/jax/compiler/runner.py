@@ -9,19 +9,21 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from torch_mlir import ir
 
+from steelyard.insight.collecting import Collector
 from steelyard.ir.attributes import RNG
 from steelyard.ir.bodies import added_arguments, added_states, body_names, named_functions, result_states
-from steelyard.ir.stablehlo_ops import RESHAPE, TRANSPOSE
+from steelyard.ir.stablehlo_ops import CONVERT, RESHAPE, TRANSPOSE
 from steelyard.ir.torch_ops import LITERAL
 from steelyard.jax import random
 from steelyard.jax.compiler import equations
 from steelyard.jax.compiler.importer import EQN, NUMBER, Imported
+from steelyard.jax.compiler.measuring import hand_out, measured_results
 from steelyard.jax.compiler.rules import RULES, run_quantize
 from steelyard.jax.compiler.values import shape_of
 from steelyard.jax.internals import axes_of, bind
 from steelyard.jax.varying import largest_over
 
-_VIEWS, _QUANTIZE = (TRANSPOSE, RESHAPE), "scaled.quantize"
+_VIEWS, _QUANTIZE = (TRANSPOSE, RESHAPE, CONVERT), "scaled.quantize"
 
 
 class Runner:
@@ -31,8 +33,8 @@ class Runner:
     longer, and pays off where they are quantized once.
     """
 
-    def __init__(self, imported: Imported, *, in_place: bool = True):
-        self._imported = imported
+    def __init__(self, imported: Imported, *, in_place: bool = True, collector: Collector | None = None):
+        self._imported, self._collector = imported, collector
         self._in_place = in_place
         self.functions = named_functions(imported.module.operation)
         self._draws: dict[ir.Operation, int] = {}
@@ -41,11 +43,14 @@ class Runner:
         """The results of a function."""
         block = self.functions[name].regions[0].blocks[0]
         values: dict[ir.Value, Any] = dict(zip(block.arguments, arguments, strict=True))
+        measured = measured_results(self.functions[name])
         for view in block.operations:
             op = view.operation
             operands = [values[value] for value in op.operands]
             if op.name == "func.return":
-                return operands
+                for number, names in measured.items():
+                    hand_out(operands[number], names, self._collector)
+                return [value for number, value in enumerate(operands) if number not in measured]
             values.update(zip(op.results, self._run_op(op, operands), strict=True))
         raise AssertionError("a function ends with a return")
 
