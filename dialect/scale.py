@@ -54,14 +54,13 @@ def amax(
 class UpdateScaleOp(ScaledOp, name="update_scale", traits=[ext.Pure]):
     """One step of delayed scaling: record an amax in the newest slot of the history, then update scale and history.
 
-    Experts have a scale each, and a column of the history: each is updated by itself, and one whose amax is 0 keeps
-    both.
+    Experts, and layers in loops, have a scale each, and a column of the history: each is updated by itself, and an
+    expert whose amax is 0 keeps both.
 
     Constraints:
     - update_scale_c1: scheme has a delayed scale
-    - update_scale_c2: scale, amax and new_scale are f32 scalars, or f32 for each expert
-    - update_scale_c3: history and new_history are f32 of one length, at least 1, and then of as many columns as there
-      are experts
+    - update_scale_c2: scale, amax and new_scale are f32 scalars, or f32 for each trip of loops and each expert
+    - update_scale_c3: history and new_history are f32 of one length, at least 1, and then of the dims of scale
     - update_scale_c4: algorithm is max, most_recent or custom, which is a function of the user's
     """
 
@@ -194,9 +193,8 @@ def _amax_info(source: TensorInfo, per_row: bool) -> TensorInfo:
 
 
 def _scales_beside(value: ir.Value) -> TensorInfo:
-    """What a scale must be: a scalar, or where it is a vector of a known length one for each expert."""
+    """What a scale must be: a scalar, or where its sizes are known one for each trip of loops and each expert."""
     info = tensor_info(value.type)
     if info is None:
         return TensorInfo("builtin", (), "f32")
-    is_vector = len(info.shape) == 1 and info.shape[0] is not None
-    return info.with_(info.shape if is_vector else (), "f32")
+    return info.with_(() if None in info.shape else info.shape, "f32")

@@ -143,9 +143,6 @@ class _State:
         operands: list[ir.Value] = []
         for name in added_states(functions, argument_states):
             info = next(_info(body._known[name]) for body in bodies if name in body._known)
-            if trips is not None and name != RNG and info.shape:
-                stacked = f"state '{name}' must be one value for each trip of a loop, got {info} in the loop's body"
-                fail(op, f"{stacked}; take a recipe without delayed scales for experts in loops, and loops in loops")
             operands.append(self._argument(name, info if name == RNG else _stacked(info, trips), op.location))
         recorded = {name: one for body in bodies for name, one in body._recorded.items()}
         types = [_stacked(_info(one.scale), trips).type() for one in recorded.values()]

@@ -18,19 +18,3 @@ func.func private @body(%x: tensor<16x64xf32>, %w: tensor<64x64xf32> {scaled.par
   %y = scaled.matmul fprop %x, %w at "layer" : tensor<16x64xf32>, tensor<64x64xf32> -> tensor<16x64xf32>
   return %y : tensor<16x64xf32>
 }
-
-// -----
-
-func.func @loop_in_loop(%x: tensor<16x64xf32>, %w: tensor<64x64xf32> {scaled.parameter = "layer.kernel"}) -> tensor<16x64xf32> {
-  // expected-error @+1 {{state 'layer.input.scale' must be one value for each trip of a loop, got tensor<3xf32> in the loop's body; take a recipe without delayed scales}}
-  %y = "test.loop"(%x, %w) {scaled.bodies = [@outer], scaled.trips = 2 : i64} : (tensor<16x64xf32>, tensor<64x64xf32>) -> tensor<16x64xf32>
-  return %y : tensor<16x64xf32>
-}
-func.func private @outer(%x: tensor<16x64xf32>, %w: tensor<64x64xf32> {scaled.parameter = "layer.kernel"}) -> tensor<16x64xf32> {
-  %y = "test.loop"(%x, %w) {scaled.bodies = [@inner], scaled.trips = 3 : i64} : (tensor<16x64xf32>, tensor<64x64xf32>) -> tensor<16x64xf32>
-  return %y : tensor<16x64xf32>
-}
-func.func private @inner(%x: tensor<16x64xf32>, %w: tensor<64x64xf32> {scaled.parameter = "layer.kernel"}) -> tensor<16x64xf32> {
-  %y = scaled.matmul fprop %x, %w at "layer" : tensor<16x64xf32>, tensor<64x64xf32> -> tensor<16x64xf32>
-  return %y : tensor<16x64xf32>
-}

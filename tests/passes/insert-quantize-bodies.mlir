@@ -57,3 +57,25 @@ func.func private @one(%x: tensor<16x64xf32>, %w: tensor<64x64xf32> {scaled.para
 func.func private @other(%x: tensor<16x64xf32>, %w: tensor<64x64xf32>) -> tensor<16x64xf32> {
   return %x : tensor<16x64xf32>
 }
+
+// -----
+
+// Of a loop in a loop the state is stacked for both.
+// CHECK-LABEL: func.func @loop_in_loop
+// CHECK-SAME: tensor<2x3xf32> {scaled.state = "layer.input.scale"}
+// CHECK: "test.loop"(%arg0, %arg1, %[[SCALE:.*]], %{{.*}}) {{.*}} -> (tensor<16x64xf32>, tensor<2x3xf32>, tensor<2x3xf32>)
+// CHECK: scaled.update_scale %[[SCALE]], {{.*}} : tensor<2x3xf32>, tensor<1024x2x3xf32>
+// CHECK-LABEL: func.func private @outer
+// CHECK: "test.loop"(%arg0, %arg1, %{{.*}}, %{{.*}}) {{.*}} -> (tensor<16x64xf32>, tensor<3xf32>, tensor<3xf32>)
+func.func @loop_in_loop(%x: tensor<16x64xf32>, %w: tensor<64x64xf32> {scaled.parameter = "layer.kernel"}, %dy: tensor<16x64xf32> {scaled.tangent}) -> tensor<16x64xf32> {
+  %y = "test.loop"(%x, %w) {scaled.bodies = [@outer], scaled.trips = 2 : i64} : (tensor<16x64xf32>, tensor<64x64xf32>) -> tensor<16x64xf32>
+  return %y : tensor<16x64xf32>
+}
+func.func private @outer(%x: tensor<16x64xf32>, %w: tensor<64x64xf32> {scaled.parameter = "layer.kernel"}) -> tensor<16x64xf32> attributes {scaled.trained} {
+  %y = "test.loop"(%x, %w) {scaled.bodies = [@inner], scaled.trips = 3 : i64} : (tensor<16x64xf32>, tensor<64x64xf32>) -> tensor<16x64xf32>
+  return %y : tensor<16x64xf32>
+}
+func.func private @inner(%x: tensor<16x64xf32>, %w: tensor<64x64xf32> {scaled.parameter = "layer.kernel"}) -> tensor<16x64xf32> attributes {scaled.trained} {
+  %y = scaled.matmul fprop %x, %w at "layer" : tensor<16x64xf32>, tensor<64x64xf32> -> tensor<16x64xf32>
+  return %y : tensor<16x64xf32>
+}

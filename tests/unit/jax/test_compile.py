@@ -97,6 +97,28 @@ def test_loops_have_state_for_each_trip():
             np.testing.assert_array_equal(state[f"layers.{role}.amax_history"][:, trip], quantizer.amax_history)
 
 
+def test_loops_in_loops_have_state_for_each_trip_of_both():
+    def nested(parameters, x):
+        layers = lambda x, kernels: (stack({"layers": {"kernel": kernels}}, x), None)  # noqa: E731
+        return jax.lax.scan(layers, x, parameters["layers"]["kernel"].reshape(2, 2, WIDTH, WIDTH))[0]
+
+    parameters = stack_parameters(4)
+    flat, fast = sj.compile(stack, DELAYED), sj.compile(nested, DELAYED)
+    states = [each.init_state(parameters, X) for each in (flat, fast)]
+    assert states[1]["layers.input.amax_history"].shape == (2, 2, 2)
+    steps = [
+        jax.jit(jax.value_and_grad(lambda p, s, each=each: loss_of(each)(p, X, state=s), argnums=(0, 1)))
+        for each in (flat, fast)
+    ]
+    for _ in range(2):
+        found = [step(parameters, state) for step, state in zip(steps, states, strict=True)]
+        states = [each[1][1] for each in found]
+        assert_same(found[1][0], found[0][0])
+        assert_same(found[1][1][0], found[0][1][0])
+    for name, value in states[0].items():
+        np.testing.assert_array_equal(states[1][name].reshape(value.shape), value)
+
+
 @pytest.mark.slow
 def test_stochastic_rounding_is_unbiased_and_draws_anew_in_each_step():
     fast, parameters = sj.compile(stack, "nvfp4"), stack_parameters(2)
