@@ -1,5 +1,6 @@
 """`net.measure`: what it finds, beside float64 and the reference; which calls it measures, and what it leaves alone."""
 
+import copy
 import itertools
 import math
 
@@ -11,6 +12,7 @@ from expert_models import Model as ExpertModel
 from small_models import VOCABULARY, make_llama
 from torch import nn
 from torch.nn import functional
+from transformers import DynamicCache
 
 import steelyard
 from steelyard import recipes, reference
@@ -50,6 +52,21 @@ def decoded(x: torch.Tensor, recipe: recipes.Recipe, role: str, usage: int, **op
     schemes[usage] = recipe.schemes(recipes.Role(role, ""))[usage]
     copy = reference.quantize(x, *schemes, **options)[usage]
     return reference.dequantize(copy).double()
+
+
+def check_row(row: GemmMeasurement, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Check what an fprop in mxfp8 loses, by the reference and float64; returns its result in low precision."""
+    recipe = recipes.get("mxfp8")
+    values = {"input": x, "weight": weight.detach()}
+    quantized = {role: decoded(tensor, recipe, role, 0) for role, tensor in values.items()}
+    found, exact = quantized["input"] @ quantized["weight"].T, x.double() @ weight.detach().double().T
+    assert row.relative_error == pytest.approx(error_of(found, exact), rel=1e-3)
+    operands = {operand.role: operand for operand in row.operands}
+    for role, tensor in values.items():
+        assert operands[role].relative_error == pytest.approx(error_of(quantized[role], tensor), rel=1e-3)
+        assert operands[role].amax == pytest.approx(float(tensor.abs().max()), rel=1e-6)
+        assert sum(operands[role].code_histogram) == tensor.numel()
+    return found
 
 
 @pytest.mark.parametrize("name", ["fp8-current", "fp8-block", "mxfp8", "nvfp4"])
@@ -204,6 +221,76 @@ def test_losses_and_divergence():
     assert found.relative_error == pytest.approx(error_of(own.logits, exact.logits), rel=0.02)
 
 
+def test_the_output_is_compared_in_the_context_on_request():
+    model, inputs = make_llama()
+    net = steelyard.compile(model.train(), "nvfp4")
+    batch = {"input_ids": inputs["input_ids"], "labels": inputs["input_ids"]}
+    with net.measure() as measuring:
+        net(**batch)
+    assert measuring.result.output is None
+    # Positions before keywords, a cache that calls write, and calls that are not measured.
+    with net.measure(every=2, output=True) as measuring, torch.no_grad():
+        own = net(batch["input_ids"], labels=batch["labels"], use_cache=True, past_key_values=DynamicCache())
+        net(batch["input_ids"].flip(1))
+    with torch.no_grad():
+        exact = model(**batch)
+    found = measuring.result.output
+    log_own, log_exact = (each.logits.double().log_softmax(-1) for each in (own, exact))
+    divergence = functional.kl_div(log_own, log_exact, log_target=True, reduction="none").sum(-1).mean()
+    assert own.past_key_values.get_seq_length() == batch["input_ids"].shape[1]
+    assert found.kl_divergence == pytest.approx(float(divergence), rel=1e-6)
+    assert found.relative_error == pytest.approx(error_of(own.logits, exact.logits), rel=1e-6)
+    assert found.loss == own.loss.item()
+    assert found.loss_high_precision == pytest.approx(exact.loss.item(), rel=1e-6)
+    assert found.loss_difference == found.loss - found.loss_high_precision
+
+
+def test_a_training_step_whose_output_is_compared_is_the_same_step():
+    x = torch.randn(32, IN)
+    found = []
+    for is_compared in (False, True):
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(IN, HIDDEN), nn.Dropout(0.5), nn.BatchNorm1d(HIDDEN), nn.Linear(HIDDEN, OUT))
+        net = steelyard.compile(model, "fp8-delayed")
+        with net.measure(output=is_compared, loss=lambda y, batch: y.sum() - batch.sum()) as measuring:
+            net(x).square().sum().backward()
+        found.append((net.state_dict(), [parameter.grad for parameter in net.parameters()], torch.get_rng_state()))
+    output = measuring.result.output
+    # The same values are dropped in both.
+    assert output.relative_error < 0.2
+    assert output.loss_difference == output.loss - output.loss_high_precision != 0
+    for plain, compared in zip(*found, strict=True):
+        torch.testing.assert_close(compared, plain, rtol=0, atol=0)
+
+
+def test_gradients_of_parameters_beside_those_of_the_model():
+    model = make_model()
+    exact = copy.deepcopy(model).double()
+    net = steelyard.compile(model, "nvfp4")
+    batches = [torch.randn(32, IN) for _ in range(2)]
+    found = net.measure(batches, loss=lambda y, _: y.square().mean(), backward=True).gradients
+    assert [one.parameter for one in found] == ["down.weight", "up.bias", "up.weight"]
+    assert net.measure(batches, loss=lambda y, _: y.square().mean()).gradients == []
+    sums = torch.zeros(3, 3, dtype=torch.float64)
+    for x in batches:
+        gradients = []
+        # The programs that measure, whose random roundings are those of this call.
+        for module, inputs in ((net, x), (exact, x.double())):
+            module.zero_grad()
+            with net._unchanged(), net.measure():
+                module(inputs).square().mean().backward()
+            gradients.append([module.get_parameter(one.parameter).grad.double().flatten() for one in found])
+        for number, (own, wanted) in enumerate(zip(*gradients, strict=True)):
+            sums[number] += torch.stack([own @ own, wanted @ wanted, own @ wanted])
+    for one, (own, wanted, product) in zip(found, sums.tolist(), strict=True):
+        assert one.norm == pytest.approx(math.sqrt(own), rel=1e-5)
+        assert one.norm_high_precision == pytest.approx(math.sqrt(wanted), rel=1e-5)
+        assert one.cosine == pytest.approx(product / math.sqrt(own * wanted), rel=1e-5)
+        difference = own + wanted - 2 * product
+        assert one.relative_error == pytest.approx(math.sqrt(difference / wanted), rel=1e-3)
+        assert 0.8 < one.cosine < 0.999
+
+
 def test_a_layer_that_is_called_twice_has_two_rows():
     class Twice(nn.Module):
         def __init__(self):
@@ -213,8 +300,11 @@ def test_a_layer_that_is_called_twice_has_two_rows():
         def forward(self, x):
             return self.layer(10 * self.layer(x))
 
-    found = steelyard.compile(Twice(), "mxfp8").measure([torch.randn(16, IN)])
+    model, x = Twice(), torch.randn(16, IN)
+    found = steelyard.compile(model, "mxfp8").measure([x])
     first, second = found.rows
+    hidden = check_row(first, x, model.layer.weight) + model.layer.bias.detach().double()
+    check_row(second, (10 * hidden).float(), model.layer.weight)
     assert [(row.layer, row.number, row.calls) for row in found.rows] == [("layer", 0, 1), ("layer", 1, 1)]
     assert first.operands[1] == second.operands[1]
     assert first.operands[0].amax != second.operands[0].amax
@@ -223,8 +313,11 @@ def test_a_layer_that_is_called_twice_has_two_rows():
 def test_shared_weights_are_measured_for_each_layer():
     model = nn.Sequential(nn.Linear(IN, IN), nn.ReLU(), nn.Linear(IN, IN))
     model[2].weight = model[0].weight
-    found = steelyard.compile(model, "mxfp8").measure([torch.randn(16, IN)])
+    x = torch.randn(16, IN)
+    found = steelyard.compile(model, "mxfp8").measure([x])
     assert len(found.rows) == 2
+    hidden = check_row(found.rows[0], x, model[0].weight) + model[0].bias.detach().double()
+    check_row(found.rows[1], hidden.relu().float(), model[0].weight)
     first, second = (next(o for o in row.operands if o.role == "weight") for row in found.rows)
     assert first == second
 
@@ -240,9 +333,11 @@ def test_several_graphs():
             torch._dynamo.graph_break()
             return self.second(x)
 
-    found = steelyard.compile(Broken(), "mxfp8").measure([torch.randn(16, IN)])
+    model, x = Broken(), torch.randn(16, IN)
+    found = steelyard.compile(model, "mxfp8").measure([x])
     assert [(row.layer, row.graph) for row in found.rows] == [("first", 0), ("second", 1)]
-    assert all(row.relative_error > 0 for row in found.rows)
+    hidden = check_row(found.rows[0], x, model.first.weight) + model.first.bias.detach().double()
+    check_row(found.rows[1], hidden.float(), model.second.weight)
 
 
 @pytest.mark.parametrize("blocks", ["auto", False])
@@ -350,7 +445,11 @@ def test_values_that_are_not_finite():
     operand = rows_by_name(found)["up", "fprop"].operands[0]
     assert (operand.nan_count, operand.inf_count) == (1, 1)
     assert math.isnan(operand.amax)
-    assert math.isfinite(operand.relative_error)
+    # Values count that are finite before and after: of a block with one that is not, none is left.
+    after = decoded(x, recipes.get("mxfp8"), "input", 0)
+    counted = x.isfinite() & after.isfinite()
+    assert 0 < int(counted.sum()) < x.numel()
+    assert operand.relative_error == pytest.approx(error_of(after[counted], x[counted]), rel=1e-4)
     assert math.isnan(found.output.relative_error)
     assert Measurement.from_json(found.to_json()).to_json() == found.to_json()
 

@@ -123,6 +123,7 @@ def test_training_steps_are_measured_and_timed_with_their_backward(tmp_path):
     x = torch.randn(8, 32)
     report = net.report(tmp_path / "report.html", [x], loss=lambda y, _: y.square().mean(), backward=True)
     assert {row.kind for row in report.rows if row.measured and row.measured.gradient} == {"dgrad", "wgrad"}
+    assert report.gradients == net.measure([x], loss=lambda y, _: y.square().mean(), backward=True).gradients != []
     assert any(" gemm wgrad " in kernel.kernel for kernel in report.timing.kernels)
     assert all(parameter.grad is None for parameter in net.parameters())
     roles = {operand.role for row in report.rows for operand in row.measured.operands if "e5m2" in operand.scheme}

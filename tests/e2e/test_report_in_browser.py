@@ -231,6 +231,21 @@ def test_the_policy_stops_code_and_requests_that_others_put_into_a_page(chromium
         assert any("connect-src" in problem or "default-src" in problem for problem in page.problems)
 
 
+def test_a_training_step_shows_its_gradients(chromium, tmp_path):
+    torch.manual_seed(0)
+    net = steelyard.compile(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32)), "nvfp4")
+    path = tmp_path / "report.html"
+    report = net.report(path, [torch.randn(32, 64)], loss=lambda y, _: y.square().mean(), backward=True)
+    with open_browser(chromium) as page:
+        page.size(*DESKTOP)
+        page.open(path)
+        shown = sorted(report.gradients, key=lambda one: one.cosine)
+        assert texts(page, "#gradients tbody td:first-child") == [one.parameter for one in shown]
+        assert texts(page, "#gradients tbody td:nth-child(2)") == [f"{one.cosine:.4f}" for one in shown]
+        assert {row.kind for row in report.rows} == {*texts(page, "tr.row td:nth-child(2)")}
+        check_quiet(page)
+
+
 def test_a_comparison_shows_error_against_speed(chromium, tmp_path):
     torch.manual_seed(0)
     batches = [torch.randint(0, VOCABULARY, (2, 32))]

@@ -4,20 +4,24 @@ A net that is measured has a second net beside it, of the same model, with the s
 measure. Calls that are to be measured run there. Nothing changes for the others, nor for a net that is not measured.
 """
 
+import copy
+import inspect
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import reduce
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from steelyard.driver.backend import Backend
 from steelyard.driver.compilation import Compilation
 from steelyard.driver.explanation import Row
 from steelyard.errors import RecipeError, TargetError, UnsupportedModelError, shown
 from steelyard.insight.collecting import Collector
+from steelyard.insight.gradients import GradientTotal
 from steelyard.insight.outputs import OutputTotal, find_loss, find_output
 from steelyard.insight.results import GemmMeasurement, Measurement
 from steelyard.targets import CPU
@@ -25,14 +29,17 @@ from steelyard.targets import CPU
 Loss = Callable[[Any, Any], torch.Tensor]
 """From what a model returns, and the batch that it was given, to the loss."""
 OnStep = Callable[[int, Measurement], None]
+OnOutput = Callable[[Any, Any, Any], None]
 
 
 class Observer:
     """Somebody who wants some calls of a net measured."""
 
-    def __init__(self, every: int, on_step: OnStep | None = None):
+    def __init__(self, every: int, on_step: OnStep | None = None, on_output: OnOutput | None = None):
         self.every = every
         self.on_step = on_step
+        self.on_output = on_output
+        """Is told what the net returned, what the model returns for the same call in high precision, and the call."""
         self.total = Collector()
         self.calls = 0
         """How many calls were observed."""
@@ -92,11 +99,17 @@ class Observing:
     def run(self, module: Any, arguments: tuple, keywords: dict[str, Any]) -> Any:
         """A call of the net, or of a part of it."""
         self._tell()
-        collectors = [collector for observer in self._observers for collector in observer.begin()]
+        begun = [(observer, observer.begin()) for observer in self._observers]
+        collectors = [collector for _, found in begun for collector in found]
         if not collectors:
             return module._run_alone(arguments, keywords)
         self._current = collectors
+        tell = [observer.on_output for observer, found in begun if found and observer.on_output is not None]
+        is_compared = bool(tell) and module._steelyard.name is None
+        exact = _run_model(module, arguments, keywords) if is_compared else None
         result = self._counterpart(module)._run_alone(arguments, keywords)
+        for each in tell if is_compared else ():
+            each(result, exact, make_batch(module._steelyard.model, arguments, keywords))
         if not torch.is_grad_enabled():
             self._tell()
         return result
@@ -118,6 +131,17 @@ class Observing:
                 observer.step = None
                 collector.steps = 1
                 observer.on_step(number, measurement(self.backend, collector))
+
+
+def _run_model(net: Any, arguments: tuple, keywords: dict[str, Any]) -> Any:
+    """What a net's model returns for a call of the net, which is yet to come and must find its arguments unchanged."""
+    with net._unchanged(), torch.no_grad():
+        copied, copied_keywords = pytree.tree_map(_copy, (arguments, keywords))
+        return net._steelyard.model(*copied, **copied_keywords)
+
+
+def _copy(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else copy.deepcopy(leaf)
 
 
 def observe(net: Any, observer: Observer) -> Observing:
@@ -144,17 +168,38 @@ def check_measured_target(target: str) -> None:
         )
 
 
+class Compared:
+    """What a net returns beside what its model returns in high precision, over all calls."""
+
+    def __init__(self, loss: Loss | None, logits: bool | None):
+        self._loss = loss
+        self._logits = logits
+        self.outputs = OutputTotal()
+
+    def add(self, found: Any, wanted: Any, batch: Any) -> None:
+        """Count one call."""
+        with torch.no_grad():
+            self._add(found, wanted, batch)
+
+    def _add(self, found: Any, wanted: Any, batch: Any) -> None:
+        output, is_logits = find_output(found, self._logits)
+        self.outputs.add(output, find_output(wanted, self._logits)[0], is_logits=is_logits)
+        losses = [loss_of(each, batch, self._loss) for each in (found, wanted)]
+        if losses[0] is not None and losses[1] is not None:
+            self.outputs.add_loss(losses[0].item(), losses[1].item())
+
+
 class Measuring:
     """Calls of a net that are measured: a context manager, whose `result` is what was found so far."""
 
-    def __init__(self, net: Any, every: int = 1, on_step: OnStep | None = None):
+    def __init__(self, net: Any, every: int = 1, on_step: OnStep | None = None, compared: "Compared | None" = None):
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise RecipeError(f"every must be a number of calls, at least 1, got {shown(every)}")
         check_measurable(net)
         self._net = net
-        self._observer = Observer(every, on_step)
+        self._compared = compared
+        self._observer = Observer(every, on_step, None if compared is None else compared.add)
         self._observing: Observing | None = None
-        self.outputs: OutputTotal | None = None
 
     def __enter__(self) -> "Measuring":
         return self.open()
@@ -179,7 +224,8 @@ class Measuring:
         if self._observing is None:
             raise RecipeError("nothing is measured yet: enter the context, as in `with net.measure() as m:`")
         found = measurement(self._observing.backend, self._observer.total)
-        found.output = None if self.outputs is None else self.outputs.result()
+        if self._compared is not None:
+            found.output = self._compared.outputs.result()
         return found
 
     @property
@@ -246,6 +292,13 @@ def read_batch(batch: Any) -> tuple[tuple, dict[str, Any]]:
     return (batch,), {}
 
 
+def make_batch(model: Any, arguments: tuple, keywords: dict[str, Any]) -> Any:
+    """A call of a model as a batch, the opposite of `read_batch`; beside keywords, arguments get their names."""
+    if keywords:
+        return dict(zip(inspect.signature(model.forward).parameters, arguments, strict=False)) | keywords
+    return arguments[0] if len(arguments) == 1 else arguments
+
+
 def check_batches(batches: Any) -> None:
     """Refuse a single tensor or a text, whose rows or letters would be taken for batches."""
     if isinstance(batches, torch.Tensor | str | Mapping) or not isinstance(batches, Iterable):
@@ -258,28 +311,30 @@ def measure_batches(
     """Call a net and its model with each batch, and measure both; leaves gradients, buffers and state as they were."""
     check_batches(batches)
     measuring = Measuring(net)
-    measuring.outputs = OutputTotal()
+    compared, gradients = Compared(loss, logits), GradientTotal()
     with measuring:
         for batch in batches:
-            arguments, keywords = read_batch(batch)
-            with net._unchanged(), unchanged_gradients(net) if backward else torch.no_grad():
-                with torch.enable_grad() if backward else nullcontext():
-                    found = net(*arguments, **keywords)
-                    found_loss = loss_of(found, batch, loss)
-                if backward:
-                    _run_backward(found_loss)
-            with net._unchanged(), torch.no_grad():
-                wanted = net._steelyard.model(*arguments, **keywords)
-                wanted_loss = loss_of(wanted, batch, loss)
-            _add_output(measuring.outputs, found, wanted, logits)
-            if found_loss is not None and wanted_loss is not None:
-                measuring.outputs.add_loss(found_loss.item(), wanted_loss.item())
-    return measuring.result
+            found, own = _run_step(net, net, batch, loss, backward=backward)
+            wanted, exact = _run_step(net, net._steelyard.model, batch, loss, backward=backward)
+            compared.add(found, wanted, batch)
+            gradients.add(own, exact)
+    result = measuring.result
+    result.output, result.gradients = compared.outputs.result(), gradients.result()
+    return result
 
 
-def _add_output(total: OutputTotal, found: Any, wanted: Any, logits: bool | None) -> None:
-    output, is_logits = find_output(found, logits)
-    total.add(output, find_output(wanted, logits)[0], is_logits=is_logits)
+def _run_step(
+    net: Any, module: Any, batch: Any, loss: Loss | None, *, backward: bool
+) -> tuple[Any, dict[str, torch.Tensor]]:
+    """What a net, or its model, returns for a batch, and the gradients of the parameters."""
+    arguments, keywords = read_batch(batch)
+    with net._unchanged(), unchanged_gradients(net), torch.set_grad_enabled(backward):
+        returned = module(*arguments, **keywords)
+        if not backward:
+            return returned, {}
+        _run_backward(loss_of(returned, batch, loss))
+        parameters = net.named_parameters()
+        return returned, {name: parameter.grad for name, parameter in parameters if parameter.grad is not None}
 
 
 def loss_of(returned: Any, batch: Any, loss: Loss | None) -> torch.Tensor | None:

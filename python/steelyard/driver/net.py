@@ -36,6 +36,7 @@ from steelyard.driver.forward import (
 from steelyard.driver.frames import Captured
 from steelyard.driver.freezing import FrozenNet, Runs, freeze
 from steelyard.driver.measuring import (
+    Compared,
     Loss,
     Measuring,
     Observer,
@@ -528,6 +529,7 @@ class CompiledModule(torch.nn.Module):
         loss: Loss | None = None,
         backward: bool = False,
         logits: bool | None = None,
+        output: bool = False,
     ) -> Any:
         """Measure what each GEMM loses: of each quantize, of each product, and of the whole model.
 
@@ -544,12 +546,16 @@ class CompiledModule(torch.nn.Module):
             batches: What to call the net with.
             every: In the context: measure the first of so many calls.
             loss: From what the model returns, and the batch, to the loss. By default `.loss` of what it returns.
-            backward: Run the backward of the loss too, so that gradients are measured.
+            backward: Run the backward of the loss too, so that gradients are measured: those of each GEMM, and of each
+                parameter beside what they are in the model itself.
             logits: Whether the model's output is logits, so that distributions are compared. By default it is if what
                 it returns has `.logits`.
+            output: In the context: also call the model, in high precision and without gradients, with what each
+                measured call is given, so that the result has the error of the output, and with it the KL divergence
+                and the difference of the losses. With batches, that is always so.
         """
         if batches is None:
-            return Measuring(self, every)
+            return Measuring(self, every, compared=Compared(loss, logits) if output else None)
         return measure_batches(self, batches, loss=loss, backward=backward, logits=logits)
 
     def attribute(

@@ -102,6 +102,7 @@ def collect(
         memory=memory_use(net, explanation.shares.weight_bytes),
         timing=timing,
         program=_program(backend.compilations),
+        gradients=measurement.gradients if measurement else [],
     )
 
 

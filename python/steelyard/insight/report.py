@@ -5,7 +5,7 @@
 
 from dataclasses import dataclass, field
 
-from steelyard.insight.results import VERSION, Attribution, GemmMeasurement, OutputError, Result
+from steelyard.insight.results import VERSION, Attribution, GemmMeasurement, OutputError, ParameterGradient, Result
 
 
 @dataclass
@@ -151,4 +151,6 @@ class Report(Result):
     memory: MemoryUse
     timing: Timing | None
     program: Program
+    gradients: list[ParameterGradient] = field(default_factory=list)
+    """Of each parameter, where training steps were measured."""
     version: int = field(default=VERSION, kw_only=True)

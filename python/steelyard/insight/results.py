@@ -106,7 +106,7 @@ class GradientMeasurement(Result):
     """
 
     cosine: float | None
-    """Between the gradient and the one in high precision, over all calls; None if one of them is zero."""
+    """Between the gradient and the same product in high precision, over all calls; None if one of them is zero."""
     relative_error: float | None
     """The norm of the difference over the norm in high precision."""
     norm: float
@@ -164,6 +164,20 @@ class OutputError(Result):
 
 
 @dataclass
+class ParameterGradient(Result):
+    """The gradient of a parameter beside that of the whole model in float32, over all batches."""
+
+    parameter: str
+    cosine: float | None
+    """Between both; None if one of them is zero."""
+    relative_error: float | None
+    """The norm of the difference over the norm in float32."""
+    norm: float
+    """The root of the sum of squares of the gradient."""
+    norm_high_precision: float
+
+
+@dataclass
 class Measurement(Result):
     """What `net.measure` found."""
 
@@ -174,6 +188,8 @@ class Measurement(Result):
     """How many calls of the net were measured."""
     rows: list[GemmMeasurement]
     output: OutputError | None
+    gradients: list[ParameterGradient] = field(default_factory=list)
+    """Of each parameter, where the backward of the model ran, too."""
     version: int = field(default=VERSION, kw_only=True)
 
 
@@ -237,7 +253,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
 def _read_fields(kind: Any, values: Mapping[str, Any], where: str) -> Any:
     hints = typing.get_type_hints(kind)
     known = {each.name for each in fields(kind)}
-    needed = {each.name for each in fields(kind) if each.default is MISSING}
+    needed = {each.name for each in fields(kind) if each.default is MISSING and each.default_factory is MISSING}
     if values.get("version", VERSION) != VERSION:
         raise ResultError(f"{where}.version must be {VERSION}, got {shown(values['version'])}; measure again")
     unknown, missing = sorted(values.keys() - known), sorted(needed - values.keys())

@@ -1,7 +1,6 @@
 """`steelyard report`: measure a model from the shell, and write a page that shows what low precision does to it."""
 
 import argparse
-import inspect
 from typing import Any
 
 from steelyard.errors import SteelyardError
@@ -76,6 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _batches(net: Any, model: Any, arguments: argparse.Namespace) -> list[Any]:
+    from steelyard.driver.measuring import make_batch
+
     if bool(arguments.data) == bool(arguments.input):
         raise SteelyardError("give either --input for each argument of the model, as in --input 2x16:int64, or --data")
     if arguments.data:
@@ -87,15 +88,7 @@ def _batches(net: Any, model: Any, arguments: argparse.Namespace) -> list[Any]:
         return batches
     drawn = [make_inputs(arguments.input, _vocabulary(model)) for _ in range(arguments.batches)]
     lower(net, model, drawn[0], arguments.input, training=False)
-    return [_batch(model, positional, keywords) for positional, keywords in drawn]
-
-
-def _batch(model: Any, positional: list[Any], keywords: dict[str, Any]) -> Any:
-    """Inputs as a batch, which is arguments or keywords: where there are both, arguments get their names."""
-    if not keywords:
-        return tuple(positional)
-    names = list(inspect.signature(model.forward).parameters)
-    return dict(zip(names, positional, strict=False)) | keywords
+    return [make_batch(model, tuple(positional), keywords) for positional, keywords in drawn]
 
 
 def _vocabulary(model: Any) -> int:

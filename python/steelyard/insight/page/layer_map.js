@@ -138,6 +138,19 @@ function attributionCard(report) {
     chart(250, make));
 }
 
+// The gradients of parameters that differ most from those of the model in float32.
+function gradientsCard(report) {
+  const known_ = report.gradients.filter((one) => known(one.cosine));
+  if (!known_.length) return null;
+  const rows = known_.slice().sort((a, b) => a.cosine - b.cosine).slice(0, 12).map((one) => element("tr", {},
+    element("td", { class: "mono" }, one.parameter), element("td", { class: "number" }, toNumber(one.cosine).toFixed(4)),
+    element("td", { class: "number" }, formatShare(one.relative_error))));
+  const head = element("tr", {}, element("th", {}, "parameter"), element("th", { class: "number" }, "cosine"), element("th", { class: "number" }, "error"));
+  return element("div", { class: "card", id: "gradients" }, element("h3", {}, "Gradients beside float32"),
+    element("p", { class: "muted" }, `Of ${formatCount(report.gradients.length, "parameter")}, those whose gradients differ most from the model's own.`),
+    element("table", {}, element("thead", {}, head), element("tbody", {}, rows)));
+}
+
 function shortLayer(layer) {
   return layer.length > 22 ? `…${layer.slice(-21)}` : layer;
 }
