@@ -11,11 +11,10 @@ from steelyard.tools.named_models import (
     add_model_arguments,
     check_page,
     check_recipes,
-    load_factory,
+    compile_model,
+    load_function,
     lower,
     make_inputs,
-    make_model,
-    read_overrides,
 )
 
 _EXAMPLES = """examples:
@@ -56,25 +55,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _compile(arguments: argparse.Namespace) -> Any:
-    import steelyard
-
-    overrides = read_overrides(arguments.override)
-    _check_options(arguments, overrides)
-    make = load_factory(arguments.factory)
+    _check_options(arguments)
+    make = load_function(arguments.factory)
     inputs = make_inputs(arguments.input)
-    model = make_model(arguments.factory, make).eval()
-    net = steelyard.compile(model, arguments.recipe, target=arguments.target, overrides=overrides)
+    model, net = compile_model(arguments, make, arguments.target)
     lower(net, model, inputs, arguments.input, training=arguments.training)
     return net
 
 
-def _check_options(arguments: argparse.Namespace, overrides: dict[str, str | None]) -> None:
+def _check_options(arguments: argparse.Namespace) -> None:
     """Refuse wrong options before the model is made, which may take long."""
     from steelyard.driver.compilation import all_stages
     from steelyard.targets import check_target
 
     check_target(arguments.target)
-    check_recipes(arguments.recipe, overrides)
+    check_recipes(arguments)
     stages = all_stages(arguments.target)
     if arguments.stage and arguments.stage not in stages:
         raise SteelyardError(f"stage must be one of {', '.join(stages)}, got {arguments.stage!r}")

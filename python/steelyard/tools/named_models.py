@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from steelyard.errors import SteelyardError
+from steelyard.targets import CPU
 
 Inputs = tuple[list[Any], dict[str, Any]]
 """Arguments and keywords of a model."""
@@ -32,11 +33,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add("--override", action="append", default=[], metavar="PATTERN=RECIPE", help="head=none, blocks.0.*=nvfp4")
 
 
-def check_recipes(recipe: str, overrides: dict[str, str | None]) -> None:
+def check_recipes(arguments: argparse.Namespace) -> None:
     """Refuse unknown recipes before the model is made, which may take long."""
     from steelyard import recipes
 
-    for one in (recipe, *overrides.values()):
+    for one in (arguments.recipe, *_read_overrides(arguments.override).values()):
         if one is not None:
             recipes.get(one)
 
@@ -46,6 +47,15 @@ def check_page(path: str) -> None:
     from steelyard.driver.reporting import check_page_path
 
     check_page_path(path)
+
+
+def compile_model(arguments: argparse.Namespace, make: Callable[[], Any], target: str = CPU) -> tuple[Any, Any]:
+    """The model that a factory makes, for inference, and a net of it."""
+    import steelyard
+
+    model = _make_model(arguments.factory, make).eval()
+    overrides = _read_overrides(arguments.override)
+    return model, steelyard.compile(model, arguments.recipe, target=target, overrides=overrides)
 
 
 def lower(net: Any, model: Any, inputs: Inputs, texts: Sequence[str], *, training: bool) -> None:
@@ -113,7 +123,7 @@ def _in_one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def make_model(factory: str, make: Callable[[], Any]) -> Any:
+def _make_model(factory: str, make: Callable[[], Any]) -> Any:
     """The model that a factory returns."""
     import torch
 
@@ -124,7 +134,7 @@ def make_model(factory: str, make: Callable[[], Any]) -> Any:
     return model
 
 
-def load_factory(text: str) -> Callable[[], Any]:
+def load_function(text: str) -> Callable[[], Any]:
     """The function that MODULE:FACTORY names."""
     module_name, _, name = text.partition(":")
     if not (module_name and name):
@@ -167,7 +177,7 @@ def _make_input(text: str, tokens: int) -> tuple[str | None, Any]:
         return name, torch.randint(0, tokens, sizes).to(dtype)
 
 
-def read_overrides(words: list[str]) -> dict[str, str | None]:
+def _read_overrides(words: list[str]) -> dict[str, str | None]:
     """The overrides that PATTERN=RECIPE spell."""
     overrides = {}
     for word in words:

@@ -9,11 +9,10 @@ from steelyard.tools.named_models import (
     add_model_arguments,
     check_page,
     check_recipes,
-    load_factory,
+    compile_model,
+    load_function,
     lower,
     make_inputs,
-    make_model,
-    read_overrides,
     reported,
 )
 
@@ -54,18 +53,16 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and write; raises `SteelyardError` for what the user can fix."""
     import torch
 
-    import steelyard
     from steelyard.tools.summary import print_summary
 
-    overrides = read_overrides(arguments.override)
-    check_recipes(arguments.recipe, overrides)
+    check_recipes(arguments)
     check_page(arguments.output)
     if arguments.batches < 1:
         raise SteelyardError(f"--batches must be at least 1, got {arguments.batches}")
-    make = load_factory(arguments.factory)
+    make = load_function(arguments.factory)
+    _check_source(arguments)
     torch.manual_seed(arguments.seed)
-    model = make_model(arguments.factory, make).eval()
-    net = steelyard.compile(model, arguments.recipe, overrides=overrides)
+    model, net = compile_model(arguments, make)
     batches = _batches(net, model, arguments)
     logits = True if arguments.logits else None
     report = net.report(arguments.output, batches, logits=logits, attribute=arguments.attribute)
@@ -74,13 +71,19 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _check_source(arguments: argparse.Namespace) -> None:
+    """Refuse batches that cannot be made, before the model is, which may take long."""
+    if bool(arguments.data) == bool(arguments.input):
+        raise SteelyardError("give either --input for each argument of the model, as in --input 2x16:int64, or --data")
+    if arguments.input:
+        make_inputs(arguments.input)
+
+
 def _batches(net: Any, model: Any, arguments: argparse.Namespace) -> list[Any]:
     from steelyard.driver.measuring import make_batch
 
-    if bool(arguments.data) == bool(arguments.input):
-        raise SteelyardError("give either --input for each argument of the model, as in --input 2x16:int64, or --data")
     if arguments.data:
-        load = load_factory(arguments.data)
+        load = load_function(arguments.data)
         with reported(f"{arguments.data} failed"):
             batches = [batch for batch, _ in zip(load(), range(arguments.batches), strict=False)]
         if not batches:
