@@ -15,6 +15,7 @@ from steelyard.checkpoints.loading import load_model
 from steelyard.checkpoints.methods.choice import read_plan
 from steelyard.recipes import MixedRecipe
 from steelyard.tools.cli import main
+from steelyard.tuning import calibration
 
 WORDS = [f"word{number}" for number in range(tiny_models.VOCABULARY)]
 FORMATS = ["nvfp4-4over6/none", "mxfp8"]
@@ -56,11 +57,54 @@ def test_what_is_written_is_what_was_tuned(folder, tmp_path, capsys):
             assert torch.equal(ours, theirs), name
 
 
+def test_a_tuned_checkpoint_writes_text(folder, tmp_path, capsys):
+    out = tmp_path / "out"
+    goal = ["--bits", "6", "--share", "mxfp8=0.3", "--costs", "sm_100a", "--speed", "0.1", "--fold"]
+    assert main(["tune", str(folder), str(out), *goal, "--text", str(tmp_path / "text.txt"), *FLAGS]) == 0
+    assert "not counted: " in capsys.readouterr().out
+    about = json.loads((out / "steelyard_recipe.json").read_text())["about"]
+    assert about["goal"] == {"bits": 6.0, "speed": 0.1, "share": {"mxfp8": 0.3}}
+    assert about["costs"]["target"] == "sm_100a"
+    assert not (tmp_path / "out.unfinished").exists()
+    assert main(["generate", str(out), "word1 word2 word3", "--tokens", "3"]) == 0
+    assert capsys.readouterr().out.startswith("word")
+
+
+def test_an_interrupted_command_goes_on(folder, tmp_path, capsys, monkeypatch):
+    flags = ["--bits", "6", "--text", str(tmp_path / "text.txt"), *FLAGS]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert main(["tune", str(folder), str(whole), *flags]) == 0
+    finish, compensate, again = calibration._Walk._finish, calibration._Walk.compensate, []
+
+    def interrupt(walk, stage):
+        finish(walk, stage)
+        raise KeyboardInterrupt
+
+    def count(walk, stage, *rest):
+        again.append(stage)
+        return compensate(walk, stage, *rest)
+
+    monkeypatch.setattr(calibration._Walk, "_finish", interrupt)
+    assert main(["tune", str(folder), str(parts), *flags]) == 130
+    assert not parts.exists()
+    assert len(list(tmp_path.glob("parts.unfinished/*/*/*.pt"))) == 1
+    monkeypatch.setattr(calibration._Walk, "_finish", finish)
+    monkeypatch.setattr(calibration._Walk, "compensate", count)
+    assert main(["tune", str(folder), str(parts), *flags]) == 0
+    # The only block of the model was finished.
+    assert not again
+    capsys.readouterr()
+    ours, theirs = (dict(steelyard.load(each).named_parameters()) for each in (parts, whole))
+    assert all(torch.equal(parameter.dequantize(), theirs[name].dequantize()) for name, parameter in ours.items())
+
+
 def test_errors_say_what_to_do(folder, tmp_path, capsys):
     text = ["--text", str(tmp_path / "text.txt")]
     out = str(tmp_path / "out")
     assert main(["tune", str(folder), out, *text, *FLAGS]) == 2
     assert "a goal must be given" in capsys.readouterr().err
+    assert main(["tune", str(folder), out, "--share", "mxfp8", *text, *FLAGS]) == 2
+    assert "--share must be like nvfp4-4over6=0.5, got mxfp8" in capsys.readouterr().err
     assert main(["tune", str(folder), out, "--bits", "3", *text, *FLAGS]) == 2
     assert "bits must be at least 4.5" in capsys.readouterr().err
     assert main(["tune", str(folder), out, "--bits", "5", *text, "--length", "100"]) == 2

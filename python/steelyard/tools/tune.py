@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.description = (
         "Choose a format for each layer of a plain checkpoint, round its weights so that they make up for\nthe error, "
-        "and write the result. A run that was interrupted goes on with --work."
+        "and write the result. The same command goes on where it was interrupted."
     )
     parser.epilog = f"{_EXAMPLES}\n{parser.epilog}"
     add = parser.add_argument
@@ -34,13 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--bits", type=float, help="the most bits per weight, on average, as in 5")
     add("--speed", type=float, help="the least speed against float32 by this machine's kernels, as in 1.4")
     add("--error", type=float, help="the largest KL divergence of the logits, as in 0.02")
+    add("--share", action="append", metavar="RECIPE=PART", help="the least part of multiplications in a format")
+    add("--costs", metavar="TARGET", help="cpu, sm_90a, sm_100a, or a file, for --speed (default: measured here)")
     add("--text", type=Path, metavar="FILE", help="text to calibrate by (default: Python's documentation)")
     add("--tokens", type=int, default=4096, metavar="N", help="how many of its tokens (default: 4096)")
     add("--length", type=int, default=256, metavar="N", help="tokens of a row (default: 256)")
     add("--formats", nargs="+", metavar="RECIPE", help="what to choose among (default: NVFP4, MXFP4, MXFP8 and others)")
     add("--sensitivity", choices=("gradient", "kl"), default="gradient", help="how layers are compared")
     add("--format", choices=_FORMATS, default=_FORMATS[0], help="what is written (default: %(default)s)")
-    add("--work", type=Path, metavar="FOLDER", help="where finished layers are kept for another run")
+    add("--fold", action=argparse.BooleanOptionalAction, help="fold factors of inputs into the layers before")
+    add("--work", type=Path, metavar="FOLDER", help="where finished layers are kept (default: OUT.unfinished)")
     add("--seed", type=int, default=0, help="of all random numbers (default: 0)")
 
 
@@ -49,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     from steelyard.checkpoints import folders, saving
     from steelyard.driver.net import compile
     from steelyard.tuning import tune as tuning
+    from steelyard.tuning.gptq import Options
 
     for name in ("tokens", "length"):
         if getattr(arguments, name) < 1:
@@ -58,22 +63,45 @@ def run(arguments: argparse.Namespace) -> int:
     announce(f"loading {arguments.source}")
     model = _load(arguments.source)
     announce(f"tuning by {sum(batch.numel() for batch in batches)} tokens")
+    work = arguments.work or arguments.folder.with_name(f"{arguments.folder.name}.unfinished")
     tuned, recipe = tuning.tune(
         model,
         batches,
         bits=arguments.bits,
         speed=arguments.speed,
         error=arguments.error,
+        share=_share(arguments.share),
         formats=arguments.formats or tuning.FORMATS,
         sensitivity=arguments.sensitivity,
-        folder=arguments.work,
+        options=None if arguments.fold is None else Options(fold=arguments.fold),
+        costs=arguments.costs,
+        folder=work,
         seed=arguments.seed,
     )
     show(tuning.table(recipe))
     saving.save(compile(tuned, recipe, weights="quantized"), arguments.folder, format=arguments.format)
+    folders.copy_companions(arguments.source, arguments.folder)
     (arguments.folder / RECIPE_FILE).write_text(json.dumps(recipe.to_dict(), indent=1))
+    show(_left(recipe.about["left"]))
     show(f"{arguments.folder}: written, with the recipe in {RECIPE_FILE}")
+    if arguments.work is None:
+        shutil.rmtree(work, ignore_errors=True)
     return 0
+
+
+def _share(given: list[str] | None) -> dict[str, float] | None:
+    """Parts of the multiplications by formats."""
+    if given is None:
+        return None
+    try:
+        return {name: float(part) for name, _, part in (each.rpartition("=") for each in given)}
+    except ValueError as error:
+        raise SteelyardError(f"--share must be like nvfp4-4over6=0.5, got {' '.join(given)}") from error
+
+
+def _left(about: dict[str, float]) -> str:
+    size = f"{about['numbers'] / 1e6:.1f} M numbers of {about['bits']:.0f} bits"
+    return f"not counted: {size}, such as embeddings and norms"
 
 
 def _batches(arguments: argparse.Namespace) -> list[Any]:

@@ -16,8 +16,8 @@ from steelyard.recipes import Recipe
 from steelyard.tensor.from_scheme import make_quantizer
 from steelyard.tensor.quantized_tensor import QuantizedTensor
 
-_E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-_MIDPOINTS = (_E2M1[1:] + _E2M1[:-1]) / 2
+_CODES = torch.tensor([0, 1, 2, 3, 4, 0, 5, 0, 6, 0, 0, 0, 7], dtype=torch.uint8)
+"""The codes of E2M1 by twice their values."""
 _SIGN_OF_FP4 = 8
 _LARGEST_LEVEL = 256.0
 """What the amax of a tensor maps to among block scales: room for blocks that grow while others are compensated."""
@@ -48,12 +48,16 @@ class Grid(ABC):
 
     def round(self, values: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Codes of values, and the values that they decode to."""
-        codes, decoded = self._round(values / scales)
-        return codes, decoded * scales
+        decoded = self._nearest(values / scales)
+        return self._codes(decoded), decoded * scales
 
     @abstractmethod
-    def _round(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Codes of values that are divided by their scales, and what they decode to."""
+    def _nearest(self, values: torch.Tensor) -> torch.Tensor:
+        """What the codes of values that are divided by their scales decode to."""
+
+    @abstractmethod
+    def _codes(self, decoded: torch.Tensor) -> torch.Tensor:
+        """The codes of what they decode to."""
 
     def assemble(self, codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> QuantizedTensor:
         """The quantized tensor of codes, `[rows, columns]`, and of stored scales, `[rows, blocks]`."""
@@ -73,8 +77,8 @@ class Grid(ABC):
         """Of several scales per row, the one with the smallest weighted squared error; the first of equal ones."""
         best = None
         for stored, numbers in candidates:
-            _, decoded = self.round(block, numbers)
-            error = (importance[:, None] * (decoded - block).square()).sum(0)
+            error = self._nearest(block / numbers).mul_(numbers).sub_(block).square_()
+            error = importance @ error
             if best is None:
                 best = error, stored, numbers
                 continue
@@ -86,11 +90,14 @@ class Grid(ABC):
 
 
 class _Fp4(Grid):
-    def _round(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        codes = torch.bucketize(values.abs().contiguous(), _MIDPOINTS)
-        decoded = _E2M1[codes]
-        is_negative = values < 0
-        return (codes + _SIGN_OF_FP4 * is_negative).to(torch.uint8), torch.where(is_negative, -decoded, decoded)
+    def _nearest(self, values: torch.Tensor) -> torch.Tensor:
+        sizes = values.abs().clamp_(max=6)
+        # Values are halves up to 2, then whole, and even from 4 on. Of two that are as near, the smaller is taken.
+        steps = torch.where(sizes > 4, 2.0, torch.where(sizes > 2, 1.0, 0.5))
+        return sizes.div_(steps).sub_(0.5).ceil_().mul_(steps).copysign_(values)
+
+    def _codes(self, decoded: torch.Tensor) -> torch.Tensor:
+        return _CODES[(2 * decoded.abs()).long()] + _SIGN_OF_FP4 * (decoded < 0).to(torch.uint8)
 
 
 class NVFP4Grid(_Fp4):
@@ -149,10 +156,12 @@ class MXFP4Grid(_Mx, _Fp4):
 
 
 class _Fp8(Grid):
-    def _round(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _nearest(self, values: torch.Tensor) -> torch.Tensor:
         # torch's cast saturates nothing that is far out of range.
-        codes = values.clamp(-448, 448).to(torch.float8_e4m3fn)
-        return codes.view(torch.uint8), codes.float()
+        return values.clamp(-448, 448).to(torch.float8_e4m3fn).float()
+
+    def _codes(self, decoded: torch.Tensor) -> torch.Tensor:
+        return decoded.to(torch.float8_e4m3fn).view(torch.uint8)
 
 
 class MXFP8Grid(_Mx, _Fp8):
@@ -220,11 +229,12 @@ def pack(codes: torch.Tensor) -> torch.Tensor:
 def searched(weight: torch.Tensor, recipe: Recipe) -> torch.Tensor:
     """A weight rounded to a format with searched scales, without compensation, as the values that it decodes to."""
     grid = grid_class(recipe)(weight)
-    columns = weight.t().float()
-    rounded = torch.empty_like(columns)
-    even = torch.ones(columns.shape[0])
-    for start in range(0, columns.shape[0], grid.width):
-        block = columns[start : start + grid.width]
-        _, numbers = grid.choose(block, even[start : start + grid.width])
-        rounded[start : start + grid.width] = grid.round(block, numbers)[1]
-    return rounded.t()
+    rows, columns = weight.shape
+    if not grid.scheme.has_blocks:
+        block = weight.t().float()
+        return grid.round(block, grid.choose(block, torch.ones(columns))[1])[1].t()
+    # Blocks do not depend on each other: all are rounded as one, with as many rows.
+    padded = torch.nn.functional.pad(weight.float(), (0, -columns % grid.width))
+    block = padded.reshape(-1, grid.width).t().contiguous()
+    _, numbers = grid.choose(block, torch.ones(grid.width))
+    return grid.round(block, numbers)[1].t().reshape(rows, -1)[:, :columns]
