@@ -79,12 +79,21 @@ def _states(attributes: Sequence[dict[str, ir.Attribute]]) -> list[str | None]:
 
 def extend_op(op: ir.Operation, operands: Sequence[ir.Value], results: Sequence[ir.Type]) -> ir.Operation:
     """The op with more operands and results, in its place."""
-    attributes = {name: op.attributes[name] for name in op.attributes}
     types = [result.type for result in op.results]
+    return _made_again(op, [*op.operands, *operands], [*types, *results])
+
+
+def with_result_types(op: ir.Operation, types: Sequence[ir.Type]) -> ir.Operation:
+    """The op with results of other types, in its place."""
+    return _made_again(op, list(op.operands), types)
+
+
+def _made_again(op: ir.Operation, operands: Sequence[ir.Value], types: Sequence[ir.Type]) -> ir.Operation:
+    attributes = {name: op.attributes[name] for name in op.attributes}
     made = ir.Operation.create(
         op.name,
-        results=[*types, *results],
-        operands=[*op.operands, *operands],
+        results=list(types),
+        operands=list(operands),
         attributes=attributes,
         loc=op.location,
         ip=ir.InsertionPoint(op),

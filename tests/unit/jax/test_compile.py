@@ -97,6 +97,21 @@ def test_loops_have_state_for_each_trip():
             np.testing.assert_array_equal(state[f"layers.{role}.amax_history"][:, trip], quantizer.amax_history)
 
 
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4", DELAYED], ids=lambda each: str(each)[:7])
+def test_loops_keep_quantized_inputs_for_the_backward(recipe):
+    def linear(parameters, x):
+        return jax.lax.scan(lambda x, kernel: (x @ kernel, None), x, parameters["layers"]["kernel"])[0]
+
+    fast, parameters = sj.compile(linear, recipe), stack_parameters()
+    state = fast.init_state(parameters, X)
+    before = sum(each.nbytes for each in jax.tree.leaves((parameters, state)))
+    _, pullback = jax.vjp(lambda p: fast(p, X, state=state), parameters)
+    # The copy for wgrad of three inputs: codes, a scale for each block, and less than a kilobyte of amaxes and state.
+    bits = {"mxfp8": 8 + 8 / 32, "nvfp4": 4 + 8 / 16}.get(recipe, 8)
+    kept = sum(each.nbytes for each in jax.tree.leaves(pullback)) - before
+    assert 0 <= kept - 3 * X.size * bits / 8 < 1024
+
+
 def test_loops_in_loops_have_state_for_each_trip_of_both():
     def nested(parameters, x):
         layers = lambda x, kernels: (stack({"layers": {"kernel": kernels}}, x), None)  # noqa: E731

@@ -19,7 +19,7 @@ from steelyard.jax.compiler import equations
 from steelyard.jax.compiler.importer import EQN, NUMBER, Imported
 from steelyard.jax.compiler.measuring import hand_out, measured_results
 from steelyard.jax.compiler.rules import RULES, run_quantize
-from steelyard.jax.compiler.values import shape_of
+from steelyard.jax.compiler.values import Quantized, shape_of
 from steelyard.jax.internals import axes_of, bind
 from steelyard.jax.varying import largest_over
 
@@ -99,6 +99,8 @@ class _BodyCall:
         # Weights are trees of arrays.
         self._added = operands[count:]
         self._state, self._tree = jax.tree.flatten(self._added)
+        self._results: Any = None
+        """The tree of the results of the body that was traced last."""
 
     def run(self) -> list[Any]:
         return _CALLS[self._eqn.primitive.name](self)
@@ -109,9 +111,10 @@ class _BodyCall:
         pairs = zip(self._taken, self._added, strict=True)
         added = [random.split_words(value, jnp.arange(length)) if name == RNG else value for name, value in pairs]
         stacked = jax.tree.leaves(added)
-        (body,) = self._bodies([jax.typeof(value).update(shape=value.shape[1:]) for value in stacked])
+        (body,) = self._bodies([_part(value) for value in stacked])
         params = equations.with_bodies(self._eqn, [body])
-        return bind(self._eqn, [*self._operands, *stacked], params)
+        made = bind(self._eqn, [*jax.tree.leaves(self._operands), *stacked], params)
+        return jax.tree.unflatten(self._results, made)
 
     def cond(self) -> list[Any]:
         params = equations.with_bodies(self._eqn, self._bodies(self._added_avals()))
@@ -151,10 +154,20 @@ class _BodyCall:
         made = []
         for body, function in zip(equations.bodies_of(self._eqn), self._functions, strict=True):
             inner, _ = equations.opened(body.jaxpr)
-            avals = [variable.aval for variable in inner.invars]
+            numbers = equations.body_operands(self._eqn, body.parameter)
+            pairs = zip((self._operands[number] for number in numbers), inner.invars, strict=True)
+            # What another loop quantized is a tree of stacked arrays.
+            avals = [
+                jax.tree.map(_part, value) if isinstance(value, Quantized) else variable.aval
+                for value, variable in pairs
+            ]
             run = self._body(function, len(avals), state_first)
             with axes_of(self._eqn):
-                made.append(jax.make_jaxpr(run)(*(added + avals if state_first else avals + added)))
+                jaxpr, results = jax.make_jaxpr(run, return_shape=True)(
+                    *(added + avals if state_first else avals + added)
+                )
+            made.append(jaxpr)
+            self._results = jax.tree.structure(results)
         return made
 
     def _body(self, function: ir.Operation, count: int, state_first: bool) -> Callable[..., list[Any]]:
@@ -192,6 +205,11 @@ _CALLS: dict[str, Callable[[_BodyCall], list[Any]]] = {
     "checkpoint": _BodyCall.remat,
     "shard_map": _BodyCall.shard_map,
 }
+
+
+def _part(stacked: jax.Array) -> Any:
+    """What one trip has of a stack."""
+    return jax.typeof(stacked).update(shape=stacked.shape[1:])
 
 
 def _zeros(aval: Any) -> jax.Array:
