@@ -77,15 +77,20 @@ def _found_axes(shape: Any) -> tuple:
     return spec + (None,) * (len(shape.shape) - len(spec))
 
 
-def _rule(sizes: dict[str, int], units: dict[str, int], arrays: list[tuple[Dims, tuple]], operands: int, reduced=()):
-    """Shardy's rule. Named dims are counted in blocks: every array with that dim has the same number of them."""
+def _rule(
+    mesh, sizes: dict[str, int], units: dict[str, int], arrays: list[tuple[Dims, tuple]], operands: int, reduced=()
+):
+    """Shardy's rule. Named dims are counted in blocks: every array with that dim has the same number of them.
+
+    A dim whose blocks an axis of the mesh does not divide has no name: Shardy would split it over a part of the axis.
+    """
     factor_sizes: dict[str, int] = {}
     whole: set[str] = set()
     unique = iter(f"u{index}" for index in range(1000))
 
     def factor(name: str | None, size: int):
         blocks = 0 if name is None or sizes[name] % units[name] else sizes[name] // units[name]
-        if name is None or blocks == 0 or size % blocks:
+        if name is None or blocks == 0 or size % blocks or any(blocks % axis for axis in mesh.shape.values()):
             return next(unique)
         if size == blocks:
             whole.add(name)
@@ -140,7 +145,7 @@ def quantize(function: Callable, row: Scheme | None, col: Scheme | None, ndim: i
     def rule(mesh, operands, results):
         specs, sizes, units = describe(tuple(operands[0].shape))
         dims = [(*batch, "m", "n"), *((None,) * len(o.shape) for o in operands[1:]), *result_dims(specs)]
-        return _rule(sizes, units, list(zip(dims, _shapes((*operands, *results)), strict=True)), len(operands))
+        return _rule(mesh, sizes, units, list(zip(dims, _shapes((*operands, *results)), strict=True)), len(operands))
 
     def partition(mesh, arguments, results):
         specs, sizes, units = describe(arguments[0].shape)
@@ -206,7 +211,7 @@ def dequantize(function: Callable, spec: CopySpec, dtype, ndim: int) -> Callable
 
     def rule(mesh, operands, results):
         shapes = _shapes((*operands, *results))
-        return _rule(sizes, units, list(zip(all_dims(shapes), shapes, strict=True)), len(operands))
+        return _rule(mesh, sizes, units, list(zip(all_dims(shapes), shapes, strict=True)), len(operands))
 
     def partition(mesh, arguments, results):
         split = Split(mesh, sizes, units)
@@ -243,7 +248,7 @@ def gemm(function: Callable, a_spec: CopySpec, b_spec: CopySpec, dtype, ndim: in
     def rule(mesh, operands, results):
         shapes = _shapes((*operands, *results))
         arrays = list(zip(all_dims(shapes), shapes, strict=True))
-        return _rule(sizes, units, arrays, len(operands), reduced=("k",))
+        return _rule(mesh, sizes, units, arrays, len(operands), reduced=("k",))
 
     def partition(mesh, arguments, results):
         split = Split(mesh, sizes, units)

@@ -1,5 +1,7 @@
 """Compiled functions under JAX's transformations, and functions that use them."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -132,6 +134,33 @@ def test_sharded_weights_give_the_gradients_of_whole_ones(count, spec, expected)
     sharding = NamedSharding(mesh_of(count), spec)
     parameters = jax.tree.map(lambda each: jax.device_put(each, sharding) if each.ndim > 1 else each, mlp_parameters())
     assert difference(step(parameters, X), expected) < 1e-6
+
+
+def gathered(function, *arguments) -> list[str]:
+    """The results of all-gathers in what XLA runs, such as `f32[4,128]`."""
+    return re.findall(r"= (\w+\[[\d,]*\])\S* all-gather\(", jax.jit(function).lower(*arguments).compile().as_text())
+
+
+def wide_parameters(up: P, down: P):
+    """Kernels that are split between blocks, over four devices."""
+    place = lambda seed, shape, spec: jax.device_put(normal(seed, *shape) / 8, NamedSharding(mesh_of(4), spec))  # noqa: E731
+    return {
+        "up": {"kernel": place(1, (128, 256), up), "bias": jnp.zeros(256)},
+        "down": {"kernel": place(3, (256, 128), down), "bias": jnp.zeros(128)},
+    }
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", pytest.param("fp8-current", marks=pytest.mark.slow)])
+def test_only_codes_and_scales_that_products_lack_are_gathered(recipe):
+    fast, x = sj.compile(mlp, recipe), normal(0, 4, 32, 128)
+    # Columns, then rows: each device has what it multiplies, forward and backward.
+    assert not gathered(jax.grad(loss_of(fast)), wide_parameters(P(None, "data"), P("data", None)), x)
+    # Rows, then rows: sums are reduced.
+    assert not gathered(fast, wide_parameters(P("data", None), P("data", None)), x)
+    # Columns, then columns: the second product reads all of a row. XLA moves codes as f16, and scales as f32.
+    scales = {"mxfp8": ["f32[128,8]"]}.get(recipe, [])
+    found = gathered(fast, wide_parameters(P(None, "data"), P(None, "data")), x)
+    assert sorted(found) == ["f16[128,256]", *scales]
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["around", "inside"])
