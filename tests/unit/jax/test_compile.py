@@ -53,6 +53,26 @@ def test_values_and_gradients_are_those_of_dense_by_hand(recipe):
     assert_same(found, jax.jit(jax.value_and_grad(by_hand, argnums=(0, 1)))(mlp_parameters(), X))
 
 
+def test_weights_and_their_gradients_are_not_transposed():
+    step = jax.jit(jax.grad(loss_of(sj.compile(mlp, "mxfp8"))))
+    program = step.lower(mlp_parameters(), X).compile().as_text()
+    assert "steelyard_gemm" in program
+    assert not re.findall(r"f32\[(?:64,96|96,64)\]\S* (?:copy|transpose)\(", program)
+
+
+def test_donated_parameters_and_state_are_overwritten():
+    fast, parameters = sj.compile(mlp, DELAYED), mlp_parameters()
+    state = fast.init_state(parameters, X)
+
+    def step(parameters, state):
+        gradients, state = jax.grad(lambda p, s: loss_of(fast)(p, X, state=s), argnums=(0, 1))(parameters, state)
+        return jax.tree.map(lambda p, g: p - g, parameters, gradients), state
+
+    expected = jax.jit(step)(parameters, state)
+    assert_same(jax.jit(step, donate_argnums=(0, 1))(parameters, state), expected)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves((parameters, state)))
+
+
 def test_delayed_scales_move_as_those_of_quantizer_sets():
     fast = sj.compile(mlp, DELAYED)
     parameters, sets = mlp_parameters(), sets_of(DELAYED)

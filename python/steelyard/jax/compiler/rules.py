@@ -9,7 +9,8 @@ from jax import lax
 from torch_mlir import ir
 
 from steelyard.dialect.attributes import SchemeAttr
-from steelyard.dialect.types import scaled_info_of
+from steelyard.dialect.matmul import GemmOp
+from steelyard.dialect.types import TensorType, scaled_info_of
 from steelyard.errors import UnsupportedModelError
 from steelyard.formats.gemms import OPERAND_USAGES
 from steelyard.ir.stablehlo_ops import CONVERT, GROUP_ENDS, RESHAPE, TRANSPOSE, permutation_of
@@ -58,7 +59,7 @@ def quantize_matrix(x: jax.Array, row: Any, col: Any, *, scale: Any, rng: Any) -
 
 def _is_transpose(value: ir.Value) -> bool:
     maker = defining_op(value)
-    return maker is not None and maker.name == TRANSPOSE and permutation_of(maker) == [1, 0]
+    return maker is not None and is_matrix_transpose(maker)
 
 
 def _gemm(op: ir.Operation, operands: list[Any]) -> list[Any]:
@@ -68,6 +69,9 @@ def _gemm(op: ir.Operation, operands: list[Any]) -> list[Any]:
     b = rhs.copy_of(usages[1])
     if isinstance(b, Packed):
         return [_packed_gemm(lhs, usages[0], b, dtype).reshape(shape_of(view.result.type))]
+    if is_turned(op):
+        a = lhs.copy_of(usages[0])
+        return [primitives.gemm(b.parts, b.spec, a.parts, a.spec, out_dtype=dtype)]
     if isinstance(lhs, Quantized):
         a = lhs.copy_of(usages[0])
         out = primitives.gemm(a.parts, a.spec, b.parts, b.spec, out_dtype=dtype)
@@ -77,6 +81,19 @@ def _gemm(op: ir.Operation, operands: list[Any]) -> list[Any]:
         weight = weight if b.spec.columnwise == (usages[1] == "columnwise") else weight.T
         out = _product(lhs.reshape(-1, lhs.shape[-1]), weight, view.kind.value, dtype)
     return [out.reshape(shape_of(view.result.type))]
+
+
+def is_turned(op: ir.Operation | None) -> bool:
+    """Whether an op is a product that is only read transposed: it is computed so, and nothing is copied."""
+    view = None if op is None else op.opview
+    if not isinstance(view, GemmOp) or view.kind.value != "wgrad" or not isinstance(view.lhs.type, TensorType):
+        return False
+    uses = list(view.result.uses)
+    return len(uses) == 1 and is_matrix_transpose(uses[0].owner.operation)
+
+
+def is_matrix_transpose(op: ir.Operation) -> bool:
+    return op.name == TRANSPOSE and permutation_of(op) == [1, 0]
 
 
 def _packed_gemm(lhs: Any, usage: str, weight: Packed, dtype: Any) -> jax.Array:

@@ -13,12 +13,12 @@ from steelyard.insight.collecting import Collector
 from steelyard.ir.attributes import RNG
 from steelyard.ir.bodies import added_arguments, added_states, body_names, named_functions, result_states
 from steelyard.ir.stablehlo_ops import CONVERT, RESHAPE, TRANSPOSE
-from steelyard.ir.torch_ops import LITERAL
+from steelyard.ir.torch_ops import LITERAL, defining_op
 from steelyard.jax import random
 from steelyard.jax.compiler import equations
 from steelyard.jax.compiler.importer import EQN, NUMBER, Imported
 from steelyard.jax.compiler.measuring import hand_out, measured_results
-from steelyard.jax.compiler.rules import RULES, run_quantize
+from steelyard.jax.compiler.rules import RULES, is_matrix_transpose, is_turned, run_quantize
 from steelyard.jax.compiler.values import Quantized, shape_of
 from steelyard.jax.internals import axes_of, bind
 from steelyard.jax.varying import largest_over
@@ -59,6 +59,8 @@ class Runner:
             return [self._imported.literals[ir.IntegerAttr(op.attributes[NUMBER]).value]]
         if op.name == _QUANTIZE:
             return run_quantize(op, self._with_own_bits(op, operands), in_place=self._in_place)
+        if is_matrix_transpose(op) and is_turned(defining_op(op.operands[0])):
+            return operands
         rule = RULES.get(op.name)
         if rule is not None and not (op.name in _VIEWS and self._is_as_traced(op, operands)):
             return rule(op, operands)
