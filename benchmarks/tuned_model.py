@@ -10,13 +10,12 @@ import argparse
 import importlib
 import inspect
 import json
-import math
 import pydoc_data.topics
 import time
 from pathlib import Path
 
 import torch
-from torch.nn import functional
+from language_judge import ROWS, judge
 
 import steelyard
 from steelyard.tools import trained
@@ -24,7 +23,7 @@ from steelyard.tools import trained
 LENGTH = 256
 CALIBRATION, EVALUATION, SECOND = 16, 8, 4
 """Rows of LENGTH tokens each."""
-ROWS, ROUNDS = 4, 5
+ROUNDS = 5
 MODULES = ("argparse", "asyncio.events", "collections", "datetime", "decimal", "email.message", "logging", "random")
 MIX = ("nvfp4-4over6", "nvfp4-4over6/mxfp8", "mxfp8")
 GOALS = {
@@ -50,21 +49,6 @@ def read_texts(model: trained.Trained, calibration: int) -> tuple[torch.Tensor, 
         return tokens[: count * LENGTH].reshape(count, LENGTH)
 
     return rows(topics[1::2], calibration), rows(topics[0::2], EVALUATION), rows(docstrings, SECOND)
-
-
-@torch.no_grad()
-def judge(net, model, tokens: torch.Tensor) -> dict[str, float]:
-    """Perplexity, and the KL divergence to the model in float32."""
-    losses, divergences = [], []
-    for part in tokens.split(ROWS):
-        logits = net(part).logits[:, :-1].flatten(0, 1)
-        losses.append(functional.cross_entropy(logits, part[:, 1:].flatten()).item())
-        exact = model(part).logits[:, :-1].flatten(0, 1).log_softmax(-1)
-        divergences.append(functional.kl_div(logits.log_softmax(-1), exact, log_target=True, reduction="batchmean"))
-    return {
-        "perplexity": math.exp(sum(losses) / len(losses)),
-        "divergence": float(sum(divergences) / len(divergences)),
-    }
 
 
 @torch.no_grad()

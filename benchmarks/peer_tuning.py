@@ -1,0 +1,138 @@
+"""SmolLM2-135M in few bits by this project and by others, on the same text: one table.
+
+    python benchmarks/tuned_model.py --out rows.json
+    python benchmarks/peer_tuning.py --ours rows.json --out peers.json
+
+Each peer has an environment of its own, which is made where it is missing: their pins differ. All of them run on the
+CPU, are given the same calibration, and keep lm_head in float32. A peer that cannot be installed or run has a row that
+says so. Finished rows are not measured again.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import venv
+from importlib import metadata
+from pathlib import Path
+
+import torch
+import tuned_model
+from peer_quantizers import MAKERS
+
+import steelyard
+from steelyard.insight.table import format_table
+from steelyard.tools import trained
+
+TORCH = "torch==2.13.0"
+"""A range would pull GPU packages."""
+PEERS = {
+    "llm-compressor": ["llmcompressor==0.14.0.1", "transformers==5.17.0"],
+    "ModelOpt": ["nvidia-modelopt==0.47.0", "transformers==5.22.2", "accelerate==1.15.0"],
+}
+"""What is installed for the rows that begin with a name."""
+HEADS = ("", "bits", "topics", "above", "KL", "docstrings", "above", "KL")
+
+
+def python_of(peer: str, work: Path) -> Path:
+    """The interpreter that has a peer: this one if its versions are the same, or that of an environment made for it."""
+    wanted = [TORCH, *PEERS[peer]]
+    if all(_is_installed(each) for each in wanted):
+        return Path(sys.executable)
+    folder = work / f"env-{peer}"
+    python = folder / "bin" / "python"
+    if not (folder / "finished").exists():
+        venv.create(folder, with_pip=True, clear=True)
+        constraints = folder / "constraints.txt"
+        constraints.write_text(TORCH)
+        # torch alone first, so that nothing else decides which of its builds is taken.
+        for packages in ([TORCH], wanted):
+            _run([python, "-m", "pip", "install", "--quiet", "--constraint", constraints, *packages])
+        (folder / "finished").touch()
+    return python
+
+
+def _is_installed(requirement: str) -> bool:
+    name, _, version = requirement.partition("==")
+    try:
+        return metadata.version(name).partition("+")[0] == version
+    except metadata.PackageNotFoundError:
+        return False
+
+
+def _run(command: list) -> str:
+    """What a command prints; raises `RuntimeError` with the end of its errors."""
+    made = subprocess.run([str(each) for each in command], capture_output=True, text=True, env=os.environ)
+    if made.returncode:
+        raise RuntimeError((made.stderr.strip().splitlines() or [f"exit code {made.returncode}"])[-1])
+    return made.stdout
+
+
+def prepare(work: Path, calibration: int) -> None:
+    """Write the model and the texts where all programs read them."""
+    if (work / "texts.pt").exists():
+        return
+    model = trained.load()
+    rows = tuned_model.read_texts(model, calibration)
+    model.model.save_pretrained(work / "model")
+    model.tokenizer.save_pretrained(work / "model")
+    torch.save(dict(zip(("calibration", "topics", "docstrings"), rows, strict=True)), work / "texts.pt")
+
+
+def measure(name: str, work: Path) -> dict:
+    peer = next(each for each in PEERS if name.startswith(each))
+    try:
+        printed = _run([python_of(peer, work), Path(__file__).with_name("peer_quantizers.py"), name, work])
+    except RuntimeError as error:
+        return {"name": name, "failed": str(error)}
+    return json.loads(printed.splitlines()[-1])
+
+
+def distilled(file: Path, work: Path) -> dict:
+    """The row of a net that `examples/distill_nvfp4.py` trained."""
+    kept = torch.load(file, weights_only=True)
+    exact, student = trained.load().model, trained.load().model
+    recipe = steelyard.recipes.get("nvfp4-4over6").settled(trains=False)
+    student.load_state_dict(kept["net"])
+    net = steelyard.compile(student, recipe, overrides=trained.OVERRIDES)
+    texts = torch.load(work / "texts.pt")
+    found = {text: tuned_model.judge(net, exact, texts[text]) for text in ("topics", "docstrings")}
+    return {"name": f"nvfp4 x nvfp4, {len(kept['losses'])} steps of distillation", "bits": 4.5, **found}
+
+
+def cells(row: dict, exact: dict) -> tuple[str, ...]:
+    if "failed" in row:
+        return (row["name"], "", f"did not run: {row['failed']}", "", "", "", "", "")
+    made = [row["name"], "" if row["bits"] is None else f"{row['bits']:.2f}"]
+    for text in ("topics", "docstrings"):
+        perplexity = row[text]["perplexity"]
+        above = 100 * (perplexity / exact[text]["perplexity"] - 1)
+        made += [f"{perplexity:.2f}", f"{above:+.1f} %", f"{row[text]['divergence']:.3f}"]
+    return tuple(made)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ours", type=Path, required=True, help="rows of tuned_model.py, that of float32 among them")
+    parser.add_argument("--out", type=Path, required=True, help="a JSON file, to which rows are added")
+    parser.add_argument("--work", type=Path, default=Path("build/peers"), help="where environments and texts are kept")
+    parser.add_argument("--rows", nargs="*", default=list(MAKERS))
+    parser.add_argument("--distilled", type=Path, help="a checkpoint of examples/distill_nvfp4.py")
+    options = parser.parse_args(argv)
+    options.work.mkdir(parents=True, exist_ok=True)
+    prepare(options.work, tuned_model.CALIBRATION)
+    rows = json.loads(options.out.read_text()) if options.out.exists() else []
+    for name in options.rows:
+        if name not in [row["name"] for row in rows]:
+            rows.append(measure(name, options.work))
+            options.out.write_text(json.dumps(rows, indent=1))
+    ours = json.loads(options.ours.read_text())
+    if options.distilled:
+        ours.append(distilled(options.distilled, options.work))
+    exact = next(row for row in ours if row["name"] == "float32")
+    print("\n".join(format_table(HEADS, [cells(row, exact) for row in [*ours, *rows]])))
+
+
+if __name__ == "__main__":
+    main()
