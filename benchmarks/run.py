@@ -29,6 +29,7 @@ GROUPS = {
     "attention": "attention",
     "elementwise": "elementwise",
     "decoding": "decoding",
+    "tuned": "tuned_speed",
     "quantizers": "quantizers",
     "call": "call_overhead",
     "jax": "jax_dense",
