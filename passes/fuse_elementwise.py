@@ -6,7 +6,7 @@ from torch_mlir import ir
 
 from steelyard.errors import ConstraintError
 from steelyard.formats.elementwise import OUT, Load, Program, Size, Step
-from steelyard.ir.functions import functions_of
+from steelyard.ir.functions import functions_of, has_backward
 from steelyard.ir.kernel_calls import SIZE, Declarations, ElementwiseCall, Slot, callee_of
 from steelyard.ir.torch_ops import defining_op, info_of, size_of
 from steelyard.passes.pipeline.registry import register_pass
@@ -14,6 +14,7 @@ from steelyard.passes.support.declared import declared_calls
 from steelyard.passes.support.element_groups import Groups
 from steelyard.passes.support.element_loops import Fused, fused, is_element_op
 from steelyard.passes.support.element_places import NotFusedError, is_view
+from steelyard.passes.support.element_steps import SCALAR
 from steelyard.passes.support.targets import read_target
 
 _TORCHS_COPIES = 4096
@@ -32,18 +33,13 @@ def fuse_elementwise(module: ir.Operation, *, target: str) -> None:
     torch's would depend on where a model is cut, and a model in pieces trains with the bits of the whole. Comes after
     select-kernels: then it is known which kernels leave their results in order, and which products are torch's own.
     """
-    if read_target(module, target) is not None or _trains(module):
+    if read_target(module, target) is not None or has_backward(module):
         return
     calls = declared_calls(module)
     writers = {symbol for symbol, call in calls.items() if call.has_destinations and not call.result_order(0)}
     declarations = Declarations(module)
     for function in functions_of(module):
         _fuse(function, declarations, writers)
-
-
-def _trains(module: ir.Operation) -> bool:
-    names = (function.attributes["sym_name"] for function in functions_of(module))
-    return any(ir.StringAttr(name).value == "backward" for name in names)
 
 
 def _fuse(function: ir.Operation, declarations: Declarations, writers: set[str]) -> None:
@@ -151,6 +147,13 @@ def _erase_unused(function: ir.Operation) -> None:
 
 _CARRIERS = (
     *("torch.prim.ListConstruct", "torch.prim.ListUnpack", "torch.aten.split.Tensor", "torch.aten.split_with_sizes"),
-    *("torch.aten.chunk", "torch.aten.unbind.int", "torch.constant.int", "torch.constant.float", "torch.constant.none"),
+    *(
+        "torch.aten.chunk",
+        "torch.aten.unbind.int",
+        SCALAR,
+        "torch.constant.int",
+        "torch.constant.float",
+        "torch.constant.none",
+    ),
 )
 """Ops that only views and elementwise ops read."""

@@ -9,9 +9,9 @@ from torch_mlir import ir
 from steelyard.dialect.memory import FreeOp, free
 from steelyard.dialect.types import TensorType, tensor_info
 from steelyard.formats.dtypes import ITEM_SIZES
-from steelyard.ir.attributes import ARENA, DESTINATIONS, ELSEWHERE, OFFSETS
+from steelyard.ir.attributes import ARENA, CONFIG, DESTINATIONS, ELSEWHERE, OFFSETS
 from steelyard.ir.functions import functions_of, kept_arguments
-from steelyard.ir.kernel_calls import callee_of, declarations_of
+from steelyard.ir.kernel_calls import IN_PLACE, callee_of, declarations_of
 from steelyard.ir.native_steps import VIEWS, is_view_step
 from steelyard.ir.view_ops import HOLDS_OPERANDS
 from steelyard.passes.pipeline.registry import fail, register_pass
@@ -33,12 +33,13 @@ def plan_memory(module: ir.Operation) -> None:
     """
     declarations = declarations_of(module)
     writers = {symbol for symbol, declaration in declarations.items() if DESTINATIONS in declaration.attributes}
+    in_place = {symbol for symbol in writers if IN_PLACE in ir.DictAttr(declarations[symbol].attributes[CONFIG])}
     for function in functions_of(module):
-        _plan(function, writers)
+        _plan(function, writers, in_place)
 
 
-def _plan(function: ir.Operation, writers: set[str]) -> None:
-    """Plan one function; `writers` are the kernels that write where they are told."""
+def _plan(function: ir.Operation, writers: set[str], in_place: set[str]) -> None:
+    """Plan one function; `writers` are the kernels that write where they are told, or into an operand, `in_place`."""
     block = function.regions[0].blocks[0]
     operations = [op.operation for op in block.operations]
     planned = next((op for op in operations if isinstance(op.opview, FreeOp)), None)
@@ -51,7 +52,7 @@ def _plan(function: ir.Operation, writers: set[str]) -> None:
     shares = "sym_visibility" not in function.attributes
     for position, op in enumerate(operations):
         if shares:
-            _place_results(op, writers, arena)
+            _place_results(op, writers, in_place, arena)
         if op.name == "func.return":
             break
         for value in unread.get(position, ()):
@@ -62,8 +63,9 @@ def _plan(function: ir.Operation, writers: set[str]) -> None:
         function.attributes[ARENA] = _integer(arena.size)
 
 
-def _place_results(op: ir.Operation, writers: set[str], arena: "_Arena") -> None:
-    if callee_of(op) not in writers:
+def _place_results(op: ir.Operation, writers: set[str], in_place: set[str], arena: "_Arena") -> None:
+    symbol = callee_of(op)
+    if symbol not in writers or symbol in in_place:
         return
     offsets: list[int] = []
     for value in op.results:

@@ -139,7 +139,7 @@ class _Body:
 
     def _emit_all(self, ops: list[ir.Operation]) -> list[str]:
         """The lines of all ops. A tape runs where its last step stands, and what needs its results follows it."""
-        tapes = steps_of_tapes(ops) if self._has_tapes else {}
+        tapes = steps_of_tapes(ops, self._calls) if self._has_tapes else {}
         lines: list[str] = []
         waiting: list[ir.Operation] = []
         is_open = False
@@ -170,7 +170,13 @@ class _Body:
         for value, offset in steps.shared:
             self._place(value, offset)
         results = "".join(f"{self._new_variable(value)}, " for value in tape.results)
-        return [TapeLine(f"{results}= " if results else "", called, arguments, kernels)]
+        line = TapeLine(f"{results}= " if results else "", called, arguments, kernels)
+        return [line, *(self._emit_written(value, operand) for value, operand in steps.written)]
+
+    def _emit_written(self, value: ir.Value, operand: ir.Value) -> str:
+        """A name of its own for a result that is the operand which was written."""
+        source = self._names[operand]
+        return f"{self._new_variable(value)} = {source}"
 
     def _emit(self, op: ir.Operation) -> list[str]:
         name = op.name
@@ -259,6 +265,9 @@ class _Body:
 
     def _emit_allocation(self, op: ir.Operation, symbol: str, bound: BoundKernel) -> list[str]:
         """Memory for the results of a kernel that writes where it is told."""
+        written = self._calls[symbol].written
+        if written is not None:
+            return [self._emit_written(op.results[0], op.operands[written])]
         offsets = list(ir.DenseI64ArrayAttr(op.attributes[OFFSETS])) if OFFSETS in op.attributes else []
         if any(None in shape_of(value.type) for value in op.results):
             allocate = self._bind(f"{symbol}_results", bound.allocate)

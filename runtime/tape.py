@@ -146,11 +146,13 @@ class TapeSteps:
     """Results that others read, from memory of their own."""
     shared: list[tuple[ir.Value, int]] = field(default_factory=list)
     """Results that others read from the arena, and where in it they lie."""
+    written: list[tuple[ir.Value, ir.Value]] = field(default_factory=list)
+    """Results that others read, and the operands that they are."""
     seen: set[ir.Operation] = field(default_factory=set)
     """Views that others read, too."""
 
 
-def steps_of_tapes(ops: Sequence[ir.Operation]) -> dict[ir.Operation, TapeSteps]:
+def steps_of_tapes(ops: Sequence[ir.Operation], calls: Mapping[str, KernelCall]) -> dict[ir.Operation, TapeSteps]:
     """The tape of each op of a function that is a step of one, and of each free among those."""
     numbers = {op: ir.IntegerAttr(op.attributes[TAPE]).value for op in ops if TAPE in op.attributes}
     last = {number: op for op, number in numbers.items()}
@@ -170,15 +172,16 @@ def steps_of_tapes(ops: Sequence[ir.Operation]) -> dict[ir.Operation, TapeSteps]
         if op == last[current]:
             current = None
     for tape in tapes.values():
-        _find_readers(tape)
+        _find_readers(tape, calls)
     return found
 
 
-def _find_readers(tape: TapeSteps) -> None:
+def _find_readers(tape: TapeSteps, calls: Mapping[str, KernelCall]) -> None:
     """Find what others read of a tape, the last results first."""
     own = set(tape.ops)
     for op in reversed(tape.ops):
-        is_view = callee_of(op) is None
+        symbol = callee_of(op)
+        is_view, written = symbol is None, None if symbol is None else calls[symbol].written
         offsets = list(ir.DenseI64ArrayAttr(op.attributes[OFFSETS])) if OFFSETS in op.attributes else []
         for number, value in enumerate(op.results):
             readers = [use.owner.operation for use in value.uses]
@@ -186,6 +189,8 @@ def _find_readers(tape: TapeSteps) -> None:
                 continue
             if is_view:
                 tape.seen.add(op)
+            elif written is not None:
+                tape.written.append((value, op.operands[written]))
             elif offsets and offsets[number] != ELSEWHERE:
                 tape.shared.append((value, offsets[number]))
             else:
@@ -263,6 +268,10 @@ class _Reader:
                 self._read_whole.add(value)
         values = [self._tensor(value) if _is_tensor(value) else self._number(value) for value in op.operands]
         offsets = list(ir.DenseI64ArrayAttr(op.attributes[OFFSETS])) if OFFSETS in op.attributes else []
+        if call.written is not None:
+            # What is written is the result.
+            self._tensors[op.results[0]] = values[call.written]
+            return KernelStep(symbol, self._bound[symbol].run, [*values, values[call.written]], [], layer)
         sizes = result_sizes(call)
         assert sizes is not None, "a pass has looked at the sizes"
         results = []

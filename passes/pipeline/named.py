@@ -77,7 +77,9 @@ _PIPELINES = (
         "scaled-fold-views,scaled-merge-duplicates,scaled-legalize{target=<target>},"
         "scaled-pack-weights{target=<target>},scaled-expand-scales,scaled-lower-storage,"
         "scaled-lower-attention{target=<target>},scaled-fuse-caches,scaled-fuse-appends,"
-        "scaled-write-in-place{target=<target>},scaled-select-kernels{target=<target>},scaled-fuse-elementwise{target=<target>},"
+        "scaled-write-in-place{target=<target>},scaled-select-kernels{target=<target>},"
+        "scaled-lower-indexing{target=<target>},scaled-lower-rows{target=<target>},"
+        "scaled-fuse-elementwise{target=<target>},"
         "scaled-lower-concatenation{target=<target>},scaled-plan-launches{target=<target>},scaled-plan-memory,"
         "scaled-build-tape,scaled-verify-stage{stage=lowered}",
         {"target": "cpu"},

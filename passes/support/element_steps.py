@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from torch_mlir import ir
 
 from steelyard.formats.elementwise import LOADED_TYPES, VALUE_TYPES, Operand
-from steelyard.ir.torch_ops import constant_number, constant_string, info_of, is_none, op_name
+from steelyard.ir.torch_ops import constant_number, constant_string, defining_op, info_of, is_none, op_name
 from steelyard.passes.support.element_places import NotFusedError
 
 Read = Callable[[ir.Value], tuple[Operand, str]]
@@ -17,10 +17,11 @@ Emit = Callable[..., Operand]
 Rule = Callable[[ir.Operation, str, Read, Emit], Operand]
 """An op and the dtype of its result -> its value."""
 
-_UNARY = ("neg", "abs", "sqrt", "rsqrt", "reciprocal", "exp", "tanh", "erf", "sigmoid", "relu", "silu")
+_UNARY = ("neg", "abs", "sqrt", "rsqrt", "reciprocal", "exp", "tanh", "erf", "sigmoid", "cos", "sin", "relu", "silu")
 _BINARY = ("add", "sub", "mul", "div")
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 COPY = "torch.aten.clone"
+SCALAR = "torch.aten.scalar_tensor"
 CASTS = frozenset(("torch.aten.to.dtype", "torch.aten._to_copy", "torch.prims.convert_element_type"))
 _CHEAP = frozenset((*_BINARY[:3], *_COMPARISONS, "neg", "logical_not", "logical_and", "logical_or", "where"))
 _FLOATS = ("f32", "bf16", "f16")
@@ -87,7 +88,13 @@ def _read_scalar(value: ir.Value) -> tuple[Operand, str]:
 
 
 def _read_any(value: ir.Value, read: Read) -> tuple[Operand, str]:
-    return read(value) if info_of(value) is not None else _read_scalar(value)
+    if info_of(value) is None:
+        return _read_scalar(value)
+    made = defining_op(value)
+    # A tensor without dims that is made of a constant, as masks are, is that number.
+    if made is not None and op_name(made) == SCALAR and constant_number(made.operands[0]) is not None:
+        return _read_scalar(made.operands[0])
+    return read(value)
 
 
 def _unary(operation: str) -> Rule:
@@ -186,9 +193,14 @@ def _copy(op: ir.Operation, _dtype: str, read: Read, _emit: Emit) -> Operand:
 
 
 def _power(op: ir.Operation, dtype: str, read: Read, emit: Emit) -> Operand:
-    if constant_number(op.operands[1]) != 2:
+    exponent = constant_number(op.operands[1])
+    if exponent == 2:
+        return _square(op, dtype, read, emit)
+    # torch rounds powers of half precision once, and kernels each product.
+    if exponent != 3 or dtype != "f32":
         raise NotFusedError
-    return _square(op, dtype, read, emit)
+    (value,) = _floats([read(op.operands[0])], dtype, emit)
+    return emit("mul", emit("mul", value, value, dtype=dtype), value, dtype=dtype)
 
 
 def _square(op: ir.Operation, dtype: str, read: Read, emit: Emit) -> Operand:

@@ -26,6 +26,7 @@ ITEM_TYPES = {
 """The code of each dtype: how many bytes an element has, and the dtype's number if kernels compute in it."""
 ACTIVATIONS = {name: number for number, name in enumerate(_cpu.activation_names())}
 PRODUCERS = {name: number for number, name in enumerate(_cpu.producer_names())}
+ROW_FUNCTIONS = {name: number for number, name in enumerate(_cpu.row_function_names())}
 
 
 def check_tensor(tensor: torch.Tensor | None, what: str) -> None:

@@ -33,21 +33,25 @@ from steelyard.ir.kernel_calls import (
     GroupedPackCall,
     GroupedQuantizeCall,
     KernelCall,
+    LookupCall,
     MeasureInfluenceCall,
     MeasureProductCall,
     MeasureQuantizeCall,
+    NormCall,
     PackCall,
     ProduceQuantizeCall,
     QuantizeCall,
     QuantizingCall,
+    RowsCall,
     SwitchCall,
     TransposeCall,
     UpdateScaleCall,
+    WriteRowsCall,
     matrix_shape,
 )
 from steelyard.runtime import _cpu, dtypes
 from steelyard.runtime.cpu import bound_groups, bound_measures, decoding, delayed, producers, quantization, saturation
-from steelyard.runtime.cpu.arguments import ACTIVATIONS, DTYPES, scheme_bits
+from steelyard.runtime.cpu.arguments import ACTIVATIONS, DTYPES, ROW_FUNCTIONS, scheme_bits
 from steelyard.runtime.cpu.attention_backward import differentiate
 from steelyard.runtime.cpu.elementwise import bind_program, row_major
 from steelyard.runtime.cpu.gemm import PACKED
@@ -304,6 +308,43 @@ def _bind_concatenate(call: ConcatenateCall, _: Quantizers) -> Bound:
         return (torch.empty(shape, dtype=dtype),)
 
     return _cpu.bound_concatenate(TENSORS, len(call.operands), dim), allocate
+
+
+@bind.register
+def _bind_lookup(call: LookupCall, _: Quantizers) -> Bound:
+    dtype = _result_dtypes(call)[0]
+
+    def allocate(table: torch.Tensor, indices: torch.Tensor) -> tuple[torch.Tensor]:
+        return (torch.empty((*indices.shape, table.shape[1]), dtype=dtype),)
+
+    return _cpu.bound_lookup(TENSORS, 0, 1, 2), allocate
+
+
+@bind.register
+def _bind_write_rows(call: WriteRowsCall, _: Quantizers) -> Bound:
+    return _cpu.bound_write_rows(TENSORS, 0, 1, 2, 3, call.dim), _allocate_like_source
+
+
+def _allocate_like_source(source: torch.Tensor, *_: Any) -> tuple[torch.Tensor]:
+    return (torch.empty(source.shape, dtype=source.dtype),)
+
+
+@bind.register
+def _bind_norm(call: NormCall, _: Quantizers) -> Bound:
+    count = len(call.operands)
+    producer = producers.describe(call.kind, 0, call.epsilon, vectors=count - 1)
+    return _cpu.bound_produce(TENSORS, producer, count), _allocate_like_source
+
+
+@bind.register
+def _bind_rows(call: RowsCall, _: Quantizers) -> Bound:
+    dtype, keeps_row, keeps_dim = _result_dtypes(call)[0], call.function == "softmax", call.keeps_dim
+
+    def allocate(source: torch.Tensor) -> tuple[torch.Tensor]:
+        shape = source.shape if keeps_row else (*source.shape[:-1], *([1] if keeps_dim else []))
+        return (torch.empty(shape, dtype=dtype),)
+
+    return _cpu.bound_rows(TENSORS, ROW_FUNCTIONS[call.function], 0, 1), allocate
 
 
 @bind.register

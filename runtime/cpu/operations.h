@@ -18,6 +18,7 @@ struct AttentionProblem;
 struct ElementwiseProgram;
 struct ElementwiseTensor;
 struct Producer;
+struct RowsCall;
 
 inline int64_t item_size(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
 
@@ -82,6 +83,9 @@ void run_quantize(const QuantizeArguments &arguments, int threads);
 // is raised to that of what is written.
 void run_produce(const Matrix &out, const Producer &producer, float *amax,
                  int threads);
+
+// Makes what a function makes of each row. Any size may be 0.
+void run_rows(const RowsCall &call, int threads);
 
 // The values of a copy, as a contiguous (M, N) matrix.
 void run_dequantize(const StoredCopy &copy, void *out, Dtype dtype,

@@ -138,11 +138,11 @@ def is_kept(producer: str, source: Source, dtype: torch.dtype) -> bool:
     return is_costly(producer) and (dtype != torch.float32 or source.shape.numel() * 4 <= _REUSED_BYTES)
 
 
-def describe(producer: str, first: int, epsilon: float) -> tuple:
+def describe(producer: str, first: int, epsilon: float, vectors: int | None = None) -> tuple:
     """A producer whose inputs are among the values of a program's call from a position on, as the native module takes
-    it."""
+    it; `vectors` is how many there are, where not all."""
     kind = _KINDS[producer]
-    return *kind.numbers, first, kind.matrices, kind.vectors, epsilon
+    return *kind.numbers, first, kind.matrices, kind.vectors if vectors is None else vectors, epsilon
 
 
 def make_source(producer: str, inputs: tuple, dtype: torch.dtype) -> Source:

@@ -1,11 +1,13 @@
 """Programs on tapes have the bits of programs that Python calls kernel by kernel."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from small_models import make_bert, make_llama, make_mlp
+from small_models import make_bert, make_gpt2, make_llama, make_mlp
 from torch import nn
+from transformers import StaticCache
 
 import steelyard
 from steelyard.errors import SteelyardError
@@ -41,6 +43,18 @@ def tensors_of(output):
     return [value for value in values if isinstance(value, torch.Tensor)]
 
 
+VIEWS = ("reshape", "view", "_unsafe_view", "transpose.int", "slice.Tensor", "select.int", "unsqueeze", "expand")
+
+POSITIONS = {"arange", "add.Tensor", "add.Scalar", "le.Tensor"}
+"""They are integers, which torch adds and compares before the tape."""
+
+
+def torch_ops_in(lowered: str) -> list[str]:
+    """What torch computes in a lowered program, beside views and sizes."""
+    found = re.findall(r'(?<!")torch\.aten\.([\w.]+)|"torch\.aten\.([\w.]+)"', lowered)
+    return [name for pair in found for name in pair if name and name not in (*VIEWS, "size.int")]
+
+
 def count_tapes(net) -> int:
     return net.ir("tape").count("tape ")
 
@@ -71,11 +85,91 @@ def test_a_decoding_step_is_one_tape(without_tapes):
                 logits.append(output.logits)
             results.append(logits)
     assert all(map(torch.equal, *results))
-    # What torch computes beside the tape: the embedding, the positions and their table.
     last = nets[1].ir("tape").split("// graph")[-1]
+    assert last.count("tape ") == 1
+    assert last.count("lookup_") == 1
     assert last.count("gemm_") == 15
     assert last.count("attention_") == 2
     assert last.count("concatenate_") == 4
+    lowered = nets[1].ir("lowered").split("module @graph")[-1]
+    assert set(torch_ops_in(lowered)) <= POSITIONS
+
+
+def test_steps_over_a_static_cache_are_one_tape(without_tapes):
+    """Keys and values are written into the cache where it lies, by the tape."""
+    model, arguments = make_llama()
+    results, nets = [], (without_tapes(model, "nvfp4"), steelyard.compile(model, "nvfp4"))
+    with torch.no_grad():
+        for net in nets:
+            cache = StaticCache(config=model.config, max_cache_len=20)
+            logits = [net(**arguments, past_key_values=cache).logits]
+            for token in (3, 5, 7):
+                tokens = torch.tensor([[token]] * len(logits[0]))
+                logits.append(net(tokens, past_key_values=cache).logits)
+            results.append([*logits, *(tensor for layer in cache.layers for tensor in (layer.keys, layer.values))])
+    assert all(map(torch.equal, *results))
+    last = nets[1].ir("tape").split("// graph")[-1]
+    assert last.count("tape ") == 1
+    assert last.count("write_rows_") == 4
+    lowered = nets[1].ir("lowered").split("module @graph")[-1]
+    assert set(torch_ops_in(lowered)) <= POSITIONS
+
+
+def test_norms_that_others_read_are_on_the_tape():
+    model, arguments = make_bert()
+    net = steelyard.compile(model, "mxfp8")
+    with torch.no_grad():
+        found, expected = net(**arguments).last_hidden_state, model(**arguments).last_hidden_state
+    assert (found - expected).norm() < 0.1 * expected.norm()
+    assert count_tapes(net) == 1
+    assert net.ir("tape").count(" norm_") == 5
+
+
+class Rows(nn.Module):
+    """What is computed of whole rows, between two products."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(48, 40), nn.Linear(40, 24)
+        self.norm = nn.RMSNorm(24)
+
+    def forward(self, x):
+        shares = self.first(x).softmax(-1)
+        made = self.second(shares * (shares - shares.mean(-1, keepdim=True)))
+        return self.norm(made), made.sum(-1), made.cos() + made.pow(3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_functions_of_rows_are_on_the_tape(dtype, without_tapes):
+    torch.manual_seed(0)
+    model, x = Rows().eval().to(dtype), torch.randn(3, 7, 48, dtype=dtype)
+    plain, taped = without_tapes(model, "mxfp8"), steelyard.compile(model, "mxfp8")
+    with torch.no_grad():
+        found = taped(x)
+        assert all(map(torch.equal, plain(x), found))
+        close = {torch.float32: 0.1, torch.bfloat16: 0.15}[dtype]
+        expected = model.double()(x.double())
+    assert all((one - other).norm() < close * other.norm() for one, other in zip(found, expected, strict=True))
+    if dtype is torch.float32:
+        assert count_tapes(taped) == 1
+        assert not torch_ops_in(taped.ir("lowered"))
+    assert {"mean", "sum", "softmax"} <= set(re.findall(r'function = "(\w+)"', taped.ir("lowered")))
+
+
+def test_a_token_that_there_is_none_of(without_tapes):
+    model, _ = make_llama()
+    for net in (without_tapes(model, "mxfp8"), steelyard.compile(model, "mxfp8")):
+        with torch.no_grad(), pytest.raises(IndexError, match="index 101 is out of range"):
+            net(torch.tensor([[3, 101]]))
+
+
+def test_an_embedding_that_is_quantized():
+    """The head, a quantized parameter, is the embedding, too: torch decodes its rows."""
+    model, arguments = make_gpt2()
+    net = steelyard.compile(model, "mxfp8", weights="quantized")
+    with torch.no_grad():
+        first = net(**arguments).logits
+        assert torch.equal(net(**arguments).logits, first)
 
 
 class Branches(nn.Module):
@@ -87,7 +181,7 @@ class Branches(nn.Module):
 
     def forward(self, x):
         a = self.first(x)
-        b = self.second(a.transpose(0, 1)).cos()
+        b = self.second(a.transpose(0, 1)).atan()
         c = self.third(b + 1)
         return a, c.transpose(0, 1), self.second(a)[1:, :, ::2]
 
@@ -131,6 +225,24 @@ def test_calls_of_many_threads():
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(check, range(200)))
+
+
+def test_decoding_in_many_threads():
+    model, arguments = make_llama()
+    net = steelyard.compile(model, "nvfp4")
+
+    def decode(first):
+        cache = StaticCache(config=model.config, max_cache_len=16)
+        with torch.no_grad():
+            logits = [net(**arguments, past_key_values=cache).logits]
+            for token in (first, 5, 7):
+                logits.append(net(torch.tensor([[token]] * 2), past_key_values=cache).logits)
+        return logits
+
+    expected = [decode(first) for first in range(4)]
+    with ThreadPoolExecutor(8) as pool:
+        for number, found in enumerate(pool.map(decode, [number % 4 for number in range(40)])):
+            assert all(map(torch.equal, found, expected[number % 4]))
 
 
 def test_a_tape_prints_its_steps():

@@ -9,12 +9,12 @@
 // CHECK-LABEL: func.func @forward
 // CHECK: call @quantize_0({{.*}}scaled.tape = 0 : i64
 // CHECK: %[[A:.*]] = call @gemm_0({{.*}}scaled.offsets = array<i64: 2112>, scaled.tape = 0 : i64
-// CHECK: torch.aten.cos %arg0 : {{.*}}
+// CHECK: torch.aten.atan %arg0 : {{.*}}
 // CHECK: torch.aten.transpose.int %[[A]], %{{.*}}, %{{.*}} {scaled.tape = 0 : i64}
 // CHECK: call @quantize_1({{.*}}scaled.tape = 0 : i64
 // CHECK: %[[B:.*]] = call @gemm_1({{.*}}scaled.offsets = array<i64: -1>, scaled.tape = 0 : i64
 // CHECK: torch.aten.transpose.int %[[B]], %{{[^ ]*}}, %{{[^ ]*}} :
-// CHECK: torch.aten.cos
+// CHECK: torch.aten.atan
 // CHECK: call @quantize_0({{.*}}scaled.tape = 1 : i64
 // CHECK: call @gemm_0({{.*}}scaled.tape = 1 : i64
 
@@ -26,11 +26,11 @@ func.func @forward(%x: !torch.vtensor<[2,16,64],f32>, %w: !torch.vtensor<[64,64]
   %int0 = torch.constant.int 0
   %int1 = torch.constant.int 1
   %0 = torch.aten.linear %x, %w, %none : !torch.vtensor<[2,16,64],f32>, !torch.vtensor<[64,64],f32>, !torch.none -> !torch.vtensor<[2,16,64],f32>
-  %side = torch.aten.cos %x : !torch.vtensor<[2,16,64],f32> -> !torch.vtensor<[2,16,64],f32>
+  %side = torch.aten.atan %x : !torch.vtensor<[2,16,64],f32> -> !torch.vtensor<[2,16,64],f32>
   %t = torch.aten.transpose.int %0, %int0, %int1 : !torch.vtensor<[2,16,64],f32>, !torch.int, !torch.int -> !torch.vtensor<[16,2,64],f32>
   %1 = torch.aten.linear %t, %v, %none : !torch.vtensor<[16,2,64],f32>, !torch.vtensor<[64,64],f32>, !torch.none -> !torch.vtensor<[16,2,64],f32>
   %u = torch.aten.transpose.int %1, %int0, %int1 : !torch.vtensor<[16,2,64],f32>, !torch.int, !torch.int -> !torch.vtensor<[2,16,64],f32>
-  %2 = torch.aten.cos %u : !torch.vtensor<[2,16,64],f32> -> !torch.vtensor<[2,16,64],f32>
+  %2 = torch.aten.atan %u : !torch.vtensor<[2,16,64],f32> -> !torch.vtensor<[2,16,64],f32>
   %3 = torch.aten.linear %2, %v, %none : !torch.vtensor<[2,16,64],f32>, !torch.vtensor<[64,64],f32>, !torch.none -> !torch.vtensor<[2,16,64],f32>
   return %3, %side : !torch.vtensor<[2,16,64],f32>, !torch.vtensor<[2,16,64],f32>
 }

@@ -41,6 +41,8 @@ FUNCTIONS = {
     "gelu": (np.vectorize(lambda x: x * math.erfc(-x / math.sqrt(2)) / 2), 5),
     "gelu_tanh": (lambda x: x * sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)), 5),
     "rsqrt": (lambda x: 1 / np.sqrt(x), 2),
+    "cos": (np.vectorize(math.cos), 1),
+    "sin": (np.vectorize(math.sin), 1),
 }
 
 
@@ -139,6 +141,22 @@ def test_functions_are_within_their_bounds(isa, operation):
     found = run(operation, x).double().numpy()
     unit = np.spacing(np.maximum(np.abs(exact), 2.0**-126).astype(np.float32)).astype(np.float64)
     assert (np.abs(found - exact) <= bound * unit).all()
+
+
+@pytest.mark.parametrize("operation", ["cos", "sin"])
+def test_angles_of_any_size(isa, operation):
+    """Far from zero, whole turns leave little of a number; near multiples of pi / 2, little of a sine."""
+    draw = torch.Generator().manual_seed(0)
+    exponents = torch.randint(-20, 128, (20_001,), generator=draw)
+    x = (torch.rand(20_001, generator=draw) + 1) * 2.0 ** (exponents - 1)
+    nearest = torch.tensor([k * math.pi / 2 for k in range(1, 4001)]).float()
+    # The first leaves almost nothing; the others are around where the reduction changes, and the largest.
+    worst = torch.tensor([16367173.0 * 2.0**72, 2.0**20, 2.0**20 - 0.0625, 3.4028234663852886e38])
+    x = torch.cat([x, -x, nearest, worst])
+    exact = np.vectorize(getattr(math, operation))(x.double().numpy())
+    found = run(operation, x).double().numpy()
+    unit = np.spacing(np.maximum(np.abs(exact), 2.0**-126).astype(np.float32)).astype(np.float64)
+    assert (np.abs(found - exact) <= 0.51 * unit).all()
 
 
 @pytest.mark.parametrize("operation", ["silu_backward", "gelu_backward", "gelu_tanh_backward"])

@@ -21,7 +21,7 @@ from steelyard.errors import ConstraintError, require
 
 OPERATIONS: dict[str, int] = {
     **dict.fromkeys(("cast", "neg", "abs", "sqrt", "rsqrt", "reciprocal", "exp", "tanh", "erf", "sigmoid"), 1),
-    **dict.fromkeys(("relu", "silu", "gelu", "gelu_tanh", "logical_not"), 1),
+    **dict.fromkeys(("cos", "sin", "relu", "silu", "gelu", "gelu_tanh", "logical_not"), 1),
     **dict.fromkeys(("add", "sub", "mul", "div", "maximum", "minimum"), 2),
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or"), 2),
     **dict.fromkeys(("tanh_backward", "sigmoid_backward", "silu_backward"), 2),

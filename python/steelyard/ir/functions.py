@@ -64,6 +64,12 @@ def functions_of(module: ir.Operation) -> list[ir.Operation]:
     return [op for op in operations if op.name == "func.func" and len(op.regions[0].blocks) > 0]
 
 
+def has_backward(module: ir.Operation) -> bool:
+    """Whether a module of partitioned functions computes gradients."""
+    names = (function.attributes["sym_name"] for function in functions_of(module))
+    return any(ir.StringAttr(name).value == "backward" for name in names)
+
+
 def replace_arguments(
     function: ir.Operation, split: Callable[[ir.Value], Sequence[tuple[str, ir.Type]] | None], mark: str = ""
 ) -> list[tuple[ir.BlockArgument, list[ir.Value]]]:

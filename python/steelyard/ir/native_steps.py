@@ -17,8 +17,12 @@ from steelyard.ir.kernel_calls import (
     ElementwiseCall,
     GemmCall,
     KernelCall,
+    LookupCall,
+    NormCall,
     ProduceQuantizeCall,
     QuantizeCall,
+    RowsCall,
+    WriteRowsCall,
 )
 from steelyard.ir.torch_ops import constant_int, defining_op, is_none, op_name
 from steelyard.ir.view_ops import STATIC_CAST
@@ -126,6 +130,26 @@ def _concatenated_sizes(call: KernelCall) -> list[list[Size]]:
     return [[Size("sum" if dim == call.dim else "dim", 0, dim) for dim in range(rank)]]
 
 
+def _looked_up_sizes(call: KernelCall) -> list[list[Size]]:
+    """Those of the indices, and the length of a row."""
+    rank = len(_shape(call.operands[1].type))
+    return [[*(Size("dim", 1, dim) for dim in range(rank)), Size("dim", 0, 1)]]
+
+
+def _source_sizes(call: KernelCall) -> list[list[Size]]:
+    """Those of the first operand."""
+    return [[Size("dim", 0, dim) for dim in range(len(_shape(call.operands[0].type)))]]
+
+
+def _row_sizes(call: KernelCall) -> list[list[Size]]:
+    """Those of the source, or one for each row."""
+    assert isinstance(call, RowsCall)
+    ((*lead, last),) = _source_sizes(call)
+    if call.function == "softmax":
+        return [[*lead, last]]
+    return [[*lead, _constant(1)] if call.keeps_dim else lead]
+
+
 def _shape(type_: ir.Type) -> Shape:
     """The sizes that the type of a tensor states."""
     info = tensor_info(type_)
@@ -179,7 +203,11 @@ _RUN_TIME_SIZES: Mapping[type[KernelCall], Callable[[KernelCall], list[list[Size
     ConcatenateCall: _concatenated_sizes,
     ElementwiseCall: _product_sizes,
     GemmCall: _product_sizes,
+    LookupCall: _looked_up_sizes,
+    NormCall: _source_sizes,
     ProduceQuantizeCall: _copy_sizes,
     QuantizeCall: _copy_sizes,
+    RowsCall: _row_sizes,
+    WriteRowsCall: _source_sizes,
 }
 """The kernels that a tape can run, and what tells the sizes of their results where types do not."""

@@ -22,6 +22,11 @@ def stored_attributes(schemes: StoredSchemes) -> dict[str, ir.Attribute]:
     return {name: SchemeAttr.from_scheme(scheme) for name, scheme in pairs if scheme is not None}
 
 
+def is_stored(attributes: Mapping[str, ir.Attribute]) -> bool:
+    """Whether the attributes of an argument say that it is a quantized tensor."""
+    return STORED in attributes or STORED_TRANSPOSED in attributes
+
+
 def stored_scheme(value: ir.Value) -> Scheme | None:
     """The scheme in which a parameter, or its transpose, holds the rows of this value; None where none does."""
     is_transposed, root = is_transpose(value), view_root(value)

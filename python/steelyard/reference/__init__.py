@@ -12,6 +12,7 @@ from steelyard.reference.gemm import qgemm
 from steelyard.reference.grouped import grouped_qgemm, grouped_quantize
 from steelyard.reference.layouts import swizzle, transpose
 from steelyard.reference.quantize import amax, quantize
+from steelyard.reference.rows import layer_norm, lookup, rms_norm, row_mean, row_sum, softmax, write_rows
 
 __all__ = [
     "amax",
@@ -21,9 +22,16 @@ __all__ = [
     "elementwise",
     "grouped_qgemm",
     "grouped_quantize",
+    "layer_norm",
+    "lookup",
     "qgemm",
     "quantize",
+    "rms_norm",
+    "row_mean",
+    "row_sum",
+    "softmax",
     "swizzle",
     "transpose",
     "update_scale",
+    "write_rows",
 ]

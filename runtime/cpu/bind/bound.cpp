@@ -3,13 +3,19 @@
 // else is a tensor, or a size.
 #include "cpu/bind/bound.h"
 
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
 #include <vector>
 
 #include "cpu/bind/bindings.h"
 #include "cpu/tape/attention_kernel.h"
 #include "cpu/tape/concatenate_kernel.h"
 #include "cpu/tape/gemm_kernel.h"
+#include "cpu/tape/lookup_kernel.h"
 #include "cpu/tape/quantize_kernel.h"
+#include "cpu/tape/rows_kernel.h"
+#include "cpu/tape/write_rows_kernel.h"
 
 namespace nb = nanobind;
 
@@ -81,6 +87,23 @@ void bind_bound(nb::module_ &m) {
   m.def("bound_concatenate", &bound<ConcatenateKernel, int, int>,
         nb::arg("reader"), nb::arg("count"), nb::arg("dim"),
         "Puts tensors one after the other along a dim.");
+  m.def("bound_lookup", &bound<LookupKernel, int, int, int>, nb::arg("reader"),
+        nb::arg("table"), nb::arg("indices"), nb::arg("out"),
+        "Picks rows of a table by their numbers.");
+  m.def("bound_produce", &bound<ProduceKernel, ProducerSlots, int>,
+        nb::arg("reader"), nb::arg("producer"), nb::arg("out"),
+        "Writes what a producer makes.");
+  m.def("row_function_names", [] {
+    return std::vector<std::string>(std::begin(kRowFunctionNames),
+                                    std::end(kRowFunctionNames));
+  });
+  m.def("bound_rows", &bound<RowsKernel, int, int, int>, nb::arg("reader"),
+        nb::arg("function"), nb::arg("source"), nb::arg("out"),
+        "Sums, means and softmax of rows.");
+  m.def("bound_write_rows", &bound<WriteRowsKernel, int, int, int, int, int>,
+        nb::arg("reader"), nb::arg("target"), nb::arg("indices"),
+        nb::arg("rows"), nb::arg("out"), nb::arg("dim"),
+        "Replaces entries along a dim, in place or in a copy.");
   m.def("bound_quantize",
         &bound<QuantizeKernel, std::optional<DestinationSlots>,
                std::optional<DestinationSlots>, int, int,

@@ -8,6 +8,7 @@
 #include "cpu/produce/produce.h"
 #include "cpu/quantize/amax.h"
 #include "cpu/quantize/quantize.h"
+#include "cpu/rows/rows.h"
 #include "cpu/simd/simd.h"
 
 #define STEELYARD_STRING(text) #text
@@ -39,6 +40,7 @@ const KernelTable table{
     .elementwise = elementwise,
     .transpose = transpose,
     .produce = produce,
+    .rows = rows,
     .fill_row_panels = fill_row_panels,
     .multiply_panels = multiply_panels,
     .fill_integer_rows = kFillIntegerRows,

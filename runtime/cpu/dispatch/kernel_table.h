@@ -30,6 +30,7 @@ struct DequantizeCall;
 struct ElementwiseCall;
 struct TransposeCall;
 struct ProduceCall;
+struct RowsCall;
 struct GemmCall;
 struct GemmOperand;
 struct ScaleRange;
@@ -48,6 +49,7 @@ struct KernelTable {
   void (*elementwise)(const ElementwiseCall &call, int64_t begin, int64_t end);
   void (*transpose)(const TransposeCall &call, int64_t begin, int64_t end);
   void (*produce)(const ProduceCall &call, int64_t begin, int64_t end);
+  void (*rows)(const RowsCall &call, int64_t begin, int64_t end);
   void (*fill_row_panels)(const GemmCall &call, int64_t begin, int64_t end);
   void (*multiply_panels)(const GemmCall &call, int64_t begin, int64_t end);
   void (*fill_integer_rows)(const GemmCall &call, int64_t begin, int64_t end);

@@ -1,5 +1,6 @@
 #include "cpu/elementwise/elementwise.h"
 
+#include "cpu/elementwise/circular.h"
 #include "cpu/elementwise/functions.h"
 
 namespace steelyard::STEELYARD_ISA {
@@ -56,6 +57,17 @@ static inline float smaller_of(float a, float b) {
   return a == a ? found : a;
 }
 
+// `turns`: how many quarters of a turn the angle is ahead.
+static void sine_of(float *out, const float *a, int64_t n, int64_t turns) {
+  bool is_small = true;
+  for (int64_t j = 0; j < n; ++j)
+    is_small &= magnitude_of(a[j]) < kSmallAngles;
+  if (is_small)
+    return unary(out, a, n, [=](float x) { return small_sine(x, turns); });
+  for (int64_t j = 0; j < n; ++j)
+    out[j] = sine(a[j], turns);
+}
+
 static void compute(Operation operation, float *out, const float *a,
                     const float *b, const float *c, int64_t n) {
   using enum Operation;
@@ -83,6 +95,10 @@ static void compute(Operation operation, float *out, const float *a,
     return unary(out, a, n, [](float x) { return error_function(x); });
   case sigmoid:
     return unary(out, a, n, [](float x) { return STEELYARD_ISA::sigmoid(x); });
+  case cos:
+    return sine_of(out, a, n, 1);
+  case sin:
+    return sine_of(out, a, n, 0);
   case relu:
     return unary(out, a, n, [](float x) { return STEELYARD_ISA::relu(x); });
   case silu:

@@ -47,8 +47,8 @@ static inline void sum_chunk(const float *values, int64_t n, const Term &term,
 }
 
 template <class Term>
-static inline double mean_of_row(const Matrix &x, int64_t row,
-                                 const Term &term) {
+static inline double sum_of_row(const Matrix &x, int64_t row,
+                                const Term &term) {
   alignas(64) float buffer[kSumChunk], lanes[kSumLanes];
   double totals[kSumLanes] = {};
   for (int64_t first = 0; first < x.columns; first += kSumChunk) {
@@ -60,7 +60,13 @@ static inline double mean_of_row(const Matrix &x, int64_t row,
   double sum = 0;
   for (const double total : totals)
     sum += total;
-  return sum / static_cast<double>(x.columns);
+  return sum;
+}
+
+template <class Term>
+static inline double mean_of_row(const Matrix &x, int64_t row,
+                                 const Term &term) {
+  return sum_of_row(x, row, term) / static_cast<double>(x.columns);
 }
 
 // The squares of an RMS norm are those around a mean of zero.

@@ -5,8 +5,6 @@
 namespace steelyard {
 namespace {
 
-constexpr int kMostInputs = 2;
-
 std::optional<TargetCopy>
 destination_of(const std::optional<DestinationSlots> &slots,
                const Values &values, const Matrix &x, bool columnwise) {
@@ -20,22 +18,6 @@ destination_of(const std::optional<DestinationSlots> &slots,
                                   values.address_or_null(amax),
                                   false};
   return target_of(arguments, x, columnwise);
-}
-
-Producer producer_of(const ProducerSlots &slots, const Values &values) {
-  const auto &[kind, activation, first, matrices, vectors, epsilon] = slots;
-  Producer producer{};
-  producer.kind = static_cast<ProducerKind>(kind);
-  producer.activation = static_cast<Activation>(activation);
-  for (int i = 0; i < matrices; ++i)
-    producer.inputs[i] = values.matrix(first + i);
-  const int64_t columns = producer.inputs[0].columns;
-  Matrix *rows[] = {&producer.weight, &producer.bias};
-  for (int i = 0; i < vectors; ++i)
-    *rows[i] = values.row(first + matrices + i, 1, columns);
-  producer.epsilon = epsilon;
-  producer.dtype = producer.inputs[0].dtype;
-  return producer;
 }
 
 // Exponentials cost more than memory, unless that is new: an allocator gives
@@ -62,9 +44,7 @@ QuantizeKernel::QuantizeKernel(std::optional<DestinationSlots> row,
     : row(std::move(row)), col(std::move(col)), scale(scale), rng(rng),
       producer(std::move(producer)), keeps(keeps) {
   if (this->producer)
-    require(std::get<3>(*this->producer) <= kMostInputs &&
-                std::get<4>(*this->producer) <= kMostInputs,
-            "a producer reads at most two matrices and two vectors");
+    check_producer(*this->producer);
 }
 
 void QuantizeKernel::run(const Values &values, int threads) const {

@@ -1,17 +1,13 @@
 // Quantizes a matrix, or what a producer makes.
 #pragma once
 
-#include "cpu/tape/kernel.h"
+#include "cpu/tape/produce_kernel.h"
 
 namespace steelyard {
 
 // scheme bits, epsilon, positions of codes, scales and amax, and whether that
 // is the amax of the whole tensor as it is
 using DestinationSlots = std::tuple<int, float, int, int, int, bool>;
-
-// kind, activation, position of the first input, how many inputs are matrices,
-// how many are vectors, epsilon
-using ProducerSlots = std::tuple<int, int, int, int, int, double>;
 
 struct QuantizeKernel final : Kernel {
   std::optional<DestinationSlots> row, col;

@@ -59,6 +59,14 @@ struct Tensor {
   }
 };
 
+// Where an element is, of those that the first dims have, in elements.
+inline int64_t offset_of(const Tensor &x, int dims, int64_t element) {
+  int64_t offset = 0;
+  for (int i = dims; i-- > 0; element /= x.sizes[i])
+    offset += element % x.sizes[i] * x.strides[i];
+  return offset;
+}
+
 // The dims before the last as one; none if its rows are not equally far apart.
 inline std::optional<Matrix> as_matrix(const Tensor &x) {
   require(x.dims > 0, "a matrix must have at least one dim");

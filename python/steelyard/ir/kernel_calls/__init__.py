@@ -30,6 +30,7 @@ from steelyard.ir.kernel_calls.grouped import (
     GroupedQuantizeCall,
     GroupedStoredCall,
 )
+from steelyard.ir.kernel_calls.indexing import IN_PLACE, LookupCall, WriteRowsCall
 from steelyard.ir.kernel_calls.layout import PadCall, SwizzleCall, TurnCall, UnpadCall
 from steelyard.ir.kernel_calls.measure import (
     MeasureInfluenceCall,
@@ -47,10 +48,12 @@ from steelyard.ir.kernel_calls.quantize import (
     StoredCall,
     TransposeCall,
 )
+from steelyard.ir.kernel_calls.rows import NormCall, RowsCall
 from steelyard.ir.kernel_calls.state import AdvanceRngCall, AmaxCall, CountSaturatedCall, UpdateScaleCall
 
 __all__ = [
     "DEVICES",
+    "IN_PLACE",
     "SIZE",
     "AdvanceRngCall",
     "AmaxCall",
@@ -73,14 +76,17 @@ __all__ = [
     "GroupedQuantizeCall",
     "GroupedStoredCall",
     "KernelCall",
+    "LookupCall",
     "MeasureInfluenceCall",
     "MeasureProductCall",
     "MeasureQuantizeCall",
+    "NormCall",
     "PackCall",
     "PadCall",
     "ProduceQuantizeCall",
     "QuantizeCall",
     "QuantizingCall",
+    "RowsCall",
     "Slot",
     "StoredCall",
     "SwitchCall",
@@ -89,6 +95,7 @@ __all__ = [
     "TurnCall",
     "UnpadCall",
     "UpdateScaleCall",
+    "WriteRowsCall",
     "callee_of",
     "calls_of",
     "declarations_of",

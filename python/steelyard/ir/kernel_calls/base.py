@@ -126,6 +126,11 @@ class KernelCall:
         """The copies of quantized tensors among the results."""
         return ()
 
+    @property
+    def written(self) -> int | None:
+        """The position of an operand that the call writes, which then is its result; None where results are new."""
+        return None
+
     @cached_property
     def part_positions(self) -> frozenset[int]:
         """Positions of the parts of quantized tensors."""

@@ -1,0 +1,84 @@
+"""`scaled-lower-indexing`."""
+
+from torch_mlir import ir
+
+from steelyard.errors import ConstraintError
+from steelyard.formats.dtypes import ITEM_SIZES
+from steelyard.ir.functions import argument_attributes, functions_of
+from steelyard.ir.kernel_calls import Declarations, KernelCall, LookupCall, Slot, WriteRowsCall
+from steelyard.ir.stored import is_stored
+from steelyard.ir.torch_ops import constant_int, info_of, op_name
+from steelyard.passes.pipeline.registry import register_pass
+from steelyard.passes.support.targets import read_target
+
+_EMBEDDING = "torch.aten.embedding"
+_COPY, _COPY_IN_PLACE = "torch.aten.index_copy", "torch.aten.index_copy_"
+_MOST_DIMS = 8
+
+
+@register_pass
+def lower_indexing(module: ir.Operation, *, target: str) -> None:
+    """Turn reads and writes of rows that are found by number into calls of the CPU's own kernels.
+
+    Takes `torch.aten.embedding`, `torch.aten.index_copy` and `torch.aten.index_copy_`. Leaves calls of declared kernels
+    `lookup` and `write_rows`, which move the same bytes, so that kernels before and after them run on one tape: a
+    decoding step appends its tokens to a cache of fixed size there. A table that is a quantized parameter stays
+    torch's, whose op decodes it. On other targets than the CPU nothing changes.
+    """
+    if read_target(module, target) is not None:
+        return
+    declarations = Declarations(module)
+    for function in functions_of(module):
+        block = function.regions[0].blocks[0]
+        pairs = zip(block.arguments, argument_attributes(function), strict=True)
+        stored = {argument for argument, own in pairs if is_stored(own)}
+        for op in [op.operation for op in block.operations]:
+            found = _call(op, stored)
+            if found is not None:
+                _replace(op, *found, declarations)
+
+
+def _call(op: ir.Operation, stored: set[ir.Value]) -> tuple[KernelCall, list[ir.Value]] | None:
+    """The call that an op becomes, and its operands; None where no kernel does what it does."""
+    name, operands = op_name(op), list(op.operands)
+    if len(op.results) != 1 or not _is_plain(op.results[0]):
+        return None
+    settings = {
+        "results": (Slot("result", op.results[0].type),),
+        "device": "cpu",
+        "has_destinations": True,
+    }
+    if name == _EMBEDDING and operands[0] not in stored:
+        return _checked(LookupCall, ("table", "indices"), operands[:2], settings)
+    if name in (_COPY, _COPY_IN_PLACE):
+        tensor, dim, *others = operands
+        info, number = info_of(tensor), constant_int(dim)
+        if info is None or number is None or not info.shape:
+            return None
+        settings |= {"dim": number % len(info.shape), "in_place": name == _COPY_IN_PLACE}
+        return _checked(WriteRowsCall, ("target", "indices", "rows"), [tensor, *others], settings)
+    return None
+
+
+def _is_plain(value: ir.Value) -> bool:
+    info = info_of(value)
+    return info is not None and info.namespace == "torch" and info.dtype in ITEM_SIZES and len(info.shape) <= _MOST_DIMS
+
+
+def _checked(
+    kind: type[KernelCall], names: tuple[str, ...], operands: list[ir.Value], settings: dict
+) -> tuple[KernelCall, list[ir.Value]] | None:
+    slots = tuple(Slot(name, value.type) for name, value in zip(names, operands, strict=True))
+    call = kind(operands=slots, **settings)
+    try:
+        call.check()
+    except ConstraintError:
+        return None
+    return call, operands
+
+
+def _replace(op: ir.Operation, call: KernelCall, operands: list[ir.Value], declarations: Declarations) -> None:
+    with ir.InsertionPoint(op), op.location:
+        (made,) = declarations.call(call, operands)
+    op.results[0].replace_all_uses_with(made)
+    op.erase()

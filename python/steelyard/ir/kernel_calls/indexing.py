@@ -1,0 +1,68 @@
+"""Calls that find the rows they read or write by number."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from steelyard.dialect.base import require
+from steelyard.ir.kernel_calls.base import KernelCall, Names
+
+IN_PLACE = "in_place"
+"""The setting of calls that write into an operand, which then is their result."""
+_INDICES = ("si64", "si32", "i64", "i32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookupCall(KernelCall):
+    """The rows of a table that indices name, in their shape.
+
+    Constraints, beside those of all calls:
+    - lookup_c1: the table has two dims, indices are integers of 32 or 64 bits, and the result has the table's dtype and
+      one dim more than the indices
+    """
+
+    OPERATION: ClassVar[str] = "lookup"
+
+    def operand_names(self) -> Names:
+        return Names(("table", "indices"))
+
+    def check(self) -> None:
+        super().check()
+        table, indices, result = map(self._tensor, range(3))
+        fits = len(table.shape) == 2 and indices.dtype in _INDICES and result.dtype == table.dtype
+        found = f"{len(table.shape)} dims of {table.dtype} by {len(indices.shape)} dims of {indices.dtype}"
+        message = f"a table of two dims is read by integers, row by row, got {found} into {len(result.shape)} dims"
+        require(fits and len(result.shape) == len(indices.shape) + 1, "lookup_c1", message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteRowsCall(KernelCall):
+    """A tensor with some entries along a dim replaced: those that indices name, by `rows` in their order.
+
+    Constraints, beside those of all calls:
+    - write_rows_c1: target, rows and result have one dtype and as many dims, of which `dim` is one
+    - write_rows_c2: there is one dim of indices at most, of integers of 32 or 64 bits
+    """
+
+    OPERATION: ClassVar[str] = "write_rows"
+
+    dim: int
+    in_place: bool = False
+    """The result is the target itself."""
+
+    @property
+    def written(self) -> int | None:
+        return 0 if self.in_place else None
+
+    def operand_names(self) -> Names:
+        return Names(("target", "indices", "rows"))
+
+    def check(self) -> None:
+        super().check()
+        target, indices, rows, result = map(self._tensor, range(4))
+        alike = len({(info.dtype, len(info.shape)) for info in (target, rows, result)}) == 1
+        found = ", ".join(f"{len(info.shape)} dims of {info.dtype}" for info in (target, rows, result))
+        message = f"target, rows and result must have one dtype and as many dims, of which {self.dim} is one"
+        require(alike and 0 <= self.dim < len(target.shape), "write_rows_c1", f"{message}, got {found}")
+        fits = len(indices.shape) <= 1 and indices.dtype in _INDICES
+        message = f"indices must be integers in one dim at most, got {len(indices.shape)} dims of {indices.dtype}"
+        require(fits, "write_rows_c2", message)

@@ -1,0 +1,55 @@
+"""What kernels compute of whole rows, and what they find by number: in float64, rounded once."""
+
+import torch
+
+
+def row_sum(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The sum of each row."""
+    return x.double().sum(-1).float().to(dtype)
+
+
+def row_mean(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The mean of each row."""
+    return x.double().mean(-1).float().to(dtype)
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    """The shares of e^x in their sum, for each row; what is subtracted first changes nothing but the range."""
+    values = x.double()
+    powers = (values - values.amax(-1, keepdim=True)).exp()
+    return (powers / powers.sum(-1, keepdim=True)).float().to(x.dtype)
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, epsilon: float) -> torch.Tensor:
+    """Each row around its mean, over its deviation."""
+    values = x.double()
+    centered = values - values.mean(-1, keepdim=True)
+    return _scaled(centered, weight, bias, epsilon).float().to(x.dtype)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
+    """Each row over the root of its mean square."""
+    return _scaled(x.double(), weight, None, epsilon).float().to(x.dtype)
+
+
+def _scaled(
+    values: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, epsilon: float
+) -> torch.Tensor:
+    normal = values / (values.square().mean(-1, keepdim=True) + epsilon).sqrt()
+    normal = normal if weight is None else normal * weight.double()
+    return normal if bias is None else normal + bias.double()
+
+
+def lookup(table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """The row of a table for each index."""
+    rows = [table[int(index)] for index in indices.flatten()]
+    shape = (*indices.shape, table.shape[1])
+    return torch.stack(rows).view(shape) if rows else table.new_empty(shape)
+
+
+def write_rows(target: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor, dim: int) -> torch.Tensor:
+    """A copy of a tensor with entries along a dim replaced, one after the other."""
+    made = target.clone()
+    for number, index in enumerate(indices.flatten()):
+        made.select(dim, int(index)).copy_(rows.select(dim, number))
+    return made

@@ -1,0 +1,88 @@
+// RUN: steelyard-opt %s -p 'scaled-lower-rows{target=cpu}' --split-input-file | FileCheck %s
+// RUN: steelyard-opt %s -p 'scaled-lower-rows{target=cuda:sm_100a}' --split-input-file | FileCheck %s --check-prefix=CUDA
+// RUN: not steelyard-opt %s -p 'scaled-lower-rows{target=abacus}' --split-input-file 2>&1 | FileCheck %s --check-prefix=TARGET
+
+// TARGET: target must be one of {{.*}}, got 'abacus'
+// CUDA-NOT: scaled.kernel
+
+// CHECK-DAG: func.func private @norm_0(!torch.vtensor<[2,?,16],f32>, !torch.vtensor<[16],f32>) -> !torch.vtensor<[2,?,16],f32> attributes {scaled.config = {epsilon = 1.000000e-05 : f64, kind = "rms_norm"}, scaled.destinations, scaled.device = "cpu", scaled.kernel = "norm", scaled.operands = ["source", "weight"], scaled.results = ["result"]}
+// CHECK-DAG: func.func private @norm_1({{.*}}scaled.config = {epsilon = 1.000000e-05 : f64, kind = "layer_norm"}, {{.*}} scaled.operands = ["source", "weight", "bias"]
+// CHECK-DAG: func.func private @norm_2({{.*}} scaled.operands = ["source"]
+// CHECK-DAG: func.func private @rows_0(!torch.vtensor<[2,?,16],bf16>) -> !torch.vtensor<[2,?,1],f32> attributes {scaled.config = {function = "mean"}
+// CHECK-DAG: func.func private @rows_1({{.*}}scaled.config = {function = "sum"}
+// CHECK-DAG: func.func private @rows_2({{.*}}scaled.config = {function = "softmax"}
+
+// An RMS norm that two ops read.
+// CHECK-LABEL: func.func @rms_norm
+// CHECK-NOT: torch.aten
+// CHECK: %[[A:.*]] = call @norm_0(%arg0, %arg1)
+// CHECK: return %[[A]], %[[A]]
+func.func @rms_norm(%x: !torch.vtensor<[2,?,16],f32>, %weight: !torch.vtensor<[16],f32>) -> (!torch.vtensor<[2,?,16],f32>, !torch.vtensor<[2,?,16],f32>) {
+  %one = torch.constant.int 1
+  %two = torch.constant.int 2
+  %last = torch.constant.int -1
+  %true = torch.constant.bool true
+  %none = torch.constant.none
+  %epsilon = torch.constant.float 1.000000e-05
+  %dims = torch.prim.ListConstruct %last : (!torch.int) -> !torch.list<int>
+  %0 = torch.aten.pow.Tensor_Scalar %x, %two : !torch.vtensor<[2,?,16],f32>, !torch.int -> !torch.vtensor<[2,?,16],f32>
+  %1 = torch.aten.mean.dim %0, %dims, %true, %none : !torch.vtensor<[2,?,16],f32>, !torch.list<int>, !torch.bool, !torch.none -> !torch.vtensor<[2,?,1],f32>
+  %2 = torch.aten.add.Scalar %1, %epsilon, %one : !torch.vtensor<[2,?,1],f32>, !torch.float, !torch.int -> !torch.vtensor<[2,?,1],f32>
+  %3 = torch.aten.rsqrt %2 : !torch.vtensor<[2,?,1],f32> -> !torch.vtensor<[2,?,1],f32>
+  %4 = torch.aten.mul.Tensor %x, %3 : !torch.vtensor<[2,?,16],f32>, !torch.vtensor<[2,?,1],f32> -> !torch.vtensor<[2,?,16],f32>
+  %5 = torch.aten.mul.Tensor %weight, %4 : !torch.vtensor<[16],f32>, !torch.vtensor<[2,?,16],f32> -> !torch.vtensor<[2,?,16],f32>
+  return %5, %5 : !torch.vtensor<[2,?,16],f32>, !torch.vtensor<[2,?,16],f32>
+}
+
+// CHECK-LABEL: func.func @layer_norms
+// CHECK: call @norm_1(%arg0, %arg1, %arg2)
+// CHECK: call @norm_2(%arg0)
+// Its statistics are read, too.
+// CHECK: torch.aten.native_layer_norm
+func.func @layer_norms(%x: !torch.vtensor<[3,16],f16>, %weight: !torch.vtensor<[16],f16>, %bias: !torch.vtensor<[16],f16>) -> (!torch.vtensor<[3,16],f16>, !torch.vtensor<[3,16],f16>, !torch.vtensor<[3,16],f16>, !torch.vtensor<[3,1],f32>) {
+  %size = torch.constant.int 16
+  %none = torch.constant.none
+  %epsilon = torch.constant.float 1.000000e-05
+  %sizes = torch.prim.ListConstruct %size : (!torch.int) -> !torch.list<int>
+  %0:3 = torch.aten.native_layer_norm %x, %sizes, %weight, %bias, %epsilon : !torch.vtensor<[3,16],f16>, !torch.list<int>, !torch.vtensor<[16],f16>, !torch.vtensor<[16],f16>, !torch.float -> !torch.vtensor<[3,16],f16>, !torch.vtensor<[3,1],f32>, !torch.vtensor<[3,1],f32>
+  %1:3 = torch.aten.native_layer_norm %x, %sizes, %none, %none, %epsilon : !torch.vtensor<[3,16],f16>, !torch.list<int>, !torch.none, !torch.none, !torch.float -> !torch.vtensor<[3,16],f16>, !torch.vtensor<[3,1],f32>, !torch.vtensor<[3,1],f32>
+  %2:3 = torch.aten.native_layer_norm %x, %sizes, %weight, %bias, %epsilon : !torch.vtensor<[3,16],f16>, !torch.list<int>, !torch.vtensor<[16],f16>, !torch.vtensor<[16],f16>, !torch.float -> !torch.vtensor<[3,16],f16>, !torch.vtensor<[3,1],f32>, !torch.vtensor<[3,1],f32>
+  return %0#0, %1#0, %2#0, %2#1 : !torch.vtensor<[3,16],f16>, !torch.vtensor<[3,16],f16>, !torch.vtensor<[3,16],f16>, !torch.vtensor<[3,1],f32>
+}
+
+// CHECK-LABEL: func.func @functions
+// CHECK: call @rows_0(%arg0)
+// CHECK: call @rows_1(%arg1)
+// CHECK: call @rows_2(%arg1)
+// Another dim is torch's affair.
+// CHECK: torch.aten._softmax
+func.func @functions(%x: !torch.vtensor<[2,?,16],bf16>, %y: !torch.vtensor<[4,8],f32>) -> (!torch.vtensor<[2,?,1],f32>, !torch.vtensor<[4],f32>, !torch.vtensor<[4,8],f32>, !torch.vtensor<[4,8],f32>) {
+  %zero = torch.constant.int 0
+  %one = torch.constant.int 1
+  %last = torch.constant.int -1
+  %f32 = torch.constant.int 6
+  %true = torch.constant.bool true
+  %false = torch.constant.bool false
+  %none = torch.constant.none
+  %dims = torch.prim.ListConstruct %last : (!torch.int) -> !torch.list<int>
+  %0 = torch.aten.mean.dim %x, %dims, %true, %f32 : !torch.vtensor<[2,?,16],bf16>, !torch.list<int>, !torch.bool, !torch.int -> !torch.vtensor<[2,?,1],f32>
+  %1 = torch.aten.sum.dim_IntList %y, %dims, %false, %none : !torch.vtensor<[4,8],f32>, !torch.list<int>, !torch.bool, !torch.none -> !torch.vtensor<[4],f32>
+  %2 = torch.aten._softmax %y, %one, %false : !torch.vtensor<[4,8],f32>, !torch.int, !torch.bool -> !torch.vtensor<[4,8],f32>
+  %3 = torch.aten._softmax %y, %zero, %false : !torch.vtensor<[4,8],f32>, !torch.int, !torch.bool -> !torch.vtensor<[4,8],f32>
+  return %0, %1, %2, %3 : !torch.vtensor<[2,?,1],f32>, !torch.vtensor<[4],f32>, !torch.vtensor<[4,8],f32>, !torch.vtensor<[4,8],f32>
+}
+
+// -----
+
+// In training, which ops are torch's must not depend on where a model is cut.
+// CHECK-LABEL: func.func @forward
+// CHECK: torch.aten._softmax
+func.func @forward(%y: !torch.vtensor<[4,8],f32>) -> !torch.vtensor<[4,8],f32> {
+  %one = torch.constant.int 1
+  %false = torch.constant.bool false
+  %0 = torch.aten._softmax %y, %one, %false : !torch.vtensor<[4,8],f32>, !torch.int, !torch.bool -> !torch.vtensor<[4,8],f32>
+  return %0 : !torch.vtensor<[4,8],f32>
+}
+func.func @backward(%y: !torch.vtensor<[4,8],f32>) -> !torch.vtensor<[4,8],f32> {
+  return %y : !torch.vtensor<[4,8],f32>
+}
