@@ -157,7 +157,7 @@ def test_functions_of_rows_are_on_the_tape(dtype, without_tapes):
 
 
 def test_a_token_that_there_is_none_of(without_tapes):
-    model, _ = make_llama()
+    model = nn.Sequential(nn.Embedding(101, 32), nn.Linear(32, 32), nn.Linear(32, 8)).eval()
     for net in (without_tapes(model, "mxfp8"), steelyard.compile(model, "mxfp8")):
         with torch.no_grad(), pytest.raises(IndexError, match="index 101 is out of range"):
             net(torch.tensor([[3, 101]]))

@@ -4,7 +4,9 @@ A call of a net asks torch whether what was captured still holds, and each param
 net has the user's word that it does and was not, so that it looks at its arguments alone.
 """
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,24 +29,36 @@ class Ran(NamedTuple):
     results: tuple
 
 
-class Runs(list[Ran]):
-    """The graphs that ran in a call of a net that records them."""
+class Runs(threading.local):
+    """The graphs that ran in a call of a net that records them, in each thread."""
+
+    _present: list[Ran] | None = None
 
     def record(self, graph: Any, written: tuple[int, ...] | None) -> Callable[[tuple], tuple]:
         """A graph that leaves a record of each run."""
 
         def run(arguments: tuple) -> tuple:
             results = graph(arguments)
-            self.append(Ran(graph, written, arguments, results))
+            if self._present is not None:
+                self._present.append(Ran(graph, written, arguments, results))
             return results
 
         return run
+
+    @contextmanager
+    def recorded(self) -> Iterator[list[Ran]]:
+        """A context whose runs in this thread are noted in a list."""
+        self._present = found = []
+        try:
+            yield found
+        finally:
+            self._present = None
 
 
 class FrozenNet:
     """A function of the arguments of one call of a net, which `net.freeze` makes."""
 
-    def __init__(self, inputs: "_Inputs", program: "_Program", outputs: "_Outputs"):
+    def __init__(self, inputs: "Inputs", program: "Program", outputs: "Outputs"):
         self._inputs = inputs
         self._program = program
         self._outputs = outputs
@@ -61,24 +75,29 @@ def freeze(net: Any, runs: Runs, arguments: tuple, keywords: dict[str, Any]) -> 
     What is the same tensor in both calls belongs to the net. The net notes in `runs` what it runs.
     """
     leaves, structure = pytree.tree_flatten((arguments, keywords))
-    inputs = _Inputs(structure, [_describe(leaf) for leaf in leaves])
+    inputs = Inputs(structure, [describe(leaf) for leaf in leaves])
     own_arguments, own_keywords = pytree.tree_unflatten(_copies(leaves), structure)
     net.lower(*own_arguments, **own_keywords)
     _, first, _ = _record(net, runs, leaves, structure)
     given, ran, result = _record(net, runs, leaves, structure)
-    returned, result_structure = pytree.tree_flatten(result)
+    program = program_of(first, ran, given, ran.graph.freeze(ran.arguments))
+    return FrozenNet(inputs, program, outputs_of(result, given, ran))
+
+
+def outputs_of(result: Any, leaves: Sequence[Any], ran: Ran) -> "Outputs":
+    """Where what a call returned comes from: these arguments, or the results of its graph."""
+    returned, structure = pytree.tree_flatten(result)
     computed = ran.results[len(ran.written or ()) :]
-    places = [_place(value, given, computed) for value in returned]
-    return FrozenNet(inputs, _freeze_program(first, ran, given), _Outputs(result_structure, places))
+    return Outputs(structure, [_place(value, leaves, computed) for value in returned])
 
 
 def _record(net: Any, runs: Runs, leaves: list[Any], structure: pytree.TreeSpec) -> tuple[list[Any], Ran, Any]:
     """A call of a net: what it was given, what ran, and what it returned."""
     given = _copies(leaves)
     arguments, keywords = pytree.tree_unflatten(given, structure)
-    runs.clear()
-    result = net(*arguments, **keywords)
-    return given, _only(runs), result
+    with runs.recorded() as found:
+        result = net(*arguments, **keywords)
+    return given, _only(found), result
 
 
 def _copies(leaves: list[Any]) -> list[Any]:
@@ -90,17 +109,12 @@ def _copies(leaves: list[Any]) -> list[Any]:
     return [copy(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
 
-def _only(runs: Runs) -> Ran:
+def _only(runs: list[Ran]) -> Ran:
     """The one graph of a call."""
     if len(runs) != 1:
         raise UnsupportedModelError(
             f"a call that is frozen must be one graph, and {len(runs)} ran; net.explain() shows what ran between them. "
             "Make the model's forward one graph, or freeze a part of it that is compiled by itself"
-        )
-    if runs[0].written is None:
-        raise UnsupportedModelError(
-            "a call that is frozen must only compute its results and write to its arguments, and this one also returns "
-            "views of them or changes their shapes; return copies instead"
         )
     return runs[0]
 
@@ -141,7 +155,27 @@ class _Constant:
         return repr(self.value)
 
 
-def _describe(leaf: Any) -> _Tensor | _Constant:
+@dataclass(frozen=True)
+class _Object:
+    """An argument that must be this very object."""
+
+    value: Any
+
+    def fits(self, value: Any) -> bool:
+        """Whether it is."""
+        return value is self.value
+
+    def __str__(self) -> str:
+        return f"the same {type(self.value).__name__}"
+
+
+Described = _Tensor | _Constant | _Object
+
+
+def describe(leaf: Any, kept: Sequence[Any] = ()) -> Described:
+    """What an argument must be like; what is `kept` must be the same object."""
+    if _index_of(leaf, kept) is not None:
+        return _Object(leaf)
     is_plain = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and leaf.is_cpu and not leaf.is_nested
     if is_plain:
         return _Tensor(leaf.shape, leaf.stride(), leaf.dtype)
@@ -153,10 +187,10 @@ def _describe(leaf: Any) -> _Tensor | _Constant:
     )
 
 
-class _Inputs:
+class Inputs:
     """What the arguments must be like."""
 
-    def __init__(self, structure: pytree.TreeSpec, expected: list[_Tensor | _Constant]):
+    def __init__(self, structure: pytree.TreeSpec, expected: list[Described]):
         self._structure = structure
         self._expected = expected
         self._is_flat = structure == pytree.tree_structure(((0,) * len(expected), {}))
@@ -174,6 +208,12 @@ class _Inputs:
                 )
         return leaves
 
+    def fit(self, leaves: Sequence[Any]) -> bool:
+        """Whether the tensors and constants of a call fit."""
+        return len(leaves) == len(self._expected) and all(
+            one.fits(leaf) for one, leaf in zip(self._expected, leaves, strict=True)
+        )
+
     def _flatten(self, arguments: tuple, keywords: dict[str, Any]) -> list[Any]:
         leaves, structure = pytree.tree_flatten((arguments, keywords))
         if structure != self._structure:
@@ -186,12 +226,12 @@ class _Inputs:
 
 def _found(leaf: Any) -> str:
     try:
-        return str(_describe(leaf))
+        return str(describe(leaf))
     except UnsupportedModelError:
         return shown(leaf)
 
 
-class _Program(NamedTuple):
+class Program(NamedTuple):
     """A graph with the net's own tensors as its arguments."""
 
     graph: Callable[[tuple], tuple]
@@ -213,8 +253,13 @@ class _Program(NamedTuple):
         return results[len(self.written) :]
 
 
-def _freeze_program(first: Ran, ran: Ran, leaves: Sequence[Any]) -> _Program:
-    """What a graph reads: the arguments of a call, or what was the same in an earlier call."""
+def program_of(first: Ran, ran: Ran, leaves: Sequence[Any], run: Callable[[tuple], tuple]) -> Program:
+    """What a graph reads, the arguments of a call, or what was the same in an earlier call; `run` runs it."""
+    if ran.written is None:
+        raise UnsupportedModelError(
+            "a call that is frozen must only compute its results and write to its arguments, and this one also returns "
+            "views of them or changes their shapes; return copies instead"
+        )
     values: list[Any] = list(ran.arguments)
     places = []
     for place, (earlier, value) in enumerate(zip(first.arguments, ran.arguments, strict=True)):
@@ -227,7 +272,7 @@ def _freeze_program(first: Ran, ran: Ran, leaves: Sequence[Any]) -> _Program:
                 "a call that is frozen must be one graph from its arguments to its results, and its graph reads "
                 f"{shown(value)}, which is made before it; net.explain() shows what runs outside of graphs"
             )
-    return _Program(without_autocast(ran.graph.freeze(ran.arguments)), values, places, ran.written or ())
+    return Program(without_autocast(run), values, places, ran.written)
 
 
 class _Place(NamedTuple):
@@ -257,7 +302,7 @@ def _index_of(value: Any, values: Sequence[Any]) -> int | None:
     return next((i for i, other in enumerate(values) if other is value), None)
 
 
-class _Outputs:
+class Outputs:
     """What a call returns."""
 
     def __init__(self, structure: pytree.TreeSpec, places: list[_Place]):

@@ -33,6 +33,8 @@ class ModuleState:
         """Submodules, and what stands for each."""
         self.observing: Any = None
         """Of a net: what runs its calls while it is measured; made on first use."""
+        self.decoding: tuple[Any, Any] | None = None
+        """Of a net: what runs the steps of `generate` with a static cache, and notes which graphs ran."""
         self.replaced_forward: Callable | None = None
         """What was assigned to the net's `forward`."""
         self.own_method: tuple[Callable, Callable] | None = None

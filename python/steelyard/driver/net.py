@@ -18,6 +18,7 @@ from steelyard.driver.backend import Backend
 from steelyard.driver.blocks import find_blocks
 from steelyard.driver.cache_scales import number_layers
 from steelyard.driver.checkpointing import is_in_checkpoint
+from steelyard.driver.decoding import current_decoding, make_generate
 from steelyard.driver.explanation import Explanation
 from steelyard.driver.failures import CAPTURE_ERRORS, translate
 from steelyard.driver.forward import (
@@ -250,6 +251,9 @@ class CompiledModule(torch.nn.Module):
         if is_around_blocks(self._steelyard.backend):
             self._refuse_checkpoint()
             return self._run_inside(arguments, keywords)
+        decoding = current_decoding(self)
+        if decoding is not None and not is_within(self._steelyard.backend):
+            return decoding.run(arguments, keywords)
         observing = self._steelyard.backend.observing
         if observing is not None and not is_within(self._steelyard.backend):
             return observing.run(self, arguments, keywords)
@@ -465,14 +469,29 @@ class CompiledModule(torch.nn.Module):
         checks that tensors have the shapes, strides and dtypes of these, and that everything else is equal. It runs
         without gradients. The model must be one graph; the net is run on copies of the arguments to find it.
         """
-        state = self._steelyard
         _check_freezable(self)
-        settings = replace(state.backend.settings, blocks=False, watch=None)
-        whole = _make_net(state.model, settings, state.backend.state, state.backend.storable)
-        backend = whole._steelyard.backend
-        backend.weights, backend.runs = state.backend.weights, Runs()
+        whole, runs = self._whole()
         with torch.no_grad(), whole._unchanged():
-            return freeze(whole, backend.runs, arguments, keywords)
+            return freeze(whole, runs, arguments, keywords)
+
+    def _whole(self) -> tuple["CompiledModule", Runs]:
+        """A net of the same model and weights that is captured as a whole, and what notes which graphs it runs."""
+        own = self._steelyard
+        settings = replace(own.backend.settings, blocks=False, watch=None)
+        whole = _make_net(own.model, settings, own.backend.state, own.backend.storable)
+        backend, runs = whole._steelyard.backend, Runs()
+        backend.weights, backend.runs = own.backend.weights, runs
+        return whole, runs
+
+    def _whole_for_decoding(self) -> tuple["CompiledModule", Runs]:
+        """The same, once for all calls of `generate`; this net tells what it compiles."""
+        own = self._steelyard
+        if own.decoding is None:
+            with own.backend.lock:
+                if own.decoding is None:
+                    own.decoding = self._whole()
+                    own.decoding[0]._steelyard.backend.compilations = own.backend.compilations
+        return own.decoding
 
     def ir(self, stage: str, layer: str | None = None) -> str:
         """The IR of a stage: traced, raised, quantized, fused, partitioned or lowered.
@@ -721,6 +740,8 @@ def _make_class(model_class: type, is_block: bool, has_slot: bool) -> type:
     elif issubclass(model_class, torch.nn.ModuleDict):
         base = CompiledDict
     namespace: dict[str, Any] = {"__module__": model_class.__module__, "forward": Forward(model_class)}
+    if hasattr(model_class, "generate"):
+        namespace["generate"] = make_generate(model_class.generate)
     if has_slot:
         # Because the model shares the attributes in `__dict__`. An object that was a model before has no room for one.
         namespace["__slots__"] = ("_steelyard",)

@@ -1,0 +1,181 @@
+"""`generate` of transformers with a static cache: a step like the two before it runs without torch's checks.
+
+A cache of fixed size lets each step of `generate` be the same program on the same tensors. The first two steps run as
+any call of a net does, so that torch notices whatever changed before. If they did the same, and left nothing in Python,
+later ones are the program alone: it still notices whether a parameter was written, and a parameter or a tensor of the
+cache replaced. Nets that are cut into blocks are left alone: to capture all of a deep model takes longer than most
+texts.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, NamedTuple
+
+import torch
+from torch._dynamo import eval_frame
+from torch.utils import _pytree as pytree
+
+from steelyard.driver.freezing import Inputs, Outputs, Ran, describe, outputs_of, program_of
+from steelyard.errors import UnsupportedModelError
+
+_CACHE = "transformers.cache_utils", "StaticCache"
+_SCALARS = (bool, int, float, str, type(None))
+
+
+class _Current(threading.local):
+    decoding: "Decoding | None" = None
+
+
+_current = _Current()
+
+
+def make_generate(plain: Callable) -> Callable:
+    """A method `generate` of a net, around that of its model's class."""
+
+    @wraps(plain)
+    def generate(self, *arguments, **keywords):
+        with _decoding_of(self):
+            return plain(self, *arguments, **keywords)
+
+    return generate
+
+
+@contextmanager
+def _decoding_of(net: Any) -> Iterator[None]:
+    outer = _current.decoding
+    _current.decoding = Decoding(net)
+    try:
+        yield
+    finally:
+        _current.decoding = outer
+
+
+def current_decoding(net: Any) -> "Decoding | None":
+    """The call of `generate` of a net that this thread is in."""
+    found = _current.decoding
+    return found if found is not None and found.net is net else None
+
+
+class Decoding:
+    """One call of `generate`."""
+
+    def __init__(self, net: Any):
+        self.net = net
+        self._first: _Step | None = None
+        """The last step that was recorded."""
+        self._same: _SameStep | None = None
+        """What runs steps like the last."""
+
+    def run(self, arguments: tuple, keywords: dict[str, Any]) -> Any:
+        """A call of the net."""
+        cache = _cache_of(arguments, keywords)
+        if cache is None or self.net._steelyard.backend.blocks is not None:
+            return self.net._run_alone(arguments, keywords)
+        leaves, structure = pytree.tree_flatten(keywords)
+        if self._same is not None and self._same.fits(leaves, structure, cache):
+            return self._same.run(leaves)
+        self._same = None
+        return self._record(leaves, structure, keywords, cache)
+
+    def _record(self, leaves: list[Any], structure: pytree.TreeSpec, keywords: dict[str, Any], cache: Any) -> Any:
+        whole, runs = self.net._whole_for_decoding()
+        before = _python_state(self.net, cache)
+        with runs.recorded() as ran:
+            result = whole(**keywords)
+        is_pure = before is not None and _python_state(self.net, cache) == before
+        last, self._first = self._first, None
+        if not is_pure or len(ran) != 1 or torch._C._is_any_autocast_enabled():
+            return result
+        step = self._first = _Step(ran[0], leaves, structure, result)
+        if last is not None and last.is_like(step):
+            self._same = _same_step(self.net, last, step, cache)
+        return result
+
+
+def _cache_of(arguments: tuple, keywords: dict[str, Any]) -> Any:
+    """The cache of a call that decodes one token for each text without gradients; None for any other call."""
+    cache, tokens = keywords.get("past_key_values"), keywords.get("input_ids")
+    if arguments or (type(cache).__module__, type(cache).__name__) != _CACHE or not isinstance(tokens, torch.Tensor):
+        return None
+    is_step = tokens.dim() == 2 and tokens.shape[1] == 1 and not torch.is_grad_enabled()
+    return cache if is_step and eval_frame._stance.stance == "default" else None
+
+
+class _Step(NamedTuple):
+    """A call that ran one graph."""
+
+    ran: Ran
+    leaves: list[Any]
+    structure: pytree.TreeSpec
+    result: Any
+
+    def is_like(self, other: "_Step") -> bool:
+        return self.ran.graph is other.ran.graph and self.structure == other.structure
+
+
+class _SameStep:
+    """Runs steps like one that was recorded twice."""
+
+    def __init__(self, net: Any, inputs: Inputs, structure: pytree.TreeSpec, run: Callable, cache: Any):
+        self._state = net._steelyard.backend.state
+        self._inputs = inputs
+        self._structure = structure
+        self._run = run
+        self._cache = cache
+        self._held = _tensors_of(cache)
+        modules = net._steelyard.model.modules()
+        self._parameters = [(module._parameters, *pair) for module in modules for pair in module._parameters.items()]
+
+    def fits(self, leaves: Sequence[Any], structure: pytree.TreeSpec, cache: Any) -> bool:
+        """Whether a call is such a step: on the same cache, which holds the same tensors, and the same parameters."""
+        if cache is not self._cache or structure != self._structure or torch._C._is_any_autocast_enabled():
+            return False
+        held = _tensors_of(cache)
+        is_same = len(held) == len(self._held) and all(map(_is, held, self._held))
+        is_same = is_same and all(own.get(name) is parameter for own, name, parameter in self._parameters)
+        return is_same and self._inputs.fit(leaves)
+
+    def run(self, leaves: Sequence[Any]) -> Any:
+        """The results of a step."""
+        self._state.begin_call()
+        return self._run(leaves)
+
+
+def _same_step(net: Any, last: _Step, step: _Step, cache: Any) -> _SameStep | None:
+    """What runs steps like the last two; None where they had less in common."""
+    try:
+        inputs = Inputs(step.structure, [describe(leaf, kept=[cache]) for leaf in step.leaves])
+        program = program_of(last.ran, step.ran, step.leaves, step.ran.graph)
+        outputs: Outputs = outputs_of(step.result, step.leaves, step.ran)
+    except UnsupportedModelError:
+        return None
+    if not inputs.fit(last.leaves):
+        return None
+
+    def run(leaves: Sequence[Any]) -> Any:
+        return outputs.of(leaves, program.run(leaves))
+
+    return _SameStep(net, inputs, step.structure, run, cache)
+
+
+def _tensors_of(cache: Any) -> list[torch.Tensor]:
+    """The tensors that a cache holds."""
+    return [value for layer in cache.layers for value in vars(layer).values() if isinstance(value, torch.Tensor)]
+
+
+def _python_state(net: Any, cache: Any) -> list[Any] | None:
+    """What a call of a net could leave in Python, beside tensors; None if its modules call others' code, by hooks."""
+    found: list[Any] = []
+    for module in net._steelyard.model.modules():
+        if module is not net._steelyard.model and (module._forward_hooks or module._forward_pre_hooks):
+            return None
+        found += [(name, value) for name, value in vars(module).items() if isinstance(value, _SCALARS)]
+    for holder in (cache, *cache.layers):
+        found += [(name, value) for name, value in vars(holder).items() if isinstance(value, _SCALARS)]
+    return [*found, *map(id, _tensors_of(cache))]
+
+
+def _is(first: Any, second: Any) -> bool:
+    return first is second

@@ -1,0 +1,148 @@
+"""`generate` with a static cache: steps that are alike run without torch's checks, and notice what changes."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from small_llama import make_small_llama
+from transformers import LogitsProcessor, LogitsProcessorList
+
+import steelyard
+from steelyard.driver import decoding
+
+OPTIONS = {"do_sample": False, "cache_implementation": "static", "max_new_tokens": 8}
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Counts the steps that run as any call does."""
+    counts = []
+    record = decoding.Decoding._record
+
+    def counted(self, *arguments):
+        counts.append(1)
+        return record(self, *arguments)
+
+    monkeypatch.setattr(decoding.Decoding, "_record", counted)
+    return counts
+
+
+def without_freezing(monkeypatch):
+    """Steps of `generate` are calls like any others."""
+    monkeypatch.setattr(decoding, "_cache_of", lambda *_: None)
+
+
+class Between(LogitsProcessor):
+    """Calls a function after each step, with its number."""
+
+    def __init__(self, function):
+        self.function, self.steps = function, 0
+
+    def __call__(self, input_ids, scores):
+        self.steps += 1
+        self.function(self.steps)
+        return scores
+
+
+def prompt():
+    return torch.tensor([[3, 7, 11, 5], [2, 9, 4, 6]])
+
+
+@pytest.mark.parametrize("layers", [1, 4])
+def test_tokens_logits_and_caches_are_those_of_plain_calls(layers, recorded, monkeypatch):
+    model = make_small_llama(num_hidden_layers=layers)
+    net = steelyard.compile(model, "nvfp4", blocks=False)
+    options = OPTIONS | {"output_logits": True, "return_dict_in_generate": True}
+    found = net.generate(prompt(), **options)
+    assert len(recorded) == 2, "the third step and later ones are like the second"
+    again = net.generate(prompt(), **options)
+    assert len(recorded) == 4
+    with monkeypatch.context() as patch:
+        without_freezing(patch)
+        expected = steelyard.compile(model, "nvfp4", blocks=False).generate(prompt(), **options)
+    assert torch.equal(found.sequences, expected.sequences)
+    assert torch.equal(again.sequences, expected.sequences)
+    pairs = [*zip(found.logits, expected.logits, strict=True)]
+    for one, other in zip(found.past_key_values.layers, expected.past_key_values.layers, strict=True):
+        pairs += [(one.keys, other.keys), (one.values, other.values)]
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_nets_in_blocks_are_left_alone(recorded):
+    net = steelyard.compile(make_small_llama(num_hidden_layers=4), "mxfp8")
+    assert net.generate(prompt(), **OPTIONS).shape == (2, 12)
+    assert not recorded
+
+
+def test_what_changes_between_calls_is_noticed():
+    model = make_small_llama()
+    net = steelyard.compile(model, "mxfp8")
+    seen = [net.generate(prompt(), **OPTIONS)]
+    changes = [
+        lambda: model.model.layers[0].mlp.up_proj.weight.data.mul_(-30),
+        lambda: setattr(model.lm_head, "weight", torch.nn.Parameter(torch.randn_like(model.lm_head.weight))),
+        lambda: setattr(model.model.layers[0].self_attn, "scaling", 30.0),
+    ]
+    for change in changes:
+        change()
+        seen.append(net.generate(prompt(), **OPTIONS))
+        assert torch.equal(seen[-1], steelyard.compile(model, "mxfp8").generate(prompt(), **OPTIONS))
+    assert not any(map(torch.equal, seen, seen[1:]))
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_weight_that_changes_between_steps_is_noticed(replaces, recorded, monkeypatch):
+    def generate():
+        torch.manual_seed(0)
+        model = make_small_llama()
+        own = torch.randn(model.lm_head.weight.shape, generator=torch.Generator().manual_seed(1))
+
+        def change(step):
+            if step == 5 and replaces:
+                model.lm_head.weight = torch.nn.Parameter(own)
+            elif step == 5:
+                with torch.no_grad():
+                    model.lm_head.weight.copy_(own)
+
+        net = steelyard.compile(model, "mxfp8")
+        return net.generate(prompt(), logits_processor=LogitsProcessorList([Between(change)]), **OPTIONS)
+
+    found = generate()
+    assert len(recorded) == (4 if replaces else 2)
+    with monkeypatch.context() as patch:
+        without_freezing(patch)
+        assert torch.equal(found, generate())
+
+
+def test_hooks_run_in_every_step(recorded):
+    model = make_small_llama()
+    calls = []
+    model.lm_head.register_forward_hook(lambda *_: calls.append(1))
+    net = steelyard.compile(model, "mxfp8")
+    net.generate(prompt(), **OPTIONS)
+    assert len(recorded) == 7
+    assert len(calls) == 8
+
+
+def test_other_calls_are_left_alone(recorded):
+    model = make_small_llama()
+    net = steelyard.compile(model, "mxfp8")
+    dynamic = net.generate(prompt(), do_sample=False, max_new_tokens=4)
+    assert dynamic.shape == (2, 8)
+    net.generate(prompt(), num_beams=2, **OPTIONS)
+    with torch.no_grad():
+        net(prompt()[:, :1])
+    assert torch.equal(net.generate(prompt(), **OPTIONS)[:, :8], dynamic)
+
+
+def test_threads():
+    model = make_small_llama()
+    net = steelyard.compile(model, "nvfp4")
+    prompts = [torch.tensor([[first, 7, 11]]) for first in range(4)]
+    expected = [net.generate(one, **OPTIONS) for one in prompts]
+
+    def generate(number):
+        return torch.equal(net.generate(prompts[number % 4], **OPTIONS), expected[number % 4])
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(generate, range(24)))
