@@ -30,7 +30,7 @@ GOALS = {
     "nvfp4 x nvfp4, compensated": {"bits": 4.5, "formats": ["nvfp4-4over6"]},
     "nvfp4 weights only, compensated": {"bits": 4.5, "formats": ["nvfp4-4over6/none"]},
     "nvfp4 weights x mxfp8, compensated": {"bits": 4.5, "formats": ["nvfp4-4over6/mxfp8"]},
-    "mixed, half of the FLOPs nvfp4 x nvfp4": {"bits": (4.5 + 8.25) / 2, "formats": ["nvfp4-4over6", "mxfp8"]},
+    "mixed, half of the FLOPs nvfp4 x nvfp4": {"share": {"nvfp4-4over6": 0.5}, "formats": MIX},
     "mixed, at most 6 bits": {"bits": 6.0, "formats": MIX},
 }
 PLAIN = ("nvfp4", "nvfp4-4over6", "nvfp4-4over6/mxfp8", "nvfp4-4over6/none", "mxfp8")

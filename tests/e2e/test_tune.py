@@ -249,3 +249,16 @@ def test_costs_come_from_targets_and_files(model, batches, tmp_path):
     assert again == recipe
     with pytest.raises(FileError, match=r"one of cpu, .*sm_90a.*; cannot read 'sm_1'"):
         steelyard.tune(model, batches, speed=1.05, formats=formats, costs="sm_1")
+
+
+def test_a_report_is_against_the_model_before(model, batches, tuned):
+    before = steelyard.compile(model, "nvfp4-4over6", overrides={"lm_head": None})
+    after = steelyard.compile(tuned.model, tuned.recipe)
+    found = [net.measure(batches[-2:], logits=True, exact=model).output for net in (before, after)]
+    with torch.no_grad():
+        for net, output in zip((before, after), found, strict=True):
+            made, exact = (torch.cat([each(batch) for batch in batches[-2:]]) for each in (net, model))
+            assert output.kl_divergence == pytest.approx(divergence(made, exact, is_logits=True), rel=1e-3)
+    assert found[1].kl_divergence < found[0].kl_divergence
+    # The tuned model itself has rounded weights.
+    assert after.measure(batches[-2:], logits=True).output.kl_divergence < found[1].kl_divergence

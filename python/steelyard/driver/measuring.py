@@ -306,18 +306,27 @@ def check_batches(batches: Any) -> None:
 
 
 def measure_batches(
-    net: Any, batches: Iterable[Any], *, loss: Loss | None, backward: bool, logits: bool | None
+    net: Any,
+    batches: Iterable[Any],
+    *,
+    loss: Loss | None,
+    backward: bool,
+    logits: bool | None,
+    exact: torch.nn.Module | None,
 ) -> Measurement:
     """Call a net and its model with each batch, and measure both; leaves gradients, buffers and state as they were."""
+    model = net._steelyard.model if exact is None else exact
     check_batches(batches)
     measuring = Measuring(net)
     compared, gradients = Compared(loss, logits), GradientTotal()
     with measuring:
         for batch in batches:
             found, own = _run_step(net, net, batch, loss, backward=backward)
-            wanted, exact = _run_step(net, net._steelyard.model, batch, loss, backward=backward)
+            # Gradients of another model are not those of these parameters.
+            wanted, theirs = _run_step(net, model, batch, loss, backward=backward and exact is None)
             compared.add(found, wanted, batch)
-            gradients.add(own, exact)
+            if exact is None:
+                gradients.add(own, theirs)
     result = measuring.result
     result.output, result.gradients = compared.outputs.result(), gradients.result()
     return result

@@ -549,6 +549,7 @@ class CompiledModule(torch.nn.Module):
         backward: bool = False,
         logits: bool | None = None,
         output: bool = False,
+        exact: torch.nn.Module | None = None,
     ) -> Any:
         """Measure what each GEMM loses: of each quantize, of each product, and of the whole model.
 
@@ -572,10 +573,12 @@ class CompiledModule(torch.nn.Module):
             output: In the context: also call the model, in high precision and without gradients, with what each
                 measured call is given, so that the result has the error of the output, and with it the KL divergence
                 and the difference of the losses. With batches, that is always so.
+            exact: With batches: the model whose output is the exact one, as before `steelyard.tune`. By default that
+                of the net.
         """
         if batches is None:
             return Measuring(self, every, compared=Compared(loss, logits) if output else None)
-        return measure_batches(self, batches, loss=loss, backward=backward, logits=logits)
+        return measure_batches(self, batches, loss=loss, backward=backward, logits=logits, exact=exact)
 
     def attribute(
         self,
@@ -628,6 +631,7 @@ class CompiledModule(torch.nn.Module):
         loss: Loss | None = None,
         backward: bool = False,
         logits: bool | None = None,
+        exact: torch.nn.Module | None = None,
         attribute: bool | int = False,
     ) -> Report:
         """Write a page that shows what low precision does to the model, and JSON of the same name beside it.
@@ -644,10 +648,11 @@ class CompiledModule(torch.nn.Module):
             loss: As `measure` takes it.
             backward: Run the backward of the loss, too, so that gradients are measured and training steps are timed.
             logits: As `measure` takes it.
+            exact: As `measure` takes it; this model is then timed, too.
             attribute: Also find which layers cause the error of the whole model, as `attribute` does: two forwards per
                 layer and batch. A number is how many layers run alone, as `attribute` takes it.
         """
-        return write_report_of(self, path, batches, Steps(loss, backward, logits), attribute=attribute)
+        return write_report_of(self, path, batches, Steps(loss, backward, logits, exact), attribute=attribute)
 
     def requantize(self) -> None:
         """Quantize every weight again at the next call, after writes that torch does not count, such as to `.data`."""

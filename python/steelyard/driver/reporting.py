@@ -45,6 +45,7 @@ class Steps(NamedTuple):
     loss: Loss | None = None
     backward: bool = False
     logits: bool | None = None
+    exact: torch.nn.Module | None = None
 
 
 def write_report_of(
@@ -116,7 +117,7 @@ def recipe_name(recipe: Recipe) -> str:
 
 def time_batch(net: Any, batch: Any, steps: Steps) -> Timing:
     """Time calls of a net, and of its model, with one batch; leaves gradients, buffers and state as they were."""
-    model = net._steelyard.model
+    model = net._steelyard.model if steps.exact is None else steps.exact
     net_call, model_call = (partial(_step, either, batch, steps) for either in (net, model))
     with net._unchanged(), unchanged_gradients(net), torch.set_grad_enabled(steps.backward):
         net_call()
