@@ -74,7 +74,12 @@ def _hook(name: str, module: nn.Module, before: Before | None, after: After | No
         return after(product(given[0]), made) if after else None
 
     handles = [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
-    return lambda: [handle.remove() for handle in handles] and None
+
+    def end() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return end
 
 
 class _Experts(TorchFunctionMode):

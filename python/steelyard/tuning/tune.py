@@ -196,11 +196,12 @@ def _space(
     shapes = shapes_of(model, groups)
     sizes = [(group.rows, *shapes[layer][1:]) for group in groups for layer in group.layers]
     dtype = layer_of(model, groups[0].layers[0]).parameter.dtype
+    table = None
     if costs is not None:
-        costs = cost_tables.resolve(costs, sizes, formats)
+        table = cost_tables.resolve(costs, sizes, formats)
     elif speed is not None:
         quantized = {name: recipe for name, recipe in formats.items() if recipe is not None}
-        costs = _remembered(work, "costs", lambda: cost_tables.measure(model, batches[0], sizes, quantized, dtype))
+        table = _remembered(work, "costs", lambda: cost_tables.measure(model, batches[0], sizes, quantized, dtype))
 
     # Formats differ far more than batches do.
     some = batches[: -(-len(batches) // 2)]
@@ -212,7 +213,7 @@ def _space(
             return by_divergence(model, groups, some, formats)
         return by_gradient(model, groups, some, formats, seed)
 
-    return Space(groups, formats, shapes, dtype, _remembered(work, "scores", measured), costs)
+    return Space(groups, formats, shapes, dtype, _remembered(work, "scores", measured), table)
 
 
 def _choose(space: Space, judge: "_Judge", goal: Goal) -> Choice:
