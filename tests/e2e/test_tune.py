@@ -204,6 +204,11 @@ def test_wrong_calls_say_what_to_do(model, batches):
         steelyard.tune(model, batches, bits=-1)
     with pytest.raises(UnsupportedModelError, match="has none beside"):
         steelyard.tune(model, batches, bits=5, ignore=["*"])
+    idle = nn.Module()
+    idle.layer = nn.Linear(4, 4)
+    idle.forward = lambda x: 2 * x
+    with pytest.raises(UnsupportedModelError, match="reached none of layer and others, 1 in all"):
+        steelyard.tune(idle, [torch.ones(2, 4)], bits=5)
 
 
 def test_a_format_gets_its_share(model, batches):

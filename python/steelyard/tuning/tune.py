@@ -99,6 +99,11 @@ def tune(
     options = options or Options()
     layers = find_layers(model, ignore)
     groups = find_groups(model, layers, given[0])
+    if not groups:
+        raise UnsupportedModelError(
+            f"the first batch must reach layers that are tuned, and reached none of {', '.join(list(layers)[:3])} and "
+            f"others, {len(layers)} in all; call the model with batches as it will be called"
+        )
     work = _folder(folder, model, given, [sorted(chosen), sensitivity, seed])
     space = _space(model, groups, given, chosen, sensitivity, seed, costs, speed, work)
     judge = _Judge(model, kept)
