@@ -1,5 +1,7 @@
 """`scaled-lower-indexing`."""
 
+from typing import Any
+
 from torch_mlir import ir
 
 from steelyard.errors import ConstraintError
@@ -43,7 +45,7 @@ def _call(op: ir.Operation, stored: set[ir.Value]) -> tuple[KernelCall, list[ir.
     name, operands = op_name(op), list(op.operands)
     if len(op.results) != 1 or not _is_plain(op.results[0]):
         return None
-    settings = {
+    settings: dict[str, Any] = {
         "results": (Slot("result", op.results[0].type),),
         "device": "cpu",
         "has_destinations": True,
@@ -66,7 +68,7 @@ def _is_plain(value: ir.Value) -> bool:
 
 
 def _checked(
-    kind: type[KernelCall], names: tuple[str, ...], operands: list[ir.Value], settings: dict
+    kind: type[KernelCall], names: tuple[str, ...], operands: list[ir.Value], settings: dict[str, Any]
 ) -> tuple[KernelCall, list[ir.Value]] | None:
     slots = tuple(Slot(name, value.type) for name, value in zip(names, operands, strict=True))
     call = kind(operands=slots, **settings)
