@@ -94,9 +94,10 @@ docs: $(STAMP)-docs ## Write the generated pages, then build the documentation s
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "[docs] open build/site/index.html"
 
-$(STAMP)-bench: $(STAMP)-package
+$(STAMP)-bench: $(STAMP)-trained
 	@echo "[setup] installing what the benchmarks compare with"
 	@$(PIP) 'transformers>=5' 'torchao>=0.18,<0.19' openvino nncf matplotlib || echo "[setup] some peers cannot be installed: their rows say so"
+	@$(PIP) llama-cpp-python || echo "[setup] llama.cpp cannot be built: its rows say so"
 	@touch $@
 
 # GROUPS=gemm,models runs only these.

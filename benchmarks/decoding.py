@@ -1,4 +1,4 @@
-"""Language models that write one token at a time, and that read a prompt, beside eager float32 and other runtimes.
+"""A language model that writes one token at a time, and a linear of one token, beside eager float32.
 
 A step has its cache as arguments, so that it can be frozen, and so that each call does the same work.
 """
@@ -17,19 +17,14 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicLayer
 
 import steelyard
-from steelyard.errors import FileError
-from steelyard.tools import trained
 
 RECIPE = "nvfp4"
 CACHED = (128, 2048)
-PROMPT = 512
 LINEAR = 4096
 LLAMA_AIMS = {128: 6.0, 2048: 4.0}
-SMALL_AIM, PROMPT_AIM = 5.0, 1.6
 LINEAR_AIMS = {"nvfp4": 5.5, "fp8-current": 3.0, "mxfp8": 2.7}
 OURS, FROZEN = f"steelyard {RECIPE}", f"steelyard {RECIPE}, frozen"
-OPENVINO = ("NVFP4", "INT4_SYM")
-LLAMA_CPP = "llama.cpp Q4_1"
+FROZEN_NOTE = "frozen: by `net.freeze`, with the same results. All linears are quantized, the head too."
 
 
 class Step(nn.Module):
@@ -51,40 +46,18 @@ class Step(nn.Module):
         return self.model(token, position_ids=position, past_key_values=cache, use_cache=True).logits
 
 
-class Prompt(nn.Module):
-    """A model that reads a text."""
-
-    def __init__(self, model: nn.Module):
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The logits of each next token."""
-        return self.model(tokens, use_cache=False).logits
-
-
 def measure(quick: bool = False) -> Table:
     """One row per work, threads and contender."""
-    table = contest_table("Decoding and prefill of language models, and a linear of one token", "eager")
-    table.notes.append("frozen: by `net.freeze`, with the same results. All linears are quantized, the head too.")
-    table.notes.append(
-        "OpenVINO: weights compressed by NNCF, activations in float32. llama.cpp: the published 4-bit file of the "
-        "model, whose values are the float32 weights that all others start from, with activations in 8-bit integers."
-    )
+    table = contest_table("Decoding of a Llama with random weights, and a linear of one token", "eager")
+    table.notes.append(FROZEN_NOTE)
     _measure_linear(table, quick)
     llama = _make_llama(4 if quick else 20)
     for cached in CACHED[:1] if quick else CACHED:
         torch.manual_seed(0)
         work = f"Llama of {_millions(llama)} M, 1 token after {cached}"
         arguments = torch.tensor([[5]]), torch.tensor([[cached]]), *_random_cache(llama, cached)
-        makers = _step_makers(Step(llama).eval(), arguments)
-        _compete(table, work, makers, {FROZEN: LLAMA_AIMS[cached]}, quick)
-    try:
-        small = trained.load()
-    except FileError as error:
-        table.notes.append(f"SmolLM2 missing: {error}")
-        return table
-    _measure_small(table, small, quick)
+        makers = step_makers(Step(llama).eval(), arguments)
+        compete_on_threads(table, work, makers, {FROZEN: LLAMA_AIMS[cached]}, quick)
     return table
 
 
@@ -94,33 +67,9 @@ def _measure_linear(table: Table, quick: bool) -> None:
     model, x = nn.Linear(size, size, bias=False).eval(), torch.randn(1, size)
     makers: dict[str, Maker] = {"eager": partial(peers.eager, model, (x,))}
     for recipe in LINEAR_AIMS:
-        makers[f"steelyard {recipe}"] = partial(_ours, _compiled(model, recipe), (x,))
+        makers[f"steelyard {recipe}"] = partial(ours, compiled(model, recipe), (x,))
     aims = {f"steelyard {recipe}": aim for recipe, aim in LINEAR_AIMS.items()}
-    _compete(table, f"linear {size} x {size}, 1 token", makers, aims, quick)
-
-
-def _measure_small(table: Table, small: trained.Trained, quick: bool) -> None:
-    """A trained model: its cache is that of a text, so that all contenders have the same logits to come near to."""
-    model, cached = small.model, CACHED[0]
-    tokens = small.tokens(PROMPT)
-    read, token = tokens[:, :cached], tokens[:, cached : cached + 1]
-    with torch.no_grad():
-        layers = model(read, use_cache=True).past_key_values.layers
-    step = Step(model).eval()
-    arguments = token, torch.tensor([[cached]]), *(part for layer in layers for part in (layer.keys, layer.values))
-    makers = _step_makers(step, arguments)
-    makers |= {f"OpenVINO {mode} weights": partial(peers.openvino, step, arguments, mode) for mode in OPENVINO}
-    file = str(trained.find())
-    makers[LLAMA_CPP] = partial(peers.llama_cpp, file, read[0].tolist(), token[0].tolist())
-    _compete(table, f"SmolLM2-135M, 1 token after {cached}", makers, {FROZEN: SMALL_AIM}, quick)
-    prompt = Prompt(model).eval()
-    makers = {
-        "eager": partial(peers.eager, prompt, (tokens,)),
-        OURS: partial(_ours, _compiled(prompt), (tokens,)),
-        **{f"OpenVINO {mode} weights": partial(peers.openvino, prompt, (tokens,), mode) for mode in OPENVINO},
-        LLAMA_CPP: partial(peers.llama_cpp, file, [], tokens[0].tolist()),
-    }
-    _compete(table, f"SmolLM2-135M, prompt of {PROMPT}", makers, {OURS: PROMPT_AIM}, quick)
+    compete_on_threads(table, f"linear {size} x {size}, 1 token", makers, aims, quick)
 
 
 def _random_cache(model: Any, cached: int) -> list[torch.Tensor]:
@@ -129,27 +78,31 @@ def _random_cache(model: Any, cached: int) -> list[torch.Tensor]:
     return [torch.randn(shape) for _ in range(2 * config.num_hidden_layers)]
 
 
-def _step_makers(step: Step, arguments: tuple) -> dict[str, Maker]:
-    net = _compiled(step)
+def step_makers(step: Step, arguments: tuple) -> dict[str, Maker]:
+    """Eager, compiled and frozen."""
+    net = compiled(step)
     return {
         "eager": partial(peers.eager, step, arguments),
-        OURS: partial(_ours, net, arguments),
-        FROZEN: partial(_ours, net, arguments, freeze=True),
+        OURS: partial(ours, net, arguments),
+        FROZEN: partial(ours, net, arguments, freeze=True),
     }
 
 
-def _compiled(model: nn.Module, recipe: str = RECIPE) -> Any:
+def compiled(model: nn.Module, recipe: str = RECIPE) -> Any:
+    """A net whose linears are all quantized."""
     return steelyard.compile(model, recipe, overrides={"*lm_head": recipe})
 
 
-def _ours(net: Any, arguments: tuple, *, freeze: bool = False) -> Contender:
+def ours(net: Any, arguments: tuple, *, freeze: bool = False) -> Contender:
+    """A net, which holds the parameters beside the quantized weights."""
     net(*arguments)
     memory = net.memory()
     run: Callable[..., torch.Tensor] = net.freeze(*arguments) if freeze else net
     return Contender(lambda: run(*arguments), memory["parameters"] + memory["quantized_weights"])
 
 
-def _compete(table: Table, work: str, makers: dict[str, Maker], aims: dict[str, float], quick: bool) -> None:
+def compete_on_threads(table: Table, work: str, makers: dict[str, Maker], aims: dict[str, float], quick: bool) -> None:
+    """Rows for one thread, which has the aims, and for all."""
     calls, seconds = (3, 1.0) if quick else (30, 8.0)
     for threads in thread_counts():
         own = aims if threads == 1 else None

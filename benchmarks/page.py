@@ -35,6 +35,8 @@ SUMMARY = (
 )
 ORDER = (
     "models",
+    "decoding",
+    "trained",
     "experts",
     "gemm",
     "gemv",

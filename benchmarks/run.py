@@ -30,6 +30,7 @@ GROUPS = {
     "elementwise": "elementwise",
     "decoding": "decoding",
     "tuned": "tuned_speed",
+    "trained": "trained_model",
     "quantizers": "quantizers",
     "call": "call_overhead",
     "jax": "jax_dense",
