@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import torch
 from contest import Contender, Maker, compete, contest_table
+from machine import thread_counts
 from report import Table
 
 from steelyard.runtime.cpu.attention import attend
@@ -34,7 +35,7 @@ def measure(quick: bool = False) -> Table:
     table = contest_table(title, "torch", held="keys and values")
     table.notes.append(f"{FP8}: keys and values in E4M3, read as codes; the error is that of the format.")
     table.notes.append("One token: the caches of several layers are used in turn, so that none of them is in a cache.")
-    for threads in (1, 2):
+    for threads in thread_counts():
         for sizes in TRAINED[:1] if quick else TRAINED:
             for dtype in (torch.float32, torch.bfloat16):
                 work = f"backward of {sizes[0]} x {sizes[2]} tokens, {sizes[1]} heads, {str(dtype)[6:]}"
