@@ -33,7 +33,7 @@ def lower_indexing(module: ir.Operation, *, target: str) -> None:
     for function in functions_of(module):
         block = function.regions[0].blocks[0]
         pairs = zip(block.arguments, argument_attributes(function), strict=True)
-        stored = {argument for argument, own in pairs if is_stored(own)}
+        stored: set[ir.Value] = {argument for argument, own in pairs if is_stored(own)}
         for op in [op.operation for op in block.operations]:
             found = _call(op, stored)
             if found is not None:

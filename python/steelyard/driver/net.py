@@ -745,8 +745,9 @@ def _make_class(model_class: type, is_block: bool, has_slot: bool) -> type:
     elif issubclass(model_class, torch.nn.ModuleDict):
         base = CompiledDict
     namespace: dict[str, Any] = {"__module__": model_class.__module__, "forward": Forward(model_class)}
-    if hasattr(model_class, "generate"):
-        namespace["generate"] = make_generate(model_class.generate)
+    generate = getattr(model_class, "generate", None)
+    if generate is not None:
+        namespace["generate"] = make_generate(generate)
     if has_slot:
         # Because the model shares the attributes in `__dict__`. An object that was a model before has no room for one.
         namespace["__slots__"] = ("_steelyard",)
