@@ -38,7 +38,7 @@ def insert_measures(module: ir.Operation, *, influence: bool = False) -> None:
     numbers = Counter[tuple[str, str]]()
     for function in functions_of(module):
         # The GEMMs of a loop's body are numbered together with those around it.
-        numbers = numbers if is_private(function) else Counter()
+        numbers = numbers if is_private(function) else Counter[tuple[str, str]]()
         _Measures(function, numbers).insert(influence)
 
 

@@ -117,7 +117,8 @@ def _residual(op: ir.Operation, number: int, functions: dict[str, ir.Operation])
     if len(names) != 2:
         return None
     making, reading = (functions[name] for name in names)
-    result, part = list(maker.results).index(value), reading.regions[0].blocks[0].arguments[number]
+    results: list[ir.Value] = list(maker.results)
+    result, part = results.index(value), reading.regions[0].blocks[0].arguments[number]
     made = terminator_of(making).operands[result]
     if not _is_stack(value, part) or made.type != part.type:
         return None

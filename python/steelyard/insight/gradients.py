@@ -22,8 +22,8 @@ class GradientTotal:
             own, exact = (one[name].detach().to_dense().double().flatten() for one in (found, wanted))
             squares = [float(torch.dot(one, one)) for one in (own, exact, own - exact)]
             new = squares[0], squares[1], float(torch.dot(own, exact)), squares[2]
-            before = self._sums.get(name, (0.0,) * len(new))
-            self._sums[name] = tuple(a + b for a, b in zip(before, new, strict=True))
+            before = self._sums.get(name, (0.0, 0.0, 0.0, 0.0))
+            self._sums[name] = before[0] + new[0], before[1] + new[1], before[2] + new[2], before[3] + new[3]
 
     def result(self) -> list[ParameterGradient]:
         """One entry per parameter, by name."""
