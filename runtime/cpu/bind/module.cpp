@@ -24,6 +24,8 @@ static void raise_constraint_error(const std::exception_ptr &error, void *) {
 
 NB_MODULE(_cpu, m) {
   m.doc() = "Native CPU runtime of steelyard.";
+  // A net that a program still holds when Python exits is no leak.
+  nb::set_leak_warnings(false);
   nb::register_exception_translator(raise_constraint_error);
   steelyard::set_team_finder(&steelyard::find_openmp_team);
   m.def("instruction_sets", &steelyard::instruction_sets,
