@@ -21,7 +21,6 @@ import torch
 import tuned_model
 from peer_quantizers import MAKERS
 
-import steelyard
 from steelyard.insight.table import format_table
 from steelyard.tools import trained
 
@@ -89,18 +88,6 @@ def measure(name: str, work: Path) -> dict:
     return json.loads(printed.splitlines()[-1])
 
 
-def distilled(file: Path, work: Path) -> dict:
-    """The row of a net that `examples/distill_nvfp4.py` trained."""
-    kept = torch.load(file, weights_only=True)
-    exact, student = trained.load().model, trained.load().model
-    recipe = steelyard.recipes.get("nvfp4-4over6").settled(trains=False)
-    student.load_state_dict(kept["net"])
-    net = steelyard.compile(student, recipe, overrides=trained.OVERRIDES)
-    texts = torch.load(work / "texts.pt")
-    found = {text: tuned_model.judge(net, exact, texts[text]) for text in ("topics", "docstrings")}
-    return {"name": f"nvfp4 x nvfp4, {len(kept['losses'])} steps of distillation", "bits": 4.5, **found}
-
-
 def cells(row: dict, exact: dict) -> tuple[str, ...]:
     if "failed" in row:
         return (row["name"], "", f"did not run: {row['failed']}", "", "", "", "", "")
@@ -118,7 +105,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="a JSON file, to which rows are added")
     parser.add_argument("--work", type=Path, default=Path("build/peers"), help="where environments and texts are kept")
     parser.add_argument("--rows", nargs="*", default=list(MAKERS))
-    parser.add_argument("--distilled", type=Path, help="a checkpoint of examples/distill_nvfp4.py")
     options = parser.parse_args(argv)
     options.work.mkdir(parents=True, exist_ok=True)
     prepare(options.work, tuned_model.CALIBRATION)
@@ -128,8 +114,6 @@ def main(argv: list[str] | None = None) -> None:
             rows.append(measure(name, options.work))
             options.out.write_text(json.dumps(rows, indent=1))
     ours = json.loads(options.ours.read_text())
-    if options.distilled:
-        ours.append(distilled(options.distilled, options.work))
     exact = next(row for row in ours if row["name"] == "float32")
     print("\n".join(format_table(HEADS, [cells(row, exact) for row in [*ours, *rows]])))
 
