@@ -10,6 +10,7 @@ from steelyard.ir.functions import functions_of, has_backward
 from steelyard.ir.kernel_calls import SIZE, Declarations, ElementwiseCall, Slot, callee_of
 from steelyard.ir.torch_ops import defining_op, info_of, size_of
 from steelyard.passes.pipeline.registry import register_pass
+from steelyard.passes.support.angles import angles_of_inputs
 from steelyard.passes.support.declared import declared_calls
 from steelyard.passes.support.element_groups import Groups
 from steelyard.passes.support.element_loops import Fused, fused, is_element_op
@@ -29,9 +30,11 @@ def fuse_elementwise(module: ir.Operation, *, target: str) -> None:
     `elementwise`, whose program says in lines of text what is loaded, computed and stored for each element: views are
     places from which elements are loaded, pieces of a `cat` are stored where they go. An op whose result is read at
     other places too, or by other ops, has a program of its own, so nothing is computed twice. Ops stay torch's that
-    programs do not have. All of them do on other targets than the CPU, and in modules with a backward: which ops are
-    torch's would depend on where a model is cut, and a model in pieces trains with the bits of the whole. Comes after
-    select-kernels: then it is known which kernels leave their results in order, and which products are torch's own.
+    programs do not have, and cosines and sines of what no kernel made, with what leads to them: code around repeated
+    blocks computes those of positions, and a model that is cut has the bits of the whole. All of them do on other
+    targets than the CPU, and in modules with a backward: which ops are torch's would depend on where a model is cut,
+    and a model in pieces trains with the bits of the whole. Comes after select-kernels: then it is known which kernels
+    leave their results in order, and which products are torch's own.
     """
     if read_target(module, target) is not None or has_backward(module):
         return
@@ -44,7 +47,7 @@ def fuse_elementwise(module: ir.Operation, *, target: str) -> None:
 
 def _fuse(function: ir.Operation, declarations: Declarations, writers: set[str]) -> None:
     made: set[ir.Value] = set()
-    refused: set[ir.Value] = set()
+    refused = angles_of_inputs(function)
     while True:
         groups = Groups(function, refused)
         failed: set[ir.Value] = set()

@@ -10,6 +10,7 @@ from steelyard.ir.functions import functions_of
 from steelyard.ir.kernel_calls import ConcatenateCall, Declarations, Slot, callee_of, calls_of
 from steelyard.ir.torch_ops import constant_int, defining_op, info_of, op_name, writes_in_place
 from steelyard.passes.pipeline.registry import register_pass
+from steelyard.passes.support.angles import angles_of_inputs
 from steelyard.passes.support.targets import read_target
 
 _CAT, _CLONE, _LIST = "torch.aten.cat", "torch.aten.clone", "torch.prim.ListConstruct"
@@ -24,17 +25,18 @@ def lower_concatenation(module: ir.Operation, *, target: str) -> None:
     fuse-elementwise, which comes before, has no program for, such as a KV cache that grows by a token. Empty tensors of
     one dim, which torch leaves out, may be among them: the first keys of a cache are appended to one. Leaves a call of
     a declared kernel `concatenate`, so that kernels before and after it run on one tape, or the only part itself where
-    kernels alone read it. On other targets than the CPU nothing changes.
+    kernels alone read it. What fuse-elementwise leaves to torch for cosines and sines of positions stays torch's. On
+    other targets than the CPU nothing changes.
     """
     if read_target(module, target) is not None:
         return
     declarations, kernels = Declarations(module), calls_of(module)
     for function in functions_of(module):
         ops = [op.operation for op in function.regions[0].blocks[0].operations]
-        may_share = not any(writes_in_place(op) for op in ops)
+        may_share, angles = not any(writes_in_place(op) for op in ops), angles_of_inputs(function)
         for op in ops:
             parts = _parts(op)
-            if not parts:
+            if not parts or op.results[0] in angles:
                 continue
             whole = op.results[0]
             if may_share and len(parts) == 1 and parts[0].type == whole.type and _is_only_read(whole, kernels.keys()):

@@ -9,6 +9,7 @@ from torch_mlir import ir
 
 from steelyard.ir.attributes import MEASURES, PARAMETER, PRIMAL, RNG, SAVED, SOURCES, STATE, WEIGHT
 from steelyard.ir.functions import argument_attributes, argument_types, functions_of, result_attributes
+from steelyard.ir.kernel_calls import callee_of
 from steelyard.ir.renaming import Renaming
 from steelyard.ir.torch_ops import op_name
 from steelyard.ir.weights import weight_form, weight_key, weight_states
@@ -149,9 +150,15 @@ def _parameter_readers(function: ir.Operation) -> dict[str, list[str]]:
     readers: dict[str, list[str]] = {}
     for argument, attributes in zip(arguments, argument_attributes(function), strict=True):
         if PARAMETER in attributes and WEIGHT not in attributes:
-            names = [op_name(use.owner.operation).removeprefix("torch.") for use in argument.uses]
+            names = [_reader_name(use.owner.operation) for use in argument.uses]
             readers.setdefault(ir.StringAttr(attributes[PARAMETER]).value, []).extend(names)
     return readers
+
+
+def _reader_name(op: ir.Operation) -> str:
+    """An op of torch, or a kernel, whose symbol is its name and a number."""
+    symbol = callee_of(op)
+    return op_name(op).removeprefix("torch.") if symbol is None else symbol.rpartition("_")[0]
 
 
 @dataclass(eq=False)

@@ -45,8 +45,8 @@ def tensors_of(output):
 
 VIEWS = ("reshape", "view", "_unsafe_view", "transpose.int", "slice.Tensor", "select.int", "unsqueeze", "expand")
 
-POSITIONS = {"arange", "add.Tensor", "add.Scalar", "le.Tensor"}
-"""They are integers, which torch adds and compares before the tape."""
+POSITIONS = {"arange", "add.Tensor", "add.Scalar", "le.Tensor", "_to_copy", "mul.Tensor", "cat", "cos", "sin"}
+"""What torch computes before the tape: positions, and the cosines and sines of them."""
 
 
 def torch_ops_in(lowered: str) -> list[str]:

@@ -140,3 +140,14 @@ func.func @torchs_own(%x: !torch.vtensor<[2,3],f32>, %d: !torch.vtensor<[2,3],f6
   %6 = torch.aten.relu %w : !torch.vtensor<[2,3],f32> -> !torch.vtensor<[2,3],f32>
   return %0, %1, %2, %4, %5, %6 : !torch.vtensor<[2,3],f32>, !torch.vtensor<[2,3],f64>, !torch.vtensor<[2,3],si64>, !torch.vtensor<[3,2],f32>, !torch.vtensor<[2,3],f32>, !torch.vtensor<[2,3],f32>
 }
+
+// Cosines of what no kernel made, and what leads to them: code around repeated blocks has the same.
+// CHECK-LABEL: func.func @angles
+// CHECK-NOT: call @
+// CHECK: torch.aten.mul.Tensor
+// CHECK: torch.aten.cos
+func.func @angles(%x: !torch.vtensor<[2,3],f32>) -> !torch.vtensor<[2,3],f32> {
+  %0 = torch.aten.mul.Tensor %x, %x : !torch.vtensor<[2,3],f32>, !torch.vtensor<[2,3],f32> -> !torch.vtensor<[2,3],f32>
+  %1 = torch.aten.cos %0 : !torch.vtensor<[2,3],f32> -> !torch.vtensor<[2,3],f32>
+  return %1 : !torch.vtensor<[2,3],f32>
+}
