@@ -5,6 +5,7 @@
 
 import re
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from torch_mlir import ir
@@ -65,8 +66,9 @@ class TensorType(Scaled.Type, name="tensor"):
     is `!scaled.tensor<tensor<2x?x64xbf16>, #row, #col>`. One SSA value until storage is lowered.
 
     `!scaled.tensor<?x64xbf16 in 8, #mxfp8_1x32>` is a tensor in 8 groups, each quantized as a matrix of its own: the
-    rows of a matrix, in groups whose ends are known only at run time, or the matrices of a stack, one per expert. In
-    full it is `!scaled.tensor<tensor<?x64xbf16, 8 : i64>, #row, none>`.
+    rows of a matrix, in groups whose ends are known only at run time, or the matrices of a stack, one per expert, or
+    one per trip of a loop and of those around it. In full it is
+    `!scaled.tensor<tensor<?x64xbf16, 8 : i64>, #row, none>`.
 
     Constraints:
     - tensor_c1: the first parameter is a ranked tensor of f32, bf16 or f16 with at least one dim
@@ -111,6 +113,10 @@ class ScaledInfo:
     def with_schemes(self, row: Scheme | None, col: Scheme | None) -> "ScaledInfo":
         """The same tensor with other copies."""
         return replace(self, row=row, col=col)
+
+    def stacked(self, count: int) -> "ScaledInfo":
+        """A stack of matrices like this one, or of stacks of them, each matrix quantized by itself."""
+        return replace(self, shape=(count, *self.shape), groups=count * max(self.groups, 1))
 
     def agrees_with(self, other: "ScaledInfo") -> bool:
         """Whether both can be the same tensor at run time, with the same copies."""
@@ -242,7 +248,7 @@ def _base_info(type_: ir.Type) -> tuple[TensorInfo | None, int | None]:
 def _check_groups(scaled: ScaledInfo) -> None:
     groups, shape = scaled.groups, scaled.shape
     require(groups > 0, "tensor_c6", f"there must be at least one group, got {groups}")
-    is_stack = len(shape) == 3 and shape[0] == groups and None not in shape
+    is_stack = len(shape) > 2 and None not in shape and prod(size or 0 for size in shape[:-2]) == groups
     is_matrix = len(shape) == 2 and shape[1] is not None
     wanted = f"a matrix with a known number of columns, or a stack of {groups} matrices of known size"
     require(is_stack or is_matrix, "tensor_c6", f"a tensor in groups must be {wanted}, got {format_shape(shape)}")

@@ -31,7 +31,8 @@ def quantize_residuals(module: ir.Operation) -> None:
     Takes public functions with loops (`scaled.bodies`, `scaled.trips`), of which one takes what another, of as many
     trips, stacked. If its body only quantizes its part, and draws no random bits, that quantization moves to the body
     that makes the part, where it merges with others of the same tensor. Between the loops is a stack of quantized
-    matrices, with the copy that is read.
+    matrices, with the copy that is read. If both bodies only hand the part on, from a loop and to a loop, it is the
+    bodies of those that count.
     """
     functions = named_functions(module)
     for function in [each for each in functions_of(module) if not is_private(each)]:
@@ -43,34 +44,57 @@ def quantize_residuals(module: ir.Operation) -> None:
                         residual.move()
 
 
-@dataclass
-class _Residual:
-    """What one loop stacks for another, and what the other does with its parts."""
+@dataclass(frozen=True)
+class _Link:
+    """What one loop stacks, and the part of it that a trip of another takes."""
 
     maker: ir.Operation
     making: ir.Operation
     """The function that is the maker's body."""
     result: int
-    reading: ir.Operation
     part: ir.BlockArgument
+
+    @property
+    def made(self) -> ir.Value:
+        """The part, where it is made."""
+        return terminator_of(self.making).operands[self.result]
+
+
+@dataclass
+class _Residual:
+    """What one loop stacks for another, and what the other does with its parts."""
+
+    links: list[_Link]
+    """From the outermost loops to the innermost ones."""
     views: list[ir.Operation]
     quantization: QuantizeOp
     scale: ir.Value | None
-    """In the maker's body."""
+    """In the innermost body that makes the part."""
+
+    @property
+    def making(self) -> ir.Operation:
+        return self.links[-1].making
+
+    @property
+    def result(self) -> int:
+        return self.links[-1].result
 
     def move(self) -> None:
         """Quantize in the maker's body."""
         info = scaled_info_of(self.quantization.result)
         self._quantize_part(info)
-        types = [result.type for result in self.maker.results]
-        trips = trips_of(self.maker) or 0
-        types[self.result] = ScaledInfo((trips, *info.shape), info.dtype, info.row, info.col, trips).type()
-        with_result_types(self.maker, types)
-        self.quantization.result.replace_all_uses_with(self.part)
+        self.quantization.result.replace_all_uses_with(self.links[-1].part)
         for op in (self.quantization.operation, *reversed(self.views)):
             op.erase()
-        self.part.set_type(info.type())
-        refresh_type(self.reading)
+        for link in reversed(self.links):
+            # An outer body returns what the loop in it stacks.
+            replace_results(link.making, lambda _: None)
+            link.part.set_type(info.type())
+            refresh_type(link.part.owner.owner)
+            info = info.stacked(trips_of(link.maker) or 0)
+            types = [result.type for result in link.maker.results]
+            types[link.result] = info.type()
+            with_result_types(link.maker, types)
 
     def _quantize_part(self, info: ScaledInfo) -> None:
         terminator, old = terminator_of(self.making), self.quantization
@@ -96,7 +120,6 @@ class _Residual:
             usage = "columnwise" if info.row is None else "rowwise"
             with ir.InsertionPoint(terminator), terminator.location:
                 terminator.operands[self.result] = narrow(whole, usage).result
-        replace_results(self.making, lambda _: None)
 
 
 def _is_recorded(function: ir.Operation, value: ir.Value, like: QuantizeOp) -> bool:
@@ -109,29 +132,44 @@ def _is_recorded(function: ir.Operation, value: ir.Value, like: QuantizeOp) -> b
 
 def _residual(op: ir.Operation, number: int, functions: dict[str, ir.Operation]) -> _Residual | None:
     """What an operand of a loop is, if it can be quantized by the loop that makes it."""
+    links = _links(op, number, functions)
+    views, last = _followed(links[-1].part) if links else ([], None)
+    quantization = None if last is None else last.opview
+    if not isinstance(quantization, QuantizeOp) or quantization.rng is not None or quantization.new_amax is not None:
+        return None
+    scale = None if quantization.scale is None else _state_like(quantization.scale, links[-1].making)
+    if (scale is None) != (quantization.scale is None):
+        return None
+    if len(scaled_info_of(quantization.result).shape) != 2 or scaled_info_of(quantization.result).groups:
+        return None
+    return _Residual(links, views, quantization, scale)
+
+
+def _links(op: ir.Operation, number: int, functions: dict[str, ir.Operation]) -> list[_Link]:
+    """The loops that stack an operand of a loop, and those that take its parts, as deep as both only hand it on."""
+    links: list[_Link] = []
     value = op.operands[number]
+    while (link := _link(value, op, number, functions)) is not None:
+        links.append(link)
+        uses = list(link.part.uses)
+        if len(uses) != 1 or trips_of(uses[0].owner.operation) is None:
+            break
+        op, number, value = uses[0].owner.operation, uses[0].operand_number, link.made
+    return links
+
+
+def _link(value: ir.Value, op: ir.Operation, number: int, functions: dict[str, ir.Operation]) -> _Link | None:
+    """What the loop that makes a value is to the loop that takes it as its operand of that number."""
     maker = defining_op(value)
-    if maker is None or trips_of(maker) != trips_of(op) or len(list(value.uses)) != 1:
+    if maker is None or trips_of(maker) is None or trips_of(maker) != trips_of(op) or len(list(value.uses)) != 1:
         return None
     names = [*body_names(maker), *body_names(op)]
     if len(names) != 2:
         return None
     making, reading = (functions[name] for name in names)
     results: list[ir.Value] = list(maker.results)
-    result, part = results.index(value), reading.regions[0].blocks[0].arguments[number]
-    made = terminator_of(making).operands[result]
-    if not _is_stack(value, part) or made.type != part.type:
-        return None
-    views, last = _followed(part)
-    quantization = None if last is None else last.opview
-    if not isinstance(quantization, QuantizeOp) or quantization.rng is not None or quantization.new_amax is not None:
-        return None
-    scale = None if quantization.scale is None else _state_like(quantization.scale, making)
-    if (scale is None) != (quantization.scale is None):
-        return None
-    if len(scaled_info_of(quantization.result).shape) != 2 or scaled_info_of(quantization.result).groups:
-        return None
-    return _Residual(maker, making, result, reading, part, views, quantization, scale)
+    link = _Link(maker, making, results.index(value), reading.regions[0].blocks[0].arguments[number])
+    return link if _is_stack(value, link.part) and link.made.type == link.part.type else None
 
 
 def _is_stack(value: ir.Value, part: ir.Value) -> bool:

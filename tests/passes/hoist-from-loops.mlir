@@ -1,4 +1,4 @@
-// RUN: steelyard-opt %s --allow-unregistered-dialect -p 'scaled-hoist-from-loops' | FileCheck %s
+// RUN: steelyard-opt %s --split-input-file --allow-unregistered-dialect -p 'scaled-hoist-from-loops' | FileCheck %s
 
 // The part of a parameter that each trip quantizes is quantized before the loop, for all trips.
 // CHECK-LABEL: func.func @main
@@ -21,4 +21,31 @@ func.func private @body(%x: tensor<16x64xf32>, %w: tensor<64x64xf32> {scaled.par
   %2 = scaled.quantize weight %1 : tensor<64x64xf32> -> !scaled.tensor<64x64xf32, #mxfp8_1x32>
   %y = scaled.gemm fprop %0, %2 at "layer" : !scaled.tensor<16x64xf32, #mxfp8_1x32>, !scaled.tensor<64x64xf32, #mxfp8_1x32> -> tensor<16x64xf32>
   return %y : tensor<16x64xf32>
+}
+
+// -----
+
+// Loops in loops: a stack for the trips of both, of which the outer body hands on its part.
+// CHECK-LABEL: func.func @nested
+// CHECK-SAME: %[[WS:arg[0-9]+]]: !scaled.tensor<2x3x64x64xf32 in 6, #mxfp8_1x32> {scaled.parameter = "layer.kernel", scaled.sources = array<i64: 0>, scaled.trips = 6 : i64, scaled.weight = @weight_3}
+// CHECK: "test.loop"(%arg0, %[[WS]])
+// CHECK-LABEL: func.func private @three
+// CHECK-SAME: %[[W:arg[0-9]+]]: !scaled.tensor<3x64x64xf32 in 3, #mxfp8_1x32> {scaled.weight = @weight_3}
+// CHECK: "test.loop"(%arg0, %[[W]])
+// CHECK-LABEL: func.func private @one
+// CHECK-SAME: %[[OWN:arg[0-9]+]]: !scaled.tensor<64x64xf32, #mxfp8_1x32> {scaled.weight = @weight_3}
+// CHECK-NOT: scaled.quantize
+// CHECK: "test.read"(%[[OWN]])
+func.func @nested(%w: tensor<2x3x64x64xf32> {scaled.parameter = "layer.kernel"}) {
+  "test.loop"(%w) {scaled.bodies = [@three], scaled.trips = 2 : i64} : (tensor<2x3x64x64xf32>) -> ()
+  return
+}
+func.func private @three(%w: tensor<3x64x64xf32> {scaled.parameter = "layer.kernel"}) {
+  "test.loop"(%w) {scaled.bodies = [@one], scaled.trips = 3 : i64} : (tensor<3x64x64xf32>) -> ()
+  return
+}
+func.func private @one(%w: tensor<64x64xf32> {scaled.parameter = "layer.kernel"}) {
+  %q = scaled.quantize weight %w : tensor<64x64xf32> -> !scaled.tensor<64x64xf32, #mxfp8_1x32>
+  "test.read"(%q) : (!scaled.tensor<64x64xf32, #mxfp8_1x32>) -> ()
+  return
 }

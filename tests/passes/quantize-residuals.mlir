@@ -56,3 +56,66 @@ func.func private @shorter(%x: tensor<16x64xf32>) {
   %q = scaled.quantize input %x : tensor<16x64xf32> -> !scaled.tensor<16x64xf32, #mxfp8_1x32>
   return
 }
+
+// -----
+
+// Loops in loops: what the inner body makes is quantized there, and stacked for the trips of both.
+// CHECK-LABEL: func.func @nested
+// CHECK: %[[KEPT:.*]] = "test.loop"(%arg0) {{.*}} -> !scaled.tensor<2x3x16x64xf32 in 6, none, #mxfp8_32x1>
+// CHECK: "test.loop"(%[[KEPT]])
+// CHECK-LABEL: func.func private @make_three
+// CHECK-SAME: -> !scaled.tensor<3x16x64xf32 in 3, none, #mxfp8_32x1>
+// CHECK-LABEL: func.func private @make_one
+// CHECK: %[[X:.*]] = scaled.quantize input %arg0
+// CHECK: return %[[X]] : !scaled.tensor<16x64xf32, none, #mxfp8_32x1>
+// CHECK-LABEL: func.func private @read_three(%arg0: !scaled.tensor<3x16x64xf32 in 3, none, #mxfp8_32x1>)
+// CHECK-LABEL: func.func private @read_one(%arg0: !scaled.tensor<16x64xf32, none, #mxfp8_32x1>)
+// CHECK-NOT: scaled.quantize
+func.func @nested(%x: tensor<16x64xf32>) {
+  %y = "test.loop"(%x) {scaled.bodies = [@make_three], scaled.trips = 2 : i64} : (tensor<16x64xf32>) -> tensor<2x3x16x64xf32>
+  "test.loop"(%y) {scaled.bodies = [@read_three], scaled.trips = 2 : i64} : (tensor<2x3x16x64xf32>) -> ()
+  return
+}
+func.func private @make_three(%x: tensor<16x64xf32>) -> tensor<3x16x64xf32> {
+  %y = "test.loop"(%x) {scaled.bodies = [@make_one], scaled.trips = 3 : i64} : (tensor<16x64xf32>) -> tensor<3x16x64xf32>
+  return %y : tensor<3x16x64xf32>
+}
+func.func private @make_one(%x: tensor<16x64xf32>) -> tensor<16x64xf32> {
+  return %x : tensor<16x64xf32>
+}
+func.func private @read_three(%x: tensor<3x16x64xf32>) {
+  "test.loop"(%x) {scaled.bodies = [@read_one], scaled.trips = 3 : i64} : (tensor<3x16x64xf32>) -> ()
+  return
+}
+func.func private @read_one(%x: tensor<16x64xf32>) {
+  %q = scaled.quantize input %x : tensor<16x64xf32> -> !scaled.tensor<16x64xf32, none, #mxfp8_32x1>
+  "test.read"(%q) : (!scaled.tensor<16x64xf32, none, #mxfp8_32x1>) -> ()
+  return
+}
+
+// -----
+
+// An outer body that reads what it hands on keeps it as it is.
+// CHECK-LABEL: func.func @read_twice
+// CHECK: -> tensor<2x3x16x64xf32>
+func.func @read_twice(%x: tensor<16x64xf32>) {
+  %y = "test.loop"(%x) {scaled.bodies = [@make_three], scaled.trips = 2 : i64} : (tensor<16x64xf32>) -> tensor<2x3x16x64xf32>
+  "test.loop"(%y) {scaled.bodies = [@read_three], scaled.trips = 2 : i64} : (tensor<2x3x16x64xf32>) -> ()
+  return
+}
+func.func private @make_three(%x: tensor<16x64xf32>) -> tensor<3x16x64xf32> {
+  %y = "test.loop"(%x) {scaled.bodies = [@make_one], scaled.trips = 3 : i64} : (tensor<16x64xf32>) -> tensor<3x16x64xf32>
+  return %y : tensor<3x16x64xf32>
+}
+func.func private @make_one(%x: tensor<16x64xf32>) -> tensor<16x64xf32> {
+  return %x : tensor<16x64xf32>
+}
+func.func private @read_three(%x: tensor<3x16x64xf32>) {
+  "test.loop"(%x) {scaled.bodies = [@read_one], scaled.trips = 3 : i64} : (tensor<3x16x64xf32>) -> ()
+  "test.read"(%x) : (tensor<3x16x64xf32>) -> ()
+  return
+}
+func.func private @read_one(%x: tensor<16x64xf32>) {
+  %q = scaled.quantize input %x : tensor<16x64xf32> -> !scaled.tensor<16x64xf32, none, #mxfp8_32x1>
+  return
+}

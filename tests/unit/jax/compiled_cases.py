@@ -41,6 +41,16 @@ def stack(parameters, x):
     return lax.scan(lambda x, kernel: (jnp.tanh(x @ kernel), None), x, parameters["layers"]["kernel"])[0]
 
 
+def nested_parameters():
+    return {"layers": {"kernel": stack_parameters(4)["layers"]["kernel"].reshape(2, 2, WIDTH, WIDTH)}}
+
+
+def nested(parameters, x):
+    """Loops in a loop, whose layers are those of `stack`."""
+    layers = lambda x, kernels: (stack({"layers": {"kernel": kernels}}, x), None)  # noqa: E731
+    return lax.scan(layers, x, parameters["layers"]["kernel"])[0]
+
+
 def stack_by_hand(parameters, x, sets):
     for kernel, quantizers in zip(parameters["layers"]["kernel"], sets, strict=True):
         x = jnp.tanh(sj.dense(x, kernel, None, quantizers))

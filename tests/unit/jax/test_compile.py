@@ -16,6 +16,7 @@ from compiled_cases import (
     mlp,
     mlp_by_hand,
     mlp_parameters,
+    nested,
     normal,
     stack,
     stack_by_hand,
@@ -117,12 +118,20 @@ def test_loops_have_state_for_each_trip():
             np.testing.assert_array_equal(state[f"layers.{role}.amax_history"][:, trip], quantizer.amax_history)
 
 
-@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4", DELAYED], ids=lambda each: str(each)[:7])
-def test_loops_keep_quantized_inputs_for_the_backward(recipe):
-    def linear(parameters, x):
-        return jax.lax.scan(lambda x, kernel: (x @ kernel, None), x, parameters["layers"]["kernel"])[0]
+def linear(x, kernels):
+    """Layers in a loop; of more than one dim, in as many loops."""
+    body = lambda x, kernel: (x @ kernel if kernel.ndim == 2 else linear(x, kernel), None)  # noqa: E731
+    return jax.lax.scan(body, x, kernels)[0]
 
-    fast, parameters = sj.compile(linear, recipe), stack_parameters()
+
+@pytest.mark.parametrize(
+    ("recipe", "trips"),
+    [("mxfp8", (3,)), ("nvfp4", (3,)), (DELAYED, (3,)), ("mxfp8", (3, 1)), (DELAYED, (1, 3)), ("mxfp8", (1, 3, 1))],
+    ids=str,
+)
+def test_loops_keep_quantized_inputs_for_the_backward(recipe, trips):
+    fast = sj.compile(lambda parameters, x: linear(x, parameters["layers"]["kernel"]), recipe)
+    parameters = {"layers": {"kernel": normal(4, *trips, WIDTH, WIDTH) / 8}}
     state = fast.init_state(parameters, X)
     before = sum(each.nbytes for each in jax.tree.leaves((parameters, state)))
     _, pullback = jax.vjp(lambda p: fast(p, X, state=state), parameters)
@@ -132,13 +141,14 @@ def test_loops_keep_quantized_inputs_for_the_backward(recipe):
     assert 0 <= kept - 3 * X.size * bits / 8 < 1024
 
 
-def test_loops_in_loops_have_state_for_each_trip_of_both():
-    def nested(parameters, x):
-        layers = lambda x, kernels: (stack({"layers": {"kernel": kernels}}, x), None)  # noqa: E731
-        return jax.lax.scan(layers, x, parameters["layers"]["kernel"].reshape(2, 2, WIDTH, WIDTH))[0]
+def nested_in_one(parameters, x):
+    kernels = parameters["layers"]["kernel"].reshape(2, 2, WIDTH, WIDTH)
+    return nested({"layers": {"kernel": kernels}}, x)
 
+
+def test_loops_in_loops_have_state_for_each_trip_of_both():
     parameters = stack_parameters(4)
-    flat, fast = sj.compile(stack, DELAYED), sj.compile(nested, DELAYED)
+    flat, fast = sj.compile(stack, DELAYED), sj.compile(nested_in_one, DELAYED)
     states = [each.init_state(parameters, X) for each in (flat, fast)]
     assert states[1]["layers.input.amax_history"].shape == (2, 2, 2)
     steps = [

@@ -4,7 +4,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled_cases import WIDTH, difference, loss_of, mlp, mlp_parameters, normal, stack, stack_parameters
+from compiled_cases import (
+    WIDTH,
+    difference,
+    loss_of,
+    mlp,
+    mlp_parameters,
+    nested,
+    nested_parameters,
+    normal,
+    stack,
+    stack_parameters,
+)
 from jax_cases import to_torch
 
 import steelyard.jax as sj
@@ -84,9 +95,19 @@ def test_weights_for_other_calls_are_refused():
         fast(weights, jnp.arange(4.0), table=True)
 
 
-@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
-def test_weights_of_layers_in_a_loop_are_quantized_once(recipe):
-    fast, parameters = sj.compile(stack, recipe), stack_parameters()
+LOOPS = {
+    "loop": (stack, stack_parameters),
+    "checkpoint": (jax.checkpoint(stack), stack_parameters),
+    "nested": (nested, nested_parameters),
+}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "loop"), [("mxfp8", "loop"), ("nvfp4", "loop"), ("mxfp8", "checkpoint"), ("mxfp8", "nested")]
+)
+def test_weights_of_layers_in_a_loop_are_quantized_once(recipe, loop):
+    fn, make = LOOPS[loop]
+    fast, parameters = sj.compile(fn, recipe), make()
     weights = fast.quantize(parameters, X)
     assert not weights.kept
     assert difference(jax.jit(fast)(weights, X), fast(parameters, X)) < 1e-6

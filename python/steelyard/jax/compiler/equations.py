@@ -17,6 +17,7 @@ INLINED = {
 """Calls that are replaced by what they call: the function was differentiated before."""
 WITH_BODIES = ("scan", "while", "cond", "remat2", "checkpoint", "shard_map")
 """Primitives whose jaxprs are looked into. Those of a scatter or a reduction are no part of the program."""
+CHECKPOINTS = ("remat2", "checkpoint")
 CUSTOM = ("custom_jvp_call", "custom_vjp_call")
 DOT, RAGGED_DOT, CONVOLUTION = "dot_general", "ragged_dot_general", "conv_general_dilated"
 
@@ -28,6 +29,14 @@ class Body(NamedTuple):
     place: int | None
     """Which of several it is, in a tuple."""
     jaxpr: Any
+
+
+def inlined_body(eqn: Any) -> Any:
+    """The jaxpr that an equation is replaced by; None if it stays. A checkpoint without a backward is a call, too."""
+    name = eqn.primitive.name
+    if name in CHECKPOINTS and not eqn.params["differentiated"]:
+        return eqn.params["jaxpr"]
+    return eqn.params[INLINED[name]] if name in INLINED else None
 
 
 def bodies_of(eqn: Any) -> list[Body]:

@@ -1,7 +1,7 @@
 """A jaxpr as MLIR: `stablehlo` for products and views, `jax.<primitive>` for everything else, a function for each body.
 
 An op that stands for an equation has the attribute `jax.eqn`, its number in `Imported.equations`: what runs is that
-equation. jit, custom_jvp and custom_vjp are replaced by what they call.
+equation. jit, custom_jvp, custom_vjp and checkpoints without a backward are replaced by what they call.
 """
 
 from collections.abc import Sequence
@@ -166,13 +166,14 @@ class _Importer:
 
     def _equations(self, jaxpr: Any, scope: _Scope) -> None:
         for eqn in jaxpr.eqns:
-            if eqn.primitive.name in equations.INLINED:
-                self._inline(eqn, scope)
-            else:
+            body = equations.inlined_body(eqn)
+            if body is None:
                 self._equation(eqn, scope)
+            else:
+                self._inline(eqn, body, scope)
 
-    def _inline(self, eqn: Any, scope: _Scope) -> None:
-        inner, consts = equations.opened(eqn.params[equations.INLINED[eqn.primitive.name]])
+    def _inline(self, eqn: Any, body: Any, scope: _Scope) -> None:
+        inner, consts = equations.opened(body)
         own = _Scope({}, {}, set(), scope.stack + eqn.source_info.name_stack, scope.trips, scope.dots)
         for variable, value in zip(inner.constvars, consts, strict=True):
             own.values[variable] = self._literal(value, variable.aval)

@@ -23,6 +23,7 @@ from steelyard.jax.compiler.marks import mark_layers
 from steelyard.jax.compiler.parameters import Parameter
 from steelyard.jax.compiler.runner import Runner
 from steelyard.jax.compiler.state import State, initial_state, read_state, written_state
+from steelyard.jax.compiler.values import shape_of
 from steelyard.recipes import Overrides, Recipe
 
 _FORWARD, _BACKWARD, _MAIN = "forward", "backward", "main"
@@ -67,9 +68,16 @@ class _Function:
         for own in self._arguments:
             if WEIGHT in own and (name := _symbol(own[WEIGHT])) not in made:
                 sources = [arguments[number] for number in ir.DenseI64ArrayAttr(own[SOURCES])]
-                make = partial(self._make_weight, name)
-                made[name] = jax.vmap(make)(*sources) if TRIPS in own else make(*sources)
+                make: Any = partial(self._make_weight, name)
+                # What loops in loops quantize is stacked for the trips of each.
+                for _ in range(sources[0].ndim - len(self._weight_shape(name)) if TRIPS in own else 0):
+                    make = jax.vmap(make)
+                made[name] = make(*sources)
         return made
+
+    def _weight_shape(self, name: str) -> tuple[int, ...]:
+        """The shape of the matrix that the function of a weight takes."""
+        return shape_of(self.runner.functions[name].regions[0].blocks[0].arguments[0].type)
 
     def _make_weight(self, name: str, *sources: Any) -> list[Any]:
         return self.runner.run(name, sources)
@@ -91,7 +99,7 @@ class _Function:
         if trips_of(op) is None:
             return True
         body = self.runner.functions[body_names(op)[0]].regions[0].blocks[0]
-        return any(True for _ in body.arguments[use.operand_number].uses)
+        return any(map(self._reads, body.arguments[use.operand_number].uses))
 
     def run(
         self,
