@@ -14,8 +14,23 @@ from steelyard.dialect.types import ScaledInfo, TensorInfo, tensor_info
 from steelyard.formats.gemms import OPERAND_USAGES, ROWWISE, Role
 from steelyard.formats.schemes import Scheme
 from steelyard.ir.attributes import BODIES, DECODED, DELAYED, LAYER, REDUCE, RNG, STATE, TRAINED
-from steelyard.ir.bodies import added_states, argument_states, bodies_first, body_names, extend_op, trips_of
-from steelyard.ir.functions import add_argument, append_results, argument_name, is_private, is_training
+from steelyard.ir.bodies import (
+    added_states,
+    argument_states,
+    bodies_first,
+    body_names,
+    extend_op,
+    loops_around,
+    trips_of,
+)
+from steelyard.ir.functions import (
+    add_argument,
+    append_results,
+    argument_name,
+    functions_of,
+    is_private,
+    is_training,
+)
 from steelyard.ir.gradients import find_gradients, operand_roles
 from steelyard.ir.stored import stored_scheme
 from steelyard.ir.torch_ops import flatten_root, walk_ops
@@ -40,11 +55,14 @@ def insert_quantize(module: ir.Operation) -> None:
 
     The state of an op's body (`scaled.bodies`) is that of the function with the op, stacked for each trip of a loop.
     Amaxes are results of bodies, `layer.role.amax`; what quantizes gradients has its own, and the rest is recorded by
-    the bodies of the forward alone. Random bits are not stacked: each trip draws its own.
+    the bodies of the forward alone. Random bits are not stacked: each trip draws its own. A layer that runs in loops of
+    other lengths, too, or outside of loops, has a state for each of these places: in a loop of 3 trips, with loops of 2
+    in it, that is `layer.loop3x2.role`.
     """
     states: dict[str, _State] = {}
+    places = _Places(module)
     for function in bodies_first(module):
-        state = states[ir.StringAttr(function.attributes["sym_name"]).value] = _State(function)
+        state = states[ir.StringAttr(function.attributes["sym_name"]).value] = _State(function, places)
         for op in [op.operation for op in function.regions[0].blocks[0].operations]:
             names = body_names(op)
             if not states.keys() >= set(names):
@@ -61,6 +79,27 @@ def insert_quantize(module: ir.Operation) -> None:
             elif DECODED in op.attributes and isinstance(op, MatmulOp):
                 _decode_operand(op, roles[1], state)
         state.finish()
+
+
+class _Places:
+    """In which loops the layers of a module run."""
+
+    def __init__(self, module: ir.Operation):
+        self._loops = loops_around(module)
+        self._of_layers: dict[str, set[tuple[int, ...]]] = {}
+        for function in functions_of(module):
+            for op in walk_ops(function):
+                if isinstance(op.opview, MatmulOp | GroupedMatmulOp):
+                    self._of_layers.setdefault(op.opview.layer.value, set()).add(self._loops_of(function))
+
+    def _loops_of(self, function: ir.Operation) -> tuple[int, ...]:
+        return self._loops.get(ir.StringAttr(function.attributes["sym_name"]).value, ())
+
+    def state_name(self, function: ir.Operation, layer: str, role: str) -> str:
+        """The name of the state of a layer's operand in a function."""
+        loops = self._loops_of(function)
+        place = f"loop{'x'.join(map(str, loops))}" if loops and len(self._of_layers[layer]) > 1 else ""
+        return ".".join(part for part in (layer, place, role) if part)
 
 
 @dataclass(frozen=True)
@@ -89,8 +128,9 @@ class _Recorded:
 class _State:
     """State that the quantizations of a function read and, in training, update."""
 
-    def __init__(self, function: ir.Operation):
+    def __init__(self, function: ir.Operation, places: _Places):
         self._function = function
+        self._places = places
         self._block = function.regions[0].blocks[0]
         self._is_body = is_private(function)
         self._is_training = is_training(function) or TRAINED in function.attributes
@@ -117,7 +157,7 @@ class _State:
             return quantize(source, row, col, role=role, rng=rng, ends=ends, groups=groups).result
         if scheme.source == "current":
             return quantize(source, row, col, role=role, ends=ends, groups=groups).result
-        name = f"{layer}.{role}" if layer else role
+        name = self._places.state_name(self._function, layer, role)
         shape = scale_shape(ScaledInfo(_info(source).shape, _info(source).dtype, row, col, groups))
         scale = self._argument(f"{name}.scale", _info(source).with_(shape, "f32"), op.location)
         if scheme.is_static and op.kind.value == "fprop":
@@ -173,7 +213,7 @@ class _State:
         known = self._known.get(name)
         if known is not None and known.type != info.type():
             message = f"state '{name}' must have one shape, got {known.type} and {info}"
-            fail(self._function, f"{message}; a layer with state runs either in a loop or outside of it")
+            fail(self._function, f"{message}; a layer with state is either one of experts or not")
         if name not in self._known:
             attributes = {STATE: ir.StringAttr.get(name)}
             self._known[name] = add_argument(self._block, info.type(), location, attributes)

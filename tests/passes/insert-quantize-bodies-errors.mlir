@@ -8,13 +8,8 @@ func.func @no_body(%x: tensor<16x64xf32>) {
 
 // -----
 
-// expected-error @+1 {{state 'layer.input.scale' must have one shape, got tensor<3xf32> and tensor<f32>; a layer with state runs either in a loop or outside of it}}
-func.func @two_shapes(%x: tensor<16x64xf32>, %w: tensor<64x64xf32> {scaled.parameter = "layer.kernel"}) -> (tensor<16x64xf32>, tensor<16x64xf32>) {
-  %y = "test.loop"(%x, %w) {scaled.bodies = [@body], scaled.trips = 3 : i64} : (tensor<16x64xf32>, tensor<64x64xf32>) -> tensor<16x64xf32>
-  %z = scaled.matmul fprop %x, %w at "layer" : tensor<16x64xf32>, tensor<64x64xf32> -> tensor<16x64xf32>
-  return %y, %z : tensor<16x64xf32>, tensor<16x64xf32>
-}
-func.func private @body(%x: tensor<16x64xf32>, %w: tensor<64x64xf32> {scaled.parameter = "layer.kernel"}) -> tensor<16x64xf32> {
+// expected-error @+1 {{state 'layer.input.scale' must have one shape, got tensor<3xf32> and tensor<f32>; a layer with state is either one of experts or not}}
+func.func @two_shapes(%x: tensor<16x64xf32>, %w: tensor<64x64xf32> {scaled.parameter = "layer.kernel"}, %scale: tensor<3xf32> {scaled.state = "layer.input.scale"}) -> tensor<16x64xf32> {
   %y = scaled.matmul fprop %x, %w at "layer" : tensor<16x64xf32>, tensor<64x64xf32> -> tensor<16x64xf32>
   return %y : tensor<16x64xf32>
 }

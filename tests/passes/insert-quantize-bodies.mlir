@@ -79,3 +79,23 @@ func.func private @inner(%x: tensor<16x64xf32>, %w: tensor<64x64xf32> {scaled.pa
   %y = scaled.matmul fprop %x, %w at "layer" : tensor<16x64xf32>, tensor<64x64xf32> -> tensor<16x64xf32>
   return %y : tensor<16x64xf32>
 }
+
+// -----
+
+// A layer that runs in a loop and outside of it has a state for each place.
+// CHECK-LABEL: func.func @two_places
+// CHECK-SAME: %[[STACK:arg[0-9]+]]: tensor<3xf32> {scaled.state = "layer.loop3.input.scale"}
+// CHECK-SAME: %[[SCALE:arg[0-9]+]]: tensor<f32> {scaled.state = "layer.input.scale"}
+// CHECK: "test.loop"(%arg0, %arg1, %[[STACK]], %{{.*}})
+// CHECK: scaled.quantize input %arg0 scale(%[[SCALE]])
+// CHECK-LABEL: func.func private @two_places_body
+// CHECK-SAME: tensor<f32> {scaled.state = "layer.loop3.input.scale"}
+func.func @two_places(%x: tensor<16x64xf32>, %w: tensor<64x64xf32> {scaled.parameter = "layer.kernel"}) -> (tensor<16x64xf32>, tensor<16x64xf32>) {
+  %y = "test.loop"(%x, %w) {scaled.bodies = [@two_places_body], scaled.trips = 3 : i64} : (tensor<16x64xf32>, tensor<64x64xf32>) -> tensor<16x64xf32>
+  %z = scaled.matmul fprop %x, %w at "layer" : tensor<16x64xf32>, tensor<64x64xf32> -> tensor<16x64xf32>
+  return %y, %z : tensor<16x64xf32>, tensor<16x64xf32>
+}
+func.func private @two_places_body(%x: tensor<16x64xf32>, %w: tensor<64x64xf32> {scaled.parameter = "layer.kernel"}) -> tensor<16x64xf32> {
+  %y = scaled.matmul fprop %x, %w at "layer" : tensor<16x64xf32>, tensor<64x64xf32> -> tensor<16x64xf32>
+  return %y : tensor<16x64xf32>
+}

@@ -50,6 +50,20 @@ def bodies_first(module: ir.Operation) -> list[ir.Operation]:
     return list(ordered.values())
 
 
+def loops_around(module: ir.Operation) -> dict[str, tuple[int, ...]]:
+    """By the names of bodies, the trips of the loops that each runs in, from the outermost inwards."""
+    functions = named_functions(module)
+    found: dict[str, tuple[int, ...]] = {}
+    for function in reversed(bodies_first(module)):
+        own = found.get(ir.StringAttr(function.attributes["sym_name"]).value, ())
+        for op in function.regions[0].blocks[0].operations:
+            trips = trips_of(op.operation)
+            for name in body_names(op.operation):
+                if name in functions:
+                    found.setdefault(name, own if trips is None else (*own, trips))
+    return found
+
+
 def argument_states(function: ir.Operation) -> list[str | None]:
     """The name of the state that each argument is; None for the others."""
     return _states(argument_attributes(function))

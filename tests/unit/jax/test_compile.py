@@ -164,6 +164,34 @@ def test_loops_in_loops_have_state_for_each_trip_of_both():
         np.testing.assert_array_equal(states[1][name].reshape(value.shape), value)
 
 
+def test_a_layer_in_and_outside_of_a_loop_has_state_for_each_place():
+    def shared(parameters, x):
+        kernel = parameters["layer"]["kernel"]
+        x = jax.lax.scan(lambda x, _: (jnp.tanh(x @ kernel), None), x, length=2)[0]
+        return x @ kernel
+
+    def by_hand(parameters, x, sets):
+        kernel = parameters["layer"]["kernel"]
+        for quantizers in sets[:2]:
+            x = jnp.tanh(sj.dense(x, kernel, None, quantizers))
+        return sj.dense(x, kernel, None, sets[2])
+
+    fast, parameters = sj.compile(shared, DELAYED), {"layer": {"kernel": normal(1, WIDTH, WIDTH) / 4}}
+    state, sets = fast.init_state(parameters, X), [sj.QuantizerSet.from_recipe(DELAYED) for _ in range(3)]
+    ours = jax.jit(jax.value_and_grad(lambda p, s: loss_of(fast)(p, X, state=s), argnums=(0, 1)))
+    wanted = jax.jit(jax.value_and_grad(lambda p, s: loss_of(by_hand)(p, X, s), argnums=(0, 1)))
+    for _ in range(2):
+        value, (gradients, state) = ours(parameters, state)
+        expected, (gradients_by_hand, sets) = wanted(parameters, sets)
+        assert float(value) == float(expected)
+        # The three gradients of one kernel are added in another order.
+        assert difference(gradients, gradients_by_hand) < 1e-6
+    for role, name in (("input", "x"), ("weight", "kernel"), ("grad_output", "dgrad")):
+        scales = [*state[f"layer.loop2.{role}.scale"], state[f"layer.{role}.scale"]]
+        assert [float(each) for each in scales] == [float(getattr(each, name).scale) for each in sets]
+    assert fast(parameters, X, state=state).shape == X.shape
+
+
 @pytest.mark.slow
 def test_stochastic_rounding_is_unbiased_and_draws_anew_in_each_step():
     fast, parameters = sj.compile(stack, "nvfp4"), stack_parameters(2)
