@@ -55,7 +55,7 @@ test: $(STAMP)-package lint ## Check style and types, then run every test but th
 	@$(BIN)/pytest -n $(JOBS) -m 'not slow'
 
 # What runs on modules built with sanitizers. ThreadSanitizer cannot see how XLA's and OpenMP's threads wait.
-KERNEL_TESTS := $(addprefix tests/runtime/test_,$(addsuffix .py,decode epilogues few_rows gemm packing producers quantize tape threads))
+KERNEL_TESTS := $(addprefix tests/runtime/test_,$(addsuffix .py,decode epilogues few_rows gemm packing producers quantize tape tape_steps threads))
 SANITIZED := tests/runtime --ignore tests/runtime/cuda --ignore tests/runtime/test_native_build.py tests/unit/jax
 THREADED := $(KERNEL_TESTS) -k 'not same_threads'
 

@@ -7,6 +7,9 @@ from steelyard.dialect.matmul import MatmulOp
 from steelyard.dialect.types import tensor_info
 from steelyard.ir.attributes import DESTINATIONS, DEVICE
 from steelyard.ir.kernel_calls import (
+    AdvanceRngCall,
+    AmaxCall,
+    AttentionBackwardCall,
     AttentionCall,
     DequantizeCall,
     Device,
@@ -16,6 +19,8 @@ from steelyard.ir.kernel_calls import (
     KernelCall,
     PackCall,
     QuantizingCall,
+    TransposeCall,
+    UpdateScaleCall,
     declarations_of,
 )
 from steelyard.ir.torch_ops import none_constant, reshaped_as, transpose_last, walk_ops
@@ -25,7 +30,18 @@ from steelyard.passes.support.targets import read_target
 from steelyard.targets.gemm_paths import NATIVE
 
 _DESTINATIONS: dict[Device, tuple[type[KernelCall], ...]] = {
-    "cpu": (QuantizingCall, GemmCall, GroupedGemmCall, PackCall, AttentionCall),
+    "cpu": (
+        QuantizingCall,
+        GemmCall,
+        GroupedGemmCall,
+        PackCall,
+        TransposeCall,
+        AttentionCall,
+        AttentionBackwardCall,
+        AmaxCall,
+        UpdateScaleCall,
+        AdvanceRngCall,
+    ),
     "cuda": (QuantizingCall, GemmCall, GroupedGemmCall, DequantizeCall, EpilogueCall),
 }
 """Operations whose kernels, on each kind of device, write their results where they are told."""
@@ -63,6 +79,8 @@ def _writes_where_told(call: KernelCall, device: Device) -> bool:
         return call.path != NATIVE and not call.batch_dims
     if isinstance(call, GroupedGemmCall):
         return call.path != NATIVE
+    if isinstance(call, UpdateScaleCall):
+        return call.algorithm != "custom"
     return call.result("new_amax") is None
 
 

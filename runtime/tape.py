@@ -276,6 +276,7 @@ class _Reader:
         assert sizes is not None, "a pass has looked at the sizes"
         results = []
         for number, value in enumerate(op.results):
+            self._read_whole |= {op.operands[size.value] for size in sizes[number] if size.kind in ("dim", "rows")}
             own = [self._in_registers(size, values) for size in sizes[number]]
             offset = offsets[number] if offsets else ELSEWHERE
             results.append(self._result(value, own, offset, call.result_order(number)))

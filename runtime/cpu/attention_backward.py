@@ -55,7 +55,7 @@ def differentiate(
     read = [x.resolve_neg() for x in (query, key, value, out, grad_out, logsumexp)]
     batch, heads, queries, size = query.shape
     _, key_heads, keys, _ = key.shape
-    grads = tuple(_empty_like(x) for x in (query, key, value))
+    grads = tuple(empty_gradient(x) for x in (query, key, value))
     if mask is not None:
         mask = mask.resolve_neg().expand(batch, heads, queries, keys)
     _cpu.attention_backward(
@@ -74,6 +74,6 @@ def differentiate(
     return query_grad, key_grad, value_grad
 
 
-def _empty_like(x: torch.Tensor) -> torch.Tensor:
+def empty_gradient(x: torch.Tensor) -> torch.Tensor:
     """Memory for a gradient, laid out as torch's: what projects it back reads the heads of a token as one row."""
     return torch.empty_like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)

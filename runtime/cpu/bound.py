@@ -50,14 +50,14 @@ from steelyard.ir.kernel_calls import (
     matrix_shape,
 )
 from steelyard.runtime import _cpu, dtypes
-from steelyard.runtime.cpu import bound_groups, bound_measures, decoding, delayed, producers, quantization, saturation
+from steelyard.runtime.cpu import bound_groups, bound_measures, decoding, delayed, producers, saturation
 from steelyard.runtime.cpu.arguments import ACTIVATIONS, DTYPES, ROW_FUNCTIONS, scheme_bits
-from steelyard.runtime.cpu.attention_backward import differentiate
+from steelyard.runtime.cpu.attention_backward import empty_gradient
 from steelyard.runtime.cpu.elementwise import bind_program, row_major
 from steelyard.runtime.cpu.gemm import PACKED
 from steelyard.runtime.cpu.tensor_reader import TENSORS
 from steelyard.runtime.quantizers import Quantizers, own_algorithm
-from steelyard.runtime.ranks import largest_of_ranks
+from steelyard.runtime.ranks import largest_amaxes, largest_of_ranks
 
 _NO_MATRIX = (0, 0, 0, 0, 0, 0)
 _NOWHERE = -1
@@ -213,14 +213,21 @@ def _allocate_products(call: KernelCall) -> Callable:
 
 @bind.register
 def _bind_transpose(call: TransposeCall, _: Quantizers) -> Bound:
-    read = _bind_copy(call)
+    made, sizes = call.made_copy, call.sizes
+    source = _operand(GemmOperand(call.shape, call.copy))
+    parts = made.codes, made.scales, _place(made.amax)
+    run = _cpu.bound_transpose(TENSORS, source, *parts, sizes.start or 0, sizes.stop or 0)
+    known = prod(size for size in call.shape[:-1] if size is not None)
+    columns = call.shape[-1]
 
-    def transpose(*values: Any) -> tuple[torch.Tensor, ...]:
-        turned = decoding.transpose(read(values))
-        parts = (turned.codes, turned.scales, turned.amax)
-        return tuple(part for part in parts if part is not None)
+    def allocate(*operands: Any) -> tuple[torch.Tensor, ...]:
+        shape = known * prod(operands[sizes]), columns
+        return tuple(
+            torch.empty([size or 0 for size in own], dtype=dtypes.DTYPES[dtype])
+            for own, dtype in part_shapes(made.scheme, shape, made.columnwise).values()
+        )
 
-    return transpose, None
+    return run, allocate
 
 
 @bind.register
@@ -270,14 +277,12 @@ def _bind_copy(call: CopyCall) -> Callable[[tuple], QuantizedCopy]:
 
 @bind.register
 def _bind_amax(call: AmaxCall, _: Quantizers) -> Bound:
-    per_row, rht = call.per_row, call.rht
+    per_row = call.per_row
 
-    def amax(source: torch.Tensor) -> tuple[torch.Tensor]:
-        return (
-            quantization.amax(source.detach(), rht=rht, per_row=per_row).view(source.shape[:-1] if per_row else ()),
-        )
+    def allocate(source: torch.Tensor) -> tuple[torch.Tensor]:
+        return (torch.empty(source.shape[:-1] if per_row else ()),)
 
-    return amax, None
+    return _cpu.bound_amax(TENSORS, call.rht, per_row), allocate
 
 
 @bind.register
@@ -355,18 +360,22 @@ def _bind_elementwise(call: ElementwiseCall, _: Quantizers) -> Bound:
 
 @bind.register
 def _bind_attention_backward(call: AttentionBackwardCall, _: Quantizers) -> Bound:
-    causal, scale = call.causal, call.scale
+    run = _cpu.bound_attention_backward(TENSORS, _place(call.mask), len(call.operands), call.scale, call.causal)
 
-    def attention_backward(
-        grad_out: Any, query: Any, key: Any, value: Any, out: Any, logsumexp: Any, mask: Any = None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return differentiate(grad_out, query, key, value, out, logsumexp, mask, causal, scale)
+    def allocate(_grad_out: Any, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(map(empty_gradient, given[:3]))
 
-    return attention_backward, None
+    return run, allocate
 
 
 @bind.register
 def _bind_update_scale(call: UpdateScaleCall, quantizers: Quantizers) -> Bound:
+    if call.has_destinations:
+        largest = delayed.largest_code(call.scheme, call.margin)
+        is_newest = call.algorithm == "most_recent"
+        rule = is_newest, largest, call.scheme.epsilon, call.scheme.power_of_two
+        run = _cpu.bound_update_scale(TENSORS, *rule, largest_amaxes if call.reduce else None)
+        return run, _allocate_state
     algorithm = own_algorithm(call, quantizers) or call.algorithm
 
     def update_scale(scale: torch.Tensor, history: torch.Tensor, amax: torch.Tensor) -> tuple:
@@ -375,6 +384,10 @@ def _bind_update_scale(call: UpdateScaleCall, quantizers: Quantizers) -> Bound:
         return delayed.update_scale(scale, history, call.scheme, margin=call.margin, algorithm=algorithm)
 
     return update_scale, None
+
+
+def _allocate_state(scale: torch.Tensor, history: torch.Tensor, _amax: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty(scale.shape), torch.empty(history.shape)
 
 
 @bind.register
@@ -390,7 +403,4 @@ def _bind_count_saturated(call: CountSaturatedCall, _: Quantizers) -> Bound:
 
 @bind.register
 def _bind_advance_rng(_call: AdvanceRngCall, _: Quantizers) -> Bound:
-    def advance_rng(state: torch.Tensor) -> tuple[torch.Tensor]:
-        return (state + torch.tensor([0, 1]),)
-
-    return advance_rng, None
+    return _cpu.bound_advance_rng(TENSORS), _allocate_like_source

@@ -6,9 +6,9 @@ import torch
 
 from steelyard.formats.checks import check_dtype, check_is_copy
 from steelyard.formats.copies import QuantizedCopy, other_usage
-from steelyard.formats.parts import round_up
+from steelyard.formats.parts import Part, part_shapes, round_up
 from steelyard.formats.scheme_bits import scheme_bits
-from steelyard.runtime import _cpu
+from steelyard.runtime import _cpu, dtypes
 from steelyard.runtime.cpu.arguments import (
     DTYPES,
     check_copy,
@@ -61,28 +61,23 @@ def transpose(copy: QuantizedCopy) -> QuantizedCopy:
         f"got block {copy.scheme.block}; quantize it from the source",
     )
     check_copy(copy, "copy")
-    scales = _transpose_scales(copy)
-    if copy.scheme.family == "mx":
-        return replace(copy, codes=copy.codes.clone(), scales=scales, columnwise=not copy.columnwise)
-    rows, columns = copy.stored_shape
-    nibbles = copy.scheme.element == "f4E2M1FN"
-    codes = torch.empty((columns, -(-rows // 2) if nibbles else rows), dtype=torch.uint8)
-    _cpu.transpose(copy.codes.data_ptr(), codes.data_ptr(), rows, columns, nibbles, torch.get_num_threads())
-    amax = None if copy.amax is None else copy.amax.clone()
-    return replace(copy, codes=codes, scales=scales, amax=amax, columnwise=not copy.columnwise)
+    turned = replace(copy, columnwise=not copy.columnwise, **_empty_parts(copy))
+    _cpu.transpose(_arguments(copy), _arguments(turned), torch.get_num_threads())
+    return turned
 
 
-def _transpose_scales(copy: QuantizedCopy) -> torch.Tensor:
-    scales, (rows, columns) = copy.scales, copy.stored_shape
-    if copy.scheme.family == "tensor":
-        return scales.clone()
-    if copy.scheme.family == "block":
-        return scales.T.contiguous()
-    if copy.scheme.family == "nvfp4":
-        return scales[::16].T.repeat_interleave(16, dim=0)[:columns].contiguous()
-    if copy.columnwise:
-        return scales[:, ::32].repeat_interleave(32, dim=0)[:rows].contiguous()
-    return scales[::32].repeat_interleave(32, dim=1)[:, :columns].contiguous()
+def _empty_parts(copy: QuantizedCopy) -> dict[Part, torch.Tensor]:
+    """Memory for the parts of the copy of the other usage."""
+    return {
+        part: torch.empty([size or 0 for size in sizes], dtype=dtypes.DTYPES[dtype])
+        for part, (sizes, dtype) in part_shapes(copy.scheme, copy.shape, not copy.columnwise).items()
+    }
+
+
+def _arguments(copy: QuantizedCopy) -> tuple:
+    """A copy, as `CopyArguments` of bind/arguments.h."""
+    amax = 0 if copy.amax is None else copy.amax.data_ptr()
+    return scheme_bits(copy.scheme), copy.columnwise, copy.codes.data_ptr(), copy.scales.data_ptr(), amax, *copy.shape
 
 
 def swizzle(copy: QuantizedCopy) -> torch.Tensor:

@@ -36,11 +36,16 @@ def update_scale(
         (old.data_ptr(), history.data_ptr(), new.data_ptr(), rolled.data_ptr(), length, count),
         0 if picked is None else picked.data_ptr(),
         algorithm == "most_recent",
-        scheme.element_max * 2.0**-margin,
+        largest_code(scheme, margin),
         scheme.epsilon,
         scheme.power_of_two,
     )
     return new, rolled
+
+
+def largest_code(scheme: Scheme, margin: int) -> float:
+    """What an amax becomes, with room above it by a margin."""
+    return scheme.element_max * 2.0**-margin
 
 
 def _checked_state(scale: Any, amax_history: Any) -> tuple[torch.Tensor, torch.Tensor]:

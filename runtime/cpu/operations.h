@@ -84,12 +84,21 @@ void run_quantize(const QuantizeArguments &arguments, int threads);
 void run_produce(const Matrix &out, const Producer &producer, float *amax,
                  int threads);
 
+// Writes the largest magnitude of a matrix, or of each row: 0 if it is empty,
+// one NaN if it holds any. `rht`: after the Hadamard transform of columns.
+void find_amax(const Matrix &x, float *out, bool rht, bool per_row,
+               int threads);
+
 // Makes what a function makes of each row. Any size may be 0.
 void run_rows(const RowsCall &call, int threads);
 
 // The values of a copy, as a contiguous (M, N) matrix.
 void run_dequantize(const StoredCopy &copy, void *out, Dtype dtype,
                     int threads);
+
+// Makes the copy of the other usage, whose memory `to` has, from the codes: of
+// a scheme with one scale or with square tiles.
+void run_transpose(const StoredCopy &from, const StoredCopy &to, int threads);
 
 // The product of two copies, each reduced along the dim that it is quantized
 // along, and where it goes; no dim of the output is 0.

@@ -201,6 +201,34 @@ def test_training_has_the_bits_of_python(recipe, without_tapes):
     assert all(map(torch.equal, *results))
 
 
+@pytest.mark.parametrize("recipe", ["nvfp4", "fp8-delayed"])
+def test_steps_of_training_have_the_bits_of_python(recipe, without_tapes):
+    """State goes from step to step: scales and their histories, or random bits."""
+    results, nets = [], []
+    for compile_model in (without_tapes, steelyard.compile):
+        torch.manual_seed(0)
+        model, arguments = make_llama()
+        model.train()
+        nets.append(compile_model(model, recipe))
+        losses = []
+        for _ in range(3):
+            loss = nets[-1](**arguments).logits.square().mean()
+            loss.backward()
+            losses.append(loss)
+        results.append([*losses, *(parameter.grad for parameter in model.parameters())])
+    assert all(map(torch.equal, *results))
+    kernels = {"nvfp4": {"attention_backward"}, "fp8-delayed": {"attention_backward", "amax", "update_scale"}}[recipe]
+    calls = calls_of_steps(nets[1].ir("lowered"))
+    assert kernels <= {name for name, is_step in calls if is_step}
+    assert not kernels & {name for name, is_step in calls if not is_step}
+
+
+def calls_of_steps(lowered: str) -> set[tuple[str, bool]]:
+    """The kernels that a program calls at each step, and whether on a tape; private functions make weights, once."""
+    public = re.sub(r"(?s)func\.func private @\w+\([^\n]*\{\n.*?\n  \}", "", lowered)
+    return {(found[1], "scaled.tape" in found[2]) for found in re.finditer(r"call @(\w+?)_\d+(\(.*)", public)}
+
+
 @pytest.mark.parametrize("recipe", ["nvfp4", "mxfp8"])
 def test_sizes_known_only_at_run_time(recipe, without_tapes):
     model = Branches().eval()

@@ -364,7 +364,7 @@ OPERAND = (BITS, False, ADDRESS, ADDRESS, 0, 4, 4)
         (lambda: _cpu.qgemm(OPERAND, (BITS, False, 0, ADDRESS, 0, 4, 4), NO_MATRIX, NO_MATRIX, MATRIX, 1), "memory of"),
         (lambda: _cpu.qgemm(OPERAND, OPERAND, NO_MATRIX, NO_MATRIX, (0, 0, 4, 4, 4, 1), 1), "memory of their own"),
         (lambda: _cpu.dequantize(BITS, False, ADDRESS, 0, 0, 4, 4, ADDRESS, 0, 1), "memory of their own"),
-        (lambda: _cpu.transpose(ADDRESS, 0, 4, 4, False, 1), "memory of their own"),
+        (lambda: _cpu.transpose(OPERAND, (BITS, True, 0, ADDRESS, 0, 4, 4), 1), "memory of their own"),
         (lambda: _cpu.swizzle(0, 4, 4, 4, 1, ADDRESS), "memory of their own"),
         (lambda: _cpu.pack_weight((BITS, ADDRESS, ADDRESS, ADDRESS, 4, -4), ADDRESS), "sizes must not be negative"),
         (lambda: _cpu.unpack_weight(0, (BITS, ADDRESS, ADDRESS, ADDRESS, 4, 4)), "memory of their own"),

@@ -10,7 +10,11 @@ from typing import Literal, NamedTuple
 from torch_mlir import ir
 
 from steelyard.dialect.types import Shape, tensor_info
+from steelyard.formats.parts import is_stored_transposed
 from steelyard.ir.kernel_calls import (
+    AdvanceRngCall,
+    AmaxCall,
+    AttentionBackwardCall,
     AttentionCall,
     ConcatenateCall,
     CopySlots,
@@ -22,6 +26,8 @@ from steelyard.ir.kernel_calls import (
     ProduceQuantizeCall,
     QuantizeCall,
     RowsCall,
+    TransposeCall,
+    UpdateScaleCall,
     WriteRowsCall,
 )
 from steelyard.ir.torch_ops import constant_int, defining_op, is_none, op_name
@@ -123,6 +129,11 @@ def _attention_sizes(_call: KernelCall) -> list[list[Size]]:
     return [sizes, sizes[:3]]
 
 
+def _attention_gradient_sizes(call: KernelCall) -> list[list[Size]]:
+    """Those of query, key and value."""
+    return [_sizes_of(call, position) for position in (1, 2, 3)]
+
+
 def _concatenated_sizes(call: KernelCall) -> list[list[Size]]:
     """Those of the first part, but for the dim along which all parts add up."""
     assert isinstance(call, ConcatenateCall)
@@ -136,9 +147,25 @@ def _looked_up_sizes(call: KernelCall) -> list[list[Size]]:
     return [[*(Size("dim", 1, dim) for dim in range(rank)), Size("dim", 0, 1)]]
 
 
+def _sizes_of(call: KernelCall, position: int) -> list[Size]:
+    """Those of an operand."""
+    return [Size("dim", position, dim) for dim in range(len(_shape(call.operands[position].type)))]
+
+
 def _source_sizes(call: KernelCall) -> list[list[Size]]:
     """Those of the first operand."""
-    return [[Size("dim", 0, dim) for dim in range(len(_shape(call.operands[0].type)))]]
+    return [_sizes_of(call, 0)]
+
+
+def _amax_sizes(call: KernelCall) -> list[list[Size]]:
+    """One number, or one for each row of the source."""
+    assert isinstance(call, AmaxCall)
+    return [_sizes_of(call, 0)[:-1] if call.per_row else []]
+
+
+def _state_sizes(call: KernelCall) -> list[list[Size]]:
+    """Those of the scale and of its history."""
+    return [_sizes_of(call, 0), _sizes_of(call, 1)]
 
 
 def _row_sizes(call: KernelCall) -> list[list[Size]]:
@@ -157,15 +184,28 @@ def _shape(type_: ir.Type) -> Shape:
     return info.shape
 
 
+def _transposed_sizes(call: KernelCall) -> list[list[Size]] | None:
+    """The rows of a matrix are those of its codes, unless these are transposed."""
+    assert isinstance(call, TransposeCall)
+    if is_stored_transposed(call.scheme, call.columnwise):
+        return None
+    return _part_sizes(call, call.copy.codes)
+
+
 def _copy_sizes(call: KernelCall) -> list[list[Size]] | None:
     """The sizes of a quantized tensor's parts follow from the rows of what is quantized."""
     assert isinstance(call, QuantizeCall | ProduceQuantizeCall)
+    return _part_sizes(call, call.source)
+
+
+def _part_sizes(call: KernelCall, source: int) -> list[list[Size]] | None:
+    """The sizes of the parts that a call makes, from the rows of an operand."""
     made: dict[int, list[Size]] = {}
     for copy in call.made_copies:
         if copy.shape[1] is None:
             return None
         for part, place in copy.places.items():
-            sizes = _sizes_by_rows(lambda rows, copy=copy, part=part: _part_shape(copy, rows, part), call.source)
+            sizes = _sizes_by_rows(lambda rows, copy=copy, part=part: _part_shape(copy, rows, part), source)
             if sizes is None:
                 return None
             made[place] = sizes
@@ -199,6 +239,9 @@ def _at(size: Size, rows: int) -> int:
 
 
 _RUN_TIME_SIZES: Mapping[type[KernelCall], Callable[[KernelCall], list[list[Size]] | None]] = {
+    AdvanceRngCall: _source_sizes,
+    AmaxCall: _amax_sizes,
+    AttentionBackwardCall: _attention_gradient_sizes,
     AttentionCall: _attention_sizes,
     ConcatenateCall: _concatenated_sizes,
     ElementwiseCall: _product_sizes,
@@ -208,6 +251,8 @@ _RUN_TIME_SIZES: Mapping[type[KernelCall], Callable[[KernelCall], list[list[Size
     ProduceQuantizeCall: _copy_sizes,
     QuantizeCall: _copy_sizes,
     RowsCall: _row_sizes,
+    TransposeCall: _transposed_sizes,
+    UpdateScaleCall: _state_sizes,
     WriteRowsCall: _source_sizes,
 }
 """The kernels that a tape can run, and what tells the sizes of their results where types do not."""

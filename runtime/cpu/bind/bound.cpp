@@ -9,12 +9,15 @@
 #include <vector>
 
 #include "cpu/bind/bindings.h"
+#include "cpu/tape/attention_backward_kernel.h"
 #include "cpu/tape/attention_kernel.h"
 #include "cpu/tape/concatenate_kernel.h"
 #include "cpu/tape/gemm_kernel.h"
 #include "cpu/tape/lookup_kernel.h"
 #include "cpu/tape/quantize_kernel.h"
 #include "cpu/tape/rows_kernel.h"
+#include "cpu/tape/state_kernels.h"
+#include "cpu/tape/transpose_kernel.h"
 #include "cpu/tape/write_rows_kernel.h"
 
 namespace nb = nanobind;
@@ -60,6 +63,22 @@ BoundKernel bound(nb::object reader, Slots... slots) {
           nb::cast<const TensorReader &>(reader)};
 }
 
+// `exchange`: takes a list of amaxes, and returns those of all ranks.
+BoundKernel bound_update_scale(nb::object reader, bool most_recent,
+                               float element_max, float epsilon,
+                               bool power_of_two,
+                               std::optional<nb::callable> exchange) {
+  UpdateScaleKernel::Exchange ask;
+  if (exchange)
+    ask = [ask = *exchange](std::vector<float> &amaxes) {
+      const nb::gil_scoped_acquire locked;
+      amaxes = nb::cast<std::vector<float>>(ask(amaxes));
+    };
+  return bound<UpdateScaleKernel>(
+      reader, DelayedRule{most_recent, element_max, epsilon, power_of_two},
+      std::move(ask));
+}
+
 } // namespace
 
 void BoundKernel::operator()(const nb::args &values) const {
@@ -84,6 +103,24 @@ void bind_bound(nb::module_ &m) {
         nb::arg("new_value"), nb::arg("mask"), nb::arg("out"),
         nb::arg("logsumexp"), nb::arg("scale").none(), nb::arg("causal"),
         "Attends, over keys and values or their codes.");
+  m.def("bound_attention_backward",
+        &bound<AttentionBackwardKernel, int, int, std::optional<float>, bool>,
+        nb::arg("reader"), nb::arg("mask"), nb::arg("gradients"),
+        nb::arg("scale").none(), nb::arg("causal"),
+        "Makes the gradients of attention.");
+  m.def("bound_amax", &bound<AmaxKernel, bool, bool>, nb::arg("reader"),
+        nb::arg("rht"), nb::arg("per_row"), "Finds largest magnitudes.");
+  m.def("bound_update_scale", &bound_update_scale, nb::arg("reader"),
+        nb::arg("most_recent"), nb::arg("element_max"), nb::arg("epsilon"),
+        nb::arg("power_of_two"), nb::arg("exchange").none(),
+        "Makes the scale and history of the next step.");
+  m.def("bound_advance_rng", &bound<AdvanceRngKernel>, nb::arg("reader"),
+        "Makes the random state of the next backward.");
+  m.def("bound_transpose",
+        &bound<TransposeKernel, OperandSlots, int, int, int, int, int>,
+        nb::arg("reader"), nb::arg("from"), nb::arg("codes"), nb::arg("scales"),
+        nb::arg("amax"), nb::arg("first_size"), nb::arg("end_of_sizes"),
+        "Makes the copy of the other usage from the codes.");
   m.def("bound_concatenate", &bound<ConcatenateKernel, int, int>,
         nb::arg("reader"), nb::arg("count"), nb::arg("dim"),
         "Puts tensors one after the other along a dim.");

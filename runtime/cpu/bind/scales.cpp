@@ -2,12 +2,8 @@
 // state of delayed scaling.
 #include "cpu/bind/bindings.h"
 
-#include <cmath>
-#include <limits>
-
 #include "cpu/bind/arguments.h"
-#include "cpu/formats/scale_rules.h"
-#include "cpu/simd/float_environment.h"
+#include "cpu/quantize/delayed.h"
 
 namespace nb = nanobind;
 
@@ -27,14 +23,6 @@ void swizzle(const uint8_t *scales, int64_t rows, int64_t columns,
   }
 }
 
-// The state of some scales: each has a column of the history, whose rows are
-// the slots. Slot 0 holds the newest amax.
-struct DelayedState {
-  const float *scales, *history;
-  float *new_scales, *new_history;
-  int64_t length, count;
-};
-
 // scales, history, new scales, new history, length, count
 using StateArguments =
     std::tuple<uintptr_t, uintptr_t, uintptr_t, uintptr_t, int64_t, int64_t>;
@@ -49,30 +37,6 @@ DelayedState state_of(const StateArguments &arguments) {
           memory<float>(new_history),
           length,
           count};
-}
-
-// The history rolls by one, its newest slot empty again.
-void roll(const DelayedState &state, int64_t column) {
-  const int64_t last = (state.length - 1) * state.count + column;
-  for (int64_t at = column; at < last; at += state.count)
-    state.new_history[at] = state.history[at + state.count];
-  state.new_history[last] = state.history[column];
-  state.new_history[column] = 0.0f;
-}
-
-void keep(const DelayedState &state, int64_t column) {
-  state.new_scales[column] = state.scales[column];
-  for (int64_t i = 0; i < state.length; ++i)
-    state.new_history[i * state.count + column] =
-        state.history[i * state.count + column];
-}
-
-// NaN is ignored.
-float largest_of(const DelayedState &state, int64_t column) {
-  float largest = state.history[column];
-  for (int64_t i = 1; i < state.length; ++i)
-    largest = std::fmax(largest, state.history[i * state.count + column]);
-  return largest;
 }
 
 } // namespace
@@ -92,23 +56,8 @@ void bind_scales(nb::module_ &m) {
       "update_scales",
       [](const StateArguments &arguments, uintptr_t picked, bool most_recent,
          float element_max, float epsilon, bool power_of_two) {
-        FloatEnvironment environment;
-        const DelayedState state = state_of(arguments);
-        const float *amaxes = pointer<const float>(picked);
-        for (int64_t c = 0; c < state.count; ++c) {
-          const float newest = state.history[c];
-          if (newest == 0) {
-            keep(state, c);
-            continue;
-          }
-          const float amax = amaxes        ? amaxes[c]
-                             : most_recent ? newest
-                                           : largest_of(state, c);
-          roll(state, c);
-          state.new_scales[c] = scale_from_amax(
-              amax, element_max, epsilon, power_of_two,
-              std::numeric_limits<float>::max(), state.scales[c]);
-        }
+        update_scales(state_of(arguments), pointer<const float>(picked),
+                      {most_recent, element_max, epsilon, power_of_two});
       },
       "Scales and histories of the next step, by the amaxes that were picked, "
       "the newest ones, or the largest of each history.");

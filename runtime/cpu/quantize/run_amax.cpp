@@ -1,6 +1,9 @@
 #include "cpu/quantize/amax.h"
 
+#include <algorithm>
+
 #include "cpu/dispatch/kernel_table.h"
+#include "cpu/operations.h"
 #include "cpu/produce/produce.h"
 #include "cpu/threads/thread_pool.h"
 #include "cpu/tiles/tiling.h"
@@ -23,6 +26,17 @@ void canonicalize_nan(uint32_t *amax, int64_t size) {
   for (int64_t i = 0; i < size; ++i)
     if (amax[i] > 0x7f800000)
       amax[i] = 0x7fc00000;
+}
+
+void find_amax(const Matrix &x, float *out, bool rht, bool per_row,
+               int threads) {
+  auto *bits = reinterpret_cast<uint32_t *>(out);
+  const int64_t size = per_row ? x.rows : 1;
+  AmaxCall call{x, {}, nullptr, nullptr, nullptr, nullptr};
+  (rht ? call.transformed : per_row ? call.row : call.tensor) = bits;
+  std::fill_n(bits, size, 0);
+  run_amax(call, threads);
+  canonicalize_nan(bits, size);
 }
 
 } // namespace steelyard

@@ -1,7 +1,13 @@
 #include "cpu/tape/gemm_kernel.h"
 
 namespace steelyard {
-namespace {
+
+int64_t product_of(const Values &values, int begin, int end) {
+  int64_t product = 1;
+  for (int i = begin; i < end; ++i)
+    product *= values.number(i);
+  return product;
+}
 
 StoredCopy operand_of(const OperandSlots &slots, const Values &values,
                       int64_t sizes) {
@@ -12,15 +18,11 @@ StoredCopy operand_of(const OperandSlots &slots, const Values &values,
                   varies ? known * sizes : known, columns});
 }
 
-} // namespace
-
 void GemmKernel::run(const Values &values, int threads) const {
   const Matrix target = values.matrix(out);
   if (is_empty(target.rows, target.columns))
     return;
-  int64_t sizes = 1;
-  for (int i = first_size; i < end_of_sizes; ++i)
-    sizes *= values.number(i);
+  const int64_t sizes = product_of(values, first_size, end_of_sizes);
   GemmArguments arguments{Matrix{}, operand_of(rhs, values, sizes),
                           GemmResult{target, {}, {}}};
   if (lhs)

@@ -10,6 +10,13 @@ namespace steelyard {
 using OperandSlots =
     std::tuple<int, bool, int, int, int, int64_t, bool, int64_t>;
 
+// The copy that an operand is, with the product of a call's sizes.
+StoredCopy operand_of(const OperandSlots &slots, const Values &values,
+                      int64_t sizes);
+
+// The product of the numbers at these positions.
+int64_t product_of(const Values &values, int begin, int end);
+
 struct GemmKernel final : Kernel {
   std::optional<OperandSlots> lhs; // none: the first value is a matrix
   OperandSlots rhs;

@@ -131,6 +131,10 @@ class AttentionBackwardCall(KernelCall):
     def result_names(self) -> Names:
         return Names(("grad_query", "grad_key", "grad_value"))
 
+    def result_order(self, _number: int) -> tuple[int, ...]:
+        """Tokens before heads, as torch's are: what projects a gradient back reads the heads of a token as one row."""
+        return (0, 2, 1, 3)
+
     def check(self) -> None:
         super().check()
         heads = [self._tensor(position) for position in (*range(5), *self._result_positions.values())]
