@@ -1,6 +1,7 @@
 """Set-up for all tests."""
 
 import os
+from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -30,6 +31,20 @@ def pytest_configure(config):
         from steelyard.driver import blocks
 
         blocks.FEWEST = fewest
+
+
+@pytest.hookimpl(tryfirst=True)  # Before pytest reads `-m`.
+def pytest_collection_modifyitems(items):
+    """Of the cases of a test marked `every(n)`, all but each n-th are slow."""
+    counts = Counter()
+    for item in items:
+        marker = item.get_closest_marker("every")
+        if marker is None:
+            continue
+        test = item.nodeid.partition("[")[0]
+        if counts[test] % marker.args[0]:
+            item.add_marker(pytest.mark.slow)
+        counts[test] += 1
 
 
 @pytest.fixture

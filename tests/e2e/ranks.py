@@ -14,8 +14,8 @@ import torch.distributed as dist
 WORLD_SIZE = 2
 
 
-def start_ranks(file: str, folder: Path) -> list[dict]:
-    """Run a file in each rank, with a folder as its argument; returns what `save_results` left there."""
+def start_ranks(file: str, folder: Path, *arguments: str) -> list[dict]:
+    """Run a file in each rank, with a folder and more as arguments; returns what `save_results` left there."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -23,7 +23,7 @@ def start_ranks(file: str, folder: Path) -> list[dict]:
     for rank in range(WORLD_SIZE):
         environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(WORLD_SIZE), "MASTER_PORT": port}
         environment["MASTER_ADDR"] = "127.0.0.1"
-        processes.append(subprocess.Popen([sys.executable, file, str(folder)], env=environment))
+        processes.append(subprocess.Popen([sys.executable, file, str(folder), *arguments], env=environment))
     assert [process.wait(timeout=600) for process in processes] == [0] * WORLD_SIZE
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD_SIZE)]
 

@@ -485,6 +485,7 @@ class CallsListed(Tied):
         return self.head(x)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "model_class",
     [TiedBySuper, TiedByStaticMethod, TiedByProperty, TiedByAttribute, TiedInWrapper, CallsChildren, CallsListed],

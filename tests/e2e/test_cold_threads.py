@@ -66,6 +66,7 @@ CASES = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("make", "threads", "training"), CASES)
 def test_each_thread_its_own_net(make, threads, training):
     x = torch.randn(4, 64)

@@ -513,6 +513,7 @@ print(digest.hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_processes_that_compile_the_same_at_once(folder, request, tmp_path):
     (tmp_path / "ready").mkdir()
     command = [sys.executable, "-c", _COLD, str(request.path.parent), str(tmp_path / "ready")]

@@ -31,8 +31,20 @@ run_pages = load("run_pages")
 PAGES = [page for page in run_pages.pages() if run_pages.blocks_of(page)]
 
 
+# Pages whose programs compile whole models, several times.
+SLOW = {
+    f"docs/{name}.md"
+    for name in ("disk-cache", "experts", "integrations/hugging-face-trainer", "integrations/transformers")
+}
+
+
+def page_case(page):
+    name = page.relative_to(ROOT).as_posix()
+    return pytest.param(page, id=name, marks=pytest.mark.slow if name in SLOW else ())
+
+
 @pytest.mark.usefixtures("fresh_accelerate")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("page", map(page_case, PAGES))
 def test_a_page_runs_from_its_first_line_to_its_last_and_shows_what_is_printed(page):
     differences = run_pages.run_page(page)
     assert not differences, run_pages.report(page, differences)

@@ -26,6 +26,7 @@ def example():
     return module
 
 
+@pytest.mark.slow
 def test_recipes_converge_like_float32(example):
     plain = example.train(None, STEPS)
     assert np.mean(plain[-8:]) < 0.1 * plain[0]

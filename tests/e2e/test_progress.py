@@ -267,6 +267,7 @@ print("after", file=sys.stderr)
 """
 
 
+@pytest.mark.slow
 def test_a_program_in_a_terminal_shows_it_and_one_that_writes_to_a_pipe_does_not():
     variables = {key: value for key, value in os.environ.items() if key not in ("PYTEST_CURRENT_TEST", "CI")}
     command, variables["TERM"] = [sys.executable, "-c", _PROGRAM], "xterm"

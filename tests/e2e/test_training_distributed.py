@@ -1,6 +1,8 @@
 """Two processes train a compiled model as one process does that runs each rank's batch separately and averages."""
 
+import json
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -149,16 +151,24 @@ def reduced_experts() -> dict:
     return {name: tensor.clone() for name, tensor in net.state_dict().items() if name.startswith("_steelyard.")}
 
 
-def train_all() -> dict[str, dict]:
-    trained = {f"{mode} {name}": train_rank(mode, RECIPES[name]) for mode, name in CASES}
+def train_all(cases: list[tuple[str, str]]) -> dict[str, dict]:
+    trained = {f"{mode} {name}": train_rank(mode, RECIPES[name]) for mode, name in cases}
     return trained | {"reduced": reduced_state(), "experts": reduced_experts()}
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory) -> list[dict]:
-    return start_ranks(__file__, tmp_path_factory.mktemp("ranks"))
+def ranks(request, tmp_path_factory) -> list[dict]:
+    """The results of each rank, which trains only the cases that were selected."""
+    own = [
+        item.callspec.params
+        for item in request.session.items
+        if item.path == request.path and hasattr(item, "callspec")
+    ]
+    cases = [(chosen["mode"], chosen["name"]) for chosen in own]
+    return start_ranks(__file__, tmp_path_factory.mktemp("ranks"), json.dumps(cases))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("mode", "name"), CASES, ids=lambda word: word)
 def test_equals_each_batch_by_itself(ranks, mode, name):
     expected = train_alone(mode, RECIPES[name])
@@ -195,4 +205,4 @@ def test_delayed_history_of_experts_holds_the_largest_amax_of_each(ranks):
 
 
 if __name__ == "__main__":
-    save_results(train_all, sys.argv[1])
+    save_results(partial(train_all, json.loads(sys.argv[2])), sys.argv[1])

@@ -83,6 +83,7 @@ def expected_of_wide_matrix(row, col):
     return reference.quantize(wide_matrix(), row, col, **operands(*filter(None, (row, col))))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("pair", PAIRS, ids=pair_name)
 def test_wide_rows_and_many_tiles(isa, pair):
     torch.set_num_threads(2)
@@ -100,6 +101,7 @@ LARGE_PAIRS = [
 ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("pair", LARGE_PAIRS, ids=pair_name)
 @pytest.mark.parametrize(("dtype", "shape"), [(torch.float32, (1696, 2336)), (torch.bfloat16, (3008, 2368))])
 def test_results_too_large_for_the_caches(pair, dtype, shape):

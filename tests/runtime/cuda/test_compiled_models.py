@@ -70,10 +70,7 @@ ALL = tuple(itertools.product(MODELS, (*RECIPES, *MIXED), TARGETS))
 FAST = (
     ("mlp", "fp8-delayed", "sm_90a"),
     ("mlp", "fp8-current", "sm_100a"),
-    ("mlp", "fp8-row", "sm_90a"),
-    ("mlp", "mxfp4", "sm_100a"),
     ("mlp", "mxfp4/none", "sm_90a"),
-    ("mlp", "nvfp4/mxfp8", "sm_100a"),
     ("mlp", "fp8-block", "sm_90a"),
     ("mlp", "mxfp8", "sm_100a"),
     ("mlp", "nvfp4", "sm_100a"),

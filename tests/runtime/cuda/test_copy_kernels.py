@@ -27,6 +27,7 @@ def copy_of(scheme, columnwise, shape, dtype=torch.float32):
     return reference.quantize(x, *schemes, **operands(scheme))[columnwise]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("index", range(len(DECODED)), ids=[f"{pair_name((s,))}-{c}" for s, c in DECODED.values()])
 def test_dequantize(index):
     # Targets with and without conversions for block formats alternate; the slow sweep runs all on all.

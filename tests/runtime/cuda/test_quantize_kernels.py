@@ -55,6 +55,7 @@ def assert_same_copies(target, x, row, col, **given):
             assert_same_copy(copy, expected_copy)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("index", range(len(PAIRS)), ids=[pair_name(pair) for pair in PAIRS])
 def test_both_copies_of_a_ragged_matrix(index):
     # Targets with and without conversions for block formats alternate; the slow sweep runs all on all.
@@ -72,6 +73,7 @@ def test_sweep(target, pair):
         assert_same_copies(target, wide_values(64, 192).to(dtype), *pair, **operands(*pair))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("target", ["sm_89", "sm_120a"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
 @pytest.mark.parametrize(

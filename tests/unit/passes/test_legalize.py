@@ -112,6 +112,7 @@ def multiply_on_meta(op: ir.Operation, call: GemmCall) -> torch.Tensor:
     return scaled_mm(*arguments, **options)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("sizes", [FITTING, ODD], ids=["fitting", "odd"])
 @pytest.mark.parametrize("recipe", [*NAMES, *HYBRID], ids=str)
 def test_native_gemms_are_calls_that_torch_takes(recipe, sizes):
@@ -154,6 +155,7 @@ def test_steps_convert_no_weights(recipe):
                     assert all(isinstance(use.owner.opview, GemmOp) for use in argument.uses)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("sizes", [FITTING, ODD], ids=["fitting", "odd"])
 @pytest.mark.parametrize("recipe", NAMES)
 def test_rows_say_what_the_ir_says(recipe, sizes):

@@ -58,6 +58,7 @@ def test_a_closed_output(command):
     assert "error: cannot write standard output: it is closed; open it" in line
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("variable", ["TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"])
 def test_torch_that_must_not_compile(variable, inspect_tiny):
     ended = inspect_tiny(**{variable: "1"})

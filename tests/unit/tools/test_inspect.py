@@ -168,6 +168,7 @@ def test_mistakes_get_one_line(inspect, arguments, words):
     assert run.stderr.count("\n") == 1
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
