@@ -1,8 +1,9 @@
 """A language model in few bits by another program, judged: `peer_tuning.py` runs this in that program's environment.
 
-    python peer_quantizers.py NAME WORK
+    python peer_quantizers.py NAME WORK ROWS
 
-WORK has the model as transformers saves it, and `texts.pt`. One line of JSON is printed.
+WORK has the model as transformers saves it, its GGUF file and `texts.pt`, of which ROWS are for calibration. One line
+of JSON is printed.
 """
 
 import copy
@@ -10,6 +11,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +20,9 @@ from torch import nn
 from torch.nn import functional
 
 HEAD = "lm_head"
-NVFP4, FP8, HIGH = 4.5, 8.0, 16.0
+NVFP4, FP8, HIGH, Q4_1 = 4.5, 8.0, 16.0, 5.0
 """Bits per weight, block scales included."""
+GGUF = "model.gguf"
 
 
 class Quantized(NamedTuple):
@@ -81,6 +84,21 @@ def modelopt_auto_quantize(model: nn.Module, calibration: torch.Tensor, bits: fl
     return Quantized(searched, _mean_bits(searched))
 
 
+def llama_cpp(model: nn.Module) -> Quantized:
+    """llama.cpp on the file that the float32 weights were decoded from, with inputs in 8-bit integers."""
+    from llama_cpp import Llama
+
+    file = Path(model.name_or_path).with_name(GGUF)
+    own = Llama(str(file), n_ctx=512, n_batch=512, n_threads=1, n_threads_batch=1, logits_all=True, verbose=False)
+
+    def logits(row: torch.Tensor) -> torch.Tensor:
+        own.reset()
+        own.eval(row.tolist())
+        return torch.from_numpy(own.scores[: len(row)].copy())
+
+    return Quantized(lambda rows: SimpleNamespace(logits=torch.stack([logits(row) for row in rows])), Q4_1)
+
+
 def _on_cpu(config: dict) -> dict:
     """A configuration whose NVFP4 quantizers run on a CPU.
 
@@ -107,9 +125,9 @@ def _mean_bits(model: nn.Module) -> float:
     """By the weight quantizers of all linears but the head."""
     total, count = 0.0, 0
     for name, module in model.named_modules():
-        quantizer = getattr(module, "weight_quantizer", None)
-        if quantizer is None or HEAD in name:
+        if not isinstance(module, nn.Linear) or HEAD in name:
             continue
+        quantizer = module.weight_quantizer
         bits = HIGH if not quantizer.is_enabled else NVFP4 if quantizer.block_sizes else FP8
         total, count = total + bits * module.weight.numel(), count + module.weight.numel()
     return total / count
@@ -122,20 +140,23 @@ MAKERS: dict[str, Callable[[nn.Module, torch.Tensor], Quantized]] = {
     "ModelOpt NVFP4": lambda model, rows: modelopt_nvfp4(model, rows, "NVFP4_DEFAULT_CFG"),
     "ModelOpt NVFP4, AWQ": lambda model, rows: modelopt_nvfp4(model, rows, "NVFP4_AWQ_LITE_CFG"),
     "ModelOpt auto_quantize, 6 bits": lambda model, rows: modelopt_auto_quantize(model, rows, 6.0),
+    "llama.cpp Q4_1": lambda model, _: llama_cpp(model),
 }
 
 
-def main(name: str, work: Path) -> None:
+def main(name: str, work: Path, rows: int) -> None:
     from transformers import AutoModelForCausalLM
 
     exact = AutoModelForCausalLM.from_pretrained(work / "model", dtype=torch.float32).eval()
     exact.config.use_cache = False
     texts = torch.load(work / "texts.pt")
-    made = MAKERS[name](copy.deepcopy(exact), texts["calibration"])
-    made.model.eval()
+    calibration = texts["calibration"][:rows]
+    made = MAKERS[name](copy.deepcopy(exact), calibration)
+    if isinstance(made.model, nn.Module):
+        made.model.eval()
     found = {text: judge(made.model, exact, texts[text]) for text in ("topics", "docstrings")}
-    print(json.dumps({"name": name, "bits": made.bits, **found}))
+    print(json.dumps({"name": name, "bits": made.bits, "tokens": calibration.numel(), **found}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

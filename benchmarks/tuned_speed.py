@@ -1,7 +1,12 @@
-"""Speed of SmolLM2-135M in the formats that tuning chooses among, lm_head in float32: a prompt, and one token.
+"""Speed of SmolLM2-135M as tuning leaves it, lm_head in float32: a prompt, and one token.
 
-What a weight is rounded to changes no time, so the nets are those of plain recipes.
+What a weight is rounded to changes no time, so weights are the model's own, and formats those of recipes: plain ones,
+and the mixes that `tuned_model.py` found.
 """
+
+import json
+from functools import partial
+from pathlib import Path
 
 import torch
 from contest import Contender, Maker, compete, contest_table
@@ -9,31 +14,52 @@ from decoding import Step
 from report import Table
 
 import steelyard
+from steelyard.recipes import MixedRecipe
 from steelyard.tools import trained
 
-FORMATS = ("nvfp4-4over6", "nvfp4", "nvfp4-4over6/mxfp8", "nvfp4-4over6/none", "mxfp8")
-PROMPT, CACHED = (4, 256), 128
+FORMATS = ("nvfp4-4over6", "nvfp4", "nvfp4-4over6/mxfp8", "nvfp4-4over6/none", "mxfp8", "fp8-row")
+FOUND = Path(__file__).parent / "results" / "tuned_model.json"
+PROMPT, CACHED = 512, 128
+STEP = "model."
+"""What names of layers begin with inside of a step."""
 
 
 def measure(quick: bool = False) -> Table:
     """One row per work and contender, on one thread."""
     table = contest_table("SmolLM2-135M in the formats of tuning, lm_head in float32", "eager")
-    model = trained.load().model
-    rows, length = (1, 64) if quick else PROMPT
-    tokens = torch.arange(rows * length).remainder(1000).reshape(rows, length) + 100
+    table.notes.append("The step is frozen. Weights are rounded to the nearest code: errors are not those of tuning.")
+    own = trained.load()
+    model, recipes = own.model, {**{name: _plain(name) for name in FORMATS}, **mixes()}
+    tokens = own.tokens(64 if quick else PROMPT)
     prompts: dict[str, Maker] = {"eager": lambda: Contender(lambda: model(tokens, use_cache=False).logits)}
-    for name in FORMATS:
-        net = steelyard.compile(model, name, overrides=trained.OVERRIDES)
-        prompts[name] = lambda net=net: Contender(lambda: net(tokens, use_cache=False).logits)
-    compete(table, f"prompt of {rows} x {length}", 1, prompts, calls=5, seconds=8.0)
+    for name, recipe in recipes.items():
+        prompts[name] = partial(_prompt, steelyard.compile(model, recipe), tokens)
+    compete(table, f"prompt of {tokens.shape[1]}", 1, prompts, calls=5, seconds=8.0)
 
     arguments, step = _step(model)
     steps: dict[str, Maker] = {"eager": lambda: Contender(lambda: step(*arguments))}
-    for name in FORMATS:
-        net = steelyard.compile(step, name, overrides={"*lm_head": None})
-        steps[f"{name}, frozen"] = lambda net=net: _frozen(net, arguments)
+    for name, recipe in recipes.items():
+        steps[name] = partial(_frozen, steelyard.compile(step, _inside(recipe)), arguments)
     compete(table, f"1 token after {CACHED}", 1, steps, calls=3 if quick else 30, seconds=4.0)
     return table
+
+
+def mixes() -> dict[str, MixedRecipe]:
+    """The recipes with several formats that tuning has found."""
+    rows = json.loads(FOUND.read_text()) if FOUND.exists() else []
+    return {row["name"]: MixedRecipe.from_dict(row["recipe"]) for row in rows if row["name"].startswith("mixed")}
+
+
+def _plain(name: str) -> MixedRecipe:
+    return MixedRecipe(steelyard.recipes.get(name), tuple(trained.OVERRIDES.items()))
+
+
+def _inside(recipe: MixedRecipe) -> MixedRecipe:
+    return MixedRecipe(recipe.default, tuple((STEP + layer, own) for layer, own in recipe.overrides))
+
+
+def _prompt(net, tokens: torch.Tensor) -> Contender:
+    return Contender(lambda: net(tokens, use_cache=False).logits)
 
 
 def _step(model) -> tuple[tuple[torch.Tensor, ...], Step]:
