@@ -5,11 +5,12 @@ along the rows never span two groups: the blocks of side s of group g begin at b
 run along the rows begin at their group's first block.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from steelyard.jax.copies import CopySpec, Parts
 from steelyard.jax.formats import as_bytes, from_bytes
@@ -93,6 +94,26 @@ def collect(parts: list[jax.Array], spec: CopySpec, sizes: jax.Array) -> list[ja
     for part, layout in zip(parts, part_layouts(spec), strict=True):
         made.append(part if layout.kind == "group" else _scatter(part, layout, sizes, spec.shape[0]))
     return made
+
+
+def cut(parts: Parts, spec: CopySpec, sizes: np.ndarray) -> list[tuple[CopySpec, Parts]]:
+    """Each group of a copy, whose parts are arrays of numpy, as a copy of its own."""
+    layouts, flat = part_layouts(spec), [part for part in parts if part is not None]
+    starts = np.cumsum(sizes) - sizes
+    made = []
+    for group, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):
+        own = replace(spec, shape=(size, spec.shape[1]))
+        shapes = [shape for shape, _ in own.part_types()]
+        pieces = [_piece(*each, group, start) for each in zip(flat, layouts, shapes, strict=True)]
+        made.append((own, Parts(*pieces)))
+    return made
+
+
+def _piece(part: Any, layout: PartLayout, shape: tuple[int, ...], group: int, start: int) -> Any:
+    if layout.kind == "group":
+        return part[group]
+    first = start if layout.kind == "rows" else (start // layout.side + group) * layout.chunk
+    return part.take(range(first, first + shape[layout.axis]), axis=layout.axis)
 
 
 def _places(layout: PartLayout, sizes: jax.Array) -> tuple[jax.Array, jax.Array]:

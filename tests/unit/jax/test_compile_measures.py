@@ -4,10 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled_cases import WIDTH, loss_of, mlp, mlp_parameters, normal, stack, stack_parameters
+from compiled_cases import WIDTH, assert_same, loss_of, mlp, mlp_parameters, normal, stack, stack_parameters
 
 import steelyard.jax as sj
+from steelyard.errors import RecipeError, SteelyardError
 from steelyard.jax import ScalingMode
+from steelyard.recipes import NVFP4BlockScaling
 
 X = normal(0, 8, WIDTH)
 
@@ -71,6 +73,85 @@ def test_halves_are_measured_in_float32():
 
     (row,) = sj.compile(half, "mxfp8").measure([({"layer": {"kernel": normal(1, WIDTH, WIDTH)}}, X)]).rows
     assert 0.01 < row.relative_error < 0.05
+
+
+SIZES = [20, 0, 17, 5]
+
+
+def experts(parameters, x):
+    return jax.lax.ragged_dot(x, parameters["experts"]["kernel"], jnp.array(SIZES, jnp.int32))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "mode"),
+    [
+        ("mxfp8", ScalingMode.MXFP8_1D_SCALING),
+        pytest.param("fp8-current", ScalingMode.CURRENT_TENSOR_SCALING, marks=pytest.mark.slow),
+        (NVFP4BlockScaling(rht=False, stochastic_rounding=False), None),
+    ],
+    ids=["mxfp8", "fp8-current", "nvfp4"],
+)
+def test_operands_of_experts_are_those_of_each_group(recipe, mode):
+    """Rows behind the last group belong to no expert, and count for nothing."""
+    parameters, x = {"experts": {"kernel": normal(1, 4, WIDTH, 32) / 8}}, normal(2, 48, WIDTH)
+    found = sj.compile(experts, recipe).measure([(parameters, x)], loss=lambda y, _: jnp.mean(y**2))
+    assert [(row.kind, [each.role for each in row.operands]) for row in found.rows] == [
+        ("fprop", ["input", "weight"]),
+        ("wgrad", ["grad_output", "input"]),
+        ("dgrad", ["grad_output", "weight"]),
+    ]
+    inputs, weights = found.rows[0].operands
+    groups = [each for each in np.split(np.asarray(x), np.cumsum(SIZES))[:4] if each.size]
+    assert (inputs.elements, inputs.amax) == (42 * WIDTH, float(max(np.abs(each).max() for each in groups)))
+    assert weights.elements == sum(weights.code_histogram) == parameters["experts"]["kernel"].size
+    assert found.rows[1].operands[1].elements == 42 * WIDTH
+    assert {each.parameter: each.cosine > 0.9 for each in found.gradients} == {"experts.kernel": True}
+    if mode is not None:
+        decoded = [sj.quantize(each, mode).dequantize() for each in groups]
+        columns = [sj.quantize(each, mode, rowwise=False, colwise=True).dequantize() for each in groups]
+        whole = np.concatenate(groups)
+        assert inputs.relative_error == pytest.approx(relative(np.concatenate(decoded), whole), rel=1e-6)
+        again = found.rows[1].operands[1].relative_error
+        assert again == pytest.approx(relative(np.concatenate(columns), whole), rel=1e-6)
+        kernels = [sj.quantize(each.T, mode).dequantize().T for each in parameters["experts"]["kernel"]]
+        expected = relative(np.stack(kernels), parameters["experts"]["kernel"])
+        assert weights.relative_error == pytest.approx(expected, rel=1e-6)
+
+
+def test_steps_in_the_context_are_measured_under_jit():
+    fast, parameters = sj.compile(mlp, "mxfp8"), mlp_parameters()
+    step = jax.jit(lambda p, x: jax.tree.map(lambda p, g: p - g, p, jax.grad(loss_of(fast))(p, x)))
+    plain = step(parameters, X)
+    measuring = fast.measure(output=True)
+    with pytest.raises(SteelyardError, match=r"nothing is measured yet: call the function in the context"):
+        _ = measuring.result
+    with measuring:
+        assert_same(step(parameters, X), plain)
+    step(parameters, X)
+    with measuring:
+        step(parameters, 2 * X)
+    result = measuring.result
+    assert result.steps == 2
+    assert sorted({row.kind for row in result.rows}) == ["dgrad", "fprop", "wgrad"]
+    assert all(row.calls == 2 and len(row.operands) == 2 for row in result.rows)
+    assert result.rows[0].operands[0].amax_history == [float(jnp.max(jnp.abs(each))) for each in (X, 2 * X)]
+    pairs = [(fast(parameters, each), mlp(parameters, each)) for each in (X, 2 * X)]
+    assert result.output.relative_error == pytest.approx(relative(*map(np.stack, zip(*pairs, strict=True))), rel=1e-3)
+
+
+def test_only_the_function_of_a_context_is_measured():
+    parameters = mlp_parameters()
+    fast, other = sj.compile(mlp, "mxfp8"), sj.compile(mlp, "mxfp8")
+    with fast.measure() as outer, other.measure() as inner:
+        fast(parameters, X)
+        weights = other.quantize(parameters, X)
+        with pytest.raises(SteelyardError, match="must be given parameters, got weights that are quantized"):
+            other(weights, X)
+    assert outer.result.steps == 1
+    with pytest.raises(SteelyardError, match="nothing is measured yet"):
+        _ = inner.result
+    with pytest.raises(RecipeError, match="loss and state are for batches"):
+        fast.measure(loss=lambda y, _: jnp.mean(y))
 
 
 def test_nothing_else_measures():

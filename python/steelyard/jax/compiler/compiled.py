@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import jax
 import numpy as np
@@ -17,7 +17,6 @@ from torch_mlir import ir
 from steelyard import recipes
 from steelyard.dialect import make_context, print_module
 from steelyard.driver.explanation import Explanation, little_is_quantized
-from steelyard.driver.measuring import empty_rows
 from steelyard.errors import RecipeError, SteelyardError, SteelyardWarning, UnsupportedModelError, shown
 from steelyard.files import write_folder
 from steelyard.insight.collecting import Collector
@@ -25,7 +24,7 @@ from steelyard.insight.outputs import OutputTotal
 from steelyard.insight.results import Measurement
 from steelyard.ir.nesting import graph_names, nest_modules
 from steelyard.jax.compiler.compilation import STAGES, Compilation
-from steelyard.jax.compiler.measuring import first_output
+from steelyard.jax.compiler.measured_calls import Loss, Measuring, measure_batches, measuring_of
 from steelyard.jax.compiler.parameters import Parameter, parameters_of
 from steelyard.jax.compiler.program import Program
 from steelyard.jax.compiler.state import State
@@ -129,8 +128,9 @@ class CompiledFunction:
         parameters: tuple[int, ...],
         collector: Collector | None = None,
     ):
-        self._fn, self.recipe, self.overrides = fn, recipe, overrides
-        self._parameters, self._collector = parameters, collector
+        self.fn, self.recipe, self.overrides = fn, recipe, overrides
+        self.parameters, self._collector = parameters, collector
+        """The numbers of the arguments that hold parameters, and what takes the numbers of a function that measures."""
         self._traced: dict[_Signature, _Traced] = {}
         self._warned = False
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
@@ -139,10 +139,15 @@ class CompiledFunction:
     def __call__(self, *args: Any, state: State | None = None, **kwargs: Any) -> Any:
         state = _checked_state(state)
         weights = next(
-            (args[i] for i in self._parameters if i < len(args) if isinstance(args[i], QuantizedWeights)), None
+            (args[i] for i in self.parameters if i < len(args) if isinstance(args[i], QuantizedWeights)), None
         )
+        measuring = measuring_of(self)
+        if weights is not None and measuring is not None:
+            raise SteelyardError("calls that are measured must be given parameters, got weights that are quantized")
         if weights is not None:
             return self._serve(weights, args, kwargs, state)
+        if measuring is not None:
+            return measuring.run(args, kwargs, state)
         traced, leaves = self._trace(args, kwargs)
         flat = traced.program(leaves, state)
         self._warn(traced.program)
@@ -154,7 +159,7 @@ class CompiledFunction:
         The other arguments are those of a call; without them it is for the calls that were compiled already. Recipes
         with delayed scales need their state.
         """
-        if self._parameters != (0,):
+        if self.parameters != (0,):
             raise SteelyardError("only a function whose parameters are its first argument takes quantized weights")
         leaves, tree = jax.tree.flatten(parameters)
         avals = tuple(jax.typeof(leaf) for leaf in leaves)
@@ -223,51 +228,46 @@ class CompiledFunction:
         """One row for each matrix product of the compiled programs, with its formats or why it has none."""
         return Explanation([row for compilation in self._compilations() for row in compilation.rows])
 
+    @overload
+    def measure(
+        self, batches: Iterable[Any], *, loss: Loss | None = ..., state: State | None = ..., logits: bool = ...
+    ) -> Measurement: ...
+    @overload
+    def measure(self, *, output: bool = ..., logits: bool = ...) -> Measuring: ...
     def measure(
         self,
-        batches: Iterable[Any],
+        batches: Iterable[Any] | None = None,
         *,
-        loss: Callable[[Any, Any], jax.Array] | None = None,
+        loss: Loss | None = None,
         state: State | None = None,
         logits: bool = False,
-    ) -> Measurement:
+        output: bool = False,
+    ) -> Measurement | Measuring:
         """Measure what each GEMM loses: of each quantize, of each product, and of the whole function.
 
-        Calls the function with each batch, quantized and as it is. Everything else, state included, stays as it was.
+        With `batches`, calls the function with each, quantized and as it is. Everything else, state included, stays as
+        it was. Without, returns a context manager in which all calls are measured, with their backward, and whose
+        `result` is the `Measurement` so far. Functions under jit that call this one are traced again there:
+
+            with fast.measure() as measuring:
+                params = step(params, x)
+            measuring.result.rows
 
         Args:
             batches: Tuples of the arguments of a call.
-            loss: From what the function returns, and the batch, to the loss; then gradients are measured, too.
-            state: What `init_state` returns, for recipes with state.
+            loss: From what the function returns, and the batch, to the loss; then gradients are measured, too: those of
+                each GEMM, and of each parameter beside what they are without a recipe.
+            state: With batches: what `init_state` returns, for recipes with state.
             logits: Whether the result is logits, so that distributions are compared.
+            output: In the context: also run the function as it is, so that the result has the error of the output.
         """
-        collector, outputs = Collector(), OutputTotal()
-        twin = CompiledFunction(self._fn, self.recipe, self.overrides, self._parameters, collector)
-        for batch in batches:
-            collector.steps += 1
-            found = twin._with_gradients(batch, loss, state) if loss else twin(*batch, state=state)
-            wanted = self._fn(*batch)
-            if loss:
-                outputs.add_loss(float(loss(found, batch)), float(loss(wanted, batch)))
-            outputs.add(*map(first_output, (found, wanted)), is_logits=logits)
-        # What is measured arrives while the program runs.
-        jax.effects_barrier()
-        explained = [row for compilation in twin._compilations() for row in compilation.rows]
-        rows = [collector.fill(row, [None]) for row in empty_rows(explained, 0)]
-        return Measurement(self.__name__, self.recipe.name, collector.steps, rows, outputs.result())
-
-    def _with_gradients(self, batch: Sequence[Any], loss: Callable[[Any, Any], jax.Array], state: State | None) -> Any:
-        """What a call returns, after a backward of its loss."""
-        held = tuple(batch[i] for i in self._parameters)
-
-        def run(held: tuple[Any, ...]) -> tuple[jax.Array, Any]:
-            given = list(batch)
-            for number, value in zip(self._parameters, held, strict=True):
-                given[number] = value
-            found = self(*given, state=state)
-            return loss(found, batch), found
-
-        return jax.block_until_ready(jax.grad(run, has_aux=True, allow_int=True)(held))[1]
+        collector = Collector()
+        twin = CompiledFunction(self.fn, self.recipe, self.overrides, self.parameters, collector)
+        if batches is not None:
+            return measure_batches(twin, collector, batches, loss=loss, state=state, logits=logits)
+        if loss is not None or state is not None:
+            raise RecipeError("loss and state are for batches; calls in the context have their own")
+        return Measuring(self, twin, collector, OutputTotal() if output else None, logits=logits)
 
     def _compilations(self) -> list[Compilation]:
         """The training program of each signature that has one, and the inference program of the others."""
@@ -297,7 +297,7 @@ class CompiledFunction:
             count = signature.tree.num_leaves
             whole = [fixed[i] if i in fixed else next(given) for i in range(count)]
             args, kwargs = jax.tree.unflatten(signature.tree, whole)
-            results, tree = jax.tree.flatten(self._fn(*args, **kwargs))
+            results, tree = jax.tree.flatten(self.fn(*args, **kwargs))
             trees.append(tree)
             return results
 
@@ -309,7 +309,7 @@ class CompiledFunction:
     def _named(self, paths: Sequence[tuple[Any, ...]], leaves: Sequence[Any]) -> list[Parameter | None]:
         """The parameters among the leaves."""
         named: list[Parameter | None] = [None] * len(leaves)
-        for argument in self._parameters:
+        for argument in self.parameters:
             # The first key says whether it is a positional argument, the second which.
             own = [i for i, path in enumerate(paths) if path[0].idx == 0 and path[1].idx == argument]
             found = parameters_of([paths[i][2:] for i in own], [leaves[i] for i in own], self._argument_name(argument))
@@ -319,7 +319,7 @@ class CompiledFunction:
 
     def _argument_name(self, number: int) -> str:
         try:
-            return list(inspect.signature(self._fn).parameters)[number]
+            return list(inspect.signature(self.fn).parameters)[number]
         except (TypeError, ValueError, IndexError):
             return f"argument{number}"
 

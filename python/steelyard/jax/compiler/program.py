@@ -20,6 +20,7 @@ from steelyard.jax import native
 from steelyard.jax.compiler.compilation import Compilation, Source
 from steelyard.jax.compiler.importer import Signature
 from steelyard.jax.compiler.marks import mark_layers
+from steelyard.jax.compiler.measuring import count_call
 from steelyard.jax.compiler.parameters import Parameter
 from steelyard.jax.compiler.runner import Runner
 from steelyard.jax.compiler.state import State, initial_state, read_state, written_state
@@ -241,6 +242,7 @@ class Program:
     def _make_call(self) -> Any:
         @jax.custom_vjp
         def call(leaves: list[Any], state: State) -> list[Any]:
+            count_call(self._collector)
             main = _Function(self.inference.runner, _MAIN)
             return main.run(leaves, main.weights({}, leaves, state), state)[0]
 
@@ -248,6 +250,7 @@ class Program:
         return jax.jit(call)
 
     def _forward(self, leaves: list[Any], state: State) -> tuple[list[Any], tuple[Any, ...]]:
+        count_call(self._collector)
         runner = self.training.runner
         forward, backward = _Function(runner, _FORWARD), _Function(runner, _BACKWARD)
         weights = forward.weights({}, leaves, state)
