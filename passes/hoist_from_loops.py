@@ -44,7 +44,10 @@ def _parts(module: ir.Operation, function: ir.Operation) -> Iterator[tuple[Quant
 
 def _is_of_part(view: QuantizeOp, loops: list[ir.Operation]) -> bool:
     """Whether an op in the innermost loop quantizes, with no other operand, its part of a parameter."""
-    if not is_of_parameter(view) or len(view.operation.operands) > 1 or len(scaled_info_of(view.result).shape) != 2:
+    info = scaled_info_of(view.result)
+    # The matrices of experts are a stack in each trip.
+    is_matrices = len(info.shape) == (3 if info.groups else 2)
+    if not is_of_parameter(view) or len(view.operation.operands) > 1 or not is_matrices:
         return False
     wholes = _wholes(ir.BlockArgument(view_root(view.source)), loops)
     return bool(wholes) and argument_name(wholes[-1], PARAMETER) is not None

@@ -79,9 +79,15 @@ def test_an_override_of_their_module_leaves_experts_in_high_precision():
     }
 
 
-@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
-def test_quantized_weights_of_experts(recipe):
-    fast = sj.compile(experts, recipe)
-    weights = fast.quantize(parameters(), X, SIZES)
+def looped(parameters, x, sizes):
+    """Layers of experts in a loop, as in MaxText."""
+    return jax.lax.scan(lambda x, own: (x + experts(own, x, sizes), None), x, parameters)[0]
+
+
+@pytest.mark.parametrize(("recipe", "trips"), [("mxfp8", 0), ("nvfp4", 0), ("mxfp8", 2)])
+def test_quantized_weights_of_experts(recipe, trips):
+    own = jax.tree.map(lambda each: jnp.stack([each * (i + 1) for i in range(trips)]) if trips else each, parameters())
+    fast = sj.compile(looped if trips else experts, recipe)
+    weights = fast.quantize(own, X, SIZES)
     assert not weights.kept
-    assert difference(fast(weights, X, SIZES), fast(parameters(), X, SIZES)) < 1e-6
+    assert difference(fast(weights, X, SIZES), fast(own, X, SIZES)) < 1e-6

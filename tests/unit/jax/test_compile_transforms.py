@@ -114,6 +114,17 @@ def test_bf16_casts_are_seen_through():
     ]
 
 
+def test_numbers_that_a_call_is_given_are_cast_in_it():
+    add = jax.jit(lambda x, number: x + lax.convert_element_type(number, x.dtype))
+
+    def half(kernel, x):
+        return add(x.astype(jnp.bfloat16) @ kernel.astype(jnp.bfloat16), 2.0)
+
+    found, kernel = sj.compile(half, "mxfp8"), normal(1, WIDTH, WIDTH) / 8
+    plain = sj.compile(lambda kernel, x: x.astype(jnp.bfloat16) @ kernel.astype(jnp.bfloat16), "mxfp8")
+    assert_same(found(kernel, X), plain(kernel, X) + jnp.bfloat16(2))
+
+
 def mesh_of(count):
     assert jax.device_count() == 4, "these tests need four host devices; run them in a process of their own"
     return jax.make_mesh((count,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:count])

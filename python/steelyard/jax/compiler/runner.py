@@ -75,7 +75,9 @@ class Runner:
         if EQN not in op.attributes:
             return False
         eqn = self._imported.equations[ir.IntegerAttr(op.attributes[EQN]).value]
-        return eqn.invars[0].aval.shape == operands[0].shape and eqn.outvars[0].aval.shape == shape_of(op.result.type)
+        # A literal is a number of Python's.
+        is_same = eqn.invars[0].aval.shape == jnp.shape(operands[0])
+        return is_same and eqn.outvars[0].aval.shape == shape_of(op.result.type)
 
     def _with_own_bits(self, op: ir.Operation, operands: list[Any]) -> list[Any]:
         """The operands of a quantize; one that rounds stochastically draws bits of its own."""
