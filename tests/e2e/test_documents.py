@@ -44,7 +44,7 @@ def page_case(page):
 
 
 @pytest.mark.usefixtures("fresh_accelerate")
-@pytest.mark.parametrize("page", map(page_case, PAGES))
+@pytest.mark.parametrize("page", [page_case(page) for page in PAGES])
 def test_a_page_runs_from_its_first_line_to_its_last_and_shows_what_is_printed(page):
     differences = run_pages.run_page(page)
     assert not differences, run_pages.report(page, differences)

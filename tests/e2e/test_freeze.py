@@ -31,6 +31,7 @@ class Decoder(nn.Module):
         return {"mixed": mixed, "pair": (mixed.sum(), x), "names": names}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("recipe", ["fp8-current", "fp8-delayed", "fp8-block", "mxfp8", "nvfp4", "nvfp4/none"])
 @pytest.mark.parametrize("weights", ["cached", "quantized"])
 def test_a_frozen_net_has_the_bits_of_its_net(recipe, weights):

@@ -120,6 +120,7 @@ def test_both_caches_of_an_encoder_and_decoder():
     assert steelyard.quantize_cache(cache).self_attention_cache.layers[1] is cache.self_attention_cache.layers[1]
 
 
+@pytest.mark.every(2)
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore:only 0% of the FLOPs")
 @pytest.mark.parametrize(

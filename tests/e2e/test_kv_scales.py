@@ -68,6 +68,7 @@ def counts(net) -> list[list[int]]:
     return [[int(state[f"_steelyard.{layer}.{role}.saturated"]) for role in ("key", "value")] for layer in SCALES]
 
 
+@pytest.mark.every(2)
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("blocks", "length"), [(False, None), (["model.layers"], 16)], ids=["dynamic", "static, blocks"]

@@ -220,6 +220,7 @@ class TiedEmbedding(nn.Module):
         return linear(self.embed(tokens) * x[:, :6, None], "first")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("recipe", recipes.NAMES)
 @pytest.mark.parametrize("model_class", [SharedWeight, CalledTwice, UsedElsewhere, TiedEmbedding])
 def test_every_use_of_a_weight_adds_to_its_gradient(model_class, recipe, gemm_calls):
@@ -253,6 +254,7 @@ def test_nothing_quantized_is_eager_autograd():
         torch.testing.assert_close(compiled, eager, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("recipe", recipes.NAMES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("backward", ["high_precision", "dequantized"])

@@ -77,6 +77,7 @@ MODELS = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("recipe", recipes.NAMES)
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_follow_the_oracle(name, recipe):

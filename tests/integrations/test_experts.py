@@ -82,6 +82,7 @@ def test_stored_experts_give_the_bits_of_cached_ones(name, recipe):
     assert all(torch.equal(plain[key], parameter.dequantize()) for key, parameter in experts.items())
 
 
+@pytest.mark.every(2)
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("implementation", "reason"),
