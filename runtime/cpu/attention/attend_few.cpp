@@ -76,10 +76,10 @@ private:
       for (int64_t d = 0; d < columns_; ++d)
         out[d] = d < size ? found[d] * problem_.scale : 0.0f;
       if (reads_codes_)
-        order_query(row, out);
+        scale_query(row, out);
       largest_[row] = kNoScore;
-      totals_[row] = 0.0f;
     }
+    std::memset(totals_, 0, rows_ * kLanes * sizeof *totals_);
     std::memset(sums_, 0, rows_ * columns_ * sizeof *sums_);
   }
 
@@ -95,13 +95,11 @@ private:
     return true;
   }
 
-  // A query as codes are multiplied with it. Its place in `key_memory_` is free
-  // until there are keys.
-  void order_query(int64_t row, float *query) {
+  // A query as codes are multiplied with it.
+  void scale_query(int64_t row, float *query) {
     query_powers_[row] = powers_for(largest_of(query, columns_, 1));
     for (int64_t d = 0; d < columns_; ++d)
-      key_memory_[place_of_column(d)] = query[d] * query_powers_[row].up;
-    std::memcpy(query, key_memory_, columns_ * sizeof *query);
+      query[d] *= query_powers_[row].up;
   }
 
   void find_value_powers(int64_t first, int64_t end) {
@@ -111,58 +109,77 @@ private:
   }
 
   void multiply_key_codes(int64_t first, int64_t keys) {
-    if (rows_ > kCodeQueries) {
-      spread_codes(key_, first, keys, key_memory_);
-      multiply_keys({key_memory_, columns_}, keys);
-    } else {
-      for (int64_t k = 0; k < keys; k += kKeysPerSum) {
-        // Of the next step: between the two, values are read.
-        for (int64_t i = 0; i < kKeysPerSum; ++i)
-          prefetch(key_.codes(first + k + kStepKeys + i), columns_);
-        each_few(rows_, [&]<int rows>(int64_t row) {
-          STEELYARD_ISA::multiply_key_codes<rows>(
-              queries_ + row * columns_, columns_, key_.codes(first + k),
-              key_.rows.row_stride, keys - k, scores_[row] + k, kStepKeys);
-        });
-      }
+    NanWatch watch;
+    for (int64_t k = 0; k < keys; k += kLanes) {
+      // Of the next step: between the two, values are read.
+      for (int64_t i = 0; i < kLanes; ++i)
+        prefetch(key_.codes(first + k + kStepKeys + i), columns_);
+      const CodeRows key = key_codes(first + k, keys - k);
+      each_few<kCodeQueries>(rows_, [&]<int rows>(int64_t row) {
+        STEELYARD_ISA::multiply_key_codes<rows>(
+            queries_ + row * columns_, columns_, key.data, key.stride,
+            scores_[row] + k, kStepKeys, watch);
+      });
     }
-    alignas(64) float scales[kStepKeys] = {};
-    for (int64_t k = 0; k < keys; ++k)
-      scales[k] = key_.scales[(first + k) * key_.scales_stride];
+    alignas(64) float scales[kStepKeys];
+    load_scales(key_, first, keys, 1.0f, scales);
     for (int64_t row = 0; row < rows_; ++row)
       for (int64_t k = 0; k < keys; ++k)
         scores_[row][k] = scores_[row][k] * scales[k] * query_powers_[row].down;
-    if (has_nan(key_, first, keys))
+    if (watch.has_seen())
       keep_nan_keys(first, keys);
+  }
+
+  static void load_scales(const KeptHead &x, int64_t first, int64_t keys,
+                          float power, float *out) {
+    const int64_t stride = x.scales_stride;
+    const float *scales = x.scales + first * stride;
+    if (stride == 1) // in vectors
+      for (int64_t k = 0; k < keys; ++k)
+        out[k] = scales[k] * power;
+    else
+      for (int64_t k = 0; k < keys; ++k)
+        out[k] = scales[k * stride] * power;
+  }
+
+  struct CodeRows {
+    const uint8_t *data;
+    int64_t stride;
+  };
+
+  // kLanes rows of codes; those that are missing are zeros.
+  CodeRows key_codes(int64_t first, int64_t keys) {
+    if (keys >= kLanes)
+      return {key_.codes(first), key_.rows.row_stride};
+    uint8_t *copy = reinterpret_cast<uint8_t *>(key_memory_);
+    std::memset(copy, 0, kLanes * columns_);
+    for (int64_t k = 0; k < keys; ++k)
+      std::memcpy(copy + k * columns_, key_.codes(first + k), columns_);
+    return {copy, columns_};
   }
 
   void keep_nan_keys(int64_t first, int64_t keys) {
     for (int64_t k = 0; k < keys; ++k)
-      if (has_nan(key_, first + k, 1))
-        for (int64_t row = 0; row < rows_; ++row)
-          scores_[row][k] = __builtin_nanf("");
+      for (int64_t d = 0; d < columns_; ++d)
+        if (is_nan_code(key_.codes(first + k)[d]))
+          for (int64_t row = 0; row < rows_; ++row)
+            scores_[row][k] = __builtin_nanf("");
   }
 
   void multiply_value_codes(int64_t first, int64_t keys, const float *factors) {
-    alignas(64) float scales[kStepKeys] = {};
-    for (int64_t k = 0; k < keys; ++k)
-      scales[k] =
-          value_.scales[(first + k) * value_.scales_stride] * value_powers_.up;
+    alignas(64) float scales[kStepKeys];
+    load_scales(value_, first, keys, value_powers_.up, scales);
     for (int64_t row = 0; row < rows_; ++row)
       for (int64_t k = 0; k < keys; ++k)
         scores_[row][k] *= scales[k];
-    if (rows_ > kCodeQueries) {
-      spread_codes(value_, first, keys, value_memory_);
-      multiply_values({value_memory_, columns_}, keys, factors);
-    } else {
-      each_few(rows_, [&]<int rows>(int64_t row) {
-        STEELYARD_ISA::multiply_value_codes<rows>(
-            scores_[row], kStepKeys, value_.codes(first),
-            value_.rows.row_stride, keys, kStepKeys, factors + row,
-            sums_ + row * columns_, columns_);
-      });
-    }
-    if (has_nan(value_, first, keys))
+    NanWatch watch;
+    each_few<kCodeQueries>(rows_, [&]<int rows>(int64_t row) {
+      STEELYARD_ISA::multiply_value_codes<rows>(
+          scores_[row], kStepKeys, value_.codes(first), value_.rows.row_stride,
+          keys, kStepKeys, factors + row, sums_ + row * columns_, columns_,
+          watch);
+    });
+    if (watch.has_seen())
       keep_nan_values(first, keys);
   }
 
@@ -180,7 +197,7 @@ private:
       if (rows_ == 1)
         prefetch(key.data + (k + kKeysAhead) * key.stride,
                  kKeysPerSum * key.stride * sizeof *key.data);
-      each_few(rows_, [&]<int rows>(int64_t row) {
+      each_few<4>(rows_, [&]<int rows>(int64_t row) {
         multiply_few_keys<rows>(queries_ + row * columns_, columns_,
                                 key.data + k * key.stride, key.stride, keys - k,
                                 scores_[row] + k, kStepKeys);
@@ -189,7 +206,7 @@ private:
   }
 
   void multiply_values(Rows value, int64_t keys, const float *factors) {
-    each_few(rows_, [&]<int rows>(int64_t row) {
+    each_few<4>(rows_, [&]<int rows>(int64_t row) {
       multiply_few_values<rows>(scores_[row], kStepKeys, value.data,
                                 value.stride, keys, factors + row,
                                 sums_ + row * columns_, columns_);
@@ -211,8 +228,7 @@ private:
     WidestFloats found = all_lanes(before);
     for (int64_t k = 0; k < whole; k += kLanes)
       found = maximum(found, load<WidestFloats>(scores + k));
-    for (int i = 0; i < kLanes; ++i)
-      largest_[row] = found[i] > largest_[row] ? found[i] : largest_[row];
+    largest_[row] = largest_lane(found);
     const float base = finite_maximum(largest_[row]);
     WidestFloats total = {};
     for (int64_t k = 0; k < whole; k += kLanes) {
@@ -221,9 +237,11 @@ private:
       store(scores + k, weight);
       total += weight;
     }
-    const float factor = exp_of_negative(before - base);
-    const WidestFloats only[kKeysPerSum] = {total};
-    totals_[row] = totals_[row] * factor + lane_sums(only)[0];
+    // What is summed is multiplied down only if a larger score came.
+    const float factor = before == base ? 1.0f : exp_of_negative(before - base);
+    float *totals = totals_ + row * kLanes;
+    store(totals,
+          multiply_add(load<WidestFloats>(totals), all_lanes(factor), total));
     return factor;
   }
 
@@ -248,7 +266,9 @@ private:
         out[d] = reads_codes_ ? sums[place_of_column(d)] * value_powers_.down
                               : sums[d];
       out[size] = largest_[row];
-      out[size + 1] = totals_[row];
+      const WidestFloats totals[kKeysPerSum] = {
+          load<WidestFloats>(totals_ + row * kLanes)};
+      out[size + 1] = lane_sums(totals)[0];
     }
   }
 
@@ -262,7 +282,8 @@ private:
   Powers query_powers_[kSharingQueries], value_powers_;
   float *queries_, *sums_, *key_memory_, *value_memory_, *mask_row_;
   alignas(64) float scores_[kSharingQueries][kStepKeys];
-  float largest_[kSharingQueries], totals_[kSharingQueries];
+  float largest_[kSharingQueries];
+  alignas(64) float totals_[kSharingQueries * kLanes]; // in lanes
 };
 
 static float *partial_of(const AttentionCall &call, int64_t key_head,

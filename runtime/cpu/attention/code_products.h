@@ -2,10 +2,14 @@
 // E4M3 codes. Included by kernel sources only.
 //
 // A code, shifted, is the bits of a float32: its value * 2^-120. So 4 vectors
-// of values are made of one vector of codes by shifts and masks alone, in an
-// order of their own: what is multiplied with them, and what is summed, is in
-// that order too. The power of two and the scale of a token are left to its
-// score and to its weight.
+// of values are made of one vector of codes by shifts and masks alone. The
+// power of two and the scale of a token are left to its score and to its
+// weight.
+//
+// Keys are in the lanes of scores: words of 4 codes are turned before they are
+// decoded, which costs less than to sum the lanes of each query and key. Values
+// are decoded where they lie, in an order of their own, which their sums have,
+// too.
 #pragma once
 
 #include "cpu/attention/few_products.h"
@@ -15,13 +19,15 @@ namespace steelyard::STEELYARD_ISA {
 
 typedef int16_t WidestHalves __attribute__((vector_size(sizeof(WidestFloats))));
 typedef uint8_t WidestBytes __attribute__((vector_size(sizeof(WidestFloats))));
-typedef int64_t WidestLongs __attribute__((vector_size(sizeof(WidestFloats))));
+typedef uint32_t WidestCodes __attribute__((vector_size(sizeof(WidestFloats))));
+typedef uint64_t WidestLongs __attribute__((vector_size(sizeof(WidestFloats))));
 
 // Codes that are decoded together.
 static constexpr int64_t kCodeGroup = 4 * kLanes;
-// As many queries as have their sums in registers; for more, codes are decoded
-// into memory first.
-static constexpr int64_t kCodeQueries = kLanes == 16 ? 4 : 3;
+// As many queries as have their sums in registers.
+static constexpr int kCodeQueries = kLanes == 16 ? 4 : 2;
+// Sums of a score, by turns, so that none waits for another.
+static constexpr int kScoreSums = kLanes == 16 ? 4 : 2;
 
 // Whether codes can be multiplied without decoding whole rows of them first.
 static inline bool has_code_groups(const KeptHead &x) {
@@ -35,8 +41,9 @@ static inline int64_t place_of_column(int64_t d) {
   return d - within + within % 4 * kLanes + within / 4;
 }
 
-static inline void decode_group(const uint8_t *codes, WidestFloats (&out)[4]) {
-  const WidestHalves pairs = load<WidestHalves>(codes);
+// out[i] is code i of each word.
+static inline void decode_words(WidestCodes codes, WidestFloats (&out)[4]) {
+  const WidestHalves pairs = as<WidestHalves>(codes);
   const WidestWords even = as<WidestWords>((pairs << 8) >> 4),
                     odd = as<WidestWords>(pairs >> 4);
   // The sign, and where the exponent and the mantissa of a code are now.
@@ -80,69 +87,76 @@ static inline Powers powers_for(float largest) {
 
 static inline bool is_nan_code(uint8_t code) { return (code | 0x80) == 0xff; }
 
-// Whether any code of some rows is NaN, which `decode_group` does not know.
-static inline bool has_nan(const KeptHead &x, int64_t first, int64_t n) {
-  // Rows that follow each other are one.
-  const bool is_one = x.rows.row_stride == x.rows.columns;
-  const int64_t rows = is_one ? 1 : n,
-                columns = is_one ? n * x.rows.columns : x.rows.columns;
-  WidestBytes largest = {};
-  for (int64_t i = 0; i < rows; ++i) {
-    const uint8_t *codes = x.codes(first + i);
-    for (int64_t d = 0; d < columns; d += sizeof largest) {
-      const WidestBytes found =
-          load<WidestBytes>(codes + d) | static_cast<uint8_t>(0x80);
-      largest = found > largest ? found : largest;
-    }
+// Looks for NaN among codes, which `decode_words` does not know.
+class NanWatch {
+public:
+  void see(WidestCodes codes) {
+    const WidestBytes found = as<WidestBytes>(codes) | sign;
+    largest_ = found > largest_ ? found : largest_;
   }
-  const WidestLongs found =
-      as<WidestLongs>(largest == static_cast<uint8_t>(0xff));
-  int64_t any = 0;
-  for (unsigned i = 0; i < sizeof found / sizeof found[0]; ++i)
-    any |= found[i];
-  return any != 0;
+
+  bool has_seen() const {
+    const WidestLongs found =
+        as<WidestLongs>(largest_ == static_cast<uint8_t>(0xff));
+    uint64_t any = 0;
+    for (unsigned i = 0; i < sizeof found / sizeof found[0]; ++i)
+      any |= found[i];
+    return any != 0;
+  }
+
+private:
+  static constexpr uint8_t sign = 0x80;
+  WidestBytes largest_ = {};
+};
+
+// out[i] is word i of each of kLanes rows.
+static inline void turn_words(const uint8_t *codes, int64_t stride,
+                              NanWatch &watch, WidestCodes (&out)[4]) {
+  WidestCodes rows[4];
+  for (int i = 0; i < 4; ++i) {
+    rows[i] = as<WidestCodes>(load_pieces(codes + i * stride, 4 * stride));
+    watch.see(rows[i]);
+  }
+  const WidestLongs low[2] = {as<WidestLongs>(zip_low(rows[0], rows[1])),
+                              as<WidestLongs>(zip_low(rows[2], rows[3]))},
+                    high[2] = {as<WidestLongs>(zip_high(rows[0], rows[1])),
+                               as<WidestLongs>(zip_high(rows[2], rows[3]))};
+  out[0] = as<WidestCodes>(zip_low(low[0], low[1]));
+  out[1] = as<WidestCodes>(zip_high(low[0], low[1]));
+  out[2] = as<WidestCodes>(zip_low(high[0], high[1]));
+  out[3] = as<WidestCodes>(zip_high(high[0], high[1]));
 }
 
-// Rows of codes as rows of values * 2^-120, in the order of groups.
-static inline void spread_codes(const KeptHead &x, int64_t first, int64_t n,
-                                float *out) {
-  const int64_t columns = x.rows.columns;
-  for (int64_t i = 0; i < n; ++i)
-    for (int64_t d = 0; d < columns; d += kCodeGroup, out += kCodeGroup) {
-      WidestFloats lanes[4];
-      decode_group(x.codes(first + i) + d, lanes);
-      for (int v = 0; v < 4; ++v)
-        store(out + v * kLanes, lanes[v]);
-    }
-}
-
-// scores[row][key] for kKeysPerSum keys, without their scales.
+// scores[row][key] for kLanes keys, without their scales.
 template <int rows>
 static inline void multiply_key_codes(const float *queries, int64_t columns,
                                       const uint8_t *key, int64_t stride,
-                                      int64_t keys, float *scores,
-                                      int64_t scores_stride) {
-  WidestFloats sum[rows][kKeysPerSum] = {};
-  // Past the last key the first one is read again.
-  const uint8_t *each[kKeysPerSum];
-  for (int k = 0; k < kKeysPerSum; ++k)
-    each[k] = key + (k < keys ? k : 0) * stride;
-  for (int64_t d = 0; d < columns; d += kCodeGroup)
+                                      float *scores, int64_t scores_stride,
+                                      NanWatch &watch) {
+  WidestFloats sum[rows][kScoreSums] = {};
+  for (int64_t d = 0; d < columns; d += 16) {
+    WidestCodes words[4];
+    turn_words(key + d, stride, watch, words);
 #pragma GCC unroll 4
-    for (int k = 0; k < kKeysPerSum; ++k) {
+    for (int word = 0; word < 4; ++word) {
       WidestFloats lanes[4];
-      decode_group(each[k] + d, lanes);
+      decode_words(words[word], lanes);
 #pragma GCC unroll 4
       for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 4
-        for (int v = 0; v < 4; ++v)
-          sum[r][k] = multiply_add(
-              load<WidestFloats>(queries + r * columns + d + v * kLanes),
-              lanes[v], sum[r][k]);
+        for (int i = 0; i < 4; ++i)
+          sum[r][i % kScoreSums] =
+              multiply_add(all_lanes(queries[r * columns + d + 4 * word + i]),
+                           lanes[i], sum[r][i % kScoreSums]);
     }
+  }
 #pragma GCC unroll 4
-  for (int r = 0; r < rows; ++r)
-    store(scores + r * scores_stride, lane_sums(sum[r]));
+  for (int r = 0; r < rows; ++r) {
+    WidestFloats total = sum[r][0] + sum[r][1];
+    if constexpr (kScoreSums == 4)
+      total += sum[r][2] + sum[r][3];
+    store(scores + r * scores_stride, total);
+  }
 }
 
 // sums = factor sums + weight value; weights have the scales of values in them.
@@ -152,7 +166,7 @@ static inline void
 multiply_value_codes(const float *weights, int64_t weights_stride,
                      const uint8_t *value, int64_t stride, int64_t keys,
                      int64_t ahead, const float *factors, float *sums,
-                     int64_t columns) {
+                     int64_t columns, NanWatch &watch) {
   for (int64_t d = 0; d < columns; d += kCodeGroup) {
     WidestFloats sum[rows][4];
 #pragma GCC unroll 4
@@ -163,7 +177,9 @@ multiply_value_codes(const float *weights, int64_t weights_stride,
                     all_lanes(factors[r]);
     for (int64_t k = 0; k < keys; ++k) {
       WidestFloats lanes[4];
-      decode_group(value + k * stride + d, lanes);
+      const WidestCodes codes = load<WidestCodes>(value + k * stride + d);
+      watch.see(codes);
+      decode_words(codes, lanes);
       __builtin_prefetch(value + (k + ahead) * stride + d);
 #pragma GCC unroll 4
       for (int r = 0; r < rows; ++r)

@@ -25,6 +25,19 @@ static inline Floats4 lane_sums(const WidestFloats (&x)[kKeysPerSum]) {
   return sums_of_4(folded);
 }
 
+// The largest of lanes of which none is NaN.
+static inline float largest_lane(WidestFloats x) {
+  Floats4 parts[kLanes / 4];
+  std::memcpy(parts, &x, sizeof x);
+  for (int n = kLanes / 8; n > 0; n /= 2)
+    for (int i = 0; i < n; ++i)
+      parts[i] = parts[i + n] > parts[i] ? parts[i + n] : parts[i];
+  const Floats4 all = parts[0];
+  const Floats4 turned = __builtin_shufflevector(all, all, 2, 3, 0, 1);
+  const Floats4 pairs = turned > all ? turned : all;
+  return pairs[0] > pairs[1] ? pairs[0] : pairs[1];
+}
+
 // scores[row][key] for kKeysPerSum keys.
 template <int rows>
 static inline void multiply_few_keys(const float *queries, int64_t columns,
@@ -99,20 +112,18 @@ multiply_few_values(const float *weights, int64_t weights_stride,
                                  keys, factors, sums + d, columns);
 }
 
-// Calls `f.template operator()<n>(row)` for n rows from each `row`, at most 4
-// at a time.
-template <class F> static inline void each_few(int64_t rows, const F &f) {
+// Calls `f.template operator()<n>(row)` for n rows from each `row`, at most
+// `most` at a time.
+template <int most, class F>
+static inline void each_few(int64_t rows, const F &f) {
   int64_t row = 0;
-  for (; row + 4 <= rows; row += 4)
-    f.template operator()<4>(row);
-  switch (rows - row) {
-  case 3:
-    return f.template operator()<3>(row);
-  case 2:
-    return f.template operator()<2>(row);
-  case 1:
-    return f.template operator()<1>(row);
-  }
+  for (; row + most <= rows; row += most)
+    f.template operator()<most>(row);
+  if constexpr (most > 1)
+    if (row < rows)
+      each_few<most - 1>(rows - row, [&]<int n>(int64_t i) {
+        f.template operator()<n>(row + i);
+      });
 }
 
 } // namespace steelyard::STEELYARD_ISA

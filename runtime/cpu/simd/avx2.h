@@ -46,6 +46,22 @@ static inline WidestFloats add_bfloat_products(WidestFloats sum, WidestWords a,
 }
 #endif
 
+static inline WidestWords load_pieces(const uint8_t *memory, int64_t stride) {
+  const auto piece = [=](int i) {
+    return _mm_loadu_si128(
+        reinterpret_cast<const __m128i *>(memory + i * stride));
+  };
+#if defined(__AVX512F__)
+  __m512i out = _mm512_castsi128_si512(piece(0));
+  out = _mm512_inserti32x4(out, piece(1), 1);
+  out = _mm512_inserti32x4(out, piece(2), 2);
+  return (WidestWords)_mm512_inserti32x4(out, piece(3), 3);
+#else
+  return (WidestWords)_mm256_inserti128_si256(_mm256_castsi128_si256(piece(0)),
+                                              piece(1), 1);
+#endif
+}
+
 static inline SignedWords8 maximum(SignedWords8 a, SignedWords8 b) {
   return (SignedWords8)_mm256_max_epi32((__m256i)a, (__m256i)b);
 }

@@ -82,6 +82,11 @@ static inline WidestFloats multiply_add(WidestFloats a, WidestFloats b,
 }
 
 // The larger of each pair of lanes.
+// Of each 16 bytes of a vector, from places `stride` bytes apart.
+static inline WidestWords load_pieces(const uint8_t *memory, int64_t) {
+  return load<WidestWords>(memory);
+}
+
 static inline SignedWords8 maximum(SignedWords8 a, SignedWords8 b) {
   return each_lane<SignedWords8>(
       a, b, [](int32_t x, int32_t y) { return x > y ? x : y; });

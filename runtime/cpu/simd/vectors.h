@@ -22,6 +22,10 @@ typedef int32_t SignedWords8 __attribute__((vector_size(32)));
 typedef uint64_t Longs4 __attribute__((vector_size(32)));
 typedef float Floats8 __attribute__((vector_size(32)));
 
+typedef uint64_t Longs2 __attribute__((vector_size(16)));
+typedef uint32_t Words16 __attribute__((vector_size(64)));
+typedef uint64_t Longs8 __attribute__((vector_size(64)));
+
 namespace STEELYARD_ISA {
 
 // From and to memory of any alignment.
@@ -120,12 +124,38 @@ static inline Words8 zip_high(Words8 a, Words8 b) {
   return __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
 }
 
+static inline Words16 zip_low(Words16 a, Words16 b) {
+  return __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25,
+                                 12, 28, 13, 29);
+}
+
+static inline Words16 zip_high(Words16 a, Words16 b) {
+  return __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11,
+                                 27, 14, 30, 15, 31);
+}
+
+static inline Longs2 zip_low(Longs2 a, Longs2 b) {
+  return __builtin_shufflevector(a, b, 0, 2);
+}
+
+static inline Longs2 zip_high(Longs2 a, Longs2 b) {
+  return __builtin_shufflevector(a, b, 1, 3);
+}
+
 static inline Longs4 zip_low(Longs4 a, Longs4 b) {
   return __builtin_shufflevector(a, b, 0, 4, 2, 6);
 }
 
 static inline Longs4 zip_high(Longs4 a, Longs4 b) {
   return __builtin_shufflevector(a, b, 1, 5, 3, 7);
+}
+
+static inline Longs8 zip_low(Longs8 a, Longs8 b) {
+  return __builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14);
+}
+
+static inline Longs8 zip_high(Longs8 a, Longs8 b) {
+  return __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15);
 }
 
 // Even lanes of a, odd lanes of b.
