@@ -115,7 +115,7 @@ def cells(row: dict, exact: dict) -> tuple[str, ...]:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--ours", type=Path, default=tuned_model.RESULTS / "tuned_model.json", help="rows of tuned_model.py"
+        "--ours", type=Path, default=tuned_model.RESULTS / "tuning" / "tuned_model.json", help="rows of tuned_model.py"
     )
     parser.add_argument("--out", type=Path, required=True, help="a JSON file, to which rows are added")
     parser.add_argument("--work", type=Path, default=Path("build/peers"), help="where environments and texts are kept")

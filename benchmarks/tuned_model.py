@@ -15,7 +15,6 @@ import pydoc_data.topics
 from pathlib import Path
 
 import torch
-from charts import OTHERS, OURS
 from language_judge import ROWS, judge
 from report import SPEED_BEST
 
@@ -83,25 +82,25 @@ def plot(rows: list[dict], file: Path) -> None:
 
     exact = next(row for row in rows if row["name"] == "float32")
     works = read_speeds()
-    figure, panels = pyplot.subplots(1, len(works), figsize=(12, 5), sharey=True, layout="constrained")
+    figure, panels = pyplot.subplots(1, len(works), figsize=(12, 4.5), sharey=True, layout="constrained")
     for axes, (work, speeds) in zip(panels, works.items(), strict=True):
-        for row in rows:
-            speed = speeds[format_of(row["name"])]
+        for index, row in enumerate(rows):
             more = 100 * (row["topics"]["perplexity"] / exact["topics"]["perplexity"] - 1)
-            axes.scatter(speed, more, color=OURS if row["tried"] else OTHERS, zorder=2)
-            axes.annotate(row["name"], (speed, more), fontsize=7, xytext=(5, 3), textcoords="offset points")
+            kind = {"marker": "o", "s": 90} if row["tried"] else {"marker": "x", "s": 60}
+            label = row["name"] if axes is panels[0] else None
+            axes.scatter(speeds[format_of(row["name"])], more, color=f"C{index}", label=label, zorder=2, **kind)
         axes.set_title(work, fontsize=10)
         axes.set_xlabel("speed against eager float32, one thread")
-        axes.margins(x=0.3)
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("perplexity above float32, %")
-    figure.suptitle("SmolLM2-135M: tuned (blue), and rounded to the nearest code (gray)", fontsize=11)
+    figure.legend(loc="outside right center", fontsize=8)
+    figure.suptitle("SmolLM2-135M: tuned (dots), and rounded to the nearest code (crosses)", fontsize=11)
     figure.savefig(file, dpi=120)
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    out = RESULTS / "tuned_model.json"
+    out = RESULTS / "tuning" / "tuned_model.json"
     parser.add_argument(
         "--out", type=Path, default=out, help="a JSON file, to which rows are added (default: %(default)s)"
     )

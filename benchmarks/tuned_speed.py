@@ -18,7 +18,7 @@ from steelyard.recipes import MixedRecipe
 from steelyard.tools import trained
 
 FORMATS = ("nvfp4-4over6", "nvfp4", "nvfp4-4over6/mxfp8", "nvfp4-4over6/none", "mxfp8", "fp8-row")
-FOUND = Path(__file__).parent / "results" / "tuned_model.json"
+FOUND = Path(__file__).parent / "results" / "tuning" / "tuned_model.json"
 PROMPT, CACHED = 512, 128
 STEP = "model."
 """What names of layers begin with inside of a step."""
