@@ -10,6 +10,7 @@ import optax  # noqa: E402
 from flax import linen  # noqa: E402
 
 import steelyard.jax as sj  # noqa: E402
+from steelyard.errors import UnsupportedModelError  # noqa: E402
 
 WIDTH, HEADS, WORDS = 64, 4, 64
 
@@ -120,6 +121,24 @@ def test_products_of_an_nnx_transformer_have_the_names_of_its_modules():
     found = sorted((row.layer, row.kind) for row in rows if row.is_quantized)
     assert found == sorted((name, kind) for name in [*names, "embedding"] for kind in ("fprop", "dgrad", "wgrad"))
     assert {row.reason for row in rows if not row.is_quantized} == {"a batched product, such as those of attention"}
+
+
+def test_products_of_a_scanned_linen_transformer_have_the_names_of_its_modules():
+    model, tokens = LinenTransformer(), batch(jax.random.key(0))[0]
+    fast = sj.compile(model.apply, "mxfp8")
+    fast.lower(jax.eval_shape(model.init, jax.random.key(0), tokens), tokens, training=False)
+    names = ["up", "down", *(f"attention.{name}" for name in ("query", "key", "value", "out"))]
+    found = [row.layer for row in fast.explain().rows if row.is_quantized]
+    assert sorted(found) == sorted([*(f"blocks.{name}" for name in names), "embedding"])
+
+
+def test_modules_are_refused_with_what_to_do():
+    with pytest.raises(
+        UnsupportedModelError, match=r"got the module Transformer; compile\(lambda model, x: model\(x\)"
+    ):
+        sj.compile(Transformer(nnx.Rngs(0)), "mxfp8")
+    with pytest.raises(UnsupportedModelError, match=r"got the module LinenTransformer; compile\(module\.apply"):
+        sj.compile(LinenTransformer(), "mxfp8")
 
 
 @pytest.mark.slow

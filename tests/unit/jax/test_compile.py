@@ -374,6 +374,12 @@ def test_kernels_agree_with_the_reference_path(recipe):
     assert difference(*results) < 1e-6
 
 
+def test_private_parts_of_jax_are_used_in_one_module():
+    root = Path(sj.__file__).parent
+    users = [path.name for path in root.rglob("*.py") if re.search(r"\bjax\._src\b", path.read_text())]
+    assert users == ["internals.py"]
+
+
 def test_a_jax_without_what_we_use_is_refused(monkeypatch):
     from jax._src import shard_map
 

@@ -65,6 +65,12 @@ def test_checkpoints_change_nothing(expected):
     assert body.count("scaled.quantize weight") == 2
 
 
+def quantized_kinds(fast) -> list[str]:
+    """The kinds of a function's products, all of which are quantized."""
+    assert all(row.is_quantized for row in fast.explain().rows)
+    return sorted(row.kind for row in fast.explain().rows)
+
+
 @pytest.mark.parametrize("recipe", ["mxfp8", DelayedScaling(amax_history_len=2)], ids=lambda each: str(each)[:7])
 def test_branches_are_quantized_and_record_what_ran(recipe):
     def branched(parameters, x):
@@ -78,7 +84,7 @@ def test_branches_are_quantized_and_record_what_ran(recipe):
     plain = jax.grad(loss_of(branched))(parameters, x)
     gradients, moved = step(parameters, state, x)
     assert difference(gradients, plain) < 0.1
-    assert all(row.is_quantized for row in fast.explain().rows)
+    assert quantized_kinds(fast) == ["dgrad", "fprop", "wgrad"]
     if state:
         assert float(moved["layer.input.amax_history"][-1]) == float(jnp.max(x))
         _, unmoved = step(parameters, state, -x)
@@ -187,6 +193,8 @@ def test_each_shard_is_the_function_run_on_it_alone(recipe, inside):
     gradients = [jax.grad(loss_of(alone))(parameters, part) for part in jnp.split(X, 4)]
     mean = jax.tree.map(lambda *parts: sum(parts) / 4, *gradients)
     assert difference(jax.jit(jax.grad(loss_of(fast)))(parameters, X), mean) < 1e-6
+    if inside:
+        assert quantized_kinds(fast) == ["dgrad"] * 2 + ["fprop"] * 2 + ["wgrad"] * 2
 
 
 def test_shards_record_the_largest_amax_of_all():

@@ -57,6 +57,7 @@ def compile(
     """
     if not callable(fn):
         raise UnsupportedModelError(f"steelyard.jax.compile takes a function, got {type(fn).__name__}")
+    _refuse_modules(fn)
     numbers: tuple[Any, ...] = tuple(parameters) if isinstance(parameters, tuple | list) else (parameters,)
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise RecipeError(f"parameters must be numbers of arguments, got {shown(parameters)}")
@@ -65,6 +66,19 @@ def compile(
         raise RecipeError(f"overrides must map patterns of layer names to recipes, got {shown(overrides)}")
     chosen = recipes.Overrides({k: None if v is None else _checked(v) for k, v in (overrides or {}).items()})
     return CompiledFunction(fn, _checked(recipe), chosen, numbers)
+
+
+def _refuse_modules(fn: Any) -> None:
+    """Refuse a flax module: what it holds would be constants of the function, and not its parameters."""
+    rooms = {base.__module__.split(".")[1] for base in type(fn).__mro__ if base.__module__.startswith("flax.")}
+    name = type(fn).__name__
+    if "nnx" in rooms:
+        remedy = "compile(lambda model, x: model(x), ...), and call the result with the module"
+    elif "linen" in rooms:
+        remedy = "compile(module.apply, ...), and call the result with the variables"
+    else:
+        return
+    raise UnsupportedModelError(f"a function must take its parameters as an argument, got the module {name}; {remedy}")
 
 
 def _checked(recipe: str | recipes.Recipe) -> recipes.Recipe:
@@ -197,7 +211,10 @@ class CompiledFunction:
         return self._trace(args, kwargs)[0].program.state(key)
 
     def lower(self, *args: Any, training: bool = True, **kwargs: Any) -> None:
-        """Compile for arguments like these, without running: with gradients or, if `training` is False, without."""
+        """Compile for arguments like these, without running: with gradients or, if `training` is False, without.
+
+        Shapes and dtypes are enough (`jax.ShapeDtypeStruct`).
+        """
         program = self._trace(args, kwargs)[0].program
         _ = program.training if training else program.inference
         self._warn(program)
@@ -340,7 +357,9 @@ def _is_traced(leaf: Any) -> bool:
     """Whether JAX traces a leaf: an array or a number, and not a flag, a string or a function."""
     if isinstance(leaf, bool):
         return False
-    return isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float | complex | Missing)
+    return isinstance(
+        leaf, jax.Array | np.ndarray | np.generic | int | float | complex | Missing | jax.ShapeDtypeStruct
+    )
 
 
 def _check_effects(closed: Any) -> None:
