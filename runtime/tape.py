@@ -1,6 +1,5 @@
 """Tapes: the steps of a function that run without Python, as data that prints, and as the native list that runs."""
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +19,7 @@ from steelyard.runtime.cpu.arguments import ITEM_TYPES
 from steelyard.runtime.cpu.tensor_reader import TENSORS
 from steelyard.runtime.dtypes import result_dtype
 from steelyard.runtime.kernels import BoundKernel
+from steelyard.runtime.results import result_maker
 
 _VIEW_NUMBERS = {name: number for number, name in enumerate(_cpu.view_names())}
 _NUMBER_KINDS = {"constant": 0, "number": 1, "dim": 2, "rows": 3, "sum": 4}
@@ -41,6 +41,11 @@ class Result:
     """An offset in the arena, or a position among the tensors that the tape returns."""
     order: tuple[int, ...] = ()
     """Of its dims in memory."""
+
+    @property
+    def known_sizes(self) -> list[int] | None:
+        """Its sizes; None if one is known only at run time."""
+        return [size.value for size in self.sizes] if all(size.kind == "constant" for size in self.sizes) else None
 
     def __str__(self) -> str:
         sizes = "x".join(map(_spelled, self.sizes)) or "scalar"
@@ -102,14 +107,14 @@ class Tape:
     """Of each argument: what is read of it, and where that goes."""
     results: list[ir.Value] = field(default_factory=list)
     """What a call returns."""
-    dtypes: list[torch.dtype] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     tensors: int = 0
     numbers: int = 0
 
     def make(self) -> Any:
         """The native tape."""
-        makers = [functools.partial(torch.empty_strided, dtype=dtype) for dtype in self.dtypes]
+        returned = [result for step in self.kernels for result in step.results if result.home == _CALLER]
+        makers = [result_maker(result.dtype, result.known_sizes) for result in sorted(returned, key=lambda r: r.place)]
         arguments = list(zip(self.kinds, self.registers, strict=True))
         native = _cpu.Tape(TENSORS, arguments, self.tensors, self.numbers, makers)
         for step in self.steps:
@@ -289,7 +294,6 @@ class _Reader:
         if home == _HEAP and value in self._returned:
             home, place = _CALLER, len(self.tape.results)
             self.tape.results.append(value)
-            self.tape.dtypes.append(dtype)
         register = self._new(value)
         self._on_heap |= {register} if home == _HEAP else set()
         return Result(register, dtype, sizes, home, place, order)

@@ -39,6 +39,7 @@ from steelyard.frontend.importer import import_graph, lift_constants
 from steelyard.ir.functions import functions_of
 from steelyard.runtime.cuda.devices import device_among, target_among
 from steelyard.runtime.program import Program
+from steelyard.runtime.results import ResultMemory
 from steelyard.runtime.state import State
 from steelyard.runtime.weights import Weights
 from steelyard.targets import CPU, CUDA, check_target, spelled
@@ -97,12 +98,15 @@ class Backend:
         """The last call that was profiled."""
         self.observing: Any = None
         """What runs the calls of the net, while somebody measures it."""
+        self.results = ResultMemory()
+        """Memory of what blocks return, for the calls of the net that are cut into them."""
         self.block_captures: dict[Hashable, Captured] = {}
         """What blocks that are alike share."""
         self._part_names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
 
     @functools.cached_property
-    def _has_fast_path(self) -> bool:
+    def has_fast_path(self) -> bool:
+        """Whether the net has layers that torch may fuse."""
         # Not when a net is made: in a copy, its model may have no modules yet.
         return self.root is not None and has_fast_path(self.root)
 
@@ -121,11 +125,14 @@ class Backend:
 
     def capture(self, *, is_settled: bool) -> AbstractContextManager:
         """The context of a call; products outside of programs are looked for until a net has settled."""
-        if is_settled and not self._has_fast_path:
+        keeps_results = self.blocks is not None and not torch.is_grad_enabled()
+        if is_settled and not self.has_fast_path and not keeps_results:
             return self.settings.capture()
         contexts = ExitStack()
         contexts.enter_context(self.settings.capture())
-        if self._has_fast_path:
+        if keeps_results:
+            contexts.enter_context(self.results.call())
+        if self.has_fast_path:
             contexts.enter_context(without_fast_path())
         if not is_settled:
             contexts.enter_context(progress.call())
@@ -138,6 +145,12 @@ class Backend:
         runs, is_own_choice = self.state.runs, self.settings.blocks == AUTO
         return self.outside.record(
             self._module_names, self.blocks.around, lambda: is_own_choice and self.state.runs == runs
+        )
+
+    def seconds_to_capture(self) -> float:
+        """How long it would take to capture all blocks, one by one, by what the first ones took."""
+        return sum(
+            captured.frames.seconds_each() * captured.frames.sharers for captured in self.block_captures.values()
         )
 
     def capture_as_a_whole(self) -> None:

@@ -120,7 +120,7 @@ def measure_memory(backend: Backend, parameters: Iterable[torch.Tensor]) -> Memo
     report = Memory(
         **parameter_bytes(parameters),
         quantized_weights=backend.weights.nbytes(),
-        workspace=sum(arenas.nbytes() for arenas in _arenas(backend)),
+        workspace=sum(arenas.nbytes() for arenas in _arenas(backend)) + backend.results.nbytes(),
         state=tensor_bytes(backend.state.tensors.values()),
     )
     # A graph that was compiled again, for other sizes, counts once.
