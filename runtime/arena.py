@@ -37,6 +37,8 @@ class Arenas:
         self._size = size
         self._places = places
         self._free: list[Arena] = []
+        self.give = self._free.append
+        """Lets others use a block; one that a failed call never gives back just dies."""
 
     def make(self, device: torch.device) -> Arena:
         """A block of a device's memory for one call: torch's allocator keeps it for the next call on the same stream,
@@ -49,10 +51,6 @@ class Arenas:
             return self._free.pop()
         except IndexError:
             return Arena(self._size, self._places)
-
-    def give(self, arena: Arena) -> None:
-        """Let others use a block; one that a failed call never gives back just dies."""
-        self._free.append(arena)
 
     def nbytes(self) -> int:
         """Bytes of the blocks that are kept."""

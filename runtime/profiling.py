@@ -29,6 +29,7 @@ __all__ = [
     "is_recording",
     "kernel_name",
     "stopwatch",
+    "stopwatches",
     "timed",
     "with_records",
 ]
@@ -150,23 +151,23 @@ class _Lap:
         self._calls.append(Timed(self._name, self._begin, time.perf_counter_ns()))
 
 
-_stopwatches: list[Stopwatch] = []
+stopwatches: list[Stopwatch] = []
 
 
 def stopwatch() -> Stopwatch | None:
     """What times the calls of emitted functions now."""
-    return _stopwatches[-1] if _stopwatches else None
+    return stopwatches[-1] if stopwatches else None
 
 
 @contextmanager
 def timed() -> Iterator[Stopwatch]:
     """A context in which the calls of emitted functions, in whatever thread, are timed."""
     watch = Stopwatch()
-    _stopwatches.append(watch)
+    stopwatches.append(watch)
     try:
         yield watch
     finally:
-        _stopwatches.remove(watch)
+        stopwatches.remove(watch)
 
 
 def kernel_name(call: KernelCall) -> str:

@@ -1,5 +1,6 @@
 """A lowered program: its forward, its backward where it has one, and the weights that are quantized outside of both."""
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from steelyard.runtime.finite import make_check
 from steelyard.runtime.profiling import CallName
 from steelyard.runtime.quantizers import Quantizers
 from steelyard.runtime.state import State
-from steelyard.runtime.weights import WeightArgument, Weights
+from steelyard.runtime.weights import Found, WeightArgument, Weights
 
 
 @dataclass(eq=False)
@@ -56,6 +57,15 @@ class Program:
         if not self.state.has_net:
             self.state.begin_call()
         return self._forward(arguments)
+
+    def settled(self, arguments: tuple, parameters: Sequence[int]) -> "SettledCall | None":
+        """The forward on the weights of these arguments; None where a call must look at each of them.
+
+        `parameters` says which arguments must be the same in other calls.
+        """
+        return (
+            None if self.devices is not None or not self.state.has_net else self._forward.settled(arguments, parameters)
+        )
 
     def freeze(self, arguments: tuple) -> Callable[[tuple], tuple]:
         """The forward as a function of any arguments, with the weights of these."""
@@ -209,6 +219,14 @@ class Function:
         parts = self._parts(arguments + self._states())
         return lambda arguments: self._run(arguments + self._states(), parts)
 
+    def settled(self, arguments: tuple, parameters: Sequence[int]) -> "SettledCall | None":
+        """What runs it on the weights that were found for these arguments."""
+        if not self.weight_arguments:
+            return None
+        # Read first: what is found later than a change has its number, or an earlier one.
+        generation, found = self.weights.generation, self.weights.found(self)
+        return None if found is None else SettledCall(self, found, generation, arguments, parameters)
+
     def _states(self) -> tuple[torch.Tensor, ...]:
         get = self.state.get
         states = [get(name, shape) for name, shape in self.state_names]
@@ -222,8 +240,10 @@ class Function:
 
     def _run(self, arguments: tuple, parts: list[Any]) -> tuple:
         results = self.emitted(*arguments, *parts)
-        if not self._apart:
-            return results
+        return self._finish(results) if self._apart else results
+
+    def _finish(self, results: tuple) -> tuple:
+        """Keep the next state and what was measured; the other results are the caller's."""
         self.state.put({name: results[i] for i, name in self.moved.items()})
         if self.measures and self.state.take_measures is not None:
             self.state.take_measures(self, {name: results[i] for i, of in self.measures.items() for name in of})
@@ -251,6 +271,37 @@ class Function:
 
     def _draw(self) -> torch.Tensor:
         return self.state.draw(self, self.emitted.code.name)
+
+
+class SettledCall:
+    """A function with the weights of some parameters: what a call of it costs is one look at all of them."""
+
+    __slots__ = ("_finish", "_found", "_generation", "_parts", "_run", "_same", "_state", "_states", "_weights")
+
+    def __init__(self, function: Function, found: Found, generation: int, arguments: tuple, parameters: Sequence[int]):
+        self._found = found
+        self._generation = generation
+        self._weights = function.weights
+        self._parts = found.parts
+        self._state = function.state
+        self._states = function._states if function.state_names else None
+        self._run = function.emitted
+        self._finish = function._finish if function._apart else None
+        self._same = [(i, weakref.ref(arguments[i])) for i in parameters if not found.has(i)]
+        """Parameters that are no weights, such as those of norms: they are read where they are."""
+
+    def run(self, arguments: tuple) -> tuple | None:
+        """The results; None if a parameter is another than it was, or was written since."""
+        if self._generation != self._weights.generation or not self._found.holds(arguments):
+            return None
+        for i, parameter in self._same:
+            if arguments[i] is not parameter():
+                return None
+        self._state.runs += 1
+        if self._states is not None:
+            arguments += self._states()
+        results = self._run(*arguments, *self._parts)
+        return results if self._finish is None else self._finish(results)
 
 
 def _read_function(

@@ -106,6 +106,12 @@ class State:
         self.calls += 1
         self._draws.begin(self.calls)
 
+    def begin_settled_call(self) -> None:
+        """A call of the net begins for which everything is compiled."""
+        self.calls += 1
+        if RNG in self._shapes:
+            self._draws.begin(self.calls)
+
     def put(self, moved: Mapping[str, torch.Tensor]) -> None:
         """Move states on."""
         self.tensors.update(moved)

@@ -95,7 +95,7 @@ class _Held(NamedTuple):
         return is_same and (self.versions is None or self.versions == _versions(parameter, self.fields))
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
     """The weights of a reader as they were found."""
 
     parts: list[Any]
@@ -103,6 +103,16 @@ class _Found(NamedTuple):
     """What the parameters were like."""
     steps: int
     """How many steps optimizers had made."""
+    positions: frozenset[int]
+    """Which arguments the parameters are."""
+
+    def holds(self, arguments: tuple) -> bool:
+        """Whether arguments have the same parameters, and nobody wrote those."""
+        return self.steps == _optimizer_steps and self.stamps.hold(arguments)
+
+    def has(self, position: int) -> bool:
+        """Whether an argument is one of the parameters."""
+        return position in self.positions
 
 
 class Weights:
@@ -121,10 +131,10 @@ class Weights:
         self._held: dict[tuple[str, int], _Held] = {}
         self._kept: dict[tuple[str, int], _Kept] = {}
         self._lock = make_lock()
-        self._found: weakref.WeakKeyDictionary[Any, _Found] = weakref.WeakKeyDictionary()
+        self._found: weakref.WeakKeyDictionary[Any, Found] = weakref.WeakKeyDictionary()
         """What readers found, while nothing changes."""
-        self._makes = 0
-        """How often something did."""
+        self.generation = 0
+        """How often something did: what was found at another number must be looked for again."""
         self.holds_packed = True
         """Whether what is packed of a quantized parameter is kept beside it; not if that is about to be replaced."""
         self._captured: list[tuple] = []
@@ -136,10 +146,10 @@ class Weights:
         One look at all parameters, if those were found before, costs a tenth of what a look at each does.
         """
         found = self._found.get(reader)
-        if found is not None and found.steps == _optimizer_steps and found.stamps.hold(arguments):
+        if found is not None and found.holds(arguments):
             return found.parts
-        found = _Found([], _cpu.Stamps(), _optimizer_steps)
-        is_plain, makes = True, self._makes
+        found = Found([], _cpu.Stamps(), _optimizer_steps, frozenset(weight.sources[0] for weight in weights))
+        is_plain, makes = True, self.generation
         for weight in weights:
             parameter = arguments[weight.sources[0]]
             is_plain = is_plain and _has_stamp(parameter)
@@ -148,13 +158,17 @@ class Weights:
             found.parts.extend(self.get(weight, [arguments[i] for i in weight.sources]))
             is_plain = is_plain and (weight.key, id(parameter)) in self._kept
         # What was just made may be made again before it is read again.
-        if is_plain and makes == self._makes:
+        if is_plain and makes == self.generation:
             self._found[reader] = found
         return found.parts
 
+    def found(self, reader: Hashable) -> Found | None:
+        """What a reader found when it last looked, if nothing changed since."""
+        return self._found.get(reader)
+
     def _forget_found(self) -> None:
         """Something that is kept is about to change."""
-        self._makes += 1
+        self.generation += 1
         self._found.clear()
 
     def get(self, weight: WeightArgument, sources: Sequence[Any]) -> tuple:

@@ -19,7 +19,7 @@ from steelyard.driver.quantized_inputs import stored_schemes
 from steelyard.forks import make_lock
 from steelyard.ir.renaming import Renaming
 from steelyard.ir.stored import StoredSchemes
-from steelyard.runtime.program import Program
+from steelyard.runtime.program import Program, SettledCall
 
 _MOST_REMEMBERED = 256
 
@@ -56,13 +56,31 @@ class CapturedGraph:
         self.first = self._make(self._parameters, stored)
         """The program of the parameters that the graph was captured with."""
         self._remembered: dict[tuple[int, ...], tuple[weakref.ref, Program]] = {}
+        self._settled: dict[int, SettledCall] = {}
+        """By the id of the first parameter: what runs a program on those of an earlier call, while they are as then."""
         self._lock = make_lock()
 
     def __call__(self, values: tuple[Any, ...]) -> tuple:
         """Run the program of these arguments."""
         if self._constants:
             values = (*values, *self._constants)
-        return self.find(values)(*values)
+        if not self._positions:
+            return self.first(*values)
+        key = id(values[self._positions[0]])
+        settled = self._settled.get(key)
+        results = None if settled is None else settled.run(values)
+        return self._run(key, values) if results is None else results
+
+    def _run(self, key: int, values: tuple[Any, ...]) -> tuple:
+        """Look for the program and its weights, and remember both."""
+        program = self.find(values)
+        results = program(*values)
+        settled = program.settled(values, self._positions)
+        if settled is not None:
+            if len(self._settled) >= _MOST_REMEMBERED + 2 * len(self._programs):
+                self._settled.clear()
+            self._settled[key] = settled
+        return results
 
     def freeze(self, values: tuple[Any, ...]) -> Callable[[tuple], tuple]:
         """The program of these arguments, with the weights that are there now, as a function of any arguments."""

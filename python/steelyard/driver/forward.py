@@ -14,11 +14,21 @@ from types import CodeType, MethodType
 from typing import Any, TypeVar
 
 import torch
+from torch._C import _get_tracing_state
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._C._functorch import peek_interpreter_stack
 from torch._dynamo.eval_frame import skip_code
+from torch.fx import _symbolic_trace
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.jit._trace import is_tracing
+from torch.nn.modules.module import (
+    _global_backward_hooks,
+    _global_backward_pre_hooks,
+    _global_forward_hooks,
+    _global_forward_pre_hooks,
+)
 
+from steelyard.driver.decoding import current_decoding
 from steelyard.errors import UnsupportedModelError
 
 Function = TypeVar("Function", bound=Callable)
@@ -164,6 +174,36 @@ def had_gradients() -> bool:
 def is_own_capture() -> bool:
     """Whether torch captures a call for a net, and not for a `torch.compile` around it."""
     return _captures.running > 0
+
+
+@runs_as_python
+def is_plain_call(net: Any, state: Any) -> bool:
+    """Whether a call of a net has only its program to run: no hook, no tracer, nobody who measures, no other forward.
+
+    torch calls hooks and forwards by the same rules. `state` is the net's own.
+    """
+    own = net.__dict__
+    return not (
+        own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own["_backward_pre_hooks"]
+        or "forward" in own
+        or state.replaced_forward is not None
+        or state.backend.observing is not None
+        or _captures.running
+        or (state.generates and current_decoding(net) is not None)
+        or _global_forward_hooks
+        or _global_forward_pre_hooks
+        or _global_backward_hooks
+        or _global_backward_pre_hooks
+        or get_eval_frame_callback() is not None
+        # As `_refuse_tracers` asks, without the Python around it.
+        or _get_tracing_state() is not None
+        or peek_interpreter_stack() is not None
+        or torch.compiler._is_exporting_flag
+        or _symbolic_trace._is_fx_tracing_flag
+    )
 
 
 @runs_as_python

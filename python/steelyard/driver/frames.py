@@ -8,13 +8,15 @@ but empty entries, which torch has no way to remove.
 """
 
 import functools
+import inspect
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
@@ -28,6 +30,7 @@ from torch._dynamo.utils import CleanupManager
 
 from steelyard.driver import progress
 from steelyard.driver.layer_names import innermost_module
+from steelyard.forks import make_lock
 
 # torch's own limits count the entries of all nets.
 _lift_limits = torch._dynamo.config._make_closure_patcher(
@@ -38,6 +41,10 @@ _GRAPH = "__compiled_fn"
 """How the names of graphs begin that compiled code calls."""
 _RESUMED = "__resume_at"
 """How the names of functions begin in which code goes on after a graph break."""
+_DIRECTLY = "_directly"
+"""How the names of graphs end that are called without torch's wrappers."""
+_MOST_KNOWN = 4
+_MOST_MISSES = 16
 
 
 class Captured:
@@ -54,18 +61,88 @@ class Captured:
         optimize.callback._torchdynamo_orig_backend = self.frames
         self.run: Callable = optimize(own)
         self._own = own
+        self._calls: list[CompiledCall] = []
+        """What was found to be used, one of each."""
+        self._lock = make_lock()
 
-    def latest(self) -> tuple[Any, FunctionType] | None:
-        """The guards and the code that a call used last; None if that code needs torch around it, to go on compiling.
+    def latest(self) -> "CompiledCall | None":
+        """What a call used last; None if that needs torch around it, to go on compiling.
 
         That is code with a graph break: without a graph it only calls what it was compiled from.
         """
-        entries = self.frames.entries(self._own.__code__)
+        own = self._own
+        if not isinstance(own, FunctionType):
+            return None
+        entries = self.frames.entries(own.__code__)
         # torch moves what it uses to the front.
         names = entries[0].code.co_names if entries else ()
         if not _mentions(names, _GRAPH) or _mentions(names, _RESUMED):
             return None
-        return entries[0].guard_manager, FunctionType(entries[0].code, self._own.__globals__, self._own.__name__)
+        code, guards = entries[0].code, entries[0].guard_manager
+        if code.co_freevars != own.__code__.co_freevars:
+            return None
+        with self._lock:
+            self._calls = [call for call in self._calls if call.guards.cache_entry is not None]
+            known = next((call for call in self._calls if call.guards is guards), None)
+            if known is None:
+                known = CompiledCall(guards, _calling_directly(code, own))
+                self._calls.append(known)
+            return known
+
+    @functools.cached_property
+    def locals_of(self) -> Callable[..., dict[str, Any]]:
+        """What the guards of torch read, given the arguments of a call: the variables of the forward by name."""
+        return _make_locals(self._own)
+
+
+class CompiledCall(NamedTuple):
+    """What torch compiled for some calls."""
+
+    guards: Any
+    run: Callable
+
+
+def _calling_directly(code: CodeType, own: FunctionType) -> FunctionType:
+    """Code that torch compiled from a function, as one that calls its graphs without torch's wrappers around them.
+
+    The wrappers keep torch from compiling what runs in graphs: there is no need where it compiles nothing.
+    """
+    names = {name: f"{name}{_DIRECTLY}" for name in code.co_names if name.startswith(_GRAPH)}
+    for name, direct in names.items():
+        own.__globals__[direct] = innermost_fn(own.__globals__[name])
+    code = code.replace(co_names=tuple(names.get(name, name) for name in code.co_names))
+    run = FunctionType(code, own.__globals__, own.__name__, own.__defaults__, own.__closure__)
+    run.__kwdefaults__ = own.__kwdefaults__
+    for direct in names.values():
+        weakref.finalize(run, own.__globals__.pop, direct, None).atexit = False
+    return run
+
+
+def _make_locals(function: FunctionType) -> Callable[..., dict[str, Any]]:
+    """A function with the same parameters that returns their values by name, and those of its free variables."""
+    code = function.__code__
+    count, only_named = code.co_argcount, code.co_kwonlyargcount
+    taken = list(code.co_varnames[: count + only_named])
+    rest = list(code.co_varnames[count + only_named :])
+    words = taken[:count]
+    if code.co_posonlyargcount:
+        words.insert(code.co_posonlyargcount, "/")
+    if code.co_flags & inspect.CO_VARARGS:
+        taken.append(rest[0])
+        words.append(f"*{rest.pop(0)}")
+    elif only_named:
+        words.append("*")
+    words += taken[count : count + only_named]
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        taken.append(rest[0])
+        words.append(f"**{rest[0]}")
+    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+    held = [f"{name!r}: {name}" for name in taken] + [f"{name!r}: cells[{name!r}].cell_contents" for name in cells]
+    namespace: dict[str, Any] = {"cells": cells}
+    exec(f"def locals_of({', '.join(words)}): return {{{', '.join(held)}}}", namespace)
+    locals_of = namespace["locals_of"]
+    locals_of.__defaults__, locals_of.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    return locals_of
 
 
 def _mentions(names: Iterable[str], prefix: str) -> bool:
@@ -73,28 +150,56 @@ def _mentions(names: Iterable[str], prefix: str) -> bool:
 
 
 class ShortWay:
-    """Calls of one block by what torch compiled for it: checks the guards itself, as torch does on a longer way.
+    """Calls of one module by what torch compiled for it: checks the guards itself, as torch does on a longer way."""
 
-    `captured` runs a function of `block`, `*arguments` and `**keywords`.
-    """
-
-    __slots__ = ("_captured", "_latest")
+    __slots__ = ("_captured", "_known", "_locals_of", "_misses")
 
     def __init__(self, captured: Captured):
         self._captured = captured
-        self._latest: tuple[Any, FunctionType] | None = None
+        self._locals_of = captured.locals_of
+        self._known: tuple[CompiledCall, ...] = ()
+        """The last one first."""
+        self._misses = 0
+        """Calls in a row for which nothing was known."""
 
-    def __call__(self, block: Any, arguments: tuple, keywords: dict[str, Any]) -> Any:
-        """Run what was compiled for arguments like these, or have them compiled."""
-        if self._latest is not None and eval_frame._stance.stance == "default":
-            guards, run = self._latest
+    def find(self, arguments: tuple, keywords: dict[str, Any]) -> Callable | None:
+        """What was compiled for arguments like these, if it is known here, and torch is to use it."""
+        known = self._known
+        if not known or eval_frame._stance.stance != "default":
+            return None
+        try:
+            variables = self._locals_of(*arguments, **keywords)
+        except (TypeError, ValueError):
+            return None  # arguments that the forward does not take, or a variable of it that has no value yet
+        for call in known:
             # torch takes the entry away from guards that are no longer valid.
-            valid = guards.cache_entry is not None
-            if valid and guards.check({"block": block, "arguments": arguments, "keywords": keywords}):
-                return run(block, *arguments, **keywords)
-        result = self._captured.run(block, *arguments, **keywords)
-        self._latest = self._captured.latest()
+            if call.guards.cache_entry is not None and call.guards.check(variables):
+                if call is not known[0]:
+                    self._known = (call, *(other for other in known if other is not call))
+                if self._misses:
+                    self._misses = 0
+                return call.run
+        return None
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Run what was compiled for arguments like these, or have them compiled."""
+        run = self.find(arguments, keywords)
+        if run is not None:
+            return run(*arguments, **keywords)
+        result = self._captured.run(*arguments, **keywords)
+        self._misses = 0 if self._captured.frames.recent else self._misses + 1
+        # To look costs more than it saves where each call is another.
+        if self._misses < _MOST_MISSES:
+            self._learn()
         return result
+
+    def _learn(self) -> None:
+        latest = self._captured.latest()
+        if latest is None:
+            return
+        valid = [call for call in self._known if call.guards.cache_entry is not None]
+        others = [call for call in valid if call.guards is not latest.guards]
+        self._known = (latest, *others[: _MOST_KNOWN - 1])
 
 
 def _with_own_code(forward: Callable) -> Any:
@@ -138,8 +243,10 @@ class Frames:
     def __init__(self, convert: Any, compile_graph: Callable, own_code: CodeType, name: str, sharers: int):
         self._convert = convert
         self._name = name
-        self._sharers = sharers
+        self.sharers = sharers
         self._own_code = own_code
+        self._seconds: list[float] = []
+        """What each conversion took."""
         self.recent: dict[int, list[tuple[CodeType, Any]]] = {}
         """What the present call of each thread had compiled, and from which functions."""
         # By this name torch finds the function that compiles graphs, which tells the entries of nets apart.
@@ -163,16 +270,17 @@ class Frames:
             # Another thread has compiled the frame while this one waited for the lock.
             if entry.guard_manager.check(frame.f_locals):
                 return wrap_guarded_code(GuardedCode(entry.code, _no_guards("compiled already"), entry.compile_id))
-        limit = torch._dynamo.config.recompile_limit * self._sharers
+        limit = torch._dynamo.config.recompile_limit * self.sharers
         if len(entries) >= limit:
             raise FailOnRecompileLimitHit(f"{code.co_qualname} was compiled {limit} times")
         self._kept.codes[id(code)] = weakref.ref(code)
-        restore = _lift_limits()
+        restore, begin = _lift_limits(), time.perf_counter()
         try:
             with progress.doing(functools.partial(self._describe, code, threading.get_ident())):
                 result = convert(frame, *arguments, **keywords)
         finally:
             restore()
+            self._seconds.append(time.perf_counter() - begin)
         made = result.guarded_code
         if made is not None:
             self.recent.setdefault(threading.get_ident(), []).append((code, made))
@@ -182,6 +290,10 @@ class Frames:
             # Otherwise torch would leave the forward uncompiled from now on, whatever its arguments.
             result.apply_to_code = False
         return result
+
+    def seconds_each(self) -> float:
+        """How long torch took to compile a function, on average."""
+        return sum(self._seconds) / max(len(self._seconds), 1)
 
     def entries(self, code: CodeType) -> list[Any]:
         """What torch compiled of a function for this net."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import is_grad_enabled
 from torch._functorch._aot_autograd.runtime_wrappers import mark_dynamo_propagated_dynamic_indices as mark_dynamic
 from torch._functorch._aot_autograd.schemas import PlainTensorMeta, ViewAndMutationMeta
 from torch._guards import TracingContext
@@ -22,7 +23,7 @@ def without_wrapper(run: Run, inputs: int) -> Callable | None:
         return None
     dynamic = [(i, output.dynamic_dims) for i, output in enumerate(known.output_info) if output.dynamic_dims]
     if not dynamic:
-        return lambda *values: without_gradients(run, values)
+        return lambda *values: without_gradients(run, values) if is_grad_enabled() else run(values)
 
     def run_and_mark(*values: Any) -> tuple:
         results = without_gradients(run, values)

@@ -12,6 +12,7 @@ from steelyard.driver.block_calls import OwnCache, call_block
 from steelyard.driver.blocks import has_products
 from steelyard.driver.forward import runs_as_python
 from steelyard.driver.frames import Captured, ShortWay
+from steelyard.targets import CPU
 
 _MOST_SLICES = 64
 MakePart = Callable[[torch.nn.Module, str, Backend], Any]
@@ -35,12 +36,19 @@ class ModuleState:
         """Of a net: what runs its calls while it is measured; made on first use."""
         self.decoding: tuple[Any, Any] | None = None
         """Of a net: what runs the steps of `generate` with a static cache, and notes which graphs ran."""
+        self.seconds_in_steps = 0.0
+        """Of a net that is cut into blocks: what steps of `generate` with a static cache took."""
+        self.generates = hasattr(type(model), "generate")
+        """Whether `generate` may run the calls of the net."""
         self.replaced_forward: Callable | None = None
         """What was assigned to the net's `forward`."""
         self.own_method: tuple[Callable, Callable] | None = None
         """A forward that the model's instance has of its own, and the net's method with its signature."""
-        self._compiled: tuple[Callable | None, Captured] | None = None
-        """A forward that the model's instance has of its own, None for that of its class; and what it compiled to."""
+        self._compiled: tuple[Callable | None, Captured, Callable] | None = None
+        """A forward that the model's instance has of its own, None for that of its class; what it compiled to; and how
+        that is called."""
+        self.short_way: ShortWay | None = None
+        """How the module may be called past torch's wrappers and the checks of a first call."""
         self._shared: tuple[Captured, ShortWay] | None = None
         """Of a block: what is captured for all that are like it, and its own way there."""
         self._slices: dict[tuple, tuple[list[torch.nn.Module], torch.nn.Module]] = {}
@@ -94,13 +102,24 @@ class ModuleState:
         found = self._shared
         return self._share() if found is None else found  # pyright: ignore[reportAttributeAccessIssue]
 
-    def captured(self) -> Captured:
-        """The compiled forward of the instance if it has its own, otherwise that of the class."""
+    def captured(self) -> tuple[Captured, Callable]:
+        """The compiled forward of the instance if it has its own, otherwise that of the class; and what calls it."""
         own = self.model.__dict__.get("forward")
         known = self._compiled
         if known is None or known[0] is not own:
             known = self._compile(own)  # pyright: ignore[reportAttributeAccessIssue]
-        return known[1]
+        return known[1:]
+
+    def allow_short_way(self, *, is_settled: bool) -> None:
+        """From now on calls like the last may go past the checks of a first call, if those have nothing to look at."""
+        if not is_settled or self.short_way is not None:
+            return
+        backend, settings, known = self.backend, self.backend.settings, self._compiled
+        is_plain = settings.target == CPU and settings.kv_cache is None and not settings.attention
+        is_whole = backend.blocks is None or (self.name or "") not in backend.blocks.around
+        has_own_call = type(self.model).__call__ is not torch.nn.Module.__call__
+        if known is not None and isinstance(known[2], ShortWay) and is_plain and is_whole and not has_own_call:
+            self.short_way = None if backend.has_fast_path else known[2]
 
     def plain_forward(self, net: torch.nn.Module) -> Callable:
         """The same forward, not compiled."""
@@ -122,12 +141,13 @@ class ModuleState:
 
     # Not captured: parts are compiled while the Python code around them runs after a graph break.
     @torch.compiler.disable
-    def _compile(self, own: Callable | None) -> tuple[Callable | None, Captured]:
+    def _compile(self, own: Callable | None) -> tuple[Callable | None, Captured, Callable]:
         with self.backend.lock:
             # Threads that come together share what the first one made.
             if self._compiled is None or self._compiled[0] is not own:
                 forward = type(self.model).forward if own is None else own
-                self._compiled = own, Captured(forward, self._graph_compiler(), self.name or "")
+                captured = Captured(forward, self._graph_compiler(), self.name or "")
+                self._compiled = own, captured, ShortWay(captured) if own is None else captured.run
             return self._compiled
 
     def _graph_compiler(self) -> Callable:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 from torch.utils.checkpoint import _StopRecomputationError
 
 from steelyard import recipes
@@ -22,6 +23,7 @@ from steelyard.driver.forward import (
     had_gradients,
     is_around_blocks,
     is_own_capture,
+    is_plain_call,
     is_sparse,
     is_within,
     refusal,
@@ -231,6 +233,18 @@ def _without_parts(value: Any) -> Any:
 class CompiledModule(InspectedModule):
     """What a compiled module has beyond the model's own class."""
 
+    @runs_as_python
+    def __call__(self, *arguments, **keywords) -> Any:
+        """Call it with its hooks, or by what torch compiled for such a call, where nothing else is to be done."""
+        if not is_dynamo_compiling():
+            state = self._steelyard
+            if state.short_way is not None and is_plain_call(self, state):
+                run = state.short_way.find((self, *arguments), keywords)
+                if run is not None:
+                    state.backend.state.begin_settled_call()
+                    return run(self, *arguments, **keywords)
+        return super().__call__(*arguments, **keywords)
+
     def _run(self, *arguments, **keywords):
         if is_around_blocks(self._steelyard.backend):
             self._refuse_checkpoint()
@@ -284,6 +298,7 @@ class CompiledModule(InspectedModule):
             # A call that compiled something without being recorded leaves that to the next.
             state.checked = -1 if is_settled else state.backend.graphs
         state.backend.store_weights()
+        state.allow_short_way(is_settled=is_settled)
         return result
 
     def _run_inside(self, arguments: tuple, keywords: dict[str, Any]) -> Any:
@@ -292,8 +307,8 @@ class CompiledModule(InspectedModule):
         if state.is_around_blocks:
             return state.plain_forward(self)(*arguments, **keywords)
         itself = () if "forward" in self.__dict__ else (self,)
-        captured = state.captured()
-        return _run_captured(captured, lambda: captured.run(*itself, *arguments, **keywords))
+        captured, run = state.captured()
+        return _run_captured(captured, run, (*itself, *arguments), keywords)
 
     def _refuse_checkpoint(self) -> None:
         """Refuse a call that torch would repeat in the backward, outside of the call of the net."""
@@ -466,9 +481,9 @@ class CompiledModule(InspectedModule):
         self._steelyard.backend.weights.forget()
 
 
-def _run_captured(captured: Captured, run: Callable, *arguments) -> Any:
+def _run_captured(captured: Captured, run: Callable, arguments: tuple, keywords: dict[str, Any]) -> Any:
     try:
-        result = run(*arguments)
+        result = run(*arguments, **keywords)
     except BaseException as error:
         # Checkpointing ends each forward that it repeats by an error of its own.
         captured.frames.forget_call(failed=not isinstance(error, SteelyardError | _StopRecomputationError))
@@ -490,7 +505,7 @@ class CompiledBlock(CompiledModule):
         block = state.model
         arguments, keywords = state.own_cache.put_into(arguments, keywords)
         captured, run = state.shared()
-        return _run_captured(captured, run, block, arguments, keywords)
+        return _run_captured(captured, run, (block, *arguments), keywords)
 
 
 class CompiledSequence(CompiledModule):
