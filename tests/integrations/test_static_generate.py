@@ -68,10 +68,26 @@ def test_tokens_logits_and_caches_are_those_of_plain_calls(layers, recorded, mon
     assert all(torch.equal(one, other) for one, other in pairs)
 
 
-def test_nets_in_blocks_are_left_alone(recorded):
-    net = steelyard.compile(make_small_llama(num_hidden_layers=4), "mxfp8")
-    assert net.generate(prompt(), **OPTIONS).shape == (2, 12)
+def test_a_net_in_blocks_is_captured_as_a_whole_when_its_steps_took_long(recorded, monkeypatch):
+    model = make_small_llama(num_hidden_layers=4)
+    net = steelyard.compile(model, "nvfp4")
+    options = OPTIONS | {"output_logits": True, "return_dict_in_generate": True}
+    in_blocks = net.generate(prompt(), **options)
+    state = net._steelyard
     assert not recorded
+    assert 0 < state.seconds_in_steps < state.backend.seconds_to_capture()
+    state.seconds_in_steps = state.backend.seconds_to_capture()
+    whole = net.generate(prompt(), **options)
+    assert len(recorded) == 2, "the third step and later ones are like the second"
+    # What blocks fuse is what the whole model fuses, but for the first and the last norm.
+    assert torch.equal(whole.sequences, in_blocks.sequences)
+    for one, other in zip(whole.logits, in_blocks.logits, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        model.lm_head.weight.neg_()
+    expected = steelyard.compile(model, "nvfp4", blocks=False).generate(prompt(), **options)
+    assert torch.equal(net.generate(prompt(), **options).sequences, expected.sequences)
+    assert len(recorded) == 6, "two of each call, and two of the other net"
 
 
 def test_what_changes_between_calls_is_noticed():

@@ -3,11 +3,15 @@
 A cache of fixed size lets each step of `generate` be the same program on the same tensors. The first two steps run as
 any call of a net does, so that torch notices whatever changed before. If they did the same, and left nothing in Python,
 later ones are the program alone: it still notices whether a parameter was written, and a parameter or a tensor of the
-cache replaced. Nets that are cut into blocks are left alone: to capture all of a deep model takes longer than most
-texts.
+cache replaced.
+
+A net that is cut into blocks is captured once more for this, as a whole. For a deep model that takes longer than many
+texts, so its steps run as calls of blocks until they have taken as long as that is expected to: whatever the length of
+the texts, a net is never more than about twice as slow as if it had known.
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -71,13 +75,24 @@ class Decoding:
     def run(self, arguments: tuple, keywords: dict[str, Any]) -> Any:
         """A call of the net."""
         cache = _cache_of(arguments, keywords)
-        if cache is None or self.net._steelyard.backend.blocks is not None:
+        if cache is None:
             return self.net._run_alone(arguments, keywords)
+        if not _is_worth_a_capture(self.net._steelyard):
+            return self._run_in_blocks(arguments, keywords)
         leaves, structure = pytree.tree_flatten(keywords)
         if self._same is not None and self._same.fits(leaves, structure, cache):
             return self._same.run(leaves)
         self._same = None
         return self._record(leaves, structure, keywords, cache)
+
+    def _run_in_blocks(self, arguments: tuple, keywords: dict[str, Any]) -> Any:
+        """A step as a call of blocks; its time counts, unless something was compiled."""
+        state = self.net._steelyard
+        graphs, begin = state.backend.graphs, time.perf_counter()
+        result = self.net._run_alone(arguments, keywords)
+        if state.backend.graphs == graphs:
+            state.seconds_in_steps += time.perf_counter() - begin
+        return result
 
     def _record(self, leaves: list[Any], structure: pytree.TreeSpec, keywords: dict[str, Any], cache: Any) -> Any:
         whole, runs = self.net._whole_for_decoding()
@@ -92,6 +107,14 @@ class Decoding:
         if last is not None and last.is_like(step):
             self._same = _same_step(self.net, last, step, cache)
         return result
+
+
+def _is_worth_a_capture(state: Any) -> bool:
+    """Whether a net is captured as a whole, or has taken so long in steps that this is worth it."""
+    backend = state.backend
+    if backend.blocks is None or state.decoding is not None:
+        return True
+    return state.seconds_in_steps >= backend.seconds_to_capture()
 
 
 def _cache_of(arguments: tuple, keywords: dict[str, Any]) -> Any:
