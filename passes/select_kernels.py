@@ -36,6 +36,7 @@ _DESTINATIONS: dict[Device, tuple[type[KernelCall], ...]] = {
         GroupedGemmCall,
         PackCall,
         TransposeCall,
+        DequantizeCall,
         AttentionCall,
         AttentionBackwardCall,
         AmaxCall,
@@ -74,11 +75,14 @@ def _select(declaration: ir.Operation, call: KernelCall, device: Device) -> None
 def _writes_where_told(call: KernelCall, device: Device) -> bool:
     if call.is_custom or not isinstance(call, _DESTINATIONS[device]):
         return False
-    # torch's own GEMMs, which native ones are, make their results themselves, and so do those of batches.
+    # torch's own GEMMs, which native ones are, make their results themselves, and so do those of batches on a GPU.
     if isinstance(call, GemmCall):
-        return call.path != NATIVE and not call.batch_dims
+        return call.path != NATIVE and (device == "cpu" or not call.batch_dims)
     if isinstance(call, GroupedGemmCall):
         return call.path != NATIVE
+    if isinstance(call, DequantizeCall) and device == "cpu":
+        # The transform runs along columns: a copy of rows is decoded as that of the transpose.
+        return call.columnwise or not call.scheme.rht
     if isinstance(call, UpdateScaleCall):
         return call.algorithm != "custom"
     return call.result("new_amax") is None

@@ -22,7 +22,8 @@ from steelyard.runtime.kernels import BoundKernel
 from steelyard.runtime.results import result_maker
 
 _VIEW_NUMBERS = {name: number for number, name in enumerate(_cpu.view_names())}
-_NUMBER_KINDS = {"constant": 0, "number": 1, "dim": 2, "rows": 3, "sum": 4}
+_NUMBER_KINDS = {"constant": 0, "number": 1, "dim": 2, "rows": 3, "sum": 4, "columns": 5, "grouped": 6}
+_OF_TENSORS = ("dim", "rows", "columns", "grouped")
 _TENSOR, _PART, _NUMBER = range(3)
 _ARENA, _HEAP, _CALLER = range(3)
 _HOMES = ("arena", "heap", "caller")
@@ -281,7 +282,7 @@ class _Reader:
         assert sizes is not None, "a pass has looked at the sizes"
         results = []
         for number, value in enumerate(op.results):
-            self._read_whole |= {op.operands[size.value] for size in sizes[number] if size.kind in ("dim", "rows")}
+            self._read_whole |= {op.operands[size.value] for size in sizes[number] if size.kind in _OF_TENSORS}
             own = [self._in_registers(size, values) for size in sizes[number]]
             offset = offsets[number] if offsets else ELSEWHERE
             results.append(self._result(value, own, offset, call.result_order(number)))
@@ -334,8 +335,8 @@ def _native(result: Result) -> tuple:
     return result.register, ITEM_TYPES[result.dtype], sizes, list(result.order), result.home, result.place
 
 
-def _coded(size: Size) -> tuple[int, int, int]:
-    return _NUMBER_KINDS[size.kind], size.value, size.detail
+def _coded(size: Size) -> tuple[int, ...]:
+    return _NUMBER_KINDS[size.kind], *size[1:]
 
 
 def _spelled(size: Size) -> str:
@@ -348,5 +349,8 @@ def _spelled(size: Size) -> str:
             return f"t{size.value}.size({size.detail})"
         case "sum":
             return f"sum(size({size.detail}))"
-        case "rows":
-            return f"rows(t{size.value})" + (f"/{size.detail}" if size.detail > 1 else "")
+        case "rows" | "columns":
+            factor = f"{size.factor}*" if size.factor > 1 else ""
+            return f"{factor}{size.kind}(t{size.value})" + (f"/{size.detail}" if size.detail > 1 else "")
+        case "grouped":
+            return f"{size.factor}*rows(t{size.value})/{size.detail} in {size.groups} groups"

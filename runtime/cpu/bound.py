@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from steelyard.dialect.types import format_shape
 from steelyard.errors import UnsupportedModelError
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.parts import part_shapes, stored_shape
@@ -51,7 +52,7 @@ from steelyard.ir.kernel_calls import (
 )
 from steelyard.runtime import _cpu, dtypes
 from steelyard.runtime.cpu import bound_groups, bound_measures, decoding, delayed, producers, saturation
-from steelyard.runtime.cpu.arguments import ACTIVATIONS, DTYPES, ROW_FUNCTIONS, scheme_bits
+from steelyard.runtime.cpu.arguments import ACTIVATIONS, ROW_FUNCTIONS, scheme_bits
 from steelyard.runtime.cpu.attention_backward import empty_gradient
 from steelyard.runtime.cpu.elementwise import bind_program, row_major
 from steelyard.runtime.cpu.gemm import PACKED
@@ -59,7 +60,6 @@ from steelyard.runtime.cpu.tensor_reader import TENSORS
 from steelyard.runtime.quantizers import Quantizers, own_algorithm
 from steelyard.runtime.ranks import largest_amaxes, largest_of_ranks
 
-_NO_MATRIX = (0, 0, 0, 0, 0, 0)
 _NOWHERE = -1
 """The place of a value that a call does not have."""
 
@@ -150,46 +150,26 @@ def _bind_gemm(call: GemmCall, _: Quantizers) -> Bound:
 
 def _bind_batched_gemm(call: GemmCall) -> Bound:
     """One product for each entry of the batch dims; blocks of scales run along rows, so that each has its own."""
-    batch_dims, shape = call.batch_dims, call.lhs_shape
-    copies, runtime_sizes = call.read_copies, call.sizes
-    bits, (_, _, reduced) = [scheme_bits(copy.scheme) for copy in copies], call.product_sizes
-    (dtype,) = _result_dtypes(call)
-    parts = [(copy.codes, copy.scales, copy.amax) for copy in copies]
+    batch_dims, shape, runtime_sizes = call.batch_dims, call.lhs_shape, call.sizes
+    left, right = ((scheme_bits(copy.scheme), copy.codes, copy.scales, _place(copy.amax)) for copy in call.read_copies)
+    _, _, reduced = call.product_sizes
+    (dtype,), solved = _result_dtypes(call), call.solved_dim
+    left_codes, right_codes = (copy.codes for copy in call.read_copies)
+    known = prod(size for size in shape[:-1] if size is not None)
+    unknown, given = shape[:-1].count(None), len(call.operands[runtime_sizes])
+    if unknown > given and solved is None:
+        raise UnsupportedModelError(
+            f"a product of a batch of {format_shape(shape)}, kept for the backward, must have at most one size that is "
+            f"known only at run time, got {unknown}; compile the model with fewer dynamic sizes"
+        )
 
-    def batched_gemm(*values: Any) -> tuple[torch.Tensor]:
-        sizes = iter(values[runtime_sizes])
+    def allocate(*operands: Any) -> tuple[torch.Tensor]:
+        sizes = iter(operands[runtime_sizes] if solved is None else [operands[left_codes].shape[0] // (known or 1)])
         lead = [next(sizes) if size is None else size for size in shape[:-1]]
-        count, tokens = prod(lead[:batch_dims]), prod(lead[batch_dims:])
-        tensors: list[list[Any]] = [[None if i is None else values[i] for i in part] for part in parts]
-        rows = tensors[1][0].shape[0] // count if count else 0
-        columns = reduced if reduced is not None else min(map(_columns_of, tensors, copies))
-        out = torch.empty((*lead, rows), dtype=dtype)
-        for entry in range(count if out.numel() else 0):
-            left, right = (
-                _entry(own_bits, tensor, entry, each, columns)
-                for own_bits, tensor, each in zip(bits, tensors, (tokens, rows), strict=True)
-            )
-            address = out.data_ptr() + entry * tokens * rows * dtype.itemsize
-            target = address, DTYPES[dtype], tokens, rows, rows, 1
-            _cpu.qgemm(left, right, _NO_MATRIX, _NO_MATRIX, target, torch.get_num_threads(), None)
-        return (out,)
+        count = prod(lead[:batch_dims])
+        return (torch.empty((*lead, operands[right_codes].shape[0] // count if count else 0), dtype=dtype),)
 
-    return batched_gemm, None
-
-
-def _columns_of(tensors: list, copy: CopySlots) -> int:
-    """How long rows are, where only their codes tell; the last byte of FP4 codes may hold a zero beyond them."""
-    return tensors[0].shape[1] * (2 if copy.scheme.element == "f4E2M1FN" else 1)
-
-
-def _entry(bits: int, tensors: list, entry: int, rows: int, columns: Any) -> tuple:
-    """The rows of one entry of a batch as an operand."""
-    codes, scales, amax = tensors
-    first = entry * rows
-    address = scales.data_ptr() + (first * scales.stride(0) * scales.itemsize if scales.dim() == 2 else 0)
-    # One amax is the tensor's; several are those of the rows.
-    second = 0 if amax is None else amax.data_ptr() + (first * 4 if amax.dim() else 0)
-    return bits, False, codes.data_ptr() + first * codes.stride(0), address, second, rows, columns
+    return _cpu.bound_batched_gemm(TENSORS, left, right, call.out, batch_dims, reduced), allocate
 
 
 def _result_dtypes(call: KernelCall) -> list[torch.dtype]:
@@ -249,6 +229,10 @@ def _bind_pack(call: PackCall, _: Quantizers) -> Bound:
 
 @bind.register
 def _bind_dequantize(call: DequantizeCall, _: Quantizers) -> Bound:
+    if call.has_destinations:
+        source, sizes = _operand(GemmOperand(call.shape, call.copy)), call.sizes
+        run = _cpu.bound_dequantize(TENSORS, source, len(call.operands), sizes.start or 0, sizes.stop or 0)
+        return run, _allocate_products(call)
     read, shape, runtime_sizes = _bind_copy(call), call.shape, call.sizes
     (dtype,) = _result_dtypes(call)
 

@@ -15,57 +15,30 @@ from steelyard.ir.kernel_calls import (
     GroupedQuantizeCall,
 )
 from steelyard.runtime import _cpu, dtypes
-from steelyard.runtime.cpu.arguments import DTYPES, flat, plain_matrix, scheme_bits
+from steelyard.runtime.cpu.arguments import scheme_bits
 from steelyard.runtime.cpu.gemm import PACKED
+from steelyard.runtime.cpu.tensor_reader import TENSORS
 from steelyard.runtime.quantizers import Quantizers
 
-_WORD = 0xFFFFFFFFFFFFFFFF
-_ANY_ROWS = 1 << 31
-"""Rows of a matrix whose groups were checked when it was quantized."""
+_NOWHERE = -1
+"""The place of a value that a call does not have."""
 
 Bound = tuple[Callable, Callable | None]
 
 
 def bind_quantize(call: GroupedQuantizeCall, _: Quantizers) -> Bound:
     """Quantize each group."""
-    ends, scale, rng, groups = call.ends, call.scale, call.rng, call.groups
-    row, col = (None if copy is None else _target(copy) for copy in call.copies)
-    native, threads = _cpu.grouped_quantize, torch.get_num_threads
-
-    def grouped_quantize(*values: Any) -> None:
-        source = values[0].resolve_neg()
-        *_, rows, columns = source.shape
-        *lead, row_stride, column_stride = source.stride()
-        # The matrices of a stack need no ends; if they have no elements, any stride will do.
-        group_stride = (lead[0] or 1) if lead else 0
-        seed, offset = (0, 0) if rng is None else (word & _WORD for word in values[rng].tolist())
-        native(
-            (source.data_ptr(), DTYPES[source.dtype], rows, columns, row_stride, column_stride),
-            (0 if ends is None else values[ends].contiguous().data_ptr(), groups),
-            group_stride,
-            None if row is None else row(values),
-            None if col is None else col(values),
-            0 if scale is None else values[scale].data_ptr(),
-            seed,
-            offset,
-            threads(),
-        )
-
-    return grouped_quantize, _allocate_copies(call)
+    row, col = map(_destination, call.copies)
+    places = [_NOWHERE if place is None else place for place in (call.ends, call.scale, call.rng)]
+    return _cpu.bound_grouped_quantize(TENSORS, row, col, *places, call.groups), _allocate_copies(call)
 
 
-def _target(copy: CopySlots) -> Callable[[tuple], tuple]:
-    """A copy that is made, as the kernel takes it."""
-    bits, epsilon = scheme_bits(copy.scheme), copy.scheme.epsilon
-    codes, scales, amax = copy.codes, copy.scales, copy.amax
-    return lambda values: (
-        bits,
-        epsilon,
-        values[codes],
-        values[scales],
-        0 if amax is None else values[amax],
-        False,
-    )
+def _destination(copy: CopySlots | None) -> tuple | None:
+    """A copy that is made, as the kernel takes it; each group has an amax of its own."""
+    if copy is None:
+        return None
+    amax = _NOWHERE if copy.amax is None else copy.amax
+    return scheme_bits(copy.scheme), copy.scheme.epsilon, copy.codes, copy.scales, amax, False
 
 
 def _allocate_copies(call: GroupedQuantizeCall) -> Callable:
@@ -111,26 +84,9 @@ def _empty(call: GroupedPackCall) -> tuple[torch.Tensor, ...]:
 
 def bind_gemm(call: GroupedGemmCall, _: Quantizers) -> Bound:
     """One product for each group."""
+    runtime_sizes, is_wgrad = call.sizes, call.kind == "wgrad"
     lhs, rhs = None if call.left is None else _operand(call.left), _operand(call.right)
-    ends, groups, result, runtime_sizes = call.ends, call.groups, call.out, call.sizes
-    is_wgrad = call.kind == "wgrad"
-    known_rows = call.lhs_shape[0]
-    native, threads = _cpu.grouped_qgemm, torch.get_num_threads
-
-    def grouped_gemm(*values: Any) -> None:
-        out = values[result]
-        rows = known_rows if known_rows is not None else _ANY_ROWS if is_wgrad else out.shape[0]
-        # A copy, if one is made, must live until the kernel has run.
-        plain = flat(values[0]) if lhs is None else values[0]
-        native(
-            plain_matrix(plain) if lhs is None else lhs(values, rows),
-            rhs(values, rows),
-            is_wgrad,
-            (values[ends].contiguous().data_ptr(), groups),
-            (out.data_ptr(), DTYPES[out.dtype], out.shape[-2], out.shape[-1], out.shape[-1], 1),
-            threads(),
-        )
-
+    run = _cpu.bound_grouped_gemm(TENSORS, lhs, rhs, call.ends, call.out, call.groups, is_wgrad, call.lhs_shape[0])
     slot = call.results[0]
     shape, dtype = dtypes.shape_of(slot.type), dtypes.result_dtype(slot.type)
 
@@ -138,20 +94,14 @@ def bind_gemm(call: GroupedGemmCall, _: Quantizers) -> Bound:
         sizes = iter(operands[runtime_sizes])
         return (torch.empty([next(sizes) if size is None else size for size in shape], dtype=dtype),)
 
-    return grouped_gemm, allocate
+    return run, allocate
 
 
-def _operand(copy: GroupedCopySlots) -> Callable[[tuple, int], tuple]:
+def _operand(copy: GroupedCopySlots) -> tuple:
     """An operand as the kernel takes it: with all rows, or with those of one matrix of a stack."""
     bits = scheme_bits(replace(copy.scheme, layout="compact")) | (PACKED if copy.is_packed else 0)
-    columnwise, codes, amax = copy.columnwise, copy.codes, copy.amax
-    scales = None if copy.is_packed else copy.scales
+    scales = _NOWHERE if copy.is_packed else copy.scales
+    amax = _NOWHERE if copy.amax is None else copy.amax
     own_rows = copy.whole[1] if copy.is_stack else None
-    columns = copy.whole[-1]
-
-    def arguments(values: tuple, rows: int) -> tuple:
-        own_scales = 0 if scales is None else values[scales]
-        own_amax = 0 if amax is None else values[amax]
-        return bits, columnwise, values[codes], own_scales, own_amax, rows if own_rows is None else own_rows, columns
-
-    return arguments
+    rows = (1, True) if own_rows is None else (own_rows, False)
+    return bits, copy.columnwise, copy.codes, scales, amax, *rows, copy.whole[-1]

@@ -9,6 +9,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from gemm_calls import read_call
 
+import steelyard
 from steelyard import recipes
 
 # After each compilation torch measures the time of its guards, only for its log, and empties caches to do so.
@@ -102,3 +103,26 @@ def _fresh_capture():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def with_tapes(monkeypatch):
+    """Programs run on tapes, whatever the environment says."""
+    monkeypatch.delenv("STEELYARD_TAPE", raising=False)
+
+
+@pytest.fixture
+def without_tapes(monkeypatch):
+    """Compiles a model into a function whose kernels Python calls one by one."""
+
+    def compile_without(*arguments, **keywords):
+        net = steelyard.compile(*arguments, **keywords)
+
+        def call(*given, **named):
+            with monkeypatch.context() as patch:
+                patch.setenv("STEELYARD_TAPE", "0")
+                return net(*given, **named)
+
+        return call
+
+    return compile_without

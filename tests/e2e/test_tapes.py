@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from small_models import make_bert, make_gpt2, make_llama, make_mlp
+from tape_calls import calls_of_steps
 from torch import nn
 from transformers import StaticCache
 
@@ -15,27 +16,7 @@ from steelyard.errors import SteelyardError
 MODELS = {"mlp": make_mlp, "llama": make_llama, "bert": make_bert}
 
 
-@pytest.fixture(autouse=True)
-def with_tapes(monkeypatch):
-    """Whatever the environment says."""
-    monkeypatch.delenv("STEELYARD_TAPE", raising=False)
-
-
-@pytest.fixture
-def without_tapes(monkeypatch):
-    """Compiles a model into a function whose kernels Python calls one by one."""
-
-    def compile_without(*arguments, **keywords):
-        net = steelyard.compile(*arguments, **keywords)
-
-        def call(*given, **named):
-            with monkeypatch.context() as patch:
-                patch.setenv("STEELYARD_TAPE", "0")
-                return net(*given, **named)
-
-        return call
-
-    return compile_without
+pytestmark = pytest.mark.usefixtures("with_tapes")
 
 
 def tensors_of(output):
@@ -221,12 +202,6 @@ def test_steps_of_training_have_the_bits_of_python(recipe, without_tapes):
     calls = calls_of_steps(nets[1].ir("lowered"))
     assert kernels <= {name for name, is_step in calls if is_step}
     assert not kernels & {name for name, is_step in calls if not is_step}
-
-
-def calls_of_steps(lowered: str) -> set[tuple[str, bool]]:
-    """The kernels that a program calls at each step, and whether on a tape; private functions make weights, once."""
-    public = re.sub(r"(?s)func\.func private @\w+\([^\n]*\{\n.*?\n  \}", "", lowered)
-    return {(found[1], "scaled.tape" in found[2]) for found in re.finditer(r"call @(\w+?)_\d+(\(.*)", public)}
 
 
 @pytest.mark.parametrize("recipe", ["nvfp4", "mxfp8"])

@@ -5,12 +5,15 @@ for the runtime that makes them.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from math import prod
 from typing import Literal, NamedTuple
 
 from torch_mlir import ir
 
 from steelyard.dialect.types import Shape, tensor_info
-from steelyard.formats.parts import is_stored_transposed
+from steelyard.errors import InternalError
+from steelyard.formats.parts import Part, grouped_part_shapes, is_stored_transposed, part_shapes, shared_rows
 from steelyard.ir.kernel_calls import (
     AdvanceRngCall,
     AmaxCall,
@@ -18,8 +21,11 @@ from steelyard.ir.kernel_calls import (
     AttentionCall,
     ConcatenateCall,
     CopySlots,
+    DequantizeCall,
     ElementwiseCall,
     GemmCall,
+    GroupedGemmCall,
+    GroupedQuantizeCall,
     KernelCall,
     LookupCall,
     NormCall,
@@ -55,13 +61,17 @@ _MOST_DIMS = 8
 class Size(NamedTuple):
     """A size of a result: a number, or what a call tells of it at run time."""
 
-    kind: Literal["constant", "number", "dim", "rows", "sum"]
-    """`number` is an operand of the call, `dim` is a dim of one, `rows` are those of one, seen as a matrix. `sum` is
-    what a dim of all operands adds up to."""
+    kind: Literal["constant", "number", "dim", "rows", "sum", "columns", "grouped"]
+    """`number` is an operand of the call, `dim` is a dim of one, `rows` and `columns` are those of one, seen as a
+    matrix. `sum` is what a dim of all operands adds up to. `grouped` is the most that rows in groups can need."""
     value: int
     """The constant, or the position of the operand."""
     detail: int = 0
-    """Which dim; of rows, how many of them make one of the result's."""
+    """Which dim; of rows and columns, how many of them share a block of the result."""
+    factor: int = 1
+    """How large such a block is."""
+    groups: int = 0
+    """How many there are."""
 
 
 def is_view_step(op: ir.Operation) -> bool:
@@ -192,50 +202,86 @@ def _transposed_sizes(call: KernelCall) -> list[list[Size]] | None:
     return _part_sizes(call, call.copy.codes)
 
 
-def _copy_sizes(call: KernelCall) -> list[list[Size]] | None:
+def _copy_sizes(call: KernelCall) -> list[list[Size]]:
     """The sizes of a quantized tensor's parts follow from the rows of what is quantized."""
     assert isinstance(call, QuantizeCall | ProduceQuantizeCall)
     return _part_sizes(call, call.source)
 
 
-def _part_sizes(call: KernelCall, source: int) -> list[list[Size]] | None:
-    """The sizes of the parts that a call makes, from the rows of an operand."""
+def _part_sizes(call: KernelCall, source: int) -> list[list[Size]]:
+    """The sizes of the parts that a call makes, from the rows and columns of an operand."""
     made: dict[int, list[Size]] = {}
     for copy in call.made_copies:
-        if copy.shape[1] is None:
-            return None
         for part, place in copy.places.items():
-            sizes = _sizes_by_rows(lambda rows, copy=copy, part=part: _part_shape(copy, rows, part), source)
-            if sizes is None:
-                return None
-            made[place] = sizes
+            shape_of = partial(_part_shape, copy, part)
+            made[place] = [_part_size(shape_of, dim, copy.shape, source) for dim in range(len(shape_of(1, 1)))]
     return [made[place] for place in sorted(made)]
 
 
-def _part_shape(copy: CopySlots, rows: int, part: str) -> Shape:
-    shapes: Mapping[str, tuple[Shape, str]] = CopySlots(
-        copy.scheme, copy.columnwise, (rows, copy.shape[1]), {}
-    ).part_shapes()  # pyright: ignore[reportAssignmentType]
-    return shapes[part][0]
+def _part_shape(copy: CopySlots, part: Part, rows: int, columns: int) -> Shape:
+    return part_shapes(copy.scheme, (rows, columns), copy.columnwise)[part][0]
 
 
-_MANY = 2**20
+_SHARING = (1, 2, 16, 32, 128)
+"""How many rows or columns of a matrix may share what a part stores."""
 _SAMPLES = (0, 1, 15, 16, 17, 31, 33, 127, 129, 1000)
 
 
-def _sizes_by_rows(shape_of: Callable[[int], Shape], source: int) -> list[Size] | None:
-    """Sizes that are constants, or a number of rows divided by a constant and rounded up; None if one is neither."""
-    none, many = shape_of(0), shape_of(_MANY)
+def _part_size(
+    shape_of: Callable[[int, int], Shape], dim: int, shape: tuple[int | None, int | None], source: int
+) -> Size:
+    """One size of a part: a constant, or blocks of rows or of columns."""
+    rows, columns = (1 if size is None else size for size in shape)
+    if shape[0] is None and shape_of(0, columns)[dim] != shape_of(1, columns)[dim]:
+        return _blocks("rows", source, lambda count: shape_of(count, columns)[dim] or 0)
+    if shape[1] is None and shape_of(rows, 0)[dim] != shape_of(rows, 1)[dim]:
+        return _blocks("columns", source, lambda count: shape_of(rows, count)[dim] or 0)
+    return _constant(shape_of(rows, columns)[dim])
+
+
+def _blocks(kind: Literal["rows", "columns"], source: int, size_of: Callable[[int], int]) -> Size:
+    """A size that grows by a block with each so many rows or columns."""
+    factor = size_of(1)
+    for sharing in _SHARING:
+        if all(size_of(count) == -(-count // sharing) * factor for count in _SAMPLES):
+            return Size(kind, source, sharing, factor)
+    raise InternalError(f"parts must grow with their {kind} by blocks of {_SHARING}")
+
+
+def _grouped_sizes(call: KernelCall) -> list[list[Size]] | None:
+    """What the rows of all groups need; of a stack, all is known."""
+    assert isinstance(call, GroupedQuantizeCall)
+    if call.whole[-1] is None:
+        return None
+    made: dict[int, list[Size]] = {}
+    for copy in call.made_copies:
+        shapes = copy.part_shapes()
+        for part, place in copy.places.items():
+            ((size,), _), shared = shapes[part], shared_rows(copy.scheme, part, copy.columnwise)
+            (unit,), _ = grouped_part_shapes(copy.scheme, (1, call.whole[-1]), copy.columnwise, 1)[part]
+            grown = Size("grouped", call.source, shared, unit or 0, call.groups)
+            made[place] = [grown if size is None else _constant(size)]
+    return [made[place] for place in sorted(made)]
+
+
+def _batched_sizes(call: GemmCall) -> list[list[Size]] | None:
+    """Those of lhs, and the rows of rhs that an entry has: its codes have those of all entries."""
+    lead, last = call.lhs_shape[:-1], _shape(call.results[0].type)[-1]
+    numbers = iter(range(*call.sizes.indices(len(call.operands))))
+    known, left = prod(size for size in lead if size is not None), call.read_copies[0]
+    solved, count = Size("rows", left.codes, known), prod(size or 0 for size in lead[: call.batch_dims])
+    if (last is None and not count) or (call.solved_dim is not None and not known):
+        return None
     sizes = [
-        _constant(most) if least == most else Size("rows", source, _MANY // max(most or 1, 1))
-        for least, most in zip(none, many, strict=True)
+        _constant(size) if size is not None else solved if dim == call.solved_dim else Size("number", next(numbers))
+        for dim, size in enumerate(lead)
     ]
-    is_exact = all(tuple(_at(size, rows) for size in sizes) == tuple(shape_of(rows)) for rows in (*_SAMPLES, _MANY))
-    return sizes if is_exact else None
+    return [[*sizes, Size("rows", call.right.copy.codes, count) if last is None else _constant(last)]]
 
 
-def _at(size: Size, rows: int) -> int:
-    return size.value if size.kind == "constant" else -(-rows // size.detail)
+def _gemm_sizes(call: KernelCall) -> list[list[Size]] | None:
+    assert isinstance(call, GemmCall)
+    return _batched_sizes(call) if call.batch_dims else _product_sizes(call)
 
 
 _RUN_TIME_SIZES: Mapping[type[KernelCall], Callable[[KernelCall], list[list[Size]] | None]] = {
@@ -244,8 +290,11 @@ _RUN_TIME_SIZES: Mapping[type[KernelCall], Callable[[KernelCall], list[list[Size
     AttentionBackwardCall: _attention_gradient_sizes,
     AttentionCall: _attention_sizes,
     ConcatenateCall: _concatenated_sizes,
+    DequantizeCall: _product_sizes,
     ElementwiseCall: _product_sizes,
-    GemmCall: _product_sizes,
+    GemmCall: _gemm_sizes,
+    GroupedGemmCall: _product_sizes,
+    GroupedQuantizeCall: _grouped_sizes,
     LookupCall: _looked_up_sizes,
     NormCall: _source_sizes,
     ProduceQuantizeCall: _copy_sizes,

@@ -11,8 +11,11 @@
 #include "cpu/bind/bindings.h"
 #include "cpu/tape/attention_backward_kernel.h"
 #include "cpu/tape/attention_kernel.h"
+#include "cpu/tape/batched_gemm_kernel.h"
 #include "cpu/tape/concatenate_kernel.h"
+#include "cpu/tape/dequantize_kernel.h"
 #include "cpu/tape/gemm_kernel.h"
+#include "cpu/tape/grouped_kernels.h"
 #include "cpu/tape/lookup_kernel.h"
 #include "cpu/tape/quantize_kernel.h"
 #include "cpu/tape/rows_kernel.h"
@@ -155,6 +158,28 @@ void bind_bound(nb::module_ &m) {
         nb::arg("bias"), nb::arg("residual"), nb::arg("out"),
         nb::arg("preactivation"), nb::arg("activation"), nb::arg("first_size"),
         nb::arg("end_of_sizes"), "Multiplies.");
+  m.def("bound_batched_gemm",
+        &bound<BatchedGemmKernel, EntrySlots, EntrySlots, int, int,
+               std::optional<int64_t>>,
+        nb::arg("reader"), nb::arg("lhs"), nb::arg("rhs"), nb::arg("out"),
+        nb::arg("batch_dims"), nb::arg("reduced").none(),
+        "Multiplies entry by entry.");
+  m.def("bound_dequantize",
+        &bound<DequantizeKernel, OperandSlots, int, int, int>,
+        nb::arg("reader"), nb::arg("from"), nb::arg("out"),
+        nb::arg("first_size"), nb::arg("end_of_sizes"), "Decodes a copy.");
+  m.def("bound_grouped_quantize",
+        &bound<GroupedQuantizeKernel, std::optional<DestinationSlots>,
+               std::optional<DestinationSlots>, int, int, int, int64_t>,
+        nb::arg("reader"), nb::arg("row").none(), nb::arg("col").none(),
+        nb::arg("ends"), nb::arg("scale"), nb::arg("rng"), nb::arg("groups"),
+        "Quantizes each group.");
+  m.def("bound_grouped_gemm",
+        &bound<GroupedGemmKernel, std::optional<OperandSlots>, OperandSlots,
+               int, int, int64_t, bool, std::optional<int64_t>>,
+        nb::arg("reader"), nb::arg("lhs").none(), nb::arg("rhs"),
+        nb::arg("ends"), nb::arg("out"), nb::arg("groups"), nb::arg("both"),
+        nb::arg("rows").none(), "One product for each group.");
 }
 
 } // namespace steelyard

@@ -18,18 +18,25 @@ enum class ArgumentKind : int { tensor, part, number };
 
 // kind, register
 using ArgumentSlot = std::tuple<int, int>;
-// kind, value, detail
-using NumberSlots = std::tuple<int, int64_t, int64_t>;
+// kind, value, detail and, where they are not 1 and 0, factor and groups
+using NumberSlots = std::vector<int64_t>;
 // register, code of the dtype, sizes, order of the dims, home, place
 using ResultSlots = std::tuple<int, int, std::vector<NumberSlots>,
                                std::vector<int>, int, int64_t>;
 
 std::vector<Number> numbers_of(const std::vector<NumberSlots> &slots) {
   std::vector<Number> numbers;
-  for (const auto &[kind, value, detail] : slots) {
-    require(kind >= 0 && kind <= static_cast<int>(Number::Kind::sum),
+  for (const NumberSlots &slot : slots) {
+    require(slot.size() >= 3 && slot.size() <= 5,
+            "a number must have a kind, a value and a detail");
+    require(slot[0] >= 0 && slot[0] <= static_cast<int>(Number::Kind::grouped),
             "a number must have a known kind");
-    numbers.push_back({static_cast<Number::Kind>(kind), value, detail});
+    Number number{static_cast<Number::Kind>(slot[0]), slot[1], slot[2]};
+    if (slot.size() > 3)
+      number.factor = slot[3];
+    if (slot.size() > 4)
+      number.groups = slot[4];
+    numbers.push_back(number);
   }
   return numbers;
 }

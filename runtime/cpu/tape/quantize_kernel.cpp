@@ -3,7 +3,6 @@
 #include <memory>
 
 namespace steelyard {
-namespace {
 
 std::optional<TargetCopy>
 destination_of(const std::optional<DestinationSlots> &slots,
@@ -19,6 +18,17 @@ destination_of(const std::optional<DestinationSlots> &slots,
                                   false};
   return target_of(arguments, x, columnwise);
 }
+
+void set_random_state(QuantizeArguments &arguments, int rng,
+                      const Values &values) {
+  if (rng == kNowhere)
+    return;
+  const auto *state = memory<const uint64_t>(values.address(rng));
+  arguments.seed = state[0];
+  arguments.offset = state[1];
+}
+
+namespace {
 
 // Exponentials cost more than memory, unless that is new: an allocator gives
 // large blocks back each time.
@@ -63,11 +73,7 @@ void QuantizeKernel::run(const Values &values, int threads) const {
   if (scale != kNowhere)
     arguments.scale = memory<const float>(values.address(scale));
   require_scale(arguments);
-  if (rng != kNowhere) {
-    const auto *state = memory<const uint64_t>(values.address(rng));
-    arguments.seed = state[0];
-    arguments.offset = state[1];
-  }
+  set_random_state(arguments, rng, values);
   values.done();
   if (keeps && is_kept(arguments.x))
     run_kept(arguments, threads);

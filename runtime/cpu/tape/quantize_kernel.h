@@ -9,6 +9,15 @@ namespace steelyard {
 // is the amax of the whole tensor as it is
 using DestinationSlots = std::tuple<int, float, int, int, int, bool>;
 
+// The copy that a call makes of `x`; none without slots.
+std::optional<TargetCopy>
+destination_of(const std::optional<DestinationSlots> &slots,
+               const Values &values, const Matrix &x, bool columnwise);
+
+// Reads seed and offset of stochastic rounding, if there is a state.
+void set_random_state(QuantizeArguments &arguments, int rng,
+                      const Values &values);
+
 struct QuantizeKernel final : Kernel {
   std::optional<DestinationSlots> row, col;
   int scale, rng;

@@ -23,8 +23,19 @@ int64_t value_of(const Number &number, const Frame &frame,
     return x.sizes[number.detail];
   }
   case Number::Kind::rows:
-    return (frame.tensors[number.value].rows() + number.detail - 1) /
-           number.detail;
+    return ceil_div(frame.tensors[number.value].rows(), number.detail) *
+           number.factor;
+  case Number::Kind::columns: {
+    const Tensor &x = frame.tensors[number.value];
+    require(x.dims > 0, "only a tensor with dims has columns");
+    return ceil_div(x.sizes[x.dims - 1], number.detail) * number.factor;
+  }
+  case Number::Kind::grouped: {
+    // Each group may begin a block.
+    const int64_t rows = frame.tensors[number.value].rows();
+    const int64_t first = std::min(rows, number.groups);
+    return (first + (rows - first) / number.detail) * number.factor;
+  }
   case Number::Kind::sum: {
     int64_t sum = 0;
     for (int64_t i = 0; i < number.value; ++i)
@@ -196,8 +207,8 @@ void Tape::check(const Number &number) const {
   require(number.value >= 0 && number.value < (is_number ? numbers_ : tensors_),
           "a number must be that of a register");
   require(is_number || number.detail >= 0, "a dim must not be negative");
-  require(number.kind != Number::Kind::rows || number.detail > 0,
-          "rows must be counted by at least one");
+  const bool counts = !is_number && number.kind != Number::Kind::dim;
+  require(!counts || number.detail > 0, "rows must be counted by at least one");
 }
 
 void Tape::check_sum(const Number &number, const KernelStep &step) const {

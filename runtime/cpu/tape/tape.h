@@ -17,10 +17,14 @@ namespace steelyard {
 // A number of a step: it is known, it is a register's, or it follows from the
 // sizes of a tensor in a register, or of the first operands of the step.
 struct Number {
-  enum class Kind : int { constant, number, dim, rows, sum };
+  // Columns are the last dim, rows all others. What a tensor in groups stores
+  // of its rows has room for the most that any groups need: `grouped`.
+  enum class Kind : int { constant, number, dim, rows, sum, columns, grouped };
   Kind kind;
-  int64_t value;  // a constant, or a register; of a sum: how many operands
-  int64_t detail; // which dim; of rows: how many make one, the last may be less
+  int64_t value;      // a constant, or a register; of a sum: how many operands
+  int64_t detail;     // which dim; how many rows or columns share one block
+  int64_t factor = 1; // how large a block of rows or columns is
+  int64_t groups = 0; // how many there may be
 };
 
 // Where the memory of a result comes from.

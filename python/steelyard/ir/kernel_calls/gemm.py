@@ -9,7 +9,7 @@ from steelyard.dialect.types import Shape
 from steelyard.formats.activations import Epilogue
 from steelyard.formats.gemms import Kind, gemm_sizes, reads_columnwise
 from steelyard.formats.schemes import Scheme
-from steelyard.ir.kernel_calls.base import KernelCall, Names, matrix_shape
+from steelyard.ir.kernel_calls.base import SIZE, KernelCall, Names, matrix_shape
 from steelyard.ir.kernel_calls.copies import CopySlots, named_parts
 
 Path = Literal["native", "emulated"]
@@ -98,6 +98,17 @@ class GemmCall(AddingCall):
             for shape, name in ((self.lhs_shape, "lhs_shape"), (self.rhs_shape, "rhs_shape"))
         )
         return gemm_sizes(self.kind, lhs, rhs)
+
+    @property
+    def solved_dim(self) -> int | None:
+        """The one leading dim of lhs whose size only the rows of its codes tell: a saved tensor comes without sizes."""
+        unknown = [dim for dim, size in enumerate(self.lhs_shape[:-1]) if size is None]
+        return unknown[0] if len(unknown) == 1 and SIZE not in self._operand_positions else None
+
+    @cached_property
+    def part_positions(self) -> frozenset[int]:
+        """None of a batch: its kernel reads the sizes of parts, too."""
+        return frozenset() if self.batch_dims else KernelCall.part_positions.func(self)
 
     @property
     def read_copies(self) -> tuple[CopySlots, ...]:
