@@ -39,6 +39,12 @@ bool has_scale_per_group(const QuantizeArguments &arguments) {
   return arguments.scale && copy && !copy->scheme.is_static();
 }
 
+// What has no bytes may have no memory.
+void clear(void *data, int64_t bytes) {
+  if (bytes > 0)
+    std::memset(data, 0, bytes);
+}
+
 using Rows = std::variant<StoredCopy, Matrix>;
 
 void set_rows(Rows &a, int64_t rows) {
@@ -114,14 +120,14 @@ void run_grouped_gemm(const GroupedGemmArguments &arguments,
     out.data = written;
     written += out.rows * out_row;
     if (rows == 0)
-      std::memset(const_cast<void *>(out.data), 0, out.rows * out_row);
+      clear(const_cast<void *>(out.data), out.rows * out_row);
     else if (out.columns > 0 && out.rows > 0)
       run_gemm({a, b, {out}}, threads);
     advance_rows(a);
     advance(b);
   }
   if (!both)
-    std::memset(written, 0, (arguments.out.rows - start) * out_row);
+    clear(written, (arguments.out.rows - start) * out_row);
 }
 
 } // namespace steelyard
