@@ -20,7 +20,7 @@ class Options:
     """What is added to the diagonal of x^T x, as a part of its mean: more trusts calibration inputs less."""
     order: bool = False
     """Round the blocks of columns with the largest inputs first."""
-    fold: bool = False
+    fold: bool = True
     """Multiply columns by factors first that a norm or linear layer before can take over (SmoothQuant, AWQ)."""
 
 
