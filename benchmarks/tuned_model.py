@@ -20,6 +20,7 @@ from report import SPEED_BEST
 
 import steelyard
 from steelyard.tools import trained
+from steelyard.tuning.gptq import Options
 
 LENGTH = 256
 CALIBRATION, EVALUATION, SECOND = 16, 8, 4
@@ -47,7 +48,7 @@ def read_texts(model: trained.Trained, calibration: int) -> tuple[torch.Tensor, 
     return rows(topics[1::2], calibration), rows(topics[0::2], EVALUATION), rows([trained.docstrings()], SECOND)
 
 
-def measure(name: str, model: trained.Trained, texts, work: Path) -> dict:
+def measure(name: str, model: trained.Trained, texts, work: Path, fold: bool) -> dict:
     calibration, evaluation, second = texts
     row = {"name": name, "bits": None, "tried": None}
     if name == "float32":
@@ -56,7 +57,10 @@ def measure(name: str, model: trained.Trained, texts, work: Path) -> dict:
         net = steelyard.compile(model.model, name, overrides=trained.OVERRIDES)
     else:
         batches = list(calibration.split(ROWS))
-        tuned, recipe = steelyard.tune(model.model, batches, **GOALS[name], judged=batches[:1], folder=work)
+        options = Options(fold=fold)
+        tuned, recipe = steelyard.tune(
+            model.model, batches, **GOALS[name], judged=batches[:1], folder=work, options=options
+        )
         net, tried = steelyard.compile(tuned, recipe), recipe.about["tried"]
         row |= {"bits": tried[-1]["bits"], "tried": tried, "tokens": calibration.numel()}
         row["recipe"] = {**recipe.to_dict(), "about": {}}
@@ -107,6 +111,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--work", type=Path, default=Path("build/tuned"), help="where tuning keeps finished work")
     parser.add_argument("--rows", nargs="+", default=["float32", *PLAIN, *GOALS])
     parser.add_argument("--calibration", type=int, default=CALIBRATION, help=f"rows of {LENGTH} tokens")
+    parser.add_argument("--no-fold", action="store_true", help="tune without factors of inputs")
     parser.add_argument("--plot", type=Path, help="a picture of error against speed")
     options = parser.parse_args(argv)
     rows = json.loads(options.out.read_text()) if options.out.exists() else []
@@ -115,7 +120,7 @@ def main(argv: list[str] | None = None) -> None:
         model = trained.load()
         texts = read_texts(model, options.calibration)
         for name in missing:
-            rows.append(measure(name, model, texts, options.work))
+            rows.append(measure(name, model, texts, options.work, fold=not options.no_fold))
             options.out.write_text(json.dumps(rows, indent=1) + "\n")
             print(name, json.dumps(rows[-1]["topics"]), json.dumps(rows[-1]["docstrings"]), flush=True)
     if options.plot:
