@@ -96,7 +96,7 @@ docs: $(STAMP)-docs ## Write the generated pages, then build the documentation s
 
 $(STAMP)-bench: $(STAMP)-trained
 	@echo "[setup] installing what the benchmarks compare with"
-	@$(PIP) 'transformers>=5' 'torchao>=0.18,<0.19' openvino nncf matplotlib || echo "[setup] some peers cannot be installed: their rows say so"
+	@$(PIP) 'transformers>=5' 'torchao>=0.18,<0.19' openvino nncf matplotlib qwix || echo "[setup] some peers cannot be installed: their rows say so"
 	@$(PIP) llama-cpp-python || echo "[setup] llama.cpp cannot be built: its rows say so"
 	@touch $@
 

@@ -89,9 +89,9 @@ def step_makers(step: Step, arguments: tuple) -> dict[str, Maker]:
     }
 
 
-def compiled(model: nn.Module) -> Any:
+def compiled(model: nn.Module, **options: Any) -> Any:
     """A net of a language model whose linears are all quantized."""
-    return steelyard.compile(model, RECIPE, overrides={"*lm_head": RECIPE})
+    return steelyard.compile(model, RECIPE, overrides={"*lm_head": RECIPE}, **options)
 
 
 def ours(net: Any, arguments: tuple, *, freeze: bool = False) -> Contender:

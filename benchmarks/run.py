@@ -40,6 +40,7 @@ GROUPS = {
     "training": "training",
     "measuring": "measuring",
     "loading": "loading",
+    "memory": "peak_memory",
     "peers": "peer_linears",
     "scaling": "scaling",
     "threads": "thread_scaling",

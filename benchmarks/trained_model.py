@@ -1,17 +1,18 @@
 """SmolLM2-135M, a trained model, beside eager float32 and the runtimes that others use on CPUs."""
 
 from functools import partial
+from typing import Any
 
 import peers
 import torch
-from contest import contest_table
+from contest import Contender, Maker, contest_table
 from decoding import FROZEN, FROZEN_NOTE, OURS, Step, compete_on_threads, compiled, ours, step_makers
 from report import Table
 from torch import nn
 
 from steelyard.tools import trained
 
-CACHED, PROMPT = 128, 512
+CACHED, PROMPT, WRITTEN = 128, 512, 64
 SMALL_AIM, PROMPT_AIM = 5.0, 1.6
 OPENVINO = ("NVFP4",)
 LLAMA_CPP = "llama.cpp Q4_1"
@@ -37,7 +38,13 @@ def measure(quick: bool = False) -> Table:
         "OpenVINO: weights compressed by NNCF, activations in float32. llama.cpp: the published 4-bit file of the "
         "model, whose values are the float32 weights that all others start from, with activations in 8-bit integers."
     )
-    _measure_small(table, trained.load(), quick)
+    table.notes.append(
+        "generate: a call of transformers' `generate`, its search included, until all tokens are written; the error is "
+        "that of the first one's logits."
+    )
+    small = trained.load()
+    _measure_small(table, small, quick)
+    _measure_generate(table, small, quick)
     return table
 
 
@@ -63,3 +70,35 @@ def _measure_small(table: Table, small: trained.Trained, quick: bool) -> None:
         LLAMA_CPP: partial(peers.llama_cpp, file, [], tokens[0].tolist()),
     }
     compete_on_threads(table, f"SmolLM2-135M, prompt of {PROMPT}", makers, {OURS: PROMPT_AIM}, quick)
+
+
+def _measure_generate(table: Table, small: trained.Trained, quick: bool) -> None:
+    """What users call: each step with the Python of transformers around it."""
+    read = small.tokens(CACHED)
+    # As a whole from its first step on: a net in blocks is captured as a whole only after a while.
+    net = compiled(small.model, blocks=False)
+    makers: dict[str, Maker] = {
+        "eager": partial(_writer, small.model, read, None),
+        "eager, static cache": partial(_writer, small.model, read, "static"),
+        OURS: partial(_writer, net, read, None),
+        f"{OURS}, static cache": partial(_writer, net, read, "static"),
+    }
+    compete_on_threads(table, f"SmolLM2-135M, generate {WRITTEN} after {CACHED}", makers, {}, quick)
+
+
+def _writer(model: Any, read: torch.Tensor, cache: str | None) -> Contender:
+    def run() -> torch.Tensor:
+        written = model.generate(
+            read,
+            attention_mask=torch.ones_like(read),
+            max_new_tokens=WRITTEN,
+            min_new_tokens=WRITTEN,
+            do_sample=False,
+            cache_implementation=cache,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        return written.logits[0]
+
+    run()
+    return Contender(run)
