@@ -223,9 +223,8 @@ class Function:
         """What runs it on the weights that were found for these arguments."""
         if not self.weight_arguments:
             return None
-        # Read first: what is found later than a change has its number, or an earlier one.
-        generation, found = self.weights.generation, self.weights.found(self)
-        return None if found is None else SettledCall(self, found, generation, arguments, parameters)
+        found = self.weights.found(self)
+        return None if found is None else SettledCall(self, found, arguments, parameters)
 
     def _states(self) -> tuple[torch.Tensor, ...]:
         get = self.state.get
@@ -276,13 +275,11 @@ class Function:
 class SettledCall:
     """A function with the weights of some parameters: what a call of it costs is one look at all of them."""
 
-    __slots__ = ("_finish", "_found", "_generation", "_parts", "_run", "_same", "_state", "_states", "_weights")
+    __slots__ = ("_finish", "_found", "_run", "_same", "_state", "_states")
 
-    def __init__(self, function: Function, found: Found, generation: int, arguments: tuple, parameters: Sequence[int]):
-        self._found = found
-        self._generation = generation
-        self._weights = function.weights
-        self._parts = found.parts
+    def __init__(self, function: Function, found: Found, arguments: tuple, parameters: Sequence[int]):
+        self._found = weakref.ref(found)
+        """A weight that is made again must not live on here."""
         self._state = function.state
         self._states = function._states if function.state_names else None
         self._run = function.emitted
@@ -290,9 +287,15 @@ class SettledCall:
         self._same = [(i, weakref.ref(arguments[i])) for i in parameters if not found.has(i)]
         """Parameters that are no weights, such as those of norms: they are read where they are."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the weights are no longer those that were found."""
+        return self._found() is None
+
     def run(self, arguments: tuple) -> tuple | None:
         """The results; None if a parameter is another than it was, or was written since."""
-        if self._generation != self._weights.generation or not self._found.holds(arguments):
+        found = self._found()
+        if found is None or not found.holds(arguments):
             return None
         for i, parameter in self._same:
             if arguments[i] is not parameter():
@@ -300,7 +303,7 @@ class SettledCall:
         self._state.runs += 1
         if self._states is not None:
             arguments += self._states()
-        results = self._run(*arguments, *self._parts)
+        results = self._run(*arguments, *found.parts)
         return results if self._finish is None else self._finish(results)
 
 

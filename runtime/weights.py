@@ -95,8 +95,9 @@ class _Held(NamedTuple):
         return is_same and (self.versions is None or self.versions == _versions(parameter, self.fields))
 
 
-class Found(NamedTuple):
-    """The weights of a reader as they were found."""
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Found:
+    """The weights of a reader as they were found: it lives until one of them is made again, or forgotten."""
 
     parts: list[Any]
     stamps: Any
@@ -130,11 +131,13 @@ class Weights:
         self._rewritten: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         self._held: dict[tuple[str, int], _Held] = {}
         self._kept: dict[tuple[str, int], _Kept] = {}
+        self._keys: dict[int, set[tuple[str, int]]] = {}
+        """What may be kept of each parameter, by its id."""
         self._lock = make_lock()
         self._found: weakref.WeakKeyDictionary[Any, Found] = weakref.WeakKeyDictionary()
         """What readers found, while nothing changes."""
-        self.generation = 0
-        """How often something did: what was found at another number must be looked for again."""
+        self._changes = 0
+        """How often something did."""
         self.holds_packed = True
         """Whether what is packed of a quantized parameter is kept beside it; not if that is about to be replaced."""
         self._captured: list[tuple] = []
@@ -149,7 +152,7 @@ class Weights:
         if found is not None and found.holds(arguments):
             return found.parts
         found = Found([], _cpu.Stamps(), _optimizer_steps, frozenset(weight.sources[0] for weight in weights))
-        is_plain, makes = True, self.generation
+        is_plain, changes = True, self._changes
         for weight in weights:
             parameter = arguments[weight.sources[0]]
             is_plain = is_plain and _has_stamp(parameter)
@@ -158,17 +161,20 @@ class Weights:
             found.parts.extend(self.get(weight, [arguments[i] for i in weight.sources]))
             is_plain = is_plain and (weight.key, id(parameter)) in self._kept
         # What was just made may be made again before it is read again.
-        if is_plain and makes == self.generation:
+        if is_plain and changes == self._changes:
             self._found[reader] = found
         return found.parts
 
     def found(self, reader: Hashable) -> Found | None:
-        """What a reader found when it last looked, if nothing changed since."""
+        """What a reader found when it last looked, if nothing changed since.
+
+        Remember it by a weak reference only: when something changes, its parts make room for others.
+        """
         return self._found.get(reader)
 
     def _forget_found(self) -> None:
         """Something that is kept is about to change."""
-        self.generation += 1
+        self._changes += 1
         self._found.clear()
 
     def get(self, weight: WeightArgument, sources: Sequence[Any]) -> tuple:
@@ -214,6 +220,8 @@ class Weights:
                 storages = [StorageWeakRef(source.untyped_storage()) for source in sources]
                 # What was kept goes first, so that the new parts find its memory.
                 is_first = self._kept.pop(key, None) is None
+                self._drop_outdated(id(parameter), stamp)
+                self._keys.setdefault(id(parameter), set()).add(key)
                 with self._watch(len(self._kept)) if is_first else nullcontext():
                     parts = weight.make(*sources)
                 reference = weakref.ref(parameter, lambda gone: self._drop(key, gone))
@@ -254,9 +262,17 @@ class Weights:
         """Whether parts are kept that were made from those of a quantized parameter."""
         return form is not None and (form.layout == "gemm" or (form.layout == "packed" and self.holds_packed))
 
+    def _drop_outdated(self, parameter: int, stamp: tuple) -> None:
+        """Let go of what other forms of a parameter were made from before it was written, or got another dtype."""
+        for key in self._keys.get(parameter, ()):
+            kept = self._kept.get(key)
+            if kept is not None and kept.stamp != stamp:
+                self._kept.pop(key, None)
+
     def _drop(self, key: tuple[str, int], gone: weakref.ref) -> None:
         """Let go of a parameter's weight when it dies, unless another has its id by now."""
         self._forget_found()
+        self._keys.pop(key[1], None)
         kept = self._kept.get(key)
         if kept is not None and kept.parameter is gone:
             self._kept.pop(key, None)
@@ -266,6 +282,7 @@ class Weights:
         with self._lock:
             self._forget_found()
             self._kept.clear()
+            self._keys.clear()
             self._held.clear()
 
     def nbytes(self) -> int:

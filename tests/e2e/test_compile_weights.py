@@ -1,4 +1,5 @@
 import copy
+import weakref
 
 import pytest
 import torch
@@ -182,6 +183,50 @@ def test_quantized_weights_go_with_their_parameters(compiled):
     model[4] = nn.Linear(70, 30)
     model[2].weight = None
     assert net.memory()["quantized_weights"] < held / 2
+
+
+def replace_weights(model, net):
+    for layer in (model[0], model[2], model[4]):
+        layer.weight = nn.Parameter(layer.weight * 2)
+
+
+def write_and_call(model, net):
+    write_in_place(model, net)
+    net(torch.randn(5, 37))
+
+
+def convert_and_call(model, net):
+    net.to(torch.bfloat16)
+    net(torch.randn(5, 37).bfloat16())
+
+
+def forget_all(model, net):
+    net.requantize()
+
+
+@pytest.mark.parametrize("change", [replace_weights, write_and_call, convert_and_call, forget_all])
+@torch.no_grad()
+def test_weights_that_calls_settled_on_are_freed(change, compiled):
+    """Calls remember what they found, but keep none of it alive."""
+    model, net, x = compiled
+    for _ in range(3):
+        net(x)
+    parts = [weakref.ref(part) for kept in net._steelyard.backend.weights._kept.values() for part in kept.parts]
+    assert len(parts) >= 3
+    assert all(part() is not None for part in parts)
+    change(model, net)
+    assert [part() for part in parts] == [None] * len(parts)
+
+
+@torch.no_grad()
+def test_a_converted_net_holds_the_weights_of_one_dtype(compiled):
+    _, net, x = compiled
+    net.to(torch.bfloat16)
+    net(x.bfloat16())
+    held = net.memory()["quantized_weights"]
+    net.requantize()
+    net(x.bfloat16())
+    assert held == net.memory()["quantized_weights"]
 
 
 def test_a_write_quantizes_only_what_it_wrote(compiled, quantized_shapes):

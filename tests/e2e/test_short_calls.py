@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from block_stacks import Stack
 from torch import nn
 
 import steelyard
 from steelyard.driver import net as nets
+from steelyard.driver.captured import CapturedGraph
 from steelyard.errors import UnsupportedModelError
 
 
@@ -96,6 +98,39 @@ def test_calls_of_several_kinds_each_find_their_own(net, long_ways):
     for _ in range(2):
         assert torch.equal(net(example()), found[0])
     assert len(long_ways) <= 1, "at most the first of its kind after others"
+
+
+class Sharing(nn.Module):
+    """Reads a parameter that others read, too, before its own."""
+
+    def __init__(self, shared):
+        super().__init__()
+        self.shared = shared
+        self.linear = nn.Linear(48, 48)
+
+    def forward(self, x):
+        return self.linear(x * self.shared)
+
+
+@torch.no_grad()
+def test_layers_that_share_a_parameter_settle_each(monkeypatch):
+    shared = nn.Parameter(torch.randn(48))
+    model = Stack()
+    model.blocks = nn.ModuleList(Sharing(shared) for _ in range(4))
+    net, x = steelyard.compile(model.eval(), "mxfp8", blocks=["blocks"]), example()
+    expected = [net(x) for _ in range(3)][-1]
+    assert len(net._steelyard.backend.compilations) == 4
+    looked_up = []
+    run = CapturedGraph._run
+    monkeypatch.setattr(CapturedGraph, "_run", lambda self, *given: looked_up.append(1) or run(self, *given))
+    assert torch.equal(net(x), expected)
+    assert not looked_up
+    model.blocks[2].linear.weight.neg_()
+    written = [net(x) for _ in range(3)][-1]
+    assert not torch.equal(written, expected)
+    looked_up.clear()
+    assert torch.equal(net(x), written)
+    assert not looked_up
 
 
 def load(model):

@@ -56,8 +56,9 @@ class CapturedGraph:
         self.first = self._make(self._parameters, stored)
         """The program of the parameters that the graph was captured with."""
         self._remembered: dict[tuple[int, ...], tuple[weakref.ref, Program]] = {}
-        self._settled: dict[int, SettledCall] = {}
-        """By the id of the first parameter: what runs a program on those of an earlier call, while they are as then."""
+        self._settled: dict[int, tuple[SettledCall, ...]] = {}
+        """What runs programs on the parameters of earlier calls, while they are as then: by the id of the first
+        parameter, which several layers may share."""
         self._lock = make_lock()
 
     def __call__(self, values: tuple[Any, ...]) -> tuple:
@@ -67,9 +68,11 @@ class CapturedGraph:
         if not self._positions:
             return self.first(*values)
         key = id(values[self._positions[0]])
-        settled = self._settled.get(key)
-        results = None if settled is None else settled.run(values)
-        return self._run(key, values) if results is None else results
+        for settled in self._settled.get(key, ()):
+            results = settled.run(values)
+            if results is not None:
+                return results
+        return self._run(key, values)
 
     def _run(self, key: int, values: tuple[Any, ...]) -> tuple:
         """Look for the program and its weights, and remember both."""
@@ -79,7 +82,8 @@ class CapturedGraph:
         if settled is not None:
             if len(self._settled) >= _MOST_REMEMBERED + 2 * len(self._programs):
                 self._settled.clear()
-            self._settled[key] = settled
+            others = [other for other in self._settled.get(key, ()) if not other.is_over]
+            self._settled[key] = settled, *others
         return results
 
     def freeze(self, values: tuple[Any, ...]) -> Callable[[tuple], tuple]:
