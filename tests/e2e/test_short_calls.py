@@ -133,6 +133,24 @@ def test_layers_that_share_a_parameter_settle_each(monkeypatch):
     assert not looked_up
 
 
+class OddNames(nn.Linear):
+    """Calls its parent's forward, and has parameters that are named as code might name things of its own."""
+
+    def forward(self, x, cells, locals_of=1.0, *, cells_=2.0):
+        return super().forward(x) * cells + locals_of * cells_
+
+
+@torch.no_grad()
+def test_parameters_may_have_any_names(long_ways):
+    net = steelyard.compile(OddNames(48, 32).eval(), "mxfp8")
+    factor = torch.tensor(3.0)
+    first = net(example(), factor)
+    for _ in range(3):
+        assert torch.equal(net(example(), factor), first)
+    torch.testing.assert_close(net(example(), cells=factor, cells_=4.0), first + 2)
+    assert len(long_ways) <= 3
+
+
 def load(model):
     model.load_state_dict({name: -2 * tensor for name, tensor in model.state_dict().items()})
 

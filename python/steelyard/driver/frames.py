@@ -137,8 +137,11 @@ def _make_locals(function: FunctionType) -> Callable[..., dict[str, Any]]:
         taken.append(rest[0])
         words.append(f"**{rest[0]}")
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-    held = [f"{name!r}: {name}" for name in taken] + [f"{name!r}: cells[{name!r}].cell_contents" for name in cells]
-    namespace: dict[str, Any] = {"cells": cells}
+    # A name that is longer than that of any parameter is that of none.
+    cells_name = "cells".ljust(1 + max(map(len, code.co_varnames), default=0), "_")
+    held = [f"{name!r}: {name}" for name in taken]
+    held += [f"{name!r}: {cells_name}[{name!r}].cell_contents" for name in cells]
+    namespace: dict[str, Any] = {cells_name: cells}
     exec(f"def locals_of({', '.join(words)}): return {{{', '.join(held)}}}", namespace)
     locals_of = namespace["locals_of"]
     locals_of.__defaults__, locals_of.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
