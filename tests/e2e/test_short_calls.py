@@ -1,5 +1,7 @@
 """A call that is like an earlier one goes past torch's wrappers, and notices all that the long way notices."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from block_stacks import Stack
@@ -247,3 +249,51 @@ def test_a_stance_of_torch_and_a_reset_are_followed(net, long_ways):
 def test_wrong_arguments_raise_as_the_model_does(net):
     with torch.no_grad(), pytest.raises(TypeError):
         net(example(), unknown=1)
+
+
+def results_while(write, net, x, calls=200):
+    """What threads get of a net while another goes on writing."""
+    is_over = []
+
+    def write_on():
+        count = 0
+        while not is_over:
+            write(count)
+            count += 1
+        return count
+
+    @torch.no_grad()
+    def call(_):
+        return [net(x) for _ in range(calls // 4)]
+
+    with ThreadPoolExecutor(5) as pool:
+        writing = pool.submit(write_on)
+        found = [made for results in pool.map(call, range(4)) for made in results]
+        is_over.append(True)
+    assert writing.result() > 1
+    return found
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "fp8-current"])
+def test_threads_that_call_while_another_replaces_a_weight(recipe):
+    """Each result is that of one of the weights, and the last is that of the last."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(48, 32), nn.ReLU(), nn.Linear(32, 16)).eval()
+    net, x = steelyard.compile(model, recipe), example()
+    weights = [nn.Parameter(torch.randn(32, 48)) for _ in range(2)]
+    expected = []
+    with torch.no_grad():
+        for weight in weights:
+            model[0].weight = weight
+            expected.append([net(x) for _ in range(3)][-1])
+    assert not torch.equal(*expected)
+
+    def replace(count):
+        model[0].weight = weights[count % 2]
+
+    found = results_while(replace, net, x)
+    assert all(torch.equal(made, expected[0]) or torch.equal(made, expected[1]) for made in found)
+    for weight, made in zip(weights, expected, strict=True):
+        model[0].weight = weight
+        with torch.no_grad():
+            assert torch.equal(net(x), made)
