@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 
@@ -33,9 +34,11 @@ class Arena:
 class Arenas:
     """Blocks that are not in use: a call takes one, or makes it, and gives it back. So calls may overlap."""
 
-    def __init__(self, size: int, places: Sequence[Place]):
+    def __init__(self, size: int, places: Sequence[Place], tapes: Sequence[Any] = ()):
         self._size = size
         self._places = places
+        self._tapes = tapes
+        """Native tapes, which keep memory for what has a size that is known only at run time."""
         self._free: list[Arena] = []
         self.give = self._free.append
         """Lets others use a block; one that a failed call never gives back just dies."""
@@ -53,8 +56,8 @@ class Arenas:
             return Arena(self._size, self._places)
 
     def nbytes(self) -> int:
-        """Bytes of the blocks that are kept."""
-        return self._size * len(self._free)
+        """Bytes that are kept, those of tapes too."""
+        return self._size * len(self._free) + sum(tape.nbytes() for tape in self._tapes)
 
 
 def _view(memory: torch.Tensor, place: Place) -> torch.Tensor:

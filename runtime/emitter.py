@@ -119,6 +119,7 @@ class _Body:
         self._placed: dict[ir.Value, int] = {}
         self.tapes: list[str] = []
         """The text of each tape."""
+        self._native_tapes: list[Any] = []
 
     def lines(self) -> list[str]:
         """The lines of the Python function."""
@@ -127,7 +128,7 @@ class _Body:
         body = self._emit_all([op.operation for op in block.operations])
         attributes = self._function.attributes
         size = ir.IntegerAttr(attributes[ARENA]).value if ARENA in attributes else 0
-        self.namespace["arenas"] = Arenas(size, self._places)
+        self.namespace["arenas"] = Arenas(size, self._places, self._native_tapes)
         if self._takes_device:
             arguments.insert(0, "device")
         if self._places and self._takes_device:
@@ -161,7 +162,9 @@ class _Body:
     def _emit_tape(self, steps: TapeSteps) -> list[str]:
         tape = read_tape(steps.ops, self._calls, self._bound_kernels, steps.returned)
         self.tapes.append(str(tape))
-        called = self._bind("tape", tape.make())
+        native = tape.make()
+        self._native_tapes.append(native)
+        called = self._bind("tape", native)
         kernels = [
             (kernel_name(self._calls[step.symbol]), self.layers.setdefault(step.layer, len(self.layers)))
             for step in tape.kernels

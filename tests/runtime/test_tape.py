@@ -165,6 +165,45 @@ def test_a_failed_call_leaves_a_tape_that_works():
     assert torch.equal(tape(0, x)[0], quantized(x[3:]).codes)
 
 
+def copying_tape(makers):
+    """A tape whose reshape copies a matrix of columns into memory of the heap."""
+    tape = _cpu.Tape(TENSORS, [(TENSOR, 0)], 5, 0, makers)
+    tape.add_view(VIEWS["transpose"], 0, 1, [constant(0), constant(1)])
+    tape.add_view(VIEWS["reshape"], 1, 2, [constant(-1), constant(16)])
+    rows, columns = (DIM, 2, 0), (DIM, 2, 1)
+    codes = 3, BYTES, [rows, columns], [], CALLER, 0
+    tape.add_kernel(quantize_kernel(), [2, 3, 4], [codes, (4, BYTES, [rows, constant(1)], [], CALLER, 1)])
+    return tape
+
+
+def test_a_tape_keeps_what_its_last_call_needed():
+    """A block is used again unless less than half of it is needed; what the last call did not use is freed."""
+    tape = copying_tape([make_bytes] * 2)
+    assert tape.nbytes() == 0
+    for columns, kept in ((10, 10), (1000, 1000), (500, 1000), (499, 499), (4, 4), (5, 5)):
+        x = torch.randn(32, columns)
+        assert torch.equal(tape(0, x)[0], quantized(x.t().reshape(-1, 16)).codes)
+        assert tape.nbytes() == kept * 32 * 4
+
+
+def test_memory_of_calls_that_no_longer_overlap_goes():
+    x, depth = torch.randn(32, 100), []
+
+    def make(sizes, strides):
+        # A call within a call, of which each has a frame of its own.
+        if len(depth) < 3:
+            depth.append(1)
+            tape(0, x)
+        return make_bytes(sizes, strides)
+
+    tape = copying_tape([make, make_bytes])
+    tape(0, x)
+    assert tape.nbytes() == 4 * x.nbytes
+    for _ in range(100):
+        tape(0, x)
+    assert tape.nbytes() == x.nbytes
+
+
 @pytest.mark.parametrize(
     ("add", "message"),
     [

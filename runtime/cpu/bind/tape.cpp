@@ -98,6 +98,8 @@ public:
 
   nb::object call(const nb::args &values) const { return run(values, nullptr); }
 
+  int64_t nbytes() const { return tape_.nbytes(); }
+
   // The first value is a list with one context manager per kernel step.
   nb::object recorded(const nb::args &values) const {
     const nb::list records(values[0]);
@@ -193,6 +195,8 @@ void bind_tape(nb::module_ &m) {
       .def("add_kernel", &PythonTape::add_kernel)
       .def("add_view", &PythonTape::add_view)
       .def("add_free", &PythonTape::add_free)
+      .def("nbytes", &PythonTape::nbytes,
+           "Bytes that calls leave to the next ones.")
       .def("__call__", &PythonTape::call,
            "Run the steps on the arena at an address, and the arguments.")
       .def("recorded", &PythonTape::recorded,

@@ -8,6 +8,8 @@ namespace steelyard {
 namespace {
 
 constexpr int64_t kAlignment = 64;
+// A frame goes when so many calls did without it.
+constexpr int64_t kIdleCalls = 64;
 
 // `operands`: the registers of the step's values, if it runs a kernel.
 int64_t value_of(const Number &number, const Frame &frame,
@@ -171,7 +173,8 @@ int Heap::take(int64_t bytes) {
   int best = kNowhere;
   for (int i = 0; i < static_cast<int>(blocks_.size()); ++i) {
     const Block &block = blocks_[i];
-    const bool fits = block.owners == 0 && block.bytes >= bytes;
+    const bool fits = block.owners == 0 && block.bytes >= bytes &&
+                      block.bytes - bytes <= bytes;
     if (fits && (best == kNowhere || block.bytes < blocks_[best].bytes))
       best = i;
   }
@@ -192,6 +195,13 @@ void Heap::end_call() {
     block.owners = 0;
     block.was_used = false;
   }
+}
+
+int64_t Heap::nbytes() const {
+  int64_t sum = 0;
+  for (const Block &block : blocks_)
+    sum += block.bytes;
+  return sum;
 }
 
 void Tape::check(int tensor) const {
@@ -266,8 +276,22 @@ std::unique_ptr<Frame> Tape::take_frame() {
 void Tape::give_frame(std::unique_ptr<Frame> frame) {
   std::fill(frame->blocks.begin(), frame->blocks.end(), kNowhere);
   frame->heap.end_call();
+  std::unique_ptr<Frame> idle; // freed when others may go on
   const std::lock_guard guard(lock_);
+  frame->given = ++calls_;
   frames_.push_back(std::move(frame));
+  if (frames_.front()->given + kIdleCalls <= calls_) {
+    idle = std::move(frames_.front());
+    frames_.erase(frames_.begin());
+  }
+}
+
+int64_t Tape::nbytes() {
+  const std::lock_guard guard(lock_);
+  int64_t sum = 0;
+  for (const auto &frame : frames_)
+    sum += frame->heap.nbytes();
+  return sum;
 }
 
 void Tape::run(Frame &frame, uint8_t *arena, int threads,

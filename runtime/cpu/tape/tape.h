@@ -67,15 +67,18 @@ using Allocate = std::function<uint8_t *(const Result &, const Tensor &)>;
 using Observe = std::function<void(size_t step, bool begins)>;
 
 // Blocks of memory that a call of a tape owns. Those that it used are kept for
-// the next call; others are given back.
+// the next call; others are given back, so that what one large call needed goes
+// with the first smaller one.
 class Heap {
 public:
-  // The number of a block, whose memory is aligned to 64 bytes.
+  // The number of a block, whose memory is aligned to 64 bytes. It is at most
+  // twice as large as it must be.
   int take(int64_t bytes);
   uint8_t *memory(int block) { return blocks_[block].memory.get(); }
   void share(int block) { ++blocks_[block].owners; }
   void release(int block) { --blocks_[block].owners; }
   void end_call();
+  int64_t nbytes() const;
 
 private:
   struct Free {
@@ -96,6 +99,7 @@ struct Frame {
   std::vector<int64_t> numbers;
   std::vector<int> blocks; // of the tensors in these registers, or kNowhere
   Heap heap;
+  int64_t given = 0; // the number of the call that it was given back by
 };
 
 class Tape {
@@ -106,9 +110,13 @@ public:
   void add(Step step);
   const std::vector<Step> &steps() const { return steps_; }
 
-  // Calls may overlap: each has a frame of its own.
+  // Calls may overlap: each has a frame of its own. What many calls did
+  // without, because fewer of them overlap by now, is freed.
   std::unique_ptr<Frame> take_frame();
   void give_frame(std::unique_ptr<Frame> frame);
+
+  // Bytes of the heaps that no call works on.
+  int64_t nbytes();
 
   // Runs the steps on the tensors and numbers that a frame has been given.
   void run(Frame &frame, uint8_t *arena, int threads, const Allocate &allocate,
@@ -122,7 +130,8 @@ private:
   int tensors_, numbers_;
   std::vector<Step> steps_;
   std::mutex lock_;
-  std::vector<std::unique_ptr<Frame>> frames_;
+  std::vector<std::unique_ptr<Frame>> frames_; // the last one given back last
+  int64_t calls_ = 0;
 };
 
 } // namespace steelyard
