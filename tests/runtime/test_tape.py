@@ -204,6 +204,30 @@ def test_memory_of_calls_that_no_longer_overlap_goes():
     assert tape.nbytes() == x.nbytes
 
 
+class Entered:
+    """A context that says when it is entered and left."""
+
+    def __init__(self, name, seen):
+        self._name, self._seen = name, seen
+
+    def __enter__(self):
+        self._seen.append(f"enter {self._name}")
+
+    def __exit__(self, *_):
+        self._seen.append(f"exit {self._name}")
+
+
+def test_records_end_where_a_kernel_fails():
+    tape, seen = make_tape([(TENSOR, 0)], 6, returned=4), []
+    tape.add_kernel(quantize_kernel(), [0, 2, 3], [result(2, (4, 32)), result(3, (4, 1), place=1)])
+    for register in (0, 1):
+        tape.add_view(VIEWS["select"], register, register + 4 if register else 1, [constant(0), constant(0)])
+    tape.add_kernel(quantize_kernel(), [5, 4, 3], [result(4, (1, 32), place=2)])
+    with pytest.raises(ConstraintError, match="a matrix must have at least one dim"):
+        tape.recorded([Entered("first", seen), Entered("second", seen)], 0, torch.randn(4, 32))
+    assert seen == ["enter first", "exit first", "enter second", "exit second"]
+
+
 @pytest.mark.parametrize(
     ("add", "message"),
     [

@@ -84,9 +84,6 @@ private:
   mutable std::vector<int> copies_;
 };
 
-// Lets a register share the block of another, or own one that was just taken.
-void hold(Frame &frame, int tensor, int block) { frame.blocks[tensor] = block; }
-
 class Loop {
 public:
   Loop(Frame &frame, uint8_t *arena, int threads, const Allocate &allocate)
@@ -114,7 +111,7 @@ public:
     copy.data = frame_.heap.memory(block);
     copy.set_contiguous();
     frame_.tensors[step.to] = *view_of(step.view, copy, numbers_);
-    hold(frame_, step.to, block);
+    frame_.blocks[step.to] = block;
   }
 
   void operator()(const FreeStep &step) {
@@ -125,9 +122,10 @@ public:
   }
 
 private:
+  // No register is written twice, so none has a block to give back before.
   void share(int from, int to) {
     const int block = frame_.blocks[from];
-    hold(frame_, to, block);
+    frame_.blocks[to] = block;
     if (block != kNowhere)
       frame_.heap.share(block);
   }
@@ -150,7 +148,7 @@ private:
     } else {
       const int block = frame_.heap.take(x.elements() * x.type.bytes);
       x.data = frame_.heap.memory(block);
-      hold(frame_, result.tensor, block);
+      frame_.blocks[result.tensor] = block;
     }
     frame_.tensors[result.tensor] = x;
   }
@@ -161,6 +159,19 @@ private:
   const Allocate &allocate_;
   std::vector<int64_t> numbers_;
 };
+
+// Runs a step between what an observer is told of it, also if the step fails.
+void run_observed(Loop &loop, const Step &step, size_t number,
+                  const Observe &observe) {
+  observe(number, true);
+  try {
+    std::visit(loop, step);
+  } catch (...) {
+    observe(number, false);
+    throw;
+  }
+  observe(number, false);
+}
 
 } // namespace
 
@@ -298,13 +309,10 @@ void Tape::run(Frame &frame, uint8_t *arena, int threads,
                const Allocate &allocate, const Observe *observe) const {
   Loop loop(frame, arena, threads, allocate);
   for (size_t i = 0; i < steps_.size(); ++i) {
-    const bool observed =
-        observe && std::holds_alternative<KernelStep>(steps_[i]);
-    if (observed)
-      (*observe)(i, true);
-    std::visit(loop, steps_[i]);
-    if (observed)
-      (*observe)(i, false);
+    if (observe && std::holds_alternative<KernelStep>(steps_[i]))
+      run_observed(loop, steps_[i], i, *observe);
+    else
+      std::visit(loop, steps_[i]);
   }
 }
 
