@@ -80,8 +80,8 @@ _PIPELINES = (
         "scaled-write-in-place{target=<target>},scaled-select-kernels{target=<target>},"
         "scaled-lower-indexing{target=<target>},scaled-lower-rows{target=<target>},"
         "scaled-fuse-elementwise{target=<target>},"
-        "scaled-lower-concatenation{target=<target>},scaled-plan-launches{target=<target>},scaled-plan-memory,"
-        "scaled-build-tape,scaled-verify-stage{stage=lowered}",
+        "scaled-lower-concatenation{target=<target>},scaled-resolve-sizes,scaled-plan-launches{target=<target>},"
+        "scaled-plan-memory,scaled-build-tape,scaled-verify-stage{stage=lowered}",
         {"target": "cpu"},
         "Only calls of kernels, and torch's ops on plain tensors, are left.",
     ),

@@ -1,6 +1,7 @@
 """Programs on tapes have the bits of programs that Python calls kernel by kernel."""
 
 import re
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -204,15 +205,55 @@ def test_steps_of_training_have_the_bits_of_python(recipe, without_tapes):
     assert not kernels & {name for name, is_step in calls if not is_step}
 
 
-@pytest.mark.parametrize("recipe", ["nvfp4", "mxfp8"])
-def test_sizes_known_only_at_run_time(recipe, without_tapes):
-    model = Branches().eval()
+class Block(nn.Module):
+    """A block of a transformer."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.after = nn.LayerNorm(48), nn.LayerNorm(48)
+        self.heads, self.out = nn.Linear(48, 3 * 48), nn.Linear(48, 48)
+        self.up, self.down = nn.Linear(48, 96), nn.Linear(96, 48)
+
+    def forward(self, x):
+        batch, tokens, width = x.shape
+        query, key, value = self.heads(self.before(x)).view(batch, tokens, 3, 3, 16).permute(2, 0, 3, 1, 4)
+        made = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(made.transpose(1, 2).reshape(batch, tokens, width))
+        return x + self.down(nn.functional.gelu(self.up(self.after(x))))
+
+
+def make_linears():
+    widths = zip((48, 64, 40), (64, 40, 24), strict=True)
+    return nn.Sequential(*(layer for sizes in widths for layer in (nn.Linear(*sizes), nn.ReLU())))
+
+
+@pytest.mark.parametrize("recipe", ["nvfp4", "mxfp8", "fp8-current"])
+@pytest.mark.parametrize(("make", "tapes"), [(Branches, 3), (make_linears, 1), (Block, 1)])
+@torch.no_grad()
+def test_sizes_known_only_at_run_time(make, tapes, recipe, without_tapes):
+    """Sizes end no tape: only what torch computes of a result does, in branches an arctangent and a copy."""
+    torch.manual_seed(0)
+    model = make().eval()
     plain, taped = without_tapes(model, recipe), steelyard.compile(model, recipe)
-    with torch.no_grad():
-        for tokens in (3, 8, 31, 1, 64):
-            x = torch.randn(4, tokens, 48)
-            assert all(map(torch.equal, plain(x), taped(x)))
-    assert "n0" in taped.ir("tape") or "rows(" in taped.ir("tape")
+    for batch, tokens in ((4, 3), (4, 8), (4, 31), (4, 1), (3, 64), (5, 7), (9, 2)):
+        x = torch.randn(batch, tokens, 48)
+        assert all(map(torch.equal, tensors_of(plain(x)), tensors_of(taped(x))))
+    counts = Counter(re.findall(r"// (graph\d+) @forward, tape", taped.ir("tape")))
+    assert len(counts) >= 3, "one for the first sizes, one for any tokens, one for any batch, too"
+    assert max(counts.values()) == tapes
+
+
+@torch.no_grad()
+def test_memory_counts_what_tapes_keep(with_tapes):
+    net = steelyard.compile(make_linears().eval(), "mxfp8")
+    for rows in (3, 8, 4000, 31):
+        net(torch.randn(rows, 48))
+        kept = net.memory()["workspace"]
+        if rows == 4000:
+            large = kept
+    # At least what lies between two linears at once: floats and their codes.
+    assert large >= 4000 * (64 * 4 + 64)
+    assert kept < large / 20
 
 
 def test_calls_of_many_threads():
