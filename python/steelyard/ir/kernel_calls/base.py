@@ -133,7 +133,11 @@ class KernelCall:
 
     @cached_property
     def part_positions(self) -> frozenset[int]:
-        """Positions of the parts of quantized tensors."""
+        """Positions of values of which a kernel reads only the addresses."""
+        return self._part_positions()
+
+    def _part_positions(self) -> frozenset[int]:
+        """Those of the parts of quantized tensors, whose sizes are known from others."""
         return frozenset(place for copy in (*self.read_copies, *self.made_copies) for place in copy.places.values())
 
     @cached_property

@@ -43,8 +43,7 @@ class ElementwiseCall(KernelCall):
         """The dtype of each tensor of the program, by its name there."""
         return {name: self._tensor(position).dtype for name, position in self._places.items()}
 
-    @cached_property
-    def part_positions(self) -> frozenset[int]:
+    def _part_positions(self) -> frozenset[int]:
         """Those that kernels take as addresses: the result lies in order too."""
         return frozenset(self._places[name] for name in self.addressed)
 

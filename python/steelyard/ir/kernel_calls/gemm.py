@@ -105,11 +105,6 @@ class GemmCall(AddingCall):
         unknown = [dim for dim, size in enumerate(self.lhs_shape[:-1]) if size is None]
         return unknown[0] if len(unknown) == 1 and SIZE not in self._operand_positions else None
 
-    @cached_property
-    def part_positions(self) -> frozenset[int]:
-        """None of a batch: its kernel reads the sizes of parts, too."""
-        return frozenset() if self.batch_dims else KernelCall.part_positions.func(self)
-
     @property
     def read_copies(self) -> tuple[CopySlots, ...]:
         if self.is_custom:
@@ -119,6 +114,10 @@ class GemmCall(AddingCall):
     def _operand(self, name: str, scheme: Scheme, shape: Shape, columnwise: bool) -> GemmOperand:
         matrix = matrix_shape(shape, f"{name}_shape")
         return GemmOperand(shape, CopySlots(scheme, columnwise, matrix, self._read_parts(name)))
+
+    def _part_positions(self) -> frozenset[int]:
+        """None of a batch: its kernel reads the sizes of parts, too."""
+        return frozenset() if self.batch_dims else super()._part_positions()
 
     def check_settings(self) -> None:
         both = bool(self.lhs is not None and self.lhs.custom) == bool(self.rhs.custom)
