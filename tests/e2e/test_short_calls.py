@@ -226,6 +226,47 @@ def test_hooks_of_all_modules_and_a_forward_of_the_net_are_called(net):
     assert torch.equal(net(example()), plain)
 
 
+CALL_HOOKS = {
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+}
+"""Where torch keeps what it calls around a forward: a short way must look at each of them."""
+ABOUT_CALL_HOOKS = {
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks_with_kwargs",
+    "_global_forward_hooks_with_kwargs",
+    "_global_forward_hooks_always_called",
+}
+"""What torch keeps of some of those: how it calls them."""
+OTHER_HOOKS = {
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+    "_global_buffer_registration_hooks",
+    "_global_module_registration_hooks",
+    "_global_parameter_registration_hooks",
+}
+"""What torch calls elsewhere."""
+
+
+def test_torch_has_no_other_kind_of_hooks():
+    """A kind that torch gains belongs into one of these sets, and into `is_plain_call` if calls run its hooks."""
+    own = {name for name, held in vars(nn.Module()).items() if "hook" in name and isinstance(held, dict)}
+    of_all = {name for name, held in vars(nn.modules.module).items() if "hook" in name and isinstance(held, dict)}
+    assert own | of_all == CALL_HOOKS | ABOUT_CALL_HOOKS | OTHER_HOOKS
+    code = nets.is_plain_call.__code__
+    looked_at = {name for name in (*code.co_names, *code.co_consts) if isinstance(name, str) and name.endswith("hooks")}
+    assert looked_at == CALL_HOOKS
+
+
 @torch.no_grad()
 def test_tracers_are_refused_as_ever(net):
     with pytest.raises(UnsupportedModelError, match=r"torch\.jit\.trace"):

@@ -180,7 +180,8 @@ def is_own_capture() -> bool:
 def is_plain_call(net: Any, state: Any) -> bool:
     """Whether a call of a net has only its program to run: no hook, no tracer, nobody who measures, no other forward.
 
-    torch calls hooks and forwards by the same rules. `state` is the net's own.
+    Where it is not, the call goes on to `torch.nn.Module.__call__`, which looks at the same dicts of hooks, and calls
+    what is in them around the forward. `state` is the net's own.
     """
     own = net.__dict__
     return not (
