@@ -50,7 +50,8 @@ def measure_layers(
 ) -> dict[str, dict[str, float]]:
     """Seconds of layers of some shapes in each format and in high precision, each the shortest of a few calls."""
     layers: dict[str, dict[str, float]] = {}
-    with torch.no_grad(), progress.doing(lambda: "measuring kernels"):
+    # Weights and inputs are random, and the random numbers of the caller stay as they are.
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), progress.doing(lambda: "measuring kernels"):
         for shape in dict.fromkeys(shapes):
             progress.step(key(shape))
             rows, features, columns = shape
