@@ -130,7 +130,9 @@ def compensated(
     for name, tensor in codes.items():
         if isinstance(tensor, QuantizedTensor):
             layer_of(tuned, name).store(tensor)
-    return tuned.train(model.training)
+    for module, original in zip(tuned.modules(), model.modules(), strict=True):
+        module.training = original.training
+    return tuned
 
 
 class _Walk:
