@@ -24,7 +24,7 @@ def made(kind, *arguments):
 
 
 def plain(model):
-    """The values of all parameters, as codes decode to."""
+    """The values of all parameters, as their codes decode."""
     return {name: each.dequantize() for name, each in model.named_parameters()}
 
 
@@ -63,3 +63,15 @@ def test_each_module_keeps_its_mode():
     tuned = steelyard.tune(model, rows(4, 16, 32), bits=4.5, formats=FOUR).model
     assert {name: module.training for name, module in model.named_modules()} == modes
     assert {name: module.training for name, module in tuned.named_modules()} == modes
+
+
+def test_blocks_that_write_to_their_input_have_the_codes_of_those_that_do_not():
+    in_place, beside = made(Chain, True), made(Chain, False)
+    batches = rows(4, 16, 32)
+    assert torch.equal(in_place(batches[0]), beside(batches[0]))
+    groups = [find_groups(model, find_layers(model, []), batches[0]) for model in (in_place, beside)]
+    assert groups[0] == groups[1]
+    ours, theirs = (steelyard.tune(model, batches, bits=4.5, formats=FOUR) for model in (in_place, beside))
+    assert ours.recipe.about["tried"] == theirs.recipe.about["tried"]
+    expected = plain(theirs.model)
+    assert all(torch.equal(values, expected[name]) for name, values in plain(ours.model).items())

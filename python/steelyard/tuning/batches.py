@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._pytree import tree_map
 
 from steelyard.errors import UnsupportedModelError
 
@@ -37,6 +38,11 @@ def call(model: nn.Module, batch: Batch) -> Any:
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch)
+
+
+def copied(values: Any) -> Any:
+    """Arguments of a call that it may write to."""
+    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, values)
 
 
 def output_of(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, bool]:

@@ -17,7 +17,7 @@ from torch import nn
 from steelyard.driver import progress
 from steelyard.recipes import Recipe
 from steelyard.tensor.quantized_tensor import QuantizedTensor
-from steelyard.tuning.batches import Batch, call, for_inference
+from steelyard.tuning.batches import Batch, call, copied, for_inference
 from steelyard.tuning.emulation import quantized_inputs, rounded_product
 from steelyard.tuning.folding import Fold, best_factors, find_folds
 from steelyard.tuning.gptq import Options, Statistics, compensate
@@ -249,7 +249,7 @@ class _Walk:
                     return call(self._model, self._batches[index])
                 arguments, keywords = self._calls[index][stage.name]
                 block = self._model.get_submodule(stage.name)
-                return _first(block(self._hidden[index], *arguments[1:], **keywords))
+                return _first(block(copied(self._hidden[index]), *arguments[1:], **keywords))
         except _ReachedError:
             return None
 
@@ -269,7 +269,8 @@ class _Caught:
 
     def __call__(self, product: Product) -> None:
         if product.layer in self.products:
-            self.products[product.layer].append(product)
+            # What follows may write to it.
+            self.products[product.layer].append(product._replace(x=product.x.clone()))
             if len(self.products[product.layer]) == self._calls:
                 raise _ReachedError
 
@@ -280,7 +281,7 @@ def _arguments_of(model: nn.Module, blocks: Sequence[str], batch: Batch) -> dict
 
     def note(name: str) -> Callable:
         def hook(_, arguments: tuple, keywords: dict[str, Any]) -> None:
-            calls[name] = (arguments if not calls else (None, *arguments[1:])), dict(keywords)
+            calls[name] = (None if calls else copied(arguments[0]), *arguments[1:]), dict(keywords)
 
         return hook
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from steelyard.driver import progress
 from steelyard.recipes import Recipe
-from steelyard.tuning.batches import Batch, call, for_inference
+from steelyard.tuning.batches import Batch, call, copied, for_inference
 from steelyard.tuning.emulation import rounded_input
 from steelyard.tuning.grids import input_scheme, searched
 from steelyard.tuning.layers import Group, find_layers, layer_of, layers_of, readers_of
@@ -255,7 +255,7 @@ class _Trial:
 
     def _run(self, part: nn.Module) -> list[torch.Tensor]:
         with _InDouble():
-            made = part(*self._arguments, **self._keywords)
+            made = part(*copied(self._arguments), **copied(self._keywords))
         values = made.values() if isinstance(made, Mapping) else made
         return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
 

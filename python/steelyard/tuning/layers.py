@@ -198,19 +198,19 @@ def other_layers(model: nn.Module, tuned: Iterable[str], batch: Batch) -> list[s
     return list(dict.fromkeys(reached))
 
 
-def grouped(calls: Sequence[tuple[str, torch.Tensor]], layers: Mapping[str, Layer]) -> list[Group]:
-    """The groups of layers in the order of their calls, each a name and the tensor that was given.
+def grouped(calls: Sequence[tuple[str, torch.Tensor, int]], layers: Mapping[str, Layer]) -> list[Group]:
+    """The groups of layers in the order of their calls, each a name, the tensor that was given, and its version.
 
     Layers that are called several times, and experts, are groups of their own.
     """
     counts: dict[str, int] = {}
-    inputs: dict[int, list[str]] = {}
+    inputs: dict[tuple[int, int], list[str]] = {}
     rows: dict[str, int] = {}
-    for name, given in calls:
+    for name, given, version in calls:
         counts[name] = counts.get(name, 0) + 1
         rows[name] = rows.get(name, 0) + given.shape[:-1].numel()
         # `calls` holds the tensors, so that no two have one id.
-        inputs.setdefault(id(given), []).append(name)
+        inputs.setdefault((id(given), version), []).append(name)
     groups = []
     for names in inputs.values():
         once = [name for name in names if counts[name] == 1]

@@ -133,10 +133,12 @@ def _place(stack: torch.Tensor) -> tuple:
 
 def find_groups(model: nn.Module, layers: Mapping[str, Layer], batch: Batch) -> list[Group]:
     """The groups of layers in the order of their calls; layers that a batch does not reach are in none."""
-    calls: list[tuple[str, torch.Tensor]] = []
+    calls: list[tuple[str, torch.Tensor, int]] = []
 
     def note(product: Product) -> None:
-        calls.append((product.layer, product.x))
+        # What is written to between two calls is another input.
+        version = 0 if product.x.is_inference() else product.x._version
+        calls.append((product.layer, product.x, version))
 
     with torch.no_grad(), for_inference(model), watched(layers, note):
         call(model, batch)
