@@ -1,12 +1,10 @@
 """`steelyard.tune` on models whose forward is unlike that of a chain of blocks, and what it leaves as it was."""
 
-import copy
-
-import pytest
 import torch
 from torch import nn
 
 import steelyard
+from steelyard.tuning import calibration
 from steelyard.tuning.layers import find_layers
 from steelyard.tuning.products import find_groups
 
@@ -75,3 +73,18 @@ def test_blocks_that_write_to_their_input_have_the_codes_of_those_that_do_not():
     assert ours.recipe.about["tried"] == theirs.recipe.about["tried"]
     expected = plain(theirs.model)
     assert all(torch.equal(values, expected[name]) for name, values in plain(ours.model).items())
+
+
+def test_a_block_runs_without_those_whose_names_begin_with_its_own(monkeypatch):
+    """`blocks.1` is not the beginning of `blocks.10`."""
+    watched, quantized_inputs = [], calibration.quantized_inputs
+
+    def note(model, recipes, watch=None):
+        watched.append({name.rpartition(".")[0] for name in recipes})
+        return quantized_inputs(model, recipes, watch)
+
+    monkeypatch.setattr(calibration, "quantized_inputs", note)
+    steelyard.tune(made(Chain, False, 11), rows(1, 4, 32), bits=4.5, formats=FOUR)
+    assert {"blocks.1"} in watched
+    assert {"blocks.10"} in watched
+    assert {"blocks.1", "blocks.10"} not in watched

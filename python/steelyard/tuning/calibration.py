@@ -155,7 +155,7 @@ class _Walk:
         }
         """Of groups whose input is computed in their own stage: earlier ones are finished."""
         blocks = [stage.name for stage in stages if stage.name]
-        self._calls = [_arguments_of(model, blocks, batch) for batch in batches] if blocks else []
+        self._calls = [_calls_of_blocks(model, blocks, batch) for batch in batches] if blocks else []
         """The arguments of each block, of each batch. Of the first argument, only that of the first block is kept."""
         self._hidden = [calls[blocks[0]][0][0] for calls in self._calls]
         """The first argument of the present block, of each batch."""
@@ -242,7 +242,7 @@ class _Walk:
 
     def _run(self, stage: Stage, index: int, watch: Callable[[Product], None] | None = None) -> Any:
         """The output of a stage for a batch; None where the call was not needed any further."""
-        within = {name: each for name, each in self._recipes.items() if name.startswith(stage.name)}
+        within = {name: each for name, each in self._recipes.items() if not stage.name or _is_inside(name, stage.name)}
         try:
             with quantized_inputs(self._model, within, watch):
                 if not stage.name:
@@ -275,7 +275,7 @@ class _Caught:
                 raise _ReachedError
 
 
-def _arguments_of(model: nn.Module, blocks: Sequence[str], batch: Batch) -> dict[str, Call]:
+def _calls_of_blocks(model: nn.Module, blocks: Sequence[str], batch: Batch) -> dict[str, Call]:
     """What each block is called with; of their first arguments, only that of the first block."""
     calls: dict[str, Call] = {}
 

@@ -100,7 +100,7 @@ def find_folds(model: nn.Module, groups: Sequence[Group], batch: Batch) -> dict[
     }
     found: dict[str, Fold] = {}
     with for_inference(model), progress.doing(lambda: "looking for factors that can be folded"):
-        arguments = _arguments_of(model, set(scopes.values()), batch)
+        arguments = _calls_of_one_row(model, set(scopes.values()), batch)
         trials = {scope: _Trial(model, scope, *arguments[scope]) for scope in arguments}
         for group in groups:
             progress.step(group.name)
@@ -199,7 +199,7 @@ def _scope(model: nn.Module, names: Sequence[str]) -> str:
     return ".".join(shared)
 
 
-def _arguments_of(model: nn.Module, scopes: set[str], batch: Batch) -> dict[str, tuple[tuple, dict[str, Any]]]:
+def _calls_of_one_row(model: nn.Module, scopes: set[str], batch: Batch) -> dict[str, tuple[tuple, dict[str, Any]]]:
     """What modules are called with, of the first row of a batch; modules that are called several times are left out."""
     found: dict[str, list] = {}
 
