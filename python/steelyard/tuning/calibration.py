@@ -22,7 +22,7 @@ from steelyard.tuning.emulation import quantized_inputs, rounded_product
 from steelyard.tuning.folding import Fold, best_factors, find_folds
 from steelyard.tuning.gptq import Options, Statistics, compensate
 from steelyard.tuning.grids import grid_class, input_scheme
-from steelyard.tuning.layers import Group, layer_of, layers_of
+from steelyard.tuning.layers import Group, all_layers
 from steelyard.tuning.products import Product
 
 _SAMPLED = 512
@@ -129,7 +129,7 @@ def compensated(
             codes.update(walk.read(stage, file) if file and file.exists() else walk.compensate(stage, options, file))
     for name, tensor in codes.items():
         if isinstance(tensor, QuantizedTensor):
-            layer_of(tuned, name).store(tensor)
+            walk.layers[name].store(tensor)
     for module, original in zip(tuned.modules(), model.modules(), strict=True):
         module.training = original.training
     return tuned
@@ -147,6 +147,7 @@ class _Walk:
         folds: Mapping[str, Fold],
     ):
         self._model, self._batches, self._recipes = model, batches, recipes
+        self.layers = all_layers(model)
         self._folds = {
             group.name: folds[group.name]
             for stage in stages
@@ -165,7 +166,7 @@ class _Walk:
         codes = torch.load(file, weights_only=True)
         for name, tensor in codes.items():
             if isinstance(tensor, QuantizedTensor):
-                layer_of(self._model, name).parameter.data = tensor.dequantize()
+                self.layers[name].parameter.data = tensor.dequantize()
             else:
                 self._model.get_parameter(name).data = tensor
         self._finish(stage)
@@ -193,7 +194,7 @@ class _Walk:
         for group in folded:
             fold, recipe = self._folds[group.name], self._recipe(group)
             assert recipe is not None
-            weights = [layer.matrices()[0] for layer in layers_of(self._model, group.layers).values()]
+            weights = [self.layers[name].matrices()[0] for name in group.layers]
             factors = best_factors(fold, samples[group.name], weights, recipe)
             if factors is not None:
                 fold.apply(self._model, group, factors)
@@ -218,7 +219,7 @@ class _Walk:
         self, stage: Stage, group: Group, recipe: Recipe, options: Options
     ) -> dict[str, torch.Tensor]:
         """Quantize the layers of a group, which share their input, as the rows of one matrix per expert."""
-        layers = layers_of(self._model, group.layers)
+        layers = {name: self.layers[name] for name in group.layers}
         experts = torch.cat([layer.matrices() for layer in layers.values()], dim=1)
         statistics = [Statistics(experts.shape[2]) for _ in experts]
         for index in range(len(self._batches)):

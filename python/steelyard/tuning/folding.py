@@ -6,6 +6,7 @@ it gave without.
 """
 
 import copy
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,7 +22,7 @@ from steelyard.recipes import Recipe
 from steelyard.tuning.batches import Batch, call, copied, for_inference
 from steelyard.tuning.emulation import rounded_input
 from steelyard.tuning.grids import input_scheme, searched
-from steelyard.tuning.layers import Group, find_layers, layer_of, layers_of, readers_of
+from steelyard.tuning.layers import Group, all_layers, find_layers, readers_of
 
 _EXPONENTS = ((0.0, 0.0), (0.25, 0.0), (0.5, 0.0), (0.75, 0.0), (0.25, 0.25), (0.5, 0.5), (0.75, 0.25))
 """Of the size of inputs, and of weights, in the factors that are tried: AWQ has the former alone, SmoothQuant both."""
@@ -56,18 +57,19 @@ class Fold:
     def apply(self, model: nn.Module, group: Group, factors: torch.Tensor) -> None:
         """Divide the source by factors, and multiply the columns of the group's weights."""
         module: Any = model.get_submodule(self.source)
+        layers = all_layers(model)
         rows, factors = slice(self.first, self.first + self.count), factors.double()
         if _is_norm(module):
             weight = module.weight.data
             weight[rows] = ((weight[rows].double() + self.offset) / factors - self.offset).to(weight.dtype)
         else:
-            source = layer_of(model, self.source)
+            source = layers[self.source]
             values = source.matrices().double()
             values[:, rows] /= factors[:, None]
             source.put(values)
         if getattr(module, "bias", None) is not None:
             module.bias.data[rows] = (module.bias.data[rows].double() / factors).to(module.bias.dtype)
-        for layer in layers_of(model, group.layers).values():
+        for layer in map(layers.__getitem__, group.layers):
             layer.put(layer.matrices().double() * factors[list(self.places)])
 
     def parameters(self, model: nn.Module) -> list[str]:
@@ -92,7 +94,8 @@ class _Calls:
 def find_folds(model: nn.Module, groups: Sequence[Group], batch: Batch) -> dict[str, Fold]:
     """The folds that are exact, by the names of groups."""
     calls = _watch(model, batch)
-    candidates = {group.name: _candidates(model, group, earlier, calls) for earlier, group in _in_turn(groups)}
+    search = _Search(model, calls)
+    candidates = {group.name: search.candidates(group, earlier) for earlier, group in _in_turn(groups)}
     scopes = {
         (group.name, fold): _scope(model, [fold.source, *group.layers])
         for group in groups
@@ -148,42 +151,47 @@ def _is_norm(module: nn.Module) -> bool:
     return "norm" in type(module).__name__.lower() and weight is not None and weight.dim() == 1
 
 
-def _candidates(model: nn.Module, group: Group, earlier: Group | None, calls: _Calls) -> list[Fold]:
-    """What may take over the factors of a group, likely ones first."""
-    if any(calls.order.count(layer) != 1 for layer in group.layers):
-        return []
-    columns = layer_of(model, group.layers[0]).matrices().shape[2]
-    maker = calls.made.get(id(calls.read[group.layers[0]]))
-    sources = [] if maker is None else [maker]
-    parent = group.layers[0].rpartition(".")[0]
-    if earlier is not None and earlier.layers[0].rpartition(".")[0] == parent:
-        # The last of several is the value's, or the one that is not activated.
-        sources += [name for name in reversed(earlier.layers) if name not in sources]
-    heads = getattr(model.get_submodule(parent), "head_dim", None)
-    made = [fold for name in sources if _is_own(model, name, calls) for fold in _folds(model, name, columns, heads)]
-    return [fold for fold in made if fold.source not in group.layers]
+class _Search:
+    """Finds what may take over the factors of groups."""
 
+    def __init__(self, model: nn.Module, calls: _Calls):
+        self._model, self._calls = model, calls
+        self._layers, self._readers = all_layers(model), readers_of(model)
+        self._counts = Counter(calls.order)
 
-def _is_own(model: nn.Module, name: str, calls: _Calls) -> bool:
-    """Whether a module is called once, and nothing else reads its parameters."""
-    readers = readers_of(model)
-    own = model.get_submodule(name).parameters(recurse=False)
-    return calls.order.count(name) == 1 and all(readers[id(parameter)] == 1 for parameter in own)
+    def candidates(self, group: Group, earlier: Group | None) -> list[Fold]:
+        """What may take over the factors of a group, likely ones first."""
+        if any(self._counts[layer] != 1 for layer in group.layers):
+            return []
+        columns = self._layers[group.layers[0]].matrices().shape[2]
+        maker = self._calls.made.get(id(self._calls.read[group.layers[0]]))
+        sources = [] if maker is None else [maker]
+        parent = group.layers[0].rpartition(".")[0]
+        if earlier is not None and earlier.layers[0].rpartition(".")[0] == parent:
+            # The last of several is the value's, or the one that is not activated.
+            sources += [name for name in reversed(earlier.layers) if name not in sources]
+        heads = getattr(self._model.get_submodule(parent), "head_dim", None)
+        made = [fold for name in sources if self._is_own(name) for fold in self._folds(name, columns, heads)]
+        return [fold for fold in made if fold.source not in group.layers]
 
+    def _is_own(self, name: str) -> bool:
+        """Whether a module is called once, and nothing else reads its parameters."""
+        own = self._model.get_submodule(name).parameters(recurse=False)
+        return self._counts[name] == 1 and all(self._readers[id(parameter)] == 1 for parameter in own)
 
-def _folds(model: nn.Module, source: str, columns: int, head: Any) -> list[Fold]:
-    """How a module may be divided for a group of so many columns."""
-    module: Any = model.get_submodule(source)
-    each = tuple(range(columns))
-    if _is_norm(module):
-        return [Fold(source, 0, each, offset) for offset in (0.0, 1.0)] if len(module.weight) == columns else []
-    rows = layer_of(model, source).matrices().shape[1]
-    if rows == columns:
-        return [Fold(source, 0, each)]
-    if isinstance(head, int) and head > 0 and columns % rows == rows % head == 0:
-        shared = columns // rows
-        return [Fold(source, 0, tuple(column // (head * shared) * head + column % head for column in each))]
-    return [Fold(source, rows - columns, each)] if rows in [count * columns for count in _PARTS] else []
+    def _folds(self, source: str, columns: int, head: Any) -> list[Fold]:
+        """How a module may be divided for a group of so many columns."""
+        module: Any = self._model.get_submodule(source)
+        each = tuple(range(columns))
+        if _is_norm(module):
+            return [Fold(source, 0, each, offset) for offset in (0.0, 1.0)] if len(module.weight) == columns else []
+        rows = self._layers[source].matrices().shape[1]
+        if rows == columns:
+            return [Fold(source, 0, each)]
+        if isinstance(head, int) and head > 0 and columns % rows == rows % head == 0:
+            shared = columns // rows
+            return [Fold(source, 0, tuple(column // (head * shared) * head + column % head for column in each))]
+        return [Fold(source, rows - columns, each)] if rows in [count * columns for count in _PARTS] else []
 
 
 def _scope(model: nn.Module, names: Sequence[str]) -> str:

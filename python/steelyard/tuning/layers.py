@@ -156,22 +156,20 @@ def readers_of(model: nn.Module) -> dict[int, int]:
     return readers
 
 
-def layers_of(model: nn.Module, names: Iterable[str]) -> dict[str, Layer]:
-    """Layers by the names that `find_layers` gives them, of a model or of a copy of it."""
-    held = {}
-    for each in _holders(model).values():
-        for name, module, attribute in each:
-            held[_name(name, module, attribute)] = each, module, attribute
+def all_layers(model: nn.Module) -> dict[str, Layer]:
+    """Each weight of linear layers and of experts, by each of its names."""
     found = {}
-    for name in names:
-        each, module, attribute = held[name]
-        found[name] = Layer(tuple((path, holder) for path, holder, _ in each), attribute, _is_transposed(module))
+    for held in _holders(model).values():
+        holders = tuple((owner, module) for owner, module, _ in held)
+        for owner, module, attribute in held:
+            found[_name(owner, module, attribute)] = Layer(holders, attribute, _is_transposed(module))
     return found
 
 
-def layer_of(model: nn.Module, name: str) -> Layer:
-    """A layer by its name."""
-    return layers_of(model, [name])[name]
+def layers_of(model: nn.Module, names: Iterable[str]) -> dict[str, Layer]:
+    """Layers by the names that `find_layers` gives them, of a model or of a copy of it."""
+    known = all_layers(model)
+    return {name: known[name] for name in names}
 
 
 def other_layers(model: nn.Module, tuned: Iterable[str], batch: Batch) -> list[str]:

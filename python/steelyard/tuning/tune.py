@@ -23,7 +23,7 @@ from steelyard.tuning.calibration import compensated
 from steelyard.tuning.choice import Choice, Goal, Space, shapes_of
 from steelyard.tuning.emulation import quantized_inputs, rounded_weights
 from steelyard.tuning.gptq import Options
-from steelyard.tuning.layers import Group, find_layers, layer_of, layers_of, other_layers
+from steelyard.tuning.layers import Group, find_layers, layers_of, other_layers
 from steelyard.tuning.products import find_groups
 from steelyard.tuning.sensitivity import Scores, by_divergence, by_gradient, mean_divergence
 
@@ -200,7 +200,8 @@ def _space(
 ) -> Space:
     shapes = shapes_of(model, groups)
     sizes = [(group.rows, *shapes[layer][1:]) for group in groups for layer in group.layers]
-    dtype = layer_of(model, groups[0].layers[0]).parameter.dtype
+    first = groups[0].layers[0]
+    dtype = layers_of(model, [first])[first].parameter.dtype
     table = None
     if costs is not None:
         table = cost_tables.resolve(costs, sizes, formats)
