@@ -22,6 +22,8 @@ def as_list(batches: Iterable[Batch], what: str = "batches") -> list[Batch]:
     """The batches; raises where there are none."""
     is_one = isinstance(batches, torch.Tensor | Mapping | str)
     found = [] if is_one or not isinstance(batches, Iterable) else list(batches)
+    # Mappings of other kinds, such as a tokenizer's, are seen into as dicts are.
+    found = [dict(each) if isinstance(each, Mapping) else each for each in found]
     if not found:
         got = f"one {type(batches).__name__}" if is_one else "none"
         raise UnsupportedModelError(

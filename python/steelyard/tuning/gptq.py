@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from steelyard.errors import RecipeError
 from steelyard.tensor.quantized_tensor import QuantizedTensor
 from steelyard.tuning.grids import Grid
 
@@ -96,8 +97,14 @@ def _blocks(diagonal: torch.Tensor, width: int, by_size: bool) -> list[torch.Ten
 
 def _inverse_factor(hessian: torch.Tensor) -> torch.Tensor:
     """The upper Cholesky factor of the inverse: how the columns that remain make up for the error of one."""
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(hessian.double()))
-    return torch.linalg.cholesky(inverse, upper=True).float()
+    try:
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(hessian.double()))
+        return torch.linalg.cholesky(inverse, upper=True).float()
+    except torch.linalg.LinAlgError as error:
+        raise RecipeError(
+            "options.damping must be so large that x^T x of each layer's inputs has an inverse, and a layer's has "
+            "none; give a larger one, such as 0.01, or more batches"
+        ) from error
 
 
 @dataclass

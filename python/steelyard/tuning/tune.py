@@ -13,17 +13,17 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from steelyard import recipes
-from steelyard.driver.net import CompiledModule
 from steelyard.errors import RecipeError, UnsupportedModelError, shown
 from steelyard.insight.table import format_table
 from steelyard.recipes import MixedRecipe, Recipe
+from steelyard.tuning import checks
 from steelyard.tuning import costs as cost_tables
-from steelyard.tuning.batches import Batch, as_list, for_inference, output_of
+from steelyard.tuning.batches import Batch, as_list, for_inference
 from steelyard.tuning.calibration import compensated
 from steelyard.tuning.choice import Choice, Goal, Space, shapes_of
 from steelyard.tuning.emulation import quantized_inputs, rounded_weights
 from steelyard.tuning.gptq import Options
-from steelyard.tuning.layers import Group, find_layers, layers_of, other_layers
+from steelyard.tuning.layers import Group, all_layers, find_layers, layers_of, other_layers
 from steelyard.tuning.products import find_groups
 from steelyard.tuning.sensitivity import Scores, by_divergence, by_gradient, mean_divergence
 
@@ -53,7 +53,7 @@ def tune(
     error: float | None = None,
     share: Mapping[str, float] | None = None,
     formats: Sequence[str | Recipe | None] = FORMATS,
-    ignore: Iterable[str] = IGNORED,
+    ignore: str | Iterable[str] = IGNORED,
     sensitivity: str = "gradient",
     options: Options | None = None,
     judged: Iterable[Batch] | None = None,
@@ -76,7 +76,7 @@ def tune(
         share: The least part of the multiplications that formats must have, as in `{"nvfp4-4over6": 0.5}`.
         formats: What there is to choose among: names of recipes as `steelyard.compile` takes them, or recipes. None, or
             "none", is high precision.
-        ignore: Patterns of layers that stay in high precision and are counted in no goal.
+        ignore: Patterns of names, or one, of layers that stay in high precision and are counted in no goal.
         sensitivity: How formats of layers are compared, by the first half of the batches. `gradient` takes one forward
             and backward for each. `kl` takes a forward for each format of each group of layers.
         options: How weights compensate, by default as `steelyard.tuning.gptq.Options()` says.
@@ -88,25 +88,34 @@ def tune(
         folder: Where finished work is kept: the same call goes on there after an interruption.
         seed: Of all random numbers.
     """
+    checks.check_context()
+    checks.check_model(model)
     goal = Goal(bits, speed, error, share)
-    _check(model, goal, sensitivity)
+    _check_goal(goal, sensitivity)
+    options = Options() if options is None else options
+    checks.check_options(options, seed)
+    patterns = checks.read_patterns(ignore)
     given = as_list(batches)
     kept = as_list(judged, "judged") if judged is not None else given[-max(1, len(given) // 4) :]
+    checks.check_batches(given, "batches")
+    checks.check_batches(kept, "judged")
     if judged is None and len(given) >= 4:
         given = given[: -(len(given) // 4)]
     chosen = _named(formats)
     _check_share(share, chosen)
-    options = options or Options()
-    layers = find_layers(model, ignore)
+    layers = find_layers(model, patterns)
+    checks.check_patterns(patterns, IGNORED, model, all_layers(model))
+    checks.check_layers(layers)
+    home = checks.read_folder(folder)
+    judge = _Judge(model, kept)
     groups = find_groups(model, layers, given[0])
     if not groups:
         raise UnsupportedModelError(
             f"the first batch must reach layers that are tuned, and reached none of {', '.join(list(layers)[:3])} and "
             f"others, {len(layers)} in all; call the model with batches as it will be called"
         )
-    work = _folder(folder, model, given, [sorted(chosen), sensitivity, seed])
+    work = _folder(home, model, given, [sorted(chosen), sensitivity, seed])
     space = _space(model, groups, given, chosen, sensitivity, seed, costs, speed, work)
-    judge = _Judge(model, kept)
     choice = _choose(space, judge, goal)
     tuned = compensated(model, given, groups, space.recipes(choice), options, _subfolder(work, choice, options))
     judge.add("chosen, compensated", space, choice, tuned)
@@ -143,12 +152,7 @@ def table(recipe: MixedRecipe) -> str:
     return "\n".join(format_table(heads, rows))
 
 
-def _check(model: Any, goal: Goal, sensitivity: str) -> None:
-    if not isinstance(model, nn.Module) or isinstance(model, CompiledModule):
-        raise UnsupportedModelError(
-            f"steelyard.tune takes a model in high precision, got {type(model).__name__}; give it the nn.Module that "
-            "steelyard.compile takes, or `net.model`"
-        )
+def _check_goal(goal: Goal, sensitivity: str) -> None:
     if not goal.given():
         raise RecipeError("a goal must be given, and none was: bits=5.0, speed=1.4 or error=0.02, or several")
     for name, value in goal.given().items():
@@ -270,8 +274,7 @@ class _Judge:
         self._model, self._batches = model, batches
         self.tried: list[dict[str, Any]] = []
         self._known: dict[tuple[tuple[str, str], ...], float] = {}
-        with torch.no_grad(), for_inference(model):
-            self._exact = [output_of(model, batch) for batch in batches]
+        self._exact = checks.outputs_of(model, batches, "judged")
 
     @torch.no_grad()
     def add(self, name: str, space: Space, choice: Choice, tuned: nn.Module | None = None) -> float:
@@ -312,7 +315,7 @@ def _mixed(model: nn.Module, space: Space, choice: Choice, batch: Batch, about: 
     return MixedRecipe(default, tuple(differing + others), about)
 
 
-def _folder(folder: str | Path | None, model: nn.Module, batches: Sequence[Batch], settings: list[Any]) -> Path | None:
+def _folder(folder: Path | None, model: nn.Module, batches: Sequence[Batch], settings: list[Any]) -> Path | None:
     """The folder of calls with this model and these batches among those of others."""
     if folder is None:
         return None
@@ -321,7 +324,7 @@ def _folder(folder: str | Path | None, model: nn.Module, batches: Sequence[Batch
         digest.update(leaf.cpu().numpy().tobytes() if isinstance(leaf, torch.Tensor) else repr(leaf).encode())
     for name, parameter in model.named_parameters():
         digest.update(f"{name} {tuple(parameter.shape)} {float(parameter.detach().float().sum())}".encode())
-    work = Path(folder) / digest.hexdigest()[:16]
+    work = folder / digest.hexdigest()[:16]
     work.mkdir(parents=True, exist_ok=True)
     return work
 
