@@ -107,6 +107,11 @@ def test_judged_batches_are_checked_as_others_are(model, batches, no_work):
         tune(model, batches, judged=[batches[0][:0]])
 
 
+def test_batches_that_only_calibrate_must_run(model, batches, no_work):
+    with pytest.raises(UnsupportedModelError, match=r"with one, Tensor of int64 \[2, 8\], it raised IndexError"):
+        tune(model, [batches[0], batches[1] + WORDS, batches[2]], judged=batches[:1])
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

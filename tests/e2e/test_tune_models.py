@@ -1,9 +1,12 @@
 """`steelyard.tune` on models whose forward is unlike that of a chain of blocks, and what it leaves as it was."""
 
+import pytest
 import torch
 from torch import nn
 
 import steelyard
+from steelyard.errors import SteelyardWarning
+from steelyard.tensor.quantized_tensor import QuantizedTensor
 from steelyard.tuning import calibration
 from steelyard.tuning.layers import find_layers
 from steelyard.tuning.products import find_groups
@@ -88,3 +91,112 @@ def test_a_block_runs_without_those_whose_names_begin_with_its_own(monkeypatch):
     assert {"blocks.1"} in watched
     assert {"blocks.10"} in watched
     assert {"blocks.1", "blocks.10"} not in watched
+
+
+class Routed(nn.Module):
+    """Experts that are linear layers of their own, each called with the rows that a router sends to it."""
+
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(32, 8)
+        self.experts = nn.ModuleList(nn.Linear(32, 32, bias=False) for _ in range(8))
+
+    def forward(self, x):
+        chosen, y = self.router(x).argmax(-1), torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            own = (chosen == number).nonzero()[:, 0]
+            if len(own):
+                y = y.index_put((own,), expert(x[own]))
+        return y + x
+
+
+class Branches(nn.Module):
+    """A layer for each kind of input, and one for all."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleDict({kind: nn.Linear(32, 32) for kind in ("text", "image", "sound", "video")})
+        self.last = nn.Linear(32, 32)
+
+    def forward(self, x, kind):
+        return self.last(torch.relu(self.layers[kind](x)))
+
+
+def test_layers_that_the_first_batch_misses_are_tuned_as_others():
+    model = made(Branches)
+    batches = [(each, ("text", "image")[number % 2]) for number, each in enumerate(rows(8, 16, 32))]
+    groups = find_groups(model, find_layers(model, []), *[(x, kind) for x, kind in batches])
+    assert [(group.layers, group.first, group.rows) for group in groups] == [
+        (("layers.text",), 0, 16),
+        (("last",), 0, 16),
+        (("layers.image",), 1, 16),
+    ]
+    with pytest.warns(SteelyardWarning, match=r"no batch reaches layers.sound, layers.video, 2 in all, which stay in"):
+        tuned, recipe = steelyard.tune(model, batches, bits=4.5, formats=FOUR)
+    assert recipe.about["unreached"] == ["layers.sound", "layers.video"]
+    # Weights and biases of two layers, and the biases of the others.
+    assert recipe.about["left"] == {"numbers": 2 * 33 * 32 + 3 * 32, "bits": 32}
+    assert set(recipe.about["scores"]) == {"layers.text", "last", "layers.image"}
+    assert isinstance(tuned.layers["image"].weight.data, QuantizedTensor)
+    net = steelyard.compile(tuned, recipe)
+    with torch.no_grad():
+        net(batches[0][0], "image")
+        net(batches[0][0], "sound")
+    # Text was not called, and is not missed.
+    quantized = {row.layer: row.is_quantized for row in net.explain().rows}
+    assert quantized == {"layers.image": True, "layers.sound": False, "last": True}
+
+
+def test_each_group_is_measured_though_few_batches_reach_it():
+    kinds = ("text", "text", "text", "text", "text", "image")
+    batches = [(x, kind) for x, kind in zip(rows(6, 16, 32), kinds, strict=True)]
+    model = made(Branches)
+    with pytest.warns(SteelyardWarning):
+        recipe = steelyard.tune(model, batches, bits=6, formats=["mxfp8", *FOUR], judged=batches).recipe
+    scores = recipe.about["scores"]["layers.image"]
+    assert 0 < scores["mxfp8"] < scores["nvfp4-4over6"]
+
+
+def test_batches_may_miss_any_layer():
+    """With 4 rows for 8 experts, each batch misses some of them, and routing may change as inputs are quantized."""
+    model = made(Routed)
+    tuned, recipe = steelyard.tune(model, rows(16, 4, 32), bits=4.5, formats=FOUR, ignore="router")
+    assert recipe.about["unreached"] == []
+    assert all(isinstance(expert.weight.data, QuantizedTensor) for expert in tuned.experts)
+    assert recipe.recipe_of("router") is None
+
+
+def test_groups_are_those_of_each_batch():
+    """Two layers that share an input in one batch, and not in another, are calibrated apart."""
+
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.third = (nn.Linear(32, 32) for _ in range(3))
+
+        def forward(self, x, is_apart):
+            return self.first(x) + self.second(2 * x if is_apart else x) + self.third(x)
+
+    model, batches = made(Pair), [(x, number == 1) for number, x in enumerate(rows(3, 4, 32))]
+    layers = find_layers(model, [])
+    assert [group.layers for group in find_groups(model, layers, batches[0])] == [("first", "second", "third")]
+    assert [group.layers for group in find_groups(model, layers, *batches)] == [("first", "third"), ("second",)]
+
+
+def test_blocks_that_some_batches_skip():
+    class Skipping(Chain):
+        def forward(self, x, count):
+            x = self.first(x)
+            for block in self.blocks[:count]:
+                x = block(x)
+            return x
+
+    model = made(Skipping, False)
+    batches = [(x, 3 - number % 2) for number, x in enumerate(rows(4, 16, 32))]
+    groups = find_groups(model, find_layers(model, []), *batches)
+    assert [stage.name for stage in calibration.stages_of(model, groups, batches[0])][:-1] == [
+        f"blocks.{number}" for number in range(3)
+    ]
+    assert [stage.name for stage in calibration.stages_of(model, groups, *batches)] == [""]
+    tried = steelyard.tune(model, batches, bits=8.25, formats=["mxfp8"]).recipe.about["tried"]
+    assert tried[-1]["error"] < 2 * tried[0]["error"]

@@ -151,7 +151,8 @@ def check_found(backend: Backend) -> None:
     layers = {row.layer for row in rows}
     # The layers of experts are their weights, which overrides also find by their module.
     layers |= {row.weight.rpartition(".")[0] for row in rows if row.layer == row.weight}
-    unmatched = backend.settings.overrides.unmatched(layers)
+    settings = backend.settings
+    unmatched = [name for name in settings.overrides.unmatched(layers) if name not in settings.unmatched]
     if unmatched:
         pattern, known = sorted(unmatched)[0], ", ".join(sorted(filter(None, layers)))
         raise RecipeError(f"override pattern {pattern!r} matches no layer; the layers with GEMMs: {known}")

@@ -50,6 +50,8 @@ class Settings:
     """`measured`, `influence` or `switched`: a program that shows what low precision costs, beside the net's own."""
     watch: Watch | None = field(default=None, compare=False)
     """What to warn of while the net trains. Programs do not depend on it."""
+    unmatched: frozenset[str] = field(default_factory=frozenset, compare=False)
+    """Patterns of overrides that need not match a layer: those of a mixed recipe. Programs do not depend on it."""
     settled: str = field(default="", compare=False)
     """What was decided for the net because a recipe left it open, and why. Programs do not depend on it."""
 
@@ -150,7 +152,10 @@ def make_settings(
 ) -> Settings:
     """Settings from what a user says; raises `RecipeError`."""
     chosen = _overrides(overrides)
+    unmatched: frozenset[str] = frozenset()
     if isinstance(recipe, MixedRecipe):
+        # It may name layers that no call has reached so far.
+        unmatched = frozenset(name for name, _ in recipe.overrides if name not in chosen)
         # What a user says about a layer counts more.
         chosen = Overrides({**chosen, **{name: own for name, own in recipe.overrides if name not in chosen}})
         recipe = recipe.default
@@ -175,6 +180,7 @@ def make_settings(
         target=target,
         blocks=_blocks(blocks),
         watch=make_watch(watch),
+        unmatched=unmatched,
     )
 
 

@@ -46,9 +46,9 @@ class Stage:
     groups: list[Group]
 
 
-def stages_of(model: nn.Module, groups: Sequence[Group], batch: Batch) -> list[Stage]:
+def stages_of(model: nn.Module, groups: Sequence[Group], *batches: Batch) -> list[Stage]:
     """The blocks of a model in the order of their calls, and then the rest."""
-    blocks = _chain(model, batch)
+    blocks = _chain(model, batches)
     stages = [Stage(name, [each for each in groups if _is_within(each, name)]) for name in blocks]
     rest = [each for each in groups if not any(_is_within(each, name) for name in blocks)]
     return [*stages, Stage("", rest)] if rest else stages
@@ -67,19 +67,25 @@ def _stage_of(name: str, stages: Sequence[Stage]) -> Stage | None:
     return next((stage for stage in stages if not stage.name or _is_inside(name, stage.name)), None)
 
 
-def _chain(model: nn.Module, batch: Batch) -> list[str]:
-    """The names of the blocks of a list of modules, if each is given what the one before it returned."""
+def _chain(model: nn.Module, batches: Sequence[Batch]) -> list[str]:
+    """The names of the blocks of a list of modules, if each batch is given to them one after another."""
     lists = [
         [f"{name}.{key}".removeprefix(".") for key in module._modules]
         for name, module in model.named_modules()
         if isinstance(module, nn.ModuleList) and len(module) >= _FEWEST
     ]
     for names in sorted(lists, key=len, reverse=True):
-        passed = _passed_on(model, names, batch)
-        in_turn = [name for name, _, _ in passed] == names
-        if in_turn and all(later[1] is earlier[2] for earlier, later in itertools.pairwise(passed)):
+        if all(_are_in_turn(model, names, batch) for batch in batches):
             return names
     return []
+
+
+def _are_in_turn(model: nn.Module, names: Sequence[str], batch: Batch) -> bool:
+    """Whether each of these modules is given what the one before it returned."""
+    passed = _passed_on(model, names, batch)
+    return [name for name, _, _ in passed] == names and all(
+        later[1] is earlier[2] for earlier, later in itertools.pairwise(passed)
+    )
 
 
 def _passed_on(model: nn.Module, names: Sequence[str], batch: Batch) -> list[tuple[str, Any, Any]]:
@@ -118,7 +124,7 @@ def compensated(
     With a folder, each finished block is written to it, and read from it when the same call is made again.
     """
     tuned = copy.deepcopy(model).eval()
-    stages = stages_of(model, groups, batches[0])
+    stages = stages_of(model, groups, *batches)
     folds = find_folds(model, groups, batches[0]) if options.fold else {}
     codes: dict[str, torch.Tensor] = {}
     with for_inference(tuned), progress.doing(lambda: "compensating weights"):
@@ -192,6 +198,8 @@ class _Walk:
         samples = self._samples(stage, folded) if folded else {}
         changed = []
         for group in folded:
+            if group.name not in samples:
+                continue
             fold, recipe = self._folds[group.name], self._recipe(group)
             assert recipe is not None
             weights = [self.layers[name].matrices()[0] for name in group.layers]
@@ -208,9 +216,12 @@ class _Walk:
             caught = _Caught(groups)
             self._run(stage, index, caught)
             for group in groups:
-                rows = torch.cat([product.x.flatten(0, -2) for product in caught.products[group.layers[0]]])
-                found[group.name].append(rows[:: -(-len(rows) * len(self._batches) // _SAMPLED)])
-        return {name: torch.cat(rows) for name, rows in found.items()}
+                for product in caught.products[group.layers[0]]:
+                    rows = product.x.flatten(0, -2)
+                    found[group.name].append(rows[:: max(1, -(-len(rows) * len(self._batches) // _SAMPLED))])
+        # Quantized inputs may be routed elsewhere than those that groups were found by.
+        sampled = {name: torch.cat(rows) for name, rows in found.items() if rows}
+        return {name: rows for name, rows in sampled.items() if len(rows)}
 
     def _recipe(self, group: Group) -> Recipe | None:
         return self._recipes[group.layers[0]]

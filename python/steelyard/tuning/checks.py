@@ -175,6 +175,11 @@ def outputs_of(model: nn.Module, batches: Sequence[Batch], what: str) -> list[tu
     return found
 
 
+def run(model: nn.Module, batch: Batch) -> None:
+    """Call the model with a batch; raises where it fails, or its output is not finite."""
+    _output(model, batch, "one")
+
+
 def _output(model: nn.Module, batch: Batch, name: str) -> tuple[torch.Tensor, bool]:
     try:
         output, is_logits = output_of(model, batch)

@@ -161,7 +161,7 @@ class _Search:
 
     def candidates(self, group: Group, earlier: Group | None) -> list[Fold]:
         """What may take over the factors of a group, likely ones first."""
-        if any(self._counts[layer] != 1 for layer in group.layers):
+        if group.calls != 1 or any(self._counts[layer] != 1 for layer in group.layers):
             return []
         columns = self._layers[group.layers[0]].matrices().shape[2]
         maker = self._calls.made.get(id(self._calls.read[group.layers[0]]))

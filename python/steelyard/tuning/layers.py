@@ -24,9 +24,11 @@ class Group:
 
     layers: tuple[str, ...]
     rows: int
-    """Of the input, in the batch that was looked at."""
+    """Of the input, in the first batch that reaches them."""
     calls: int = 1
-    """How often a batch reaches the layers; 0 if that is not known."""
+    """The most often that a batch reaches them; 0 if that is not known."""
+    first: int = 0
+    """The number of the first batch that reaches them."""
 
     @property
     def name(self) -> str:
@@ -172,8 +174,8 @@ def layers_of(model: nn.Module, names: Iterable[str]) -> dict[str, Layer]:
     return {name: known[name] for name in names}
 
 
-def other_layers(model: nn.Module, tuned: Iterable[str], batch: Batch) -> list[str]:
-    """The modules beside those that are tuned that a batch reaches, and that may multiply a matrix of their own."""
+def other_layers(model: nn.Module, tuned: Iterable[str], batches: Iterable[Batch]) -> list[str]:
+    """The modules beside those that are tuned that batches reach, and that may multiply a matrix of their own."""
     reached: list[str] = []
     known = {name for layer in layers_of(model, tuned).values() for name in layer.names}
     candidates = [
@@ -189,7 +191,8 @@ def other_layers(model: nn.Module, tuned: Iterable[str], batch: Batch) -> list[s
     ]
     try:
         with torch.no_grad(), for_inference(model):
-            call(model, batch)
+            for batch in batches:
+                call(model, batch)
     finally:
         for handle in handles:
             handle.remove()
@@ -219,3 +222,22 @@ def grouped(calls: Sequence[tuple[str, torch.Tensor, int]], layers: Mapping[str,
             groups += [Group((name,), rows[name]) for name in once]
     several = [name for name, count in counts.items() if count > 1]
     return groups + [Group((name,), rows[name], counts[name]) for name in several]
+
+
+def merged(found: Sequence[Sequence[Group]]) -> list[Group]:
+    """The groups of layers that are one in each batch that reaches any of them, by the groups of each batch."""
+    places: dict[str, list[tuple[int, int]]] = {}
+    for batch, groups in enumerate(found):
+        for place, group in enumerate(groups):
+            for layer in group.layers:
+                places.setdefault(layer, []).append((batch, place))
+    together: dict[tuple[tuple[int, int], ...], list[str]] = {}
+    for layer, own in places.items():
+        together.setdefault(tuple(own), []).append(layer)
+    made = []
+    for own, names in together.items():
+        each = [found[batch][place] for batch, place in own]
+        # Experts may be called with no rows.
+        rows = next((group.rows for group in each if group.rows), 0)
+        made.append(Group(tuple(names), rows, max(group.calls for group in each), own[0][0]))
+    return made

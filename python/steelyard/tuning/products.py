@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from steelyard.tensor.stack import QuantizedStack
 from steelyard.tuning.batches import Batch, call, for_inference
-from steelyard.tuning.layers import Group, Layer, grouped
+from steelyard.tuning.layers import Group, Layer, grouped, merged
 
 _GROUPED = ("grouped_mm", "_grouped_mm", "grouped_mm_fallback")
 _BATCHED = ("bmm", "matmul", "__matmul__")
@@ -131,8 +131,16 @@ def _place(stack: torch.Tensor) -> tuple:
     return stack.shape, stack.stride(), stack.untyped_storage().data_ptr()
 
 
-def find_groups(model: nn.Module, layers: Mapping[str, Layer], batch: Batch) -> list[Group]:
-    """The groups of layers in the order of their calls; layers that a batch does not reach are in none."""
+def find_groups(
+    model: nn.Module, layers: Mapping[str, Layer], *batches: Batch, run: Callable[[nn.Module, Batch], Any] = call
+) -> list[Group]:
+    """The groups of layers in the order of their calls; layers that no batch reaches are in none."""
+    return merged([_groups_of(model, layers, batch, run) for batch in batches])
+
+
+def _groups_of(
+    model: nn.Module, layers: Mapping[str, Layer], batch: Batch, run: Callable[[nn.Module, Batch], Any]
+) -> list[Group]:
     calls: list[tuple[str, torch.Tensor, int]] = []
 
     def note(product: Product) -> None:
@@ -141,5 +149,5 @@ def find_groups(model: nn.Module, layers: Mapping[str, Layer], batch: Batch) -> 
         calls.append((product.layer, product.x, version))
 
     with torch.no_grad(), for_inference(model), watched(layers, note):
-        call(model, batch)
+        run(model, batch)
     return grouped(calls, layers)

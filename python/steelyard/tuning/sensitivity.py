@@ -42,7 +42,9 @@ def by_gradient(
             with torch.enable_grad(), watched(layers, after=score):
                 output, is_logits = output_of(model, batch)
                 loss, size = _loss(output, is_logits, generator)
-                loss.backward()
+                # A batch may reach none of the layers.
+                if loss.requires_grad:
+                    loss.backward()
             total += size
     return {name: {each: score / total for each, score in own.items()} for name, own in scores.items()}
 

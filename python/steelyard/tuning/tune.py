@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from steelyard import recipes
-from steelyard.errors import RecipeError, UnsupportedModelError, shown
+from steelyard.errors import RecipeError, SteelyardWarning, UnsupportedModelError, shown
 from steelyard.insight.table import format_table
 from steelyard.recipes import MixedRecipe, Recipe
 from steelyard.tuning import checks
@@ -23,7 +24,7 @@ from steelyard.tuning.calibration import compensated
 from steelyard.tuning.choice import Choice, Goal, Space, shapes_of
 from steelyard.tuning.emulation import quantized_inputs, rounded_weights
 from steelyard.tuning.gptq import Options
-from steelyard.tuning.layers import Group, all_layers, find_layers, layers_of, other_layers
+from steelyard.tuning.layers import Group, Layer, all_layers, find_layers, layers_of, other_layers
 from steelyard.tuning.products import find_groups
 from steelyard.tuning.sensitivity import Scores, by_divergence, by_gradient, mean_divergence
 
@@ -108,22 +109,38 @@ def tune(
     checks.check_layers(layers)
     home = checks.read_folder(folder)
     judge = _Judge(model, kept)
-    groups = find_groups(model, layers, given[0])
+    groups = find_groups(model, layers, *given, run=checks.run)
     if not groups:
         raise UnsupportedModelError(
-            f"the first batch must reach layers that are tuned, and reached none of {', '.join(list(layers)[:3])} and "
+            f"batches must reach layers that are tuned, and reached none of {', '.join(list(layers)[:3])} and "
             f"others, {len(layers)} in all; call the model with batches as it will be called"
         )
+    unreached = _unreached(layers, groups)
     work = _folder(home, model, given, [sorted(chosen), sensitivity, seed])
     space = _space(model, groups, given, chosen, sensitivity, seed, costs, speed, work)
     choice = _choose(space, judge, goal)
     tuned = compensated(model, given, groups, space.recipes(choice), options, _subfolder(work, choice, options))
     judge.add("chosen, compensated", space, choice, tuned)
     about = {"goal": goal.given(), "seed": seed, "tried": judge.tried, "scores": space.scores}
-    about["left"] = _left(model, space)
+    about["left"], about["unreached"] = _left(model, space), unreached
     if space.costs is not None:
         about["costs"] = dict(space.costs)
-    return Tuned(tuned, _mixed(model, space, choice, given[0], about))
+    return Tuned(tuned, _mixed(model, space, choice, [*given, *kept], about))
+
+
+def _unreached(layers: Mapping[str, Layer], groups: Sequence[Group]) -> list[str]:
+    """The layers that no batch reaches, of which users are warned."""
+    reached = {layer for group in groups for layer in group.layers}
+    missed = [name for name in layers if name not in reached]
+    if missed:
+        more = f" and {len(missed) - 3} others" if len(missed) > 3 else ""
+        warnings.warn(
+            f"no batch reaches {', '.join(missed[:3])}{more}, {len(missed)} in all, which stay in high precision; give "
+            "more batches to tune them, or name them in ignore=",
+            SteelyardWarning,
+            stacklevel=3,
+        )
+    return missed
 
 
 def _left(model: nn.Module, space: Space) -> dict[str, float]:
@@ -213,8 +230,8 @@ def _space(
         quantized = {name: recipe for name, recipe in formats.items() if recipe is not None}
         table = _remembered(work, "costs", lambda: cost_tables.measure(model, batches[0], sizes, quantized, dtype))
 
-    # Formats differ far more than batches do.
-    some = batches[: -(-len(batches) // 2)]
+    # Formats differ far more than batches do, but each group must be reached.
+    some = batches[: max(-(-len(batches) // 2), *(group.first + 1 for group in groups))]
 
     def measured() -> Scores:
         if len(formats) == 1:
@@ -304,15 +321,24 @@ class _Judge:
             return mean_divergence(model, self._batches, self._exact)
 
 
-def _mixed(model: nn.Module, space: Space, choice: Choice, batch: Batch, about: dict[str, Any]) -> MixedRecipe:
+def _mixed(
+    model: nn.Module, space: Space, choice: Choice, batches: Sequence[Batch], about: dict[str, Any]
+) -> MixedRecipe:
     """The recipe of a choice: the most frequent one, and by name those of all other layers."""
     layers, chosen = layers_of(model, space.shapes), space.recipes(choice)
     own = {name: recipe for layer, recipe in chosen.items() for name in layers[layer].names}
     counts = Counter(recipe for recipe in own.values() if recipe is not None)
     default = counts.most_common(1)[0][0] if counts else recipes.get("mxfp8")
     differing = [(layer, recipe) for layer, recipe in own.items() if recipe != default]
-    others = [(layer, None) for layer in other_layers(model, chosen, batch)]
-    return MixedRecipe(default, tuple(differing + others), about)
+    # Layers that no batch reaches were neither compensated nor judged, but may be reached later.
+    others = dict.fromkeys((*other_layers(model, chosen, batches), *_ignored(model, own)))
+    return MixedRecipe(default, tuple(differing + [(layer, None) for layer in others]), about)
+
+
+def _ignored(model: nn.Module, tuned: Iterable[str]) -> list[str]:
+    """The linear layers and experts that are not tuned."""
+    known = set(tuned)
+    return [name for name in all_layers(model) if name not in known]
 
 
 def _folder(folder: Path | None, model: nn.Module, batches: Sequence[Batch], settings: list[Any]) -> Path | None:
