@@ -5,12 +5,13 @@ changes nothing is not guessed from names: a part of the model is run in float64
 it gave without.
 """
 
+import contextlib
 import copy
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -103,7 +104,7 @@ def find_folds(model: nn.Module, groups: Sequence[Group], batch: Batch) -> dict[
     }
     found: dict[str, Fold] = {}
     with for_inference(model), progress.doing(lambda: "looking for factors that can be folded"):
-        arguments = _calls_of_one_row(model, set(scopes.values()), batch)
+        arguments = _calls_of_trials(model, set(scopes.values()), batch)
         trials = {scope: _Trial(model, scope, *arguments[scope]) for scope in arguments}
         for group in groups:
             progress.step(group.name)
@@ -207,8 +208,16 @@ def _scope(model: nn.Module, names: Sequence[str]) -> str:
     return ".".join(shared)
 
 
-def _calls_of_one_row(model: nn.Module, scopes: set[str], batch: Batch) -> dict[str, tuple[tuple, dict[str, Any]]]:
-    """What modules are called with, of the first row of a batch; modules that are called several times are left out."""
+def _calls_of_trials(model: nn.Module, scopes: set[str], batch: Batch) -> dict[str, tuple[tuple, dict[str, Any]]]:
+    """What modules are called with, of some of a batch where a model takes that; those called several times are out."""
+    for each in (_first_row(batch), batch):
+        # A model may take rows of one length only, or have no rows; what cannot be tried is not folded.
+        with contextlib.suppress(Exception):
+            return _calls_of(model, scopes, each)
+    return {}
+
+
+def _calls_of(model: nn.Module, scopes: set[str], batch: Batch) -> dict[str, tuple[tuple, dict[str, Any]]]:
     found: dict[str, list] = {}
 
     def note(name: str):
@@ -216,7 +225,7 @@ def _calls_of_one_row(model: nn.Module, scopes: set[str], batch: Batch) -> dict[
 
     handles = [model.get_submodule(name).register_forward_pre_hook(note(name), with_kwargs=True) for name in scopes]
     try:
-        call(model, _first_row(batch))
+        call(model, batch)
     finally:
         for handle in handles:
             handle.remove()
@@ -242,30 +251,61 @@ class _Trial:
         self._prefix = f"{scope}." if scope else ""
         self._model, self._scope = model, scope
         self._arguments, self._keywords = _doubled(arguments), _doubled(keywords)
-        self._exact: list[torch.Tensor] | None = None
+        self._exact: _Made | None = None
 
     def is_exact(self, fold: Fold, group: Group) -> bool:
-        """Whether random factors change nothing."""
+        """Whether random factors divide what the group is given, and change nothing else."""
         part = copy.deepcopy(self._model.get_submodule(self._scope)).double()
         inside = Group(tuple(layer.removeprefix(self._prefix) for layer in group.layers), group.rows)
         own = Fold(fold.source.removeprefix(self._prefix), fold.first, fold.places, fold.offset)
         generator = torch.Generator().manual_seed(0)
         factors = torch.rand(fold.count, generator=generator, dtype=torch.float64) * 2 - 1
-        try:
+        # What has no float64, whatever it says about that, cannot be shown to be exact.
+        with contextlib.suppress(Exception):
             if self._exact is None:
                 self._exact = self._run(part)
             own.apply(part, inside, factors.exp())
             made = self._run(part)
-        except (RuntimeError, TypeError, NotImplementedError):
-            # What has no float64 cannot be shown to be exact.
-            return False
-        return len(made) > 0 and all(map(_is_near, made, self._exact))
+            exact, spread = self._exact, factors.exp()[list(fold.places)]
+            return (
+                all(_is_divided(layer, made, exact, spread) for layer in inside.layers)
+                and len(made.outputs) > 0
+                and all(map(_is_near, made.outputs, exact.outputs))
+            )
+        return False
 
-    def _run(self, part: nn.Module) -> list[torch.Tensor]:
-        with _InDouble():
+    def _run(self, part: nn.Module) -> "_Made":
+        inputs: dict[str, list[torch.Tensor]] = {}
+        linear = [name for name, layer in all_layers(part).items() if not layer.is_stack]
+        with contextlib.ExitStack() as exits:
+            for name in linear:
+                hook = part.get_submodule(name).register_forward_pre_hook(_keeping(inputs, name))
+                exits.callback(hook.remove)
+            exits.enter_context(_InDouble())
             made = part(*copied(self._arguments), **copied(self._keywords))
         values = made.values() if isinstance(made, Mapping) else made
-        return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+        return _Made([leaf for leaf in tree_leaves(values) if _is_real(leaf)], inputs)
+
+
+class _Made(NamedTuple):
+    """What a part of a model gave, and what its linear layers were given."""
+
+    outputs: list[torch.Tensor]
+    inputs: dict[str, list[torch.Tensor]]
+
+
+def _keeping(inputs: dict[str, list[torch.Tensor]], name: str) -> Callable[[nn.Module, tuple], None]:
+    # What follows may write to it.
+    return lambda _, given: inputs.setdefault(name, []).append(given[0].clone())
+
+
+def _is_divided(layer: str, made: _Made, exact: _Made, factors: torch.Tensor) -> bool:
+    """Whether a layer ran, and the source is what its input comes from: that was divided by the factors."""
+    inputs = [each.inputs.get(layer, []) for each in (made, exact)]
+    if [len(each) for each in inputs] != [1, 1]:
+        return False
+    (divided,), (given,) = inputs
+    return bool(given.any()) and _is_near(divided * factors, given)
 
 
 def _is_near(made: torch.Tensor, exact: torch.Tensor) -> bool:

@@ -162,3 +162,91 @@ def test_factors_help_inputs_with_large_columns():
     # Inputs that are not rounded and weights of one size have nothing to gain from factors that differ much.
     even = best_factors(fold, torch.ones(64, 32), [torch.ones(48, 32)], get("nvfp4-4over6/none"))
     assert even is None
+
+
+class Experts(nn.Module):
+    """Layers of which each is called with the rows that have its number first."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(3))
+
+    def forward(self, x):
+        made = [expert(x[x[:, 0] == number]) for number, expert in enumerate(self.experts) if number in x[:, 0]]
+        return torch.cat(made)
+
+
+def routed(numbers):
+    x = torch.randn(len(numbers), 16)
+    x[:, 0] = torch.tensor(numbers)
+    return x
+
+
+@pytest.mark.parametrize("numbers", [[0, 1, 2, 0, 1, 2], [2, 1, 0]])
+def test_layers_that_do_not_read_each_other_are_not_folded(numbers):
+    """Neither where the first row, which folds are tried with, reaches one of them only, nor where it reaches none."""
+    torch.manual_seed(0)
+    groups, folds = folded(Experts().eval(), routed(numbers))
+    assert len(groups) == 3
+    assert folds == {}
+
+
+class Unused(nn.Module):
+    """A layer whose input is read by the next, which the output does not depend on."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x):
+        self.second(torch.zeros_like(self.first(x)))
+        return self.third(x)
+
+
+def test_layers_that_are_given_nothing_of_a_source_are_not_folded():
+    _, folds = folded(perturbed(Unused()), torch.randn(4, 16))
+    assert folds == {}
+
+
+class Fixed(nn.Module):
+    """Takes rows of 24 tokens only."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.first, self.second = nn.Embedding(48, 8), nn.Linear(192, 32), nn.Linear(32, 48)
+
+    def forward(self, tokens):
+        return self.second(torch.relu(self.first(self.embedding(tokens).flatten(1))))
+
+
+class Turned(nn.Module):
+    """Takes columns: the first dimension counts features."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x.t()))).t()
+
+
+class Strict(Turned):
+    """Refuses what is not in float32, by an error of its own."""
+
+    def forward(self, x):
+        if x.dtype != torch.float32:
+            raise ValueError("x must be in float32")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch", "sources"),
+    [
+        (Fixed, torch.arange(48).reshape(2, 24), {"second": "first"}),
+        (Turned, torch.ones(16, 5), {"second": "first"}),
+        (Strict, torch.ones(16, 5), {}),
+    ],
+)
+def test_what_cannot_be_tried_with_one_row_is_tried_with_all_or_not_folded(kind, batch, sources):
+    _, folds = folded(perturbed(kind()), batch)
+    assert {name: fold.source for name, fold in folds.items()} == sources
