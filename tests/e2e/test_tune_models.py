@@ -5,11 +5,14 @@ import torch
 from torch import nn
 
 import steelyard
-from steelyard.errors import SteelyardWarning
+from steelyard.errors import RecipeError, SteelyardWarning
 from steelyard.tensor.quantized_tensor import QuantizedTensor
-from steelyard.tuning import calibration
+from steelyard.tuning import calibration, tune
+from steelyard.tuning.gptq import Options
+from steelyard.tuning.grids import searched
 from steelyard.tuning.layers import find_layers
 from steelyard.tuning.products import find_groups
+from steelyard.tuning.tune import table
 
 FOUR = ["nvfp4-4over6"]
 
@@ -200,3 +203,79 @@ def test_blocks_that_some_batches_skip():
     assert [stage.name for stage in calibration.stages_of(model, groups, *batches)] == [""]
     tried = steelyard.tune(model, batches, bits=8.25, formats=["mxfp8"]).recipe.about["tried"]
     assert tried[-1]["error"] < 2 * tried[0]["error"]
+
+
+class Observed(nn.Module):
+    """A layer that is read by the next alone, and in later calls by the output, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32)
+        with torch.no_grad():
+            # Large columns, which ask for large factors.
+            self.first.weight.mul_(torch.logspace(-1, 1, 32)[:, None])
+
+    def forward(self, x, is_read):
+        made = torch.relu(self.first(x))
+        return self.second(made) + (made if is_read else 0)
+
+
+def test_factors_that_other_batches_do_not_bear_are_taken_back():
+    model, batches = made(Observed), [(x, number > 0) for number, x in enumerate(rows(8, 64, 32))]
+    with pytest.warns(SteelyardWarning, match=r"chosen, compensated, with an error of \S+, are worse .* without fact"):
+        tuned, recipe = steelyard.tune(model, batches, bits=4.5, formats=FOUR)
+    errors = {row["formats"]: row["error"] for row in recipe.about["tried"]}
+    assert list(errors) == [*FOUR, "chosen", "chosen, compensated", "chosen, compensated without factors"]
+    assert errors["chosen, compensated"] > 3 * errors["chosen"]
+    assert errors["chosen, compensated without factors"] < 1.5 * errors["chosen"]
+    plainly = steelyard.tune(model, batches, bits=4.5, formats=FOUR, options=Options(fold=False))
+    expected = plain(plainly.model)
+    assert all(torch.equal(values, expected[name]) for name, values in plain(tuned).items())
+
+
+def worse(*arguments):
+    tuned = calibration.compensated(*arguments)
+    tuned.first.bias.data += 1
+    return tuned
+
+
+def test_weights_that_compensate_for_the_worse_are_rounded_instead(monkeypatch):
+    monkeypatch.setattr(tune, "compensated", worse)
+    model, batches = made(Chain, False), rows(8, 16, 32)
+    with pytest.warns(SteelyardWarning, match=r"without factors, with an error of .* 'chosen, rounded' is returned"):
+        tuned, recipe = steelyard.tune(model, batches, bits=4.5, formats=FOUR)
+    errors = {row["formats"]: row["error"] for row in recipe.about["tried"]}
+    assert list(errors)[1:] == [
+        "chosen",
+        "chosen, compensated",
+        "chosen, compensated without factors",
+        "chosen, rounded",
+    ]
+    assert errors["chosen, rounded"] == pytest.approx(errors["chosen"], rel=1e-5)
+    weight = tuned.blocks[1][0].weight
+    assert isinstance(weight.data, QuantizedTensor)
+    assert torch.equal(weight.dequantize(), searched(model.blocks[1][0].weight.data, recipe.default))
+    net, exact = steelyard.compile(tuned, recipe), model(batches[-1])
+    with torch.no_grad():
+        assert (net(batches[-1]) - exact).square().sum() < 2 * errors["chosen"] * exact.square().sum()
+
+
+def test_an_error_is_kept_by_the_model_that_is_returned(monkeypatch):
+    """Weights that compensate for the worse are no reason to miss a goal that rounded ones keep."""
+    model, batches = made(Chain, False), rows(8, 16, 32)
+    recipe = steelyard.tune(model, batches, error=1e-3, formats=[*FOUR, "mxfp8", "none"]).recipe
+    names = [row["formats"] for row in recipe.about["tried"]]
+    assert names[-2:] == ["chosen", "chosen, compensated"]
+    chosen, last = recipe.about["tried"][-2:]
+    assert max(chosen["error"], last["error"]) <= 1e-3
+    assert table(recipe).splitlines()[-1] == (
+        f"chosen, compensated: an error of {last['error']:.4g}, and at most 0.001 was asked for"
+    )
+
+    monkeypatch.setattr(tune, "compensated", worse)
+    with pytest.warns(SteelyardWarning, match="'chosen, rounded' is returned"):
+        tried = steelyard.tune(model, batches, error=1e-3, formats=[*FOUR, "mxfp8", "none"]).recipe.about["tried"]
+    assert tried[-2]["error"] > 1e-3 >= tried[-1]["error"]
+    monkeypatch.setattr(tune, "rounded", lambda model, *given: worse(model, batches, *given, Options()))
+    with pytest.raises(RecipeError, match=r"error must be at least \S+ for the model as it is quantized in the end"):
+        steelyard.tune(model, batches, error=1e-3, formats=[*FOUR, "mxfp8", "none"])

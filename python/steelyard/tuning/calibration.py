@@ -22,7 +22,7 @@ from steelyard.tuning.emulation import quantized_inputs, rounded_product
 from steelyard.tuning.folding import Fold, best_factors, find_folds
 from steelyard.tuning.gptq import Options, Statistics, compensate
 from steelyard.tuning.grids import grid_class, input_scheme
-from steelyard.tuning.layers import Group, all_layers
+from steelyard.tuning.layers import Group, Layer, all_layers
 from steelyard.tuning.products import Product
 
 _SAMPLED = 512
@@ -141,6 +141,43 @@ def compensated(
     return tuned
 
 
+def _quantized(
+    layers: Mapping[str, Layer],
+    experts: torch.Tensor,
+    statistics: Sequence[Statistics],
+    recipe: Recipe,
+    options: Options,
+) -> dict[str, torch.Tensor]:
+    """Quantize layers that are the rows of one matrix per expert; they are given the values of their codes."""
+    made = [
+        compensate(weight, own, grid_class(recipe), options) for weight, own in zip(experts, statistics, strict=True)
+    ]
+    codes, start = {}, 0
+    for name, layer in layers.items():
+        rows = slice(start, start + layer.matrices().shape[1])
+        codes[name] = layer.assemble([each.tensor(rows, layer.parameter.dtype) for each in made])
+        layer.put(torch.stack([each.values[rows] for each in made]))
+        start = rows.stop
+    return codes
+
+
+@torch.no_grad()
+def rounded(model: nn.Module, groups: Sequence[Group], recipes: Mapping[str, Recipe | None]) -> nn.Module:
+    """A copy of a model whose layers are quantized tensors by their recipes, and compensate for nothing."""
+    tuned = copy.deepcopy(model)
+    known = all_layers(tuned)
+    for group in groups:
+        recipe = recipes[group.layers[0]]
+        if recipe is not None:
+            layers = {name: known[name] for name in group.layers}
+            experts = torch.cat([layer.matrices() for layer in layers.values()], dim=1)
+            # Inputs that are not known are taken to be independent.
+            statistics = [Statistics(experts.shape[2]) for _ in experts]
+            for name, tensor in _quantized(layers, experts, statistics, recipe, Options()).items():
+                known[name].store(tensor)
+    return tuned
+
+
 class _Walk:
     """The way through a model, from block to block."""
 
@@ -240,17 +277,7 @@ class _Walk:
                 rounded = product._replace(x=rounded_product(product, input_scheme(recipe)))
                 for own, rows in zip(statistics, rounded.rows(), strict=True):
                     own.add(rows)
-        made = [
-            compensate(weight, own, grid_class(recipe), options)
-            for weight, own in zip(experts, statistics, strict=True)
-        ]
-        codes, start = {}, 0
-        for name, layer in layers.items():
-            rows = slice(start, start + layer.matrices().shape[1])
-            codes[name] = layer.assemble([each.tensor(rows, layer.parameter.dtype) for each in made])
-            layer.put(torch.stack([each.values[rows] for each in made]))
-            start = rows.stop
-        return codes
+        return _quantized(layers, experts, statistics, recipe, options)
 
     def _run(self, stage: Stage, index: int, watch: Callable[[Product], None] | None = None) -> Any:
         """The output of a stage for a batch; None where the call was not needed any further."""

@@ -2,9 +2,10 @@
 
 import hashlib
 import json
+import math
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from steelyard.recipes import MixedRecipe, Recipe
 from steelyard.tuning import checks
 from steelyard.tuning import costs as cost_tables
 from steelyard.tuning.batches import Batch, as_list, for_inference
-from steelyard.tuning.calibration import compensated
+from steelyard.tuning.calibration import compensated, rounded
 from steelyard.tuning.choice import Choice, Goal, Space, shapes_of
 from steelyard.tuning.emulation import quantized_inputs, rounded_weights
 from steelyard.tuning.gptq import Options
@@ -32,6 +33,11 @@ FORMATS = ("nvfp4-4over6", "nvfp4-4over6/mxfp8", "nvfp4-4over6/none", "mxfp4/mxf
 SENSITIVITIES = ("gradient", "kl")
 IGNORED = ("lm_head", "*.lm_head")
 _NONE = "none"
+_WORSE = 3.0
+"""Errors of weights that compensate, as a part of those of rounded ones, from which on they are not used. Few tokens
+judge with much noise, and what destroys a model is far above that."""
+_NOTHING = 1e-9
+"""An error that makes no difference."""
 _TRIALS = 6
 """How often bits are halved between too few and enough, for a goal that is an error."""
 
@@ -73,7 +79,8 @@ def tune(
         bits: The most bits per weight, on average over the layers that are tuned: codes and scales of blocks.
         speed: The least speed against the model in high precision, for a batch like the first, by `costs`.
         error: The largest divergence: of logits, the mean KL divergence per row; of other outputs, the squared error as
-            a part of the squared values. Alone, it finds the fewest bits. It is judged before weights compensate.
+            a part of the squared values. Alone, it finds the fewest bits. Choices are judged before weights compensate,
+            and the model that is returned is judged again.
         share: The least part of the multiplications that formats must have, as in `{"nvfp4-4over6": 0.5}`.
         formats: What there is to choose among: names of recipes as `steelyard.compile` takes them, or recipes. None, or
             "none", is high precision.
@@ -119,8 +126,15 @@ def tune(
     work = _folder(home, model, given, [sorted(chosen), sensitivity, seed])
     space = _space(model, groups, given, chosen, sensitivity, seed, costs, speed, work)
     choice = _choose(space, judge, goal)
-    tuned = compensated(model, given, groups, space.recipes(choice), options, _subfolder(work, choice, options))
-    judge.add("chosen, compensated", space, choice, tuned)
+
+    def make(own: Options) -> nn.Module:
+        return compensated(model, given, groups, space.recipes(choice), own, _subfolder(work, choice, own))
+
+    attempts = {"chosen, compensated": lambda: make(options)}
+    if options.fold:
+        attempts["chosen, compensated without factors"] = lambda: make(replace(options, fold=False))
+    attempts["chosen, rounded"] = lambda: rounded(model, groups, space.recipes(choice))
+    tuned = _first_good(attempts, space, judge, goal, choice)
     about = {"goal": goal.given(), "seed": seed, "tried": judge.tried, "scores": space.scores}
     about["left"], about["unreached"] = _left(model, space), unreached
     if space.costs is not None:
@@ -166,7 +180,12 @@ def table(recipe: MixedRecipe) -> str:
         )
         for each in recipe.about["tried"]
     ]
-    return "\n".join(format_table(heads, rows))
+    lines = list(format_table(heads, rows))
+    goal = recipe.about["goal"].get("error")
+    if goal is not None:
+        last = recipe.about["tried"][-1]
+        lines.append(f"{last['formats']}: an error of {last['error']:.4g}, and at most {goal:.4g} was asked for")
+    return "\n".join(lines)
 
 
 def _check_goal(goal: Goal, sensitivity: str) -> None:
@@ -281,7 +300,40 @@ def _fewest_bits(space: Space, judge: "_Judge", goal: Goal, error: float) -> Cho
             best, most = choice, between  # pyright: ignore[reportPossiblyUnboundVariable]
         else:
             least = between
+    judge.add("chosen", space, best)
     return best
+
+
+def _first_good(
+    attempts: Mapping[str, Callable[[], nn.Module]], space: Space, judge: "_Judge", goal: Goal, choice: Choice
+) -> nn.Module:
+    """The first of several ways to quantize a choice that is not judged clearly worse than the choice itself.
+
+    The last of them is the choice itself, as far as its layers have second levels of their own.
+    """
+    chosen = judge.tried[-1]["error"]
+    limit = min(_WORSE * chosen + _NOTHING, math.inf if goal.error is None else goal.error)
+    missed = []
+    for name, make in attempts.items():
+        tuned = make()
+        error = judge.add(name, space, choice, tuned)
+        if error <= limit:
+            break
+        missed.append(f"{name}, with an error of {error:.4g}")
+    if goal.error is not None and error > goal.error:  # pyright: ignore[reportPossiblyUnboundVariable]
+        raise RecipeError(
+            f"error must be at least {error:.4g} for the model as it is quantized in the end, got {goal.error}; ask "  # pyright: ignore[reportPossiblyUnboundVariable]
+            "for that, or for more bits"
+        )
+    if missed:
+        warnings.warn(
+            f"judged by batches that nothing else saw, weights do not compensate: {' and '.join(missed)}, are worse "
+            f"than the choice with rounded weights, with {chosen:.4g}; '{name}' is returned. Batches may be too few, "  # pyright: ignore[reportPossiblyUnboundVariable]
+            "or unlike those that judge",
+            SteelyardWarning,
+            stacklevel=3,
+        )
+    return tuned  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
 class _Judge:
