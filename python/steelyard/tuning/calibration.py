@@ -19,6 +19,7 @@ from steelyard.recipes import Recipe
 from steelyard.tensor.quantized_tensor import QuantizedTensor
 from steelyard.tuning.batches import Batch, call, copied, for_inference
 from steelyard.tuning.emulation import quantized_inputs, rounded_product
+from steelyard.tuning.finished_work import read_codes, write_codes
 from steelyard.tuning.folding import Fold, best_factors, find_folds
 from steelyard.tuning.gptq import Options, Statistics, compensate
 from steelyard.tuning.grids import grid_class, input_scheme
@@ -132,7 +133,8 @@ def compensated(
         for count, stage in enumerate(stages, 1):
             progress.step(f"{stage.name or 'the rest'}, {count} of {len(stages)}")
             file = None if folder is None else folder / f"{stage.name or 'rest'}.pt"
-            codes.update(walk.read(stage, file) if file and file.exists() else walk.compensate(stage, options, file))
+            kept = read_codes(file)
+            codes.update(walk.compensate(stage, options, file) if kept is None else walk.restore(stage, kept))
     for name, tensor in codes.items():
         if isinstance(tensor, QuantizedTensor):
             walk.layers[name].store(tensor)
@@ -204,9 +206,8 @@ class _Walk:
         self._hidden = [calls[blocks[0]][0][0] for calls in self._calls]
         """The first argument of the present block, of each batch."""
 
-    def read(self, stage: Stage, file: Path) -> dict[str, torch.Tensor]:
-        """What an earlier walk made of a stage."""
-        codes = torch.load(file, weights_only=True)
+    def restore(self, stage: Stage, codes: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Take over what an earlier walk made of a stage."""
         for name, tensor in codes.items():
             if isinstance(tensor, QuantizedTensor):
                 self.layers[name].parameter.data = tensor.dequantize()
@@ -223,9 +224,7 @@ class _Walk:
             if recipe is not None:
                 codes.update(self._compensate_group(stage, group, recipe, options))
         if file is not None:
-            unfinished = file.with_suffix(".unfinished")
-            torch.save(codes, unfinished)
-            unfinished.replace(file)
+            write_codes(file, codes)
         self._finish(stage)
         return codes
 

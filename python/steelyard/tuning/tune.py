@@ -1,7 +1,5 @@
 """`steelyard.tune`: a model in few bits that loses little."""
 
-import hashlib
-import json
 import math
 import warnings
 from collections import Counter
@@ -12,18 +10,19 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from steelyard import recipes
 from steelyard.errors import RecipeError, SteelyardWarning, UnsupportedModelError, shown
 from steelyard.insight.table import format_table
 from steelyard.recipes import MixedRecipe, Recipe
+from steelyard.runtime import cpu
 from steelyard.tuning import checks
 from steelyard.tuning import costs as cost_tables
 from steelyard.tuning.batches import Batch, as_list, for_inference
 from steelyard.tuning.calibration import compensated, rounded
 from steelyard.tuning.choice import Choice, Goal, Space, shapes_of
 from steelyard.tuning.emulation import quantized_inputs, rounded_weights
+from steelyard.tuning.finished_work import choice_folder, remembered, work_folder
 from steelyard.tuning.gptq import Options
 from steelyard.tuning.layers import Group, Layer, all_layers, find_layers, layers_of, other_layers
 from steelyard.tuning.products import find_groups
@@ -123,12 +122,13 @@ def tune(
             f"others, {len(layers)} in all; call the model with batches as it will be called"
         )
     unreached = _unreached(layers, groups)
-    work = _folder(home, model, given, [sorted(chosen), sensitivity, seed])
+    settings = {"ignore": sorted(patterns), "sensitivity": sensitivity, "seed": seed}
+    work = work_folder(home, model, given, chosen, settings)
     space = _space(model, groups, given, chosen, sensitivity, seed, costs, speed, work)
     choice = _choose(space, judge, goal)
 
     def make(own: Options) -> nn.Module:
-        return compensated(model, given, groups, space.recipes(choice), own, _subfolder(work, choice, own))
+        return compensated(model, given, groups, space.recipes(choice), own, choice_folder(work, choice, own))
 
     attempts = {"chosen, compensated": lambda: make(options)}
     if options.fold:
@@ -247,7 +247,9 @@ def _space(
         table = cost_tables.resolve(costs, sizes, formats)
     elif speed is not None:
         quantized = {name: recipe for name, recipe in formats.items() if recipe is not None}
-        table = _remembered(work, "costs", lambda: cost_tables.measure(model, batches[0], sizes, quantized, dtype))
+        # Threads and instructions decide on times.
+        name = f"costs-{cpu.isa()}-{torch.get_num_threads()}"
+        table = remembered(work, name, lambda: cost_tables.measure(model, batches[0], sizes, quantized, dtype))
 
     # Formats differ far more than batches do, but each group must be reached.
     some = batches[: max(-(-len(batches) // 2), *(group.first + 1 for group in groups))]
@@ -259,7 +261,7 @@ def _space(
             return by_divergence(model, groups, some, formats)
         return by_gradient(model, groups, some, formats, seed)
 
-    return Space(groups, formats, shapes, dtype, _remembered(work, "scores", measured), table)
+    return Space(groups, formats, shapes, dtype, remembered(work, "scores", measured), table)
 
 
 def _choose(space: Space, judge: "_Judge", goal: Goal) -> Choice:
@@ -391,37 +393,3 @@ def _ignored(model: nn.Module, tuned: Iterable[str]) -> list[str]:
     """The linear layers and experts that are not tuned."""
     known = set(tuned)
     return [name for name in all_layers(model) if name not in known]
-
-
-def _folder(folder: Path | None, model: nn.Module, batches: Sequence[Batch], settings: list[Any]) -> Path | None:
-    """The folder of calls with this model and these batches among those of others."""
-    if folder is None:
-        return None
-    digest = hashlib.sha256(json.dumps(settings).encode())
-    for leaf in tree_leaves(batches):
-        digest.update(leaf.cpu().numpy().tobytes() if isinstance(leaf, torch.Tensor) else repr(leaf).encode())
-    for name, parameter in model.named_parameters():
-        digest.update(f"{name} {tuple(parameter.shape)} {float(parameter.detach().float().sum())}".encode())
-    work = folder / digest.hexdigest()[:16]
-    work.mkdir(parents=True, exist_ok=True)
-    return work
-
-
-def _subfolder(work: Path | None, choice: Choice, options: Options) -> Path | None:
-    """The folder of one choice of formats."""
-    if work is None:
-        return None
-    digest = hashlib.sha256(json.dumps([choice, repr(options)]).encode()).hexdigest()
-    (work / digest[:16]).mkdir(exist_ok=True)
-    return work / digest[:16]
-
-
-def _remembered(work: Path | None, name: str, make: Any) -> Any:
-    """What an earlier call has made, or what is made now."""
-    file = None if work is None else work / f"{name}.json"
-    if file is not None and file.exists():
-        return json.loads(file.read_text())
-    made = make()
-    if file is not None:
-        file.write_text(json.dumps(made))
-    return made
