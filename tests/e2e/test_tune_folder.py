@@ -93,10 +93,11 @@ def test_other_models_are_measured_anew(model, batches, tmp_path, measured, chan
     ids=["ignore", "seed", "a recipe", "another recipe of the same name"],
 )
 def test_other_calls_are_measured_anew(model, batches, tmp_path, measured, arguments):
-    tuned(model, batches, tmp_path, formats=["nvfp4-4over6", recipes.MXFP8BlockScaling(scale_rule="floor")])
-    ours = tuned(model, batches, tmp_path, bits=9, **arguments)
+    first = {"bits": 9, "formats": ["nvfp4-4over6", recipes.MXFP8BlockScaling(scale_rule="floor")]}
+    tuned(model, batches, tmp_path, **first)
+    ours = tuned(model, batches, tmp_path, **{**first, **arguments})
     assert len(measured) == 2
-    assert are_equal(ours, tuned(model, batches, None, bits=9, **arguments))
+    assert are_equal(ours, tuned(model, batches, None, **{**first, **arguments}))
 
 
 def test_batches_of_another_shape_are_others(tmp_path, measured):
