@@ -23,6 +23,8 @@ try:
     _extend_axis_env, _as_manual_mesh = shard_map._extend_axis_env, shard_map._as_manual_mesh
     _check_vma = config._check_vma
     _summarize = source_info_util.summarize
+    trace_settings = config.trace_context
+    """What JAX traces a function again for beside other arguments: meshes, named axes, x64 and the like."""
     devices_at_lowering = dispatch.prim_requires_devices_during_lowering
     """The primitives that get the devices when they are lowered."""
 except (ImportError, AttributeError) as error:
@@ -31,7 +33,17 @@ except (ImportError, AttributeError) as error:
         "with which it was tested"
     ) from error
 
-__all__ = ["NameStack", "Scope", "Transform", "axes_of", "bind", "devices_at_lowering", "source_of", "with_scope"]
+__all__ = [
+    "NameStack",
+    "Scope",
+    "Transform",
+    "axes_of",
+    "bind",
+    "devices_at_lowering",
+    "source_of",
+    "trace_settings",
+    "with_scope",
+]
 
 
 def source_of(eqn: Any) -> str:

@@ -24,7 +24,7 @@ from steelyard.insight.outputs import OutputTotal
 from steelyard.insight.results import Measurement
 from steelyard.ir.nesting import graph_names, nest_modules
 from steelyard.jax.compiler.compilation import STAGES, Compilation
-from steelyard.jax.compiler.measured_calls import Loss, Measuring, measure_batches, measuring_of
+from steelyard.jax.compiler.measured_calls import Loss, Measuring, measure_batches, measuring_of, settings
 from steelyard.jax.compiler.parameters import Parameter, parameters_of
 from steelyard.jax.compiler.program import Program
 from steelyard.jax.compiler.state import State
@@ -106,12 +106,12 @@ def _checked_state(state: Any) -> State:
 
 @dataclass(frozen=True)
 class _Signature:
-    """What makes calls the same to JAX: shapes, dtypes, and whatever is no array."""
+    """What makes calls the same to JAX: shapes, dtypes, whatever is no array, and how JAX is set up."""
 
     tree: Any
     avals: tuple[Any, ...]
     static: tuple[tuple[int, Any], ...]
-    mesh: Any
+    settings: tuple[Any, ...]
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -300,7 +300,7 @@ class CompiledFunction:
         leaves = [leaf for (_, leaf), traced in zip(pairs, is_traced, strict=True) if traced]
         static = tuple((i, leaf) for i, (_, leaf) in enumerate(pairs) if not is_traced[i])
         avals = tuple(leaf.aval if isinstance(leaf, Missing) else jax.typeof(leaf) for leaf in leaves)
-        signature = _Signature(tree, avals, static, jax.sharding.get_abstract_mesh())
+        signature = _Signature(tree, avals, static, settings())
         if signature not in self._traced:
             paths = [path for (path, _), traced in zip(pairs, is_traced, strict=True) if traced]
             self._traced[signature] = self._make(signature, paths, leaves)

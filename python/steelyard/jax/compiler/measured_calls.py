@@ -16,6 +16,7 @@ from steelyard.insight.outputs import OutputTotal
 from steelyard.insight.results import Measurement
 from steelyard.jax.compiler.measuring import first_output, floats
 from steelyard.jax.compiler.parameters import parameters_of
+from steelyard.jax.internals import trace_settings
 
 Loss = Callable[[Any, Any], jax.Array]
 """From what a function returns, and the batch that it was given, to the loss."""
@@ -71,6 +72,14 @@ class Measuring:
 def measuring_of(function: Any) -> Measuring | None:
     """What measures the calls of a compiled function now."""
     return next((each for each in reversed(_entered.value) if each.measures(function)), None)
+
+
+def settings() -> tuple[Any, ...]:
+    """The settings of JAX that a program is traced for. What measures is none of them."""
+    if not _entered.value:
+        return trace_settings()
+    with _entered(()):
+        return trace_settings()
 
 
 def measurement(twin: Any, collector: Collector) -> Measurement:
