@@ -338,7 +338,7 @@ def test_what_cannot_be_compiled_is_refused():
         ref[...] = ref[...] @ parameters["kernel"]
         return ref[...]
 
-    with pytest.raises(UnsupportedModelError, match="the function must be pure but for debug and io callbacks"):
+    with pytest.raises(UnsupportedModelError, match="the function must be pure but for collectives and debug"):
         sj.compile(stateful, "mxfp8")({"kernel": normal(1, WIDTH, WIDTH)}, jax.new_ref(X))
 
 

@@ -32,7 +32,7 @@ from steelyard.jax.compiler.weights import Missing, QuantizedWeights
 from steelyard.jax.quantizers import RECIPES, has_kernels
 
 _OURS = (str(Path(__file__).parents[1]), str(Path(jax.__file__).parent))
-_ALLOWED_EFFECTS = ("Debug", "IO", "OrderedDebug", "OrderedIO")
+_ALLOWED_EFFECTS = ("Debug", "IO", "OrderedDebug", "OrderedIO", "NamedAxis")
 
 
 def compile(
@@ -368,6 +368,6 @@ def _check_effects(closed: Any) -> None:
         name = type(effect).__name__.removesuffix("Effect")
         if not str(effect).startswith(_ALLOWED_EFFECTS) and name not in _ALLOWED_EFFECTS:
             raise UnsupportedModelError(
-                f"the function must be pure but for debug and io callbacks, got the effect {effect} ({name}); "
-                "pass what it changes as an argument, and return it"
+                "the function must be pure but for collectives and debug and io callbacks, got the effect "
+                f"{effect} ({name}); pass what it changes as an argument, and return it"
             )

@@ -25,6 +25,7 @@ from steelyard.jax.compiler.parameters import Parameter
 from steelyard.jax.compiler.runner import Runner
 from steelyard.jax.compiler.state import State, initial_state, read_state, written_state
 from steelyard.jax.compiler.values import shape_of
+from steelyard.jax.varying import each_its_own, vmapped_axes
 from steelyard.recipes import Overrides, Recipe
 
 _FORWARD, _BACKWARD, _MAIN = "forward", "backward", "main"
@@ -145,6 +146,7 @@ class Program:
         self._outs = list(closed.out_avals)
         self._differentiated = _inexact(self.avals)
         self._with_tangents = _inexact(self._outs)
+        self._axes = vmapped_axes(closed)
         self._calls: dict[str, Any] = {}
         self.is_trained = False
 
@@ -258,7 +260,9 @@ class Program:
         kept = [leaves[i] for i in backward.primal_numbers]
         # Quantized once for both: the backward reads the other copy.
         shared = {name: weights[name] for name in backward.weight_names if name in weights}
-        return results[: len(self._outs)], (results[len(self._outs) :], kept, shared, state, moved)
+        # A sum over a vmapped axis has a gradient for each element, and JAX hands on one for all if it is one value.
+        outs = [each_its_own(value, self._axes) for value in results[: len(self._outs)]]
+        return outs, (results[len(self._outs) :], kept, shared, state, moved)
 
     def _backward(self, residuals: tuple[Any, ...], cotangents: list[Any]) -> tuple[list[Any], State]:
         saved, primals, shared, state, moved = residuals
