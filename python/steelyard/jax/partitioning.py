@@ -72,8 +72,8 @@ def _names(axes: Any) -> tuple[str, ...]:
 
 
 def _found_axes(shape: Any) -> tuple:
-    """The mesh axes of each dim of an argument."""
-    spec = tuple(shape.sharding.spec)
+    """The mesh axes of each dim of an argument; none under a mesh that no array is placed on, which has no names."""
+    spec = tuple(shape.sharding.spec) if isinstance(shape.sharding, NamedSharding) else ()
     return spec + (None,) * (len(shape.shape) - len(spec))
 
 

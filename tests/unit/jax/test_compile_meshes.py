@@ -73,3 +73,13 @@ def test_programs_are_for_the_sizes_of_named_axes():
     for size in (2, 3):
         found = jax.vmap(fast, (None, None), axis_name="data", axis_size=size)(PARAMETERS, X)
         np.testing.assert_array_equal(found, jnp.stack([product * size + index for index in range(size)]))
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_a_mesh_that_nothing_is_placed_on_changes_nothing(kind):
+    fast = sj.compile(linear, "mxfp8")
+    by_hand = jax.jit(lambda p, x: sj.dense(x, p["layer"]["kernel"], None, sj.QuantizerSet.from_recipe("mxfp8")))
+    expected = fast(PARAMETERS, X)
+    with jax.set_mesh(mesh_of(2, kind)):
+        for each in (fast, jax.jit(fast), by_hand):
+            np.testing.assert_array_equal(each(PARAMETERS, X), expected)
