@@ -1,13 +1,15 @@
 """A dense layer whose three GEMMs run in the formats of a recipe."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import register_pytree_node_class
 
 from steelyard.errors import RecipeError
-from steelyard.jax import random
+from steelyard.jax import explicit, random
 from steelyard.jax.arguments import check_array, check_source, is_array
+from steelyard.jax.nodes import Node
 from steelyard.jax.operations import product
 from steelyard.jax.quantizers import QuantizerSet
 from steelyard.jax.tensor import AbstractBaseTensor1x, NoScaleTensor, ScaledTensor1x
@@ -24,8 +26,8 @@ def dense(
     """
     quantizer_set = QuantizerSet() if quantizer_set is None else quantizer_set
     _check(x, kernel, bias, quantizer_set)
-    y = _dense(x.reshape(-1, x.shape[-1]), kernel, bias, quantizer_set)
-    return y.reshape(*x.shape[:-1], kernel.shape[1])
+    y = _dense(explicit.reshaped(x, (-1, x.shape[-1])), kernel, bias, quantizer_set)
+    return explicit.reshaped(y, (*x.shape[:-1], kernel.shape[1]))
 
 
 def _check(x, kernel, bias, quantizer_set) -> None:
@@ -43,16 +45,38 @@ def _check(x, kernel, bias, quantizer_set) -> None:
         )
 
 
+@register_pytree_node_class
+class _Like(Node):
+    """An input without its values: the dtype, and over which devices it varies or is split as a part of its type."""
+
+    leaves = ("empty",)
+    static = ("sharding",)
+
+    empty: jax.Array
+    sharding: Any
+
+    def __init__(self, empty: jax.Array, sharding: Any):
+        self.empty, self.sharding = empty, sharding
+
+    @property
+    def dtype(self) -> Any:
+        return self.empty.dtype
+
+    def gradient(self, value: jax.Array) -> jax.Array:
+        """The gradient of the input, from those of all devices."""
+        return explicit.placed_as(summed_over(value, self.empty), self)
+
+
 class _Saved(NamedTuple):
-    """What the backward reads; empty arrays carry dtypes and, in a shard_map, the devices that inputs vary over."""
+    """What the backward reads."""
 
     x: AbstractBaseTensor1x
     kernel: AbstractBaseTensor1x
     quantizers: QuantizerSet
     amaxes: tuple[jax.Array | None, jax.Array | None]
-    x_like: jax.Array
-    kernel_like: jax.Array
-    bias_like: jax.Array | None
+    x_like: _Like
+    kernel_like: _Like
+    bias_like: _Like | None
 
 
 @jax.custom_vjp
@@ -73,7 +97,7 @@ def _forward(x, kernel, bias, quantizers: QuantizerSet):
         "dequantized": (x_row, kernel_col),
     }[quantizers.backward]
     amaxes = _amax(x_row, x_col), _amax(kernel_row, kernel_col)
-    likes = _empty(x), _empty(kernel), None if bias is None else _empty(bias)
+    likes = _like(x), _like(kernel), None if bias is None else _like(bias)
     return y, _Saved(saved_x, saved_kernel, quantizers, amaxes, *likes)
 
 
@@ -86,11 +110,10 @@ def _backward(saved: _Saved, dy: jax.Array):
     dy_row, dy_col = quantizers.dgrad.quantize(dy, rng=rng)
     dx = product(dy_row, _transposed(kernel), out_dtype=saved.x_like.dtype)
     dkernel = product(_transposed(x), dy_col, out_dtype=saved.kernel_like.dtype)
-    dx, dkernel = summed_over(dx, saved.x_like), summed_over(dkernel, saved.kernel_like)
+    dx, dkernel = saved.x_like.gradient(dx), saved.kernel_like.gradient(dkernel)
     dbias = None
     if saved.bias_like is not None:
-        total = summed_over(jnp.sum(dy, axis=0, dtype=jnp.float32), saved.bias_like)
-        dbias = total.astype(saved.bias_like.dtype)
+        dbias = saved.bias_like.gradient(jnp.sum(dy, axis=0, dtype=jnp.float32)).astype(saved.bias_like.dtype)
     amaxes = (*saved.amaxes, _amax(dy_row, dy_col))
     state = (quantizers.x.scale, quantizers.kernel.scale, quantizers.dgrad.scale)
     pairs = zip(amaxes, state, strict=True)
@@ -101,8 +124,8 @@ def _backward(saved: _Saved, dy: jax.Array):
 _dense.defvjp(_forward, _backward)
 
 
-def _empty(array: jax.Array) -> jax.Array:
-    return array.reshape(-1)[:0]
+def _like(array: jax.Array) -> _Like:
+    return _Like(explicit.gathered(array).reshape(-1)[:0], jax.typeof(array).sharding)
 
 
 def _transposed(tensor: AbstractBaseTensor1x) -> AbstractBaseTensor1x:

@@ -17,6 +17,7 @@ TESTED = "0.10.2"
 
 try:
     from jax._src import config, dispatch, shard_map, source_info_util
+    from jax._src.core import ShardingTypeError
     from jax._src.mesh import use_abstract_mesh
     from jax._src.source_info_util import NameStack, Scope, Transform, current_name_stack, user_context
 
@@ -36,6 +37,7 @@ except (ImportError, AttributeError) as error:
 __all__ = [
     "NameStack",
     "Scope",
+    "ShardingTypeError",
     "Transform",
     "axes_of",
     "bind",

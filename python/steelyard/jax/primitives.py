@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 
 from steelyard.formats.scheme_bits import scheme_bits
 from steelyard.formats.schemes import Scheme
-from steelyard.jax import native, partitioning, reference
+from steelyard.jax import explicit, native, partitioning, reference
 from steelyard.jax.copies import CopySpec, Parts, flat_parts, pair_of
 from steelyard.jax.internals import devices_at_lowering
 
@@ -73,17 +73,16 @@ dequantize_p = new_primitive("dequantize")
 gemm_p = new_primitive("gemm")
 
 
-def result_avals(operands, types) -> list[ShapedArray]:
-    """Abstract results. They vary over the axes of a shard_map that any operand varies over."""
-    like = max(operands, key=lambda aval: len(aval.manual_axis_type.varying))
+def result_avals(operands, types, specs: list[PartitionSpec] | None = None) -> list[ShapedArray]:
+    """Abstract results. They vary over the axes of a shard_map that any operand varies over.
+
+    `specs` are their shardings where those are part of types.
+    """
+    like = max(operands, key=lambda aval: (len(aval.manual_axis_type.varying), not aval.sharding.mesh.empty))
+    specs = [PartitionSpec(*(None,) * len(shape)) for shape, _ in types] if specs is None else specs
     return [
-        ShapedArray(
-            shape,
-            dtype,
-            sharding=like.sharding.update(spec=PartitionSpec(*(None,) * len(shape))),
-            manual_axis_type=like.manual_axis_type,
-        )
-        for shape, dtype in types
+        ShapedArray(shape, dtype, sharding=like.sharding.update(spec=spec), manual_axis_type=like.manual_axis_type)
+        for (shape, dtype), spec in zip(types, specs, strict=True)
     ]
 
 
@@ -95,18 +94,20 @@ def _quantize_types(x, row, col) -> list[tuple]:
 
 @quantize_p.def_abstract_eval
 def _quantize_abstract(x, *operands, row, col, path):
-    return result_avals((x, *operands), _quantize_types(x, row, col))
+    return result_avals((x, *operands), _quantize_types(x, row, col), explicit.of_quantize(x, row, col))
 
 
 @dequantize_p.def_abstract_eval
 def _dequantize_abstract(codes, scales, amax, *, spec, dtype, path):
-    return result_avals((codes, scales, amax), [((*codes.shape[:-2], *spec.shape), dtype)])
+    types = [((*codes.shape[:-2], *spec.shape), dtype)]
+    return result_avals((codes, scales, amax), types, explicit.of_dequantize(codes, spec))
 
 
 @gemm_p.def_abstract_eval
 def _gemm_abstract(*operands, a_spec, b_spec, dtype, path):
     batch = np.broadcast_shapes(operands[0].shape[:-2], operands[3].shape[:-2])
-    return result_avals(operands, [((*batch, a_spec.outer, b_spec.outer), dtype)])
+    specs = explicit.of_gemm(operands[0], a_spec, operands[3], b_spec)
+    return result_avals(operands, [((*batch, a_spec.outer, b_spec.outer), dtype)], specs)
 
 
 def _batched(array: jax.Array, size: int) -> jax.Array:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from compiled_cases import WIDTH, difference, loss_of, normal
 from jax import lax
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import steelyard.jax as sj
@@ -83,3 +83,25 @@ def test_a_mesh_that_nothing_is_placed_on_changes_nothing(kind):
     with jax.set_mesh(mesh_of(2, kind)):
         for each in (fast, jax.jit(fast), by_hand):
             np.testing.assert_array_equal(each(PARAMETERS, X), expected)
+
+
+def by_hand(parameters, x):
+    return sj.dense(x, parameters["layer"]["kernel"], None, sj.QuantizerSet.from_recipe("mxfp8"))
+
+
+@pytest.mark.parametrize("fast", [sj.compile(linear, "mxfp8"), by_hand], ids=["compiled", "dense"])
+def test_gradients_are_split_as_what_they_are_of_where_that_is_part_of_types(fast):
+    step = jax.jit(jax.value_and_grad(loss_of(fast), argnums=(0, 1)))
+    x, mesh = normal(0, 2, 32, WIDTH), mesh_of(2, AxisType.Explicit)
+    expected = step(PARAMETERS, x)
+    for rows, columns in ((P("data"), P()), (P(None, "data"), P()), (P(), P(None, "data")), (P("data"), P("data"))):
+        with jax.set_mesh(mesh):
+            placed = jax.device_put((PARAMETERS, x), (NamedSharding(mesh, columns), NamedSharding(mesh, rows)))
+            found = step(*placed)
+            assert jax.tree.map(jax.typeof, found[1]) == jax.tree.map(jax.typeof, placed)
+            # A dense layer gathers a split dim that is not the first.
+            if fast is not by_hand or rows != P(None, "data"):
+                assert jax.typeof(jax.jit(fast)(*placed)) == jax.typeof(jax.jit(linear)(*placed))
+        assert difference(jax.device_get(found), expected) < 1e-6
+        if rows == P("data") and columns == P():
+            assert "all-gather" not in step.lower(*placed).compile().as_text()

@@ -25,6 +25,7 @@ from steelyard.jax.compiler.parameters import Parameter
 from steelyard.jax.compiler.runner import Runner
 from steelyard.jax.compiler.state import State, initial_state, read_state, written_state
 from steelyard.jax.compiler.values import shape_of
+from steelyard.jax.explicit import placed_as
 from steelyard.jax.varying import each_its_own, vmapped_axes
 from steelyard.recipes import Overrides, Recipe
 
@@ -227,7 +228,7 @@ class Program:
         if path not in self._calls:
 
             def call(leaves: list[Any], weights: dict[str, list[Any]], state: State) -> list[Any]:
-                return main.run(leaves, {name: weights[key] for name, key in keys.items()}, state)[0]
+                return self._placed(main.run(leaves, {name: weights[key] for name, key in keys.items()}, state)[0])
 
             self._calls[path] = jax.jit(call)
         return self._calls[path](list(leaves), {key: weights[key] for key in keys.values()}, state)
@@ -246,10 +247,14 @@ class Program:
         def call(leaves: list[Any], state: State) -> list[Any]:
             count_call(self._collector)
             main = _Function(self.inference.runner, _MAIN)
-            return main.run(leaves, main.weights({}, leaves, state), state)[0]
+            return self._placed(main.run(leaves, main.weights({}, leaves, state), state)[0])
 
         call.defvjp(self._forward, self._backward)
         return jax.jit(call)
+
+    def _placed(self, results: list[Any]) -> list[Any]:
+        """Results with the shardings that those of the function have, where shardings are part of types."""
+        return [placed_as(value, aval) for value, aval in zip(results, self._outs, strict=True)]
 
     def _forward(self, leaves: list[Any], state: State) -> tuple[list[Any], tuple[Any, ...]]:
         count_call(self._collector)
@@ -261,7 +266,7 @@ class Program:
         # Quantized once for both: the backward reads the other copy.
         shared = {name: weights[name] for name in backward.weight_names if name in weights}
         # A sum over a vmapped axis has a gradient for each element, and JAX hands on one for all if it is one value.
-        outs = [each_its_own(value, self._axes) for value in results[: len(self._outs)]]
+        outs = [each_its_own(value, self._axes) for value in self._placed(results[: len(self._outs)])]
         return outs, (results[len(self._outs) :], kept, shared, state, moved)
 
     def _backward(self, residuals: tuple[Any, ...], cotangents: list[Any]) -> tuple[list[Any], State]:
@@ -272,7 +277,7 @@ class Program:
         results, later = backward.run(primals, weights, state, saved, tangents)
         gradients: list[Any] = [None] * len(self.avals)
         for number, value in zip(self._differentiated, results, strict=True):
-            gradients[number] = value
+            gradients[number] = placed_as(value, self.avals[number])
         updated = {**state, **moved, **later}
         return gradients, {name: updated[name] for name in state}
 

@@ -15,7 +15,7 @@ from steelyard.errors import UnsupportedModelError
 from steelyard.formats.gemms import OPERAND_USAGES
 from steelyard.ir.stablehlo_ops import CONVERT, GROUP_ENDS, RESHAPE, TRANSPOSE, permutation_of
 from steelyard.ir.torch_ops import defining_op
-from steelyard.jax import packed, primitives, quantizers, random
+from steelyard.jax import explicit, packed, primitives, quantizers, random
 from steelyard.jax.compiler import experts, measuring
 from steelyard.jax.compiler.values import Copy, Packed, Quantized, float_dtype, shape_of
 from steelyard.jax.copies import CopySpec
@@ -47,7 +47,7 @@ def run_quantize(op: ir.Operation, operands: list[Any], *, in_place: bool) -> li
 
 def quantize_matrix(x: jax.Array, row: Any, col: Any, *, scale: Any, rng: Any) -> Quantized:
     """The copies of a matrix, or of a tensor with its dims before the last flattened."""
-    matrix = x.reshape(-1, x.shape[-1])
+    matrix = explicit.reshaped(x, (-1, x.shape[-1]))
     rows, columns = matrix.shape
     made = primitives.quantize(matrix, row, col, scale=scale, rng=rng)
     copies = [
@@ -80,7 +80,7 @@ def _gemm(op: ir.Operation, operands: list[Any]) -> list[Any]:
         weight = primitives.dequantize(b.parts, b.spec, lhs.dtype)
         weight = weight if b.spec.columnwise == (usages[1] == "columnwise") else weight.T
         out = _product(lhs.reshape(-1, lhs.shape[-1]), weight, view.kind.value, dtype)
-    return [out.reshape(shape_of(view.result.type))]
+    return [explicit.reshaped(out, shape_of(view.result.type))]
 
 
 def is_turned(op: ir.Operation | None) -> bool:
@@ -172,7 +172,7 @@ def _transpose(op: ir.Operation, operands: list[Any]) -> list[Any]:
 
 
 def _reshape(op: ir.Operation, operands: list[Any]) -> list[Any]:
-    return [lax.reshape(operands[0], shape_of(op.result.type))]
+    return [explicit.reshaped(operands[0], shape_of(op.result.type))]
 
 
 def _convert(op: ir.Operation, operands: list[Any]) -> list[Any]:
