@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, overload
 
 import jax
+import jax.extend.core as jex
 import numpy as np
 from jax.tree_util import tree_flatten_with_path
 from torch_mlir import ir
@@ -28,6 +29,14 @@ from steelyard.jax.compiler.measured_calls import Loss, Measuring, measure_batch
 from steelyard.jax.compiler.parameters import Parameter, parameters_of
 from steelyard.jax.compiler.program import Program
 from steelyard.jax.compiler.state import State
+from steelyard.jax.compiler.variables import (
+    Updates,
+    changed_variables,
+    shared_variables,
+    values_of,
+    with_shared,
+    write_back,
+)
 from steelyard.jax.compiler.weights import Missing, QuantizedWeights
 from steelyard.jax.quantizers import RECIPES, has_kernels
 
@@ -112,6 +121,8 @@ class _Signature:
     avals: tuple[Any, ...]
     static: tuple[tuple[int, Any], ...]
     settings: tuple[Any, ...]
+    shared: tuple[tuple[int, int], ...]
+    """Which variables of flax.nnx are the same."""
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -121,10 +132,15 @@ class _Signature:
 
 @dataclass(frozen=True)
 class _Traced:
-    """The program of a signature, and the tree of its results."""
+    """The program of a signature, and the tree of its results and of the variables that it changes."""
 
     program: Program
     out_tree: Any
+    closes_over_tracers: bool
+
+    def unflatten(self, flat: Sequence[Any]) -> tuple[Any, Updates]:
+        """The results of a call, and what it changes."""
+        return jax.tree.unflatten(self.out_tree, flat)
 
 
 class CompiledFunction:
@@ -163,9 +179,10 @@ class CompiledFunction:
         if measuring is not None:
             return measuring.run(args, kwargs, state)
         traced, leaves = self._trace(args, kwargs)
-        flat = traced.program(leaves, state)
+        results, updates = traced.unflatten(traced.program(leaves, state))
         self._warn(traced.program)
-        return jax.tree.unflatten(traced.out_tree, flat)
+        write_back(updates, (args, kwargs))
+        return results
 
     def quantize(self, parameters: Any, *args: Any, state: State | None = None, **kwargs: Any) -> QuantizedWeights:
         """Quantize parameters once, for calls without gradients: `fast(weights, x)`.
@@ -196,15 +213,21 @@ class CompiledFunction:
             weights |= made
             read |= numbers
         kept = {i: leaf for i, leaf in enumerate(leaves) if i in read}
-        return QuantizedWeights(kept, weights, tree, avals)
+        return QuantizedWeights(kept, weights, tree, avals, shared_variables(((parameters,), {}), leaves))
 
     def _serve(self, weights: QuantizedWeights, args: tuple[Any, ...], kwargs: dict[str, Any], state: State) -> Any:
         """The result for quantized weights in the place of the first argument."""
         missing = jax.tree.unflatten(weights.tree, [Missing(aval) for aval in weights.avals])
-        traced, leaves = self._trace((missing, *args[1:]), kwargs)
+        traced, leaves = self._trace((missing, *args[1:]), kwargs, weights.shared)
         given = [weights.kept.get(i) if isinstance(leaf, Missing) else leaf for i, leaf in enumerate(leaves)]
         self._warn(traced.program)
-        return jax.tree.unflatten(traced.out_tree, traced.program.serve(given, weights.weights, state))
+        results, updates = traced.unflatten(traced.program.serve(given, weights.weights, state))
+        if updates:
+            raise SteelyardError(
+                f"a call with quantized weights must not change variables, got changes of {', '.join(updates)}; "
+                "quantize the model as it is for inference, after model.eval(), or pass the model itself"
+            )
+        return results
 
     def init_state(self, *args: Any, key: Any = None, **kwargs: Any) -> State:
         """The state before the first step, for a call with these arguments; `key` seeds stochastic rounding."""
@@ -293,35 +316,47 @@ class CompiledFunction:
             raise SteelyardError("nothing is compiled yet; call the function, or lower(...) with its arguments")
         return [program.training if program.is_trained else program.inference for program in programs]
 
-    def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Traced, list[Any]]:
+    def _trace(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], shared: tuple[tuple[int, int], ...] | None = None
+    ) -> tuple[_Traced, list[Any]]:
         """The program for arguments, and the leaves that it takes."""
         pairs, tree = tree_flatten_with_path((args, kwargs))
         is_traced = [_is_traced(leaf) for _, leaf in pairs]
         leaves = [leaf for (_, leaf), traced in zip(pairs, is_traced, strict=True) if traced]
         static = tuple((i, leaf) for i, (_, leaf) in enumerate(pairs) if not is_traced[i])
         avals = tuple(leaf.aval if isinstance(leaf, Missing) else jax.typeof(leaf) for leaf in leaves)
-        signature = _Signature(tree, avals, static, settings())
-        if signature not in self._traced:
+        shared = shared_variables((args, kwargs), leaves) if shared is None else shared
+        signature = _Signature(tree, avals, static, settings(), shared)
+        traced, closed_over = self._traced.get(signature), []
+        if traced is None or traced.closes_over_tracers:
             paths = [path for (path, _), traced in zip(pairs, is_traced, strict=True) if traced]
-            self._traced[signature] = self._make(signature, paths, leaves)
-        return self._traced[signature], leaves
+            traced, closed_over = self._make(signature, paths, leaves)
+            self._traced[signature] = traced
+        return traced, [*leaves, *closed_over]
 
-    def _make(self, signature: _Signature, paths: Sequence[tuple[Any, ...]], leaves: Sequence[Any]) -> _Traced:
+    def _make(
+        self, signature: _Signature, paths: Sequence[tuple[Any, ...]], leaves: Sequence[Any]
+    ) -> tuple[_Traced, list[Any]]:
+        """The program of a signature, and the values of an outer trace that the function closes over."""
         trees: list[Any] = []
 
         def flat(*values: Any) -> list[Any]:
             given, fixed = iter(values), dict(signature.static)
             count = signature.tree.num_leaves
             whole = [fixed[i] if i in fixed else next(given) for i in range(count)]
-            args, kwargs = jax.tree.unflatten(signature.tree, whole)
-            results, tree = jax.tree.flatten(self.fn(*args, **kwargs))
+            arguments = with_shared(jax.tree.unflatten(signature.tree, whole), signature.shared)
+            args, kwargs = arguments
+            before = values_of(arguments)
+            results = self.fn(*args, **kwargs)
+            outs, tree = jax.tree.flatten((results, changed_variables(before, arguments)))
             trees.append(tree)
-            return results
+            return outs
 
-        closed = jax.make_jaxpr(flat)(*signature.avals)
+        closed, closed_over = _with_tracers_as_arguments(jax.make_jaxpr(flat)(*signature.avals))
         _check_effects(closed)
-        program = Program(closed, self._named(paths, leaves), self.recipe, self.overrides, self._collector)
-        return _Traced(program, trees[-1])
+        parameters = [*self._named(paths, leaves), *[None] * len(closed_over)]
+        program = Program(closed, parameters, self.recipe, self.overrides, self._collector)
+        return _Traced(program, trees[-1], bool(closed_over)), closed_over
 
     def _named(self, paths: Sequence[tuple[Any, ...]], leaves: Sequence[Any]) -> list[Parameter | None]:
         """The parameters among the leaves."""
@@ -360,6 +395,23 @@ def _is_traced(leaf: Any) -> bool:
     return isinstance(
         leaf, jax.Array | np.ndarray | np.generic | int | float | complex | Missing | jax.ShapeDtypeStruct
     )
+
+
+def _with_tracers_as_arguments(closed: Any) -> tuple[Any, list[Any]]:
+    """A jaxpr that takes what belongs to an outer trace as its last arguments, and their values.
+
+    They are other values in another call, and have gradients.
+    """
+    pairs = list(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    lifted = [(variable, value) for variable, value in pairs if isinstance(value, jax.core.Tracer)]
+    if not lifted:
+        return closed, []
+    kept = [(variable, value) for variable, value in pairs if not isinstance(value, jax.core.Tracer)]
+    invars = [*closed.jaxpr.invars, *(variable for variable, _ in lifted)]
+    inner = closed.jaxpr
+    info = inner.debug_info._replace(arg_names=None)
+    jaxpr = inner.replace(constvars=[variable for variable, _ in kept], invars=invars, debug_info=info)
+    return jex.ClosedJaxpr(jaxpr, [value for _, value in kept]), [value for _, value in lifted]
 
 
 def _check_effects(closed: Any) -> None:

@@ -16,6 +16,7 @@ from steelyard.insight.outputs import OutputTotal
 from steelyard.insight.results import Measurement
 from steelyard.jax.compiler.measuring import first_output, floats
 from steelyard.jax.compiler.parameters import parameters_of
+from steelyard.jax.compiler.variables import copied
 from steelyard.jax.internals import trace_settings
 
 Loss = Callable[[Any, Any], jax.Array]
@@ -50,9 +51,10 @@ class Measuring:
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], state: Any) -> Any:
         """A call of the function, measured."""
+        exact_args, exact_kwargs = copied((args, kwargs))
         found = self._twin(*args, state=state, **kwargs)
         if self._outputs is not None:
-            wanted = self._function.fn(*args, **kwargs)
+            wanted = self._function.fn(*exact_args, **exact_kwargs)
             jax.debug.callback(self._compare, first_output(found), first_output(wanted))
         return found
 
@@ -116,6 +118,7 @@ def _run_step(
     call: Callable[..., Any], batch: Sequence[Any], numbers: Sequence[int], loss: Loss | None
 ) -> tuple[Any, dict[str, Any]]:
     """What a function returns for a batch and, if there is a loss, the gradients of the parameters by name."""
+    batch = copied(tuple(batch))
     if loss is None:
         return call(*batch), {}
 

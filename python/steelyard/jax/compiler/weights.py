@@ -18,7 +18,7 @@ class QuantizedWeights(Node):
     """
 
     leaves = ("kept", "weights")
-    static = ("tree", "avals")
+    static = ("tree", "avals", "shared")
 
     kept: dict[int, jax.Array]
     """The parameters that are read in high precision, by their number."""
@@ -26,9 +26,18 @@ class QuantizedWeights(Node):
     """What is quantized, by the parameter's number and by what was done to it."""
     tree: Any
     avals: tuple[Any, ...]
+    shared: tuple[tuple[int, int], ...]
+    """Which variables of flax.nnx are the same."""
 
-    def __init__(self, kept: Mapping[int, Any], weights: Mapping[str, list[Any]], tree: Any, avals: tuple[Any, ...]):
-        self.kept, self.weights, self.tree, self.avals = dict(kept), dict(weights), tree, avals
+    def __init__(
+        self,
+        kept: Mapping[int, Any],
+        weights: Mapping[str, list[Any]],
+        tree: Any,
+        avals: tuple[Any, ...],
+        shared: tuple[tuple[int, int], ...] = (),
+    ):
+        self.kept, self.weights, self.tree, self.avals, self.shared = dict(kept), dict(weights), tree, avals, shared
 
     @property
     def nbytes(self) -> int:
