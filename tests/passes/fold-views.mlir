@@ -76,3 +76,24 @@ func.func @copied_once(%x: !torch.vtensor<[8,10],f32>) -> (!torch.vtensor<[5,16]
   %2 = torch.aten.neg %0 : !torch.vtensor<[80],f32> -> !torch.vtensor<[80],f32>
   return %1, %2 : !torch.vtensor<[5,16],f32>, !torch.vtensor<[80],f32>
 }
+
+// The gradient of a weight, as autograd makes it: transposed twice.
+// CHECK-LABEL: func.func @transposed_twice
+// CHECK: %[[N:.*]] = torch.aten.neg %arg0
+// CHECK-NEXT: return %[[N]]
+func.func @transposed_twice(%x: !torch.vtensor<[10,8],f32>) -> !torch.vtensor<[10,8],f32> {
+  %n = torch.aten.neg %x : !torch.vtensor<[10,8],f32> -> !torch.vtensor<[10,8],f32>
+  %0 = torch.aten.t %n : !torch.vtensor<[10,8],f32> -> !torch.vtensor<[8,10],f32>
+  %1 = torch.aten.t %0 : !torch.vtensor<[8,10],f32> -> !torch.vtensor<[10,8],f32>
+  return %1 : !torch.vtensor<[10,8],f32>
+}
+
+// CHECK-LABEL: func.func @argument_transposed_twice
+// CHECK: torch.aten.t
+// CHECK: %[[T:.*]] = torch.aten.t
+// CHECK: return %[[T]]
+func.func @argument_transposed_twice(%x: !torch.vtensor<[10,8],f32>) -> !torch.vtensor<[10,8],f32> {
+  %0 = torch.aten.t %x : !torch.vtensor<[10,8],f32> -> !torch.vtensor<[8,10],f32>
+  %1 = torch.aten.t %0 : !torch.vtensor<[8,10],f32> -> !torch.vtensor<[10,8],f32>
+  return %1 : !torch.vtensor<[10,8],f32>
+}

@@ -48,12 +48,14 @@ VIEWS = {
     "torch.aten.select.int": "select",
     "torch.aten.slice.Tensor": "slice",
     "torch.aten.squeeze.dim": "squeeze",
+    "torch.aten.t": "transpose",
     "torch.aten.transpose.int": "transpose",
     "torch.aten.unsqueeze": "unsqueeze",
     STATIC_CAST: "same",
 }
 """What a step calls each op that is a view; `same` is no step at all."""
 
+_T = "torch.aten.t"
 _ENDS = 2**63 - 1
 _MOST_DIMS = 8
 
@@ -79,8 +81,10 @@ def is_view_step(op: ir.Operation) -> bool:
     if op_name(op) not in VIEWS:
         return False
     values = (*op.operands, *op.results)
-    ranked = [info for value in values if (info := tensor_info(value.type)) is not None]
-    return len(ranked) == 2 and all(len(info.shape) <= _MOST_DIMS for info in ranked)
+    ranks = [len(info.shape) for value in values if (info := tensor_info(value.type)) is not None]
+    # torch's `t` hands on a vector, and a tensor without dims, as they are.
+    is_there = op_name(op) != _T or ranks == [2, 2]
+    return len(ranks) == 2 and max(ranks) <= _MOST_DIMS and is_there
 
 
 def view_numbers(op: ir.Operation) -> list[int | ir.Value]:
@@ -88,6 +92,8 @@ def view_numbers(op: ir.Operation) -> list[int | ir.Value]:
     name = VIEWS[op_name(op)]
     if name == "same":
         return []
+    if op_name(op) == _T:
+        return [0, 1]
     operands = list(op.operands)[1:]
     if name in ("expand", "permute", "reshape"):
         sizes = defining_op(operands[0])
