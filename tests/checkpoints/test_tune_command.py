@@ -1,6 +1,7 @@
 """`steelyard tune`: what it writes is what `steelyard.tune` makes, in each format, and errors say what to do."""
 
 import json
+import re
 
 import pytest
 import small_folders
@@ -15,7 +16,7 @@ from steelyard.checkpoints.loading import load_model
 from steelyard.checkpoints.methods.choice import read_plan
 from steelyard.recipes import MixedRecipe
 from steelyard.tools.cli import main
-from steelyard.tuning import calibration
+from steelyard.tuning import calibration, costs
 
 WORDS = [f"word{number}" for number in range(tiny_models.VOCABULARY)]
 FORMATS = ["nvfp4-4over6/none", "mxfp8"]
@@ -98,17 +99,62 @@ def test_an_interrupted_command_goes_on(folder, tmp_path, capsys, monkeypatch):
     assert all(torch.equal(parameter.dequantize(), theirs[name].dequantize()) for name, parameter in ours.items())
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "a goal must be given, and none was: --bits 5"),
+        (["--bits", "0"], "--bits must be a positive number, got 0.0"),
+        (["--speed", "nan"], "--speed must be a positive number, got nan"),
+        (["--bits", "3"], "--bits must be at least 4.25 with the formats nvfp4-4over6, nvfp4-4over6/mxfp8, "),
+        (["--bits", "5", "--formats", "nvfp5"], "recipe must be a recipe object or one of"),
+        (["--share", "fp8=0.5"], "--share must name some of --formats, nvfp4-4over6, nvfp4-4over6/mxfp8, "),
+        (["--share", "mxfp8=0.7", "--share", "fp8-row=0.7"], "--share must have parts above 0 and at most 1 in all"),
+        (["--bits", "5", "--costs", "sm_80"], "costs must be a table, a file with one, or one of cpu, "),
+        (
+            ["--bits", "5", "--format", "modelopt", "--formats", "nvfp4-4over6", "mxfp8", "none"],
+            "--format modelopt must hold all of --formats, and cannot hold nvfp4-4over6; leave them out, choose among "
+            "nvfp4-4over6/none mxfp8 fp8-row none, or write another format",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_the_model_is_loaded(folder, tmp_path, capsys, flags, message):
+    # A model that is no model: whoever reads it has an error of another kind.
+    (folder / "model.safetensors").write_bytes(b"")
+    assert main(["tune", str(folder), str(tmp_path / "out"), *flags]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert "loading" not in printed.out
+    assert not (tmp_path / "out.unfinished").exists()
+
+
+def test_what_a_format_of_files_holds_is_what_it_writes(folder, tmp_path, capsys):
+    """Left to itself, the command chooses among what the format holds, and writes it."""
+    out = tmp_path / "out"
+    text = ["--text", str(tmp_path / "text.txt"), "--length", "8", "--tokens", "64"]
+    assert main(["tune", str(folder), str(out), "--bits", "6", "--format", "modelopt", *text]) == 0
+    tried = [each["formats"] for each in json.loads((out / "steelyard_recipe.json").read_text())["about"]["tried"]]
+    assert tried == ["nvfp4-4over6/none", "mxfp8", "fp8-row", "chosen", "chosen, compensated"]
+    assert json.loads((out / "hf_quant_config.json").read_text())["producer"]["name"] == "steelyard"
+
+
+def test_the_help_names_every_table_of_costs(capsys):
+    with pytest.raises(SystemExit):
+        main(["tune", "--help"])
+    printed = " ".join(capsys.readouterr().out.split())
+    names = re.search(r"--costs TARGET (.*), or a file", printed)[1].split(", ")
+    assert sorted(names) == sorted(["cpu", *costs.shipped()])
+
+
 def test_errors_say_what_to_do(folder, tmp_path, capsys):
     text = ["--text", str(tmp_path / "text.txt")]
     out = str(tmp_path / "out")
-    assert main(["tune", str(folder), out, *text, *FLAGS]) == 2
-    assert "a goal must be given" in capsys.readouterr().err
     assert main(["tune", str(folder), out, "--share", "mxfp8", *text, *FLAGS]) == 2
     assert "--share must be like nvfp4-4over6=0.5, got mxfp8" in capsys.readouterr().err
-    assert main(["tune", str(folder), out, "--bits", "3", *text, *FLAGS]) == 2
-    assert "bits must be at least 4.5" in capsys.readouterr().err
     assert main(["tune", str(folder), out, "--bits", "5", *text, "--length", "100"]) == 2
     assert "the text must have at least --length 100 tokens, got 80" in capsys.readouterr().err
     assert main(["tune", str(folder), out, "--bits", "5", "--text", str(tmp_path / "none.txt"), *FLAGS]) == 2
     assert "cannot read" in capsys.readouterr().err
+    (folder / "tokenizer.json").unlink()
+    assert main(["tune", str(folder), out, "--bits", "5", *text, *FLAGS]) == 2
+    assert "must have a tokenizer to read the text for calibration, such as tokenizer.json" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

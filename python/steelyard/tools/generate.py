@@ -57,8 +57,8 @@ def _check_options(arguments: argparse.Namespace) -> None:
         raise SteelyardError(f"--seed must have at most 64 bits, got {shown(arguments.seed)}")
 
 
-def read_tokenizer(folder: Path) -> Any:
-    """The tokenizer in the folder of a checkpoint; raises `CheckpointError`."""
+def read_tokenizer(folder: Path, what: str = "the prompt") -> Any:
+    """The tokenizer in the folder of a checkpoint, which must read `what`; raises `CheckpointError`."""
     from steelyard.checkpoints.models import import_transformers
 
     transformers = import_transformers()
@@ -66,7 +66,7 @@ def read_tokenizer(folder: Path) -> Any:
         raise CheckpointError(f"a checkpoint must be a folder on this machine, got '{folder}'; download it first")
     if not any((folder / name).is_file() for name in _VOCABULARIES):
         raise CheckpointError(
-            f"'{folder}' must have a tokenizer to read the prompt, such as {_VOCABULARIES[0]}, and has none; fetch it"
+            f"'{folder}' must have a tokenizer to read {what}, such as {_VOCABULARIES[0]}, and has none; fetch it"
         )
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)

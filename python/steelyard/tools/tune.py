@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,12 @@ RECIPE_FILE = "steelyard_recipe.json"
 _ROWS = 4
 """Rows of tokens in a batch."""
 _FORMATS = ("steelyard", "compressed-tensors", "modelopt")
+_TARGETS = "cpu, cpu-avx2, cpu-avx512, sm_90a, sm_100a"
+_DEFAULT = "(default: of NVFP4, MXFP4, MXFP8 and others, what --format holds)"
+_NONE = "none"
+_LONG = 1 << 40
+Formats = dict[str, Any]
+"""Recipes by their names, None for high precision."""
 _EXAMPLES = """examples:
   steelyard tune SmolLM2-135M out --bits 5
   steelyard tune SmolLM2-135M out --bits 4.5 --formats nvfp4-4over6/none --format compressed-tensors
@@ -36,11 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--speed", type=float, help="the least speed against float32 by this machine's kernels, as in 1.4")
     add("--error", type=float, help="the largest KL divergence of the logits, as in 0.02")
     add("--share", action="append", metavar="RECIPE=PART", help="the least part of multiplications in a format")
-    add("--costs", metavar="TARGET", help="cpu, sm_90a, sm_100a, or a file, for --speed (default: measured here)")
+    add("--costs", metavar="TARGET", help=f"{_TARGETS}, or a file, for --speed (default: measured here)")
     add("--text", type=Path, metavar="FILE", help="text to calibrate by (default: Python's documentation)")
     add("--tokens", type=int, default=4096, metavar="N", help="how many of its tokens (default: 4096)")
     add("--length", type=int, default=256, metavar="N", help="tokens of a row (default: 256)")
-    add("--formats", nargs="+", metavar="RECIPE", help="what to choose among (default: NVFP4, MXFP4, MXFP8 and others)")
+    add("--formats", nargs="+", metavar="RECIPE", help=f"what to choose among {_DEFAULT}")
     add("--sensitivity", choices=("gradient", "kl"), default="gradient", help="how layers are compared")
     add("--format", choices=_FORMATS, default=_FORMATS[0], help="what is written (default: %(default)s)")
     add("--fold", action=argparse.BooleanOptionalAction, help="fold factors of inputs into the layers before")
@@ -55,9 +62,11 @@ def run(arguments: argparse.Namespace) -> int:
     from steelyard.tuning import tune as tuning
     from steelyard.tuning.gptq import Options
 
-    for name in ("tokens", "length"):
-        if getattr(arguments, name) < 1:
-            raise SteelyardError(f"--{name} must be at least 1, got {getattr(arguments, name)}")
+    # All that can be refused is refused before anything takes long.
+    _check_numbers(arguments)
+    formats = _formats(arguments)
+    share = _share(arguments.share, formats)
+    _check_goals(arguments, share, formats)
     folders.check_new(arguments.folder)
     batches = _batches(arguments)
     announce(f"loading {arguments.source}")
@@ -70,8 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
         bits=arguments.bits,
         speed=arguments.speed,
         error=arguments.error,
-        share=_share(arguments.share),
-        formats=arguments.formats or tuning.FORMATS,
+        share=share,
+        formats=list(formats),
         sensitivity=arguments.sensitivity,
         options=None if arguments.fold is None else Options(fold=arguments.fold),
         costs=arguments.costs,
@@ -89,14 +98,89 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _share(given: list[str] | None) -> dict[str, float] | None:
+def _check_numbers(arguments: argparse.Namespace) -> None:
+    for name in ("tokens", "length"):
+        if getattr(arguments, name) < 1:
+            raise SteelyardError(f"--{name} must be at least 1, got {getattr(arguments, name)}")
+    for name in ("bits", "speed", "error"):
+        value = getattr(arguments, name)
+        if value is not None and not 0 < value < math.inf:
+            raise SteelyardError(f"--{name} must be a positive number, got {value}")
+
+
+def _formats(arguments: argparse.Namespace) -> Formats:
+    """What there is to choose among, by names, all of which can be written; None is high precision."""
+    from steelyard.tuning import tune as tuning
+
+    names = arguments.formats or tuning.FORMATS
+    found = {name: _recipe(name) for name in names}
+    held = {name: recipe for name, recipe in found.items() if _is_held(arguments.format, recipe)}
+    if arguments.formats and len(held) < len(found):
+        others = ", ".join(name for name in found if name not in held)
+        known = " ".join(name for name in tuning.FORMATS if _is_held(arguments.format, _recipe(name)))
+        raise CheckpointError(
+            f"--format {arguments.format} must hold all of --formats, and cannot hold {others}; leave them out, choose "
+            f"among {known}, or write another format"
+        )
+    return held
+
+
+def _recipe(name: str) -> Any:
+    from steelyard import recipes
+
+    return None if name == _NONE else recipes.get(name).settled(trains=False)
+
+
+def _is_held(format: str, recipe: Any) -> bool:
+    """Whether a format of files can say what a recipe makes of a layer."""
+    from steelyard.checkpoints.layer_formats import format_of
+    from steelyard.checkpoints.saving import WRITERS
+
+    if recipe is None or format not in WRITERS:
+        return True
+    layer = format_of("layer", "layer", recipe)
+    try:
+        WRITERS[format].stored_scheme(layer)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _share(given: list[str] | None, formats: Formats) -> dict[str, float] | None:
     """Parts of the multiplications by formats."""
     if given is None:
         return None
     try:
-        return {name: float(part) for name, _, part in (each.rpartition("=") for each in given)}
+        found = {name: float(part) for name, _, part in (each.rpartition("=") for each in given)}
     except ValueError as error:
         raise SteelyardError(f"--share must be like nvfp4-4over6=0.5, got {' '.join(given)}") from error
+    unknown = [name for name in found if name not in formats]
+    if unknown:
+        raise SteelyardError(
+            f"--share must name some of --formats, {', '.join(formats)}, got {', '.join(map(repr, unknown))}"
+        )
+    if not all(0 < part <= 1 for part in found.values()) or sum(found.values()) > 1:
+        raise SteelyardError(f"--share must have parts above 0 and at most 1 in all, got {' '.join(given)}")
+    return found
+
+
+def _check_goals(arguments: argparse.Namespace, share: dict[str, float] | None, formats: Formats) -> None:
+    """Refuse goals and costs that no model can meet."""
+    import torch
+
+    from steelyard.tuning import costs
+    from steelyard.tuning.grids import weight_bits
+
+    if arguments.bits is arguments.speed is arguments.error is share is None:
+        raise SteelyardError("a goal must be given, and none was: --bits 5, --speed 1.4, --error 0.02, or several")
+    # Of such a long row, the scales that are one per row have no bits to speak of.
+    least = min(weight_bits(recipe, (1, _LONG), torch.float32) / _LONG for recipe in formats.values())
+    if arguments.bits is not None and arguments.bits < least:
+        raise SteelyardError(
+            f"--bits must be at least {least:.4g} with the formats {', '.join(formats)}, got {arguments.bits}"
+        )
+    if arguments.costs is not None:
+        costs.resolve(arguments.costs, [], formats)
 
 
 def _left(about: dict[str, float]) -> str:
@@ -106,7 +190,7 @@ def _left(about: dict[str, float]) -> str:
 
 def _batches(arguments: argparse.Namespace) -> list[Any]:
     """Rows of tokens of the text."""
-    tokenizer = read_tokenizer(arguments.source)
+    tokenizer = read_tokenizer(arguments.source, "the text for calibration")
     tokens = tokenizer(_text(arguments.text), return_tensors="pt").input_ids[0][: arguments.tokens]
     rows = len(tokens) // arguments.length
     if not rows:
