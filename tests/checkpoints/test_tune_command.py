@@ -99,6 +99,44 @@ def test_an_interrupted_command_goes_on(folder, tmp_path, capsys, monkeypatch):
     assert all(torch.equal(parameter.dequantize(), theirs[name].dequantize()) for name, parameter in ours.items())
 
 
+def test_a_folder_of_the_user_stays(folder, tmp_path, capsys):
+    flags = ["--bits", "6", "--text", str(tmp_path / "text.txt"), *FLAGS]
+    precious = tmp_path / "out.unfinished" / "precious.txt"
+    precious.parent.mkdir()
+    precious.write_text("mine")
+    command = ["tune", str(folder), str(tmp_path / "out"), *flags]
+    assert main(command) == 2
+    assert "must be made by this command, and holds other things, such as precious.txt; move it" in (
+        capsys.readouterr().err
+    )
+    assert precious.read_text() == "mine"
+    assert not (tmp_path / "out").exists()
+    # In a folder that the command did make, what others put there stays, too.
+    precious.unlink()
+    finish = calibration._Walk._finish
+
+    def put(walk, stage):
+        finish(walk, stage)
+        precious.write_text("mine")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibration._Walk, "_finish", put)
+        assert main(command) == 0
+    assert "out.unfinished: kept, for it holds other things" in capsys.readouterr().out
+    assert [each.name for each in precious.parent.iterdir()] == ["precious.txt"]
+
+
+def test_a_folder_without_a_name_is_refused(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in (".", "/"):
+        assert main(["tune", str(folder), name, "--bits", "6", *FLAGS]) == 2
+        assert f"OUT must be a new folder with a name of its own, got '{name}'" in capsys.readouterr().err
+    work = tmp_path / "file"
+    work.touch()
+    assert main(["tune", str(folder), "out", "--work", str(work), "--bits", "6", *FLAGS]) == 2
+    assert "where finished layers are kept, must be a folder, and is none" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ _TARGETS = "cpu, cpu-avx2, cpu-avx512, sm_90a, sm_100a"
 _DEFAULT = "(default: of NVFP4, MXFP4, MXFP8 and others, what --format holds)"
 _NONE = "none"
 _LONG = 1 << 40
+_MARK = ".steelyard-tune"
+"""A file in folders of unfinished work that the command made, and may remove."""
+_OWN = "[0-9a-f]{16}"
+"""What `steelyard.tune` calls its folders."""
 Formats = dict[str, Any]
 """Recipes by their names, None for high precision."""
 _EXAMPLES = """examples:
@@ -67,12 +72,13 @@ def run(arguments: argparse.Namespace) -> int:
     formats = _formats(arguments)
     share = _share(arguments.share, formats)
     _check_goals(arguments, share, formats)
-    folders.check_new(arguments.folder)
+    folder, work = _folders(arguments)
     batches = _batches(arguments)
     announce(f"loading {arguments.source}")
     model = _load(arguments.source)
     announce(f"tuning by {sum(batch.numel() for batch in batches)} tokens")
-    work = arguments.work or arguments.folder.with_name(f"{arguments.folder.name}.unfinished")
+    if arguments.work is None:
+        _mark(work)
     tuned, recipe = tuning.tune(
         model,
         batches,
@@ -88,13 +94,13 @@ def run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
     )
     show(tuning.table(recipe))
-    saving.save(compile(tuned, recipe, weights="quantized"), arguments.folder, format=arguments.format)
-    folders.copy_companions(arguments.source, arguments.folder)
-    (arguments.folder / RECIPE_FILE).write_text(json.dumps(recipe.to_dict(), indent=1))
+    saving.save(compile(tuned, recipe, weights="quantized"), folder, format=arguments.format)
+    folders.copy_companions(arguments.source, folder)
+    (folder / RECIPE_FILE).write_text(json.dumps(recipe.to_dict(), indent=1))
     show(_left(recipe.about["left"]))
-    show(f"{arguments.folder}: written, with the recipe in {RECIPE_FILE}")
+    show(f"{folder}: written, with the recipe in {RECIPE_FILE}")
     if arguments.work is None:
-        shutil.rmtree(work, ignore_errors=True)
+        _remove(work)
     return 0
 
 
@@ -181,6 +187,43 @@ def _check_goals(arguments: argparse.Namespace, share: dict[str, float] | None, 
         )
     if arguments.costs is not None:
         costs.resolve(arguments.costs, [], formats)
+
+
+def _folders(arguments: argparse.Namespace) -> tuple[Path, Path]:
+    """The folder to write, and that of unfinished work; neither holds anything that is not this command's."""
+    from steelyard.checkpoints import folders
+
+    folder = arguments.folder
+    if not folder.name:
+        raise FileError(f"OUT must be a new folder with a name of its own, got '{folder}'; give one, such as tuned")
+    folders.check_new(folder)
+    work = arguments.work or folder.with_name(f"{folder.name}.unfinished")
+    if work.exists() and not work.is_dir():
+        raise FileError(f"'{work}', where finished layers are kept, must be a folder, and is none; choose --work")
+    if arguments.work is None and work.exists() and any(work.iterdir()) and not (work / _MARK).is_file():
+        raise FileError(
+            f"'{work}', where finished layers are kept, must be made by this command, and holds other things, such as "
+            f"{min(each.name for each in work.iterdir())}; move it, or choose another folder by --work"
+        )
+    return folder, work
+
+
+def _mark(work: Path) -> None:
+    """Make the folder of unfinished work, and note in it that it is the command's own."""
+    work.mkdir(parents=True, exist_ok=True)
+    (work / _MARK).write_text("steelyard tune keeps finished layers here until its checkpoint is written\n")
+
+
+def _remove(work: Path) -> None:
+    """Remove what `steelyard.tune` has made in a folder, and the folder if nothing else is in it."""
+    for each in work.iterdir():
+        if each.is_dir() and not each.is_symlink() and re.fullmatch(_OWN, each.name):
+            shutil.rmtree(each, ignore_errors=True)
+    (work / _MARK).unlink(missing_ok=True)
+    try:
+        work.rmdir()
+    except OSError:
+        show(f"{work}: kept, for it holds other things")
 
 
 def _left(about: dict[str, float]) -> str:
