@@ -102,13 +102,16 @@ def measure(name: str, work: Path, rows: int, minutes: int) -> dict:
 
 
 def cells(row: dict, exact: dict) -> tuple[str, ...]:
+    """A line of the table, of this project's rows as of those of peers."""
     if "failed" in row:
         return (row["name"], "", f"did not run: {row['failed']}", "", "", "", "", "")
-    made = [row["name"], "" if row["bits"] is None else f"{row['bits']:.2f}"]
+    name = tuned_model.title_of(row) if "fold" in row else row["name"]
+    made = [name, "" if row["bits"] is None else f"{row['bits']:.2f}"]
     for text in ("topics", "docstrings"):
         perplexity = row[text]["perplexity"]
         above = 100 * (perplexity / exact[text]["perplexity"] - 1)
-        made += [f"{perplexity:.2f}", f"{above:+.1f} %", f"{row[text]['divergence']:.3f}"]
+        divergence = row[text]["divergence"]
+        made += [f"{perplexity:.2f}", f"{above:+.1f} %", "" if divergence is None else f"{divergence:.3f}"]
     return tuple(made)
 
 

@@ -5,16 +5,18 @@
     python benchmarks/tuned_model.py --plot docs/images/tuned-model.png
 
 Calibration and evaluation are on disjoint topics of Python's documentation; the second text is the docstrings of the
-standard library. lm_head stays in float32. Finished rows are not measured again. Speeds are those that the second
-command measured.
+standard library. lm_head stays in float32. A row is measured again unless one with the same goal, calibration and use
+of factors is stored. Speeds are those that the second command measured.
 """
 
 import argparse
 import json
 import pydoc_data.topics
+import time
 from pathlib import Path
 
 import torch
+import tuned_plot
 from language_judge import ROWS, judge
 from report import SPEED_BEST
 
@@ -35,6 +37,8 @@ GOALS = {
     "mixed, at most 6 bits": {"bits": 6.0, "formats": MIX},
 }
 PLAIN = ("nvfp4", "nvfp4-4over6", "nvfp4-4over6/mxfp8", "nvfp4-4over6/none", "mxfp8")
+DISTILLED = "nvfp4 x nvfp4, distilled"
+"""A row that `examples/distill_nvfp4.py` measures."""
 
 
 def read_texts(model: trained.Trained, calibration: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -48,23 +52,61 @@ def read_texts(model: trained.Trained, calibration: int) -> tuple[torch.Tensor, 
     return rows(topics[1::2], calibration), rows(topics[0::2], EVALUATION), rows([trained.docstrings()], SECOND)
 
 
-def measure(name: str, model: trained.Trained, texts, work: Path, fold: bool) -> dict:
+def identity(name: str, tokens: int, fold: bool) -> dict:
+    """What makes a row the same as a stored one; rows that are not tuned have a name alone."""
+    if name not in GOALS:
+        return {"name": name, "goal": None, "fold": None, "tokens": None}
+    goal = json.loads(json.dumps(GOALS[name]))
+    return {"name": name, "goal": goal, "fold": fold, "tokens": tokens}
+
+
+def is_like(row: dict, wanted: dict) -> bool:
+    return all(row[key] == value for key, value in wanted.items())
+
+
+def is_stored(rows: list[dict], wanted: dict) -> bool:
+    """Whether a row was measured; rows with a `source` are figures of a page, whose results nobody kept."""
+    return any(is_like(row, wanted) and "source" not in row for row in rows)
+
+
+def title_of(row: dict) -> str:
+    """What tables call a row."""
+    return f"{row['name']}, with factors" if row["fold"] else row["name"]
+
+
+def folder_of(work: Path, wanted: dict) -> Path:
+    """Where a row's finished work is kept: no row shares that of another, so that each has its own time."""
+    words = [*wanted["name"].replace(",", "").split(), "factors" if wanted["fold"] else "plain", str(wanted["tokens"])]
+    return work / "-".join(words)
+
+
+def measure(wanted: dict, model: trained.Trained, texts, work: Path) -> dict:
     calibration, evaluation, second = texts
-    row = {"name": name, "bits": None, "tried": None}
+    name, found = wanted["name"], {"bits": None, "tried": None}
     if name == "float32":
-        net, row["bits"] = model.model, 32.0
+        net, found["bits"] = model.model, 32.0
     elif name in PLAIN:
         net = steelyard.compile(model.model, name, overrides=trained.OVERRIDES)
     else:
-        batches = list(calibration.split(ROWS))
-        options = Options(fold=fold)
-        tuned, recipe = steelyard.tune(
-            model.model, batches, **GOALS[name], judged=batches[:1], folder=work, options=options
-        )
-        net, tried = steelyard.compile(tuned, recipe), recipe.about["tried"]
-        row |= {"bits": tried[-1]["bits"], "tried": tried, "tokens": calibration.numel()}
-        row["recipe"] = {**recipe.to_dict(), "about": {}}
-    return {**row, "topics": judge(net, model.model, evaluation), "docstrings": judge(net, model.model, second)}
+        net, found = tune(wanted, model, calibration, folder_of(work, wanted))
+    texts = {"topics": evaluation, "docstrings": second}
+    return {**wanted, **found, **{text: judge(net, model.model, rows) for text, rows in texts.items()}}
+
+
+def tune(wanted: dict, model: trained.Trained, calibration: torch.Tensor, folder: Path) -> tuple:
+    """A tuned net, and what is to be known of it."""
+    goes_on = folder.exists()
+    batches, options = list(calibration.split(ROWS)), Options(fold=wanted["fold"])
+    started, cpu = time.monotonic(), time.process_time()
+    tuned, recipe = steelyard.tune(
+        model.model, batches, **wanted["goal"], judged=batches[:1], folder=folder, options=options
+    )
+    # A run that goes on from finished work would claim too little time.
+    times = [None if goes_on else round(each) for each in (time.monotonic() - started, time.process_time() - cpu)]
+    tried = recipe.about["tried"]
+    found = {"seconds": times[0], "cpu_seconds": times[1], "threads": torch.get_num_threads()}
+    found |= {"bits": tried[-1]["bits"], "tried": tried, "recipe": {**recipe.to_dict(), "about": {}}}
+    return steelyard.compile(tuned, recipe), found
 
 
 def read_speeds() -> dict[str, dict[str, float]]:
@@ -77,29 +119,10 @@ def read_speeds() -> dict[str, dict[str, float]]:
 
 def format_of(name: str) -> str:
     """What the nets of a row are called where speeds are measured."""
+    if name == DISTILLED:
+        return "nvfp4-4over6"
     formats = GOALS.get(name, {}).get("formats", [name])
-    return "eager" if name == "float32" else formats[0] if len(formats) == 1 else name
-
-
-def plot(rows: list[dict], file: Path) -> None:
-    from matplotlib import pyplot
-
-    exact = next(row for row in rows if row["name"] == "float32")
-    works = read_speeds()
-    figure, panels = pyplot.subplots(1, len(works), figsize=(12, 4.5), sharey=True, layout="constrained")
-    for axes, (work, speeds) in zip(panels, works.items(), strict=True):
-        for index, row in enumerate(rows):
-            more = 100 * (row["topics"]["perplexity"] / exact["topics"]["perplexity"] - 1)
-            kind = {"marker": "o", "s": 90} if row["tried"] else {"marker": "x", "s": 60}
-            label = row["name"] if axes is panels[0] else None
-            axes.scatter(speeds[format_of(row["name"])], more, color=f"C{index}", label=label, zorder=2, **kind)
-        axes.set_title(work, fontsize=10)
-        axes.set_xlabel("speed against eager float32, one thread")
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel("perplexity above float32, %")
-    figure.legend(loc="outside right center", fontsize=8)
-    figure.suptitle("SmolLM2-135M: tuned (dots), and rounded to the nearest code (crosses)", fontsize=11)
-    figure.savefig(file, dpi=120)
+    return formats[0] if len(formats) == 1 else name
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -115,16 +138,18 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--plot", type=Path, help="a picture of error against speed")
     options = parser.parse_args(argv)
     rows = json.loads(options.out.read_text()) if options.out.exists() else []
-    missing = [name for name in options.rows if name not in [row["name"] for row in rows]]
+    tokens = options.calibration * LENGTH
+    wanted = [identity(name, tokens, not options.no_fold) for name in options.rows]
+    missing = [each for each in wanted if not is_stored(rows, each)]
     if missing:
         model = trained.load()
         texts = read_texts(model, options.calibration)
-        for name in missing:
-            rows.append(measure(name, model, texts, options.work, fold=not options.no_fold))
+        for each in missing:
+            rows = [row for row in rows if not is_like(row, each)] + [measure(each, model, texts, options.work)]
             options.out.write_text(json.dumps(rows, indent=1) + "\n")
-            print(name, json.dumps(rows[-1]["topics"]), json.dumps(rows[-1]["docstrings"]), flush=True)
+            print(each["name"], json.dumps(rows[-1]["topics"]), json.dumps(rows[-1]["docstrings"]), flush=True)
     if options.plot:
-        plot(rows, options.plot)
+        tuned_plot.plot(tuned_plot.points_of(rows, format_of), read_speeds(), options.plot)
 
 
 if __name__ == "__main__":

@@ -153,3 +153,35 @@ def test_the_page_shows_the_results_that_are_kept(harness):
         assert data["machine"]["CPU"], path.name
         assert f"## {data['title']}" in text
         assert f"`{data['command']}`" in text
+
+
+def test_a_tuned_row_is_another_with_another_goal_calibration_or_factors(harness, monkeypatch):
+    tuned_model = harness("tuned_model")
+    name = "mixed, at most 6 bits"
+    wanted = tuned_model.identity(name, tokens=4096, fold=True)
+    # As a file has it: tuples are lists.
+    row = json.loads(json.dumps({**wanted, "bits": 6.0}))
+    assert tuned_model.is_stored([row], wanted)
+    assert not tuned_model.is_stored([row], tuned_model.identity(name, tokens=4096, fold=False))
+    assert not tuned_model.is_stored([row], tuned_model.identity(name, tokens=2048, fold=True))
+    # A figure that was only ever printed is measured again.
+    assert not tuned_model.is_stored([{**row, "source": "a page"}], wanted)
+    monkeypatch.setitem(tuned_model.GOALS, name, {"bits": 6.0, "formats": ("mxfp8", "nvfp4")})
+    assert not tuned_model.is_stored([row], tuned_model.identity(name, tokens=4096, fold=True))
+    # What is not tuned has neither.
+    plain = tuned_model.identity("mxfp8", tokens=4096, fold=True)
+    assert tuned_model.is_stored([plain], tuned_model.identity("mxfp8", tokens=2048, fold=False))
+
+
+def test_the_stored_tuned_rows_say_how_they_were_made(harness):
+    tuned_model = harness("tuned_model")
+    rows = json.loads((BENCHMARKS / "results" / "tuning" / "tuned_model.json").read_text())
+    assert len({(row["name"], row["fold"], row["tokens"]) for row in rows}) == len(rows)
+    for row in rows:
+        if row["name"] in tuned_model.GOALS:
+            assert tuned_model.is_like(row, tuned_model.identity(row["name"], row["tokens"], row["fold"]))
+
+
+def test_the_frontier_is_what_nothing_beats_in_both(harness):
+    frontier = harness("tuned_plot").frontier
+    assert frontier([(1.0, 5.0), (2.0, 4.0), (3.0, 9.0), (2.0, 6.0), (2.5, 9.0)]) == [(2.0, 4.0), (3.0, 9.0)]
