@@ -1,6 +1,7 @@
 """JAX functions compiled by recipes, beside plain jit, flax's Fp8DotGeneralOp and qwix."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -47,15 +48,32 @@ class Transformer(linen.Module):
         return x
 
 
+class Scanned(linen.Module):
+    """The same blocks in a loop, as in MaxText."""
+
+    @linen.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        loop = linen.scan(
+            lambda block, x, _: (block(x), None),
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            length=LAYERS,
+        )
+        return loop(Block(), x, None)[0]
+
+
 def measure(quick: bool = False) -> Table:
-    """One row per contender: speed of a forward and of a gradient with 512 tokens, and of one token, on one core."""
+    """One row per contender: speed of a forward and of a gradient with 512 tokens, and of one token, on one core.
+
+    Gradients and tokens also of the same blocks in a loop, beside float32 in a loop.
+    """
     # XLA makes as many threads as there are cores when it is first used, and threads that wait take CPU time, too.
     with pinned(1):
         return _measure(3 if quick else 9)
 
 
 def _measure(calls: int) -> Table:
-    speeds = ["speed, forward", "speed, gradient", "speed, one token"]
+    speeds = ["speed, forward", "speed, gradient", "speed, one token", "loop, gradient", "loop, one token"]
     table = Table("JAX transformer, compiled", ["contender", *speeds], labels=["contender"], ratio=speeds[1])
     x, token = (jax.random.normal(jax.random.key(0), (n, m, WIDTH)) for n, m in ((4, 128), (1, 1)))
     forwards: dict[str, Callable[[], Any]] = {}
@@ -68,15 +86,33 @@ def _measure(calls: int) -> Table:
         gradients[name] = _call(gradient, variables, x)
         if serve is not None:
             tokens[name] = _call(jax.jit(serve[0]), serve[1], token)
+    loops, loop_tokens = _looped(x, token)
     # A token takes so little that many calls are as quick.
-    timed = [interleave(works, times) for works, times in ((forwards, calls), (gradients, calls), (tokens, 20 * calls))]
+    works = ((forwards, calls), (gradients, calls), (tokens, 20 * calls), (loops, calls), (loop_tokens, 20 * calls))
+    timed = [interleave(own, times) for own, times in works]
     progress("")
     for name in forwards:
         cells = [times[BASE].best / times[name].best if name in times else "" for times in timed]
         table.rows.append([name, *cells])
     table.notes.append(f"{LAYERS} blocks of width {WIDTH}, float32; speed: CPU time of {BASE} under jit / CPU time.")
+    table.notes.append(f"Loop: the blocks in a jax.lax.scan; {BASE} is the same loop under jit.")
     table.notes.append("One token: weights quantized before. Formats differ, so this compares cost, not quality.")
     return table
+
+
+def _looped(x: jax.Array, token: jax.Array) -> tuple[dict[str, Callable[[], Any]], dict[str, Callable[[], Any]]]:
+    """The gradient and the token of blocks in a loop, by contender."""
+    plain = Scanned()
+    variables = plain.init(jax.random.key(1), x)
+    gradients = {BASE: _call(jax.jit(jax.grad(_loss(plain.apply))), variables, x)}
+    tokens = {BASE: _call(jax.jit(plain.apply), variables, token)}
+    for recipe in RECIPES:
+        name, fast = f"steelyard {recipe}", sj.compile(plain.apply, recipe)
+        progress(f"jax {name} in a loop")
+        apply = partial(fast, state=fast.init_state(variables, x))
+        gradients[name] = _call(jax.jit(jax.grad(_loss(apply))), variables, x)
+        tokens[name] = _call(jax.jit(fast), fast.quantize(variables, token), token)
+    return gradients, tokens
 
 
 def _loss(apply: Callable[..., jax.Array]) -> Callable[..., jax.Array]:

@@ -2,6 +2,8 @@
 // batch dims, on XLA's own buffers.
 #include "jax/handlers.h"
 
+#include <algorithm>
+
 #include "cpu/gemm/packed_weight.h"
 #include "jax/buffers.h"
 
@@ -61,19 +63,50 @@ ffi::Error dequantize(ffi::ThreadPool pool, ffi::AnyBuffer codes,
   return ffi::Error::Success();
 }
 
-// Which item of an operand belongs to item `index` of an output with dims
-// `batch`: leading dims of size 1 repeat.
-int64_t item_of(const CopyBuffers &operand, int64_t index,
-                ffi::AnyBuffer::Dimensions batch, size_t leading) {
+// An operand of a GEMM. Its first dim may be that of a stack, of which it is
+// one part.
+struct Operand {
+  CopyBuffers copy;
+  std::optional<int64_t> part{};
+
+  size_t first() const { return part ? 1 : 0; }
+};
+
+// What belongs to item `index` of an output with dims `batch`: leading dims of
+// size 1 repeat.
+StoredCopy item_of(const Operand &operand, int64_t index,
+                   ffi::AnyBuffer::Dimensions batch, size_t leading) {
   int64_t found = 0, stride = 1;
   for (size_t i = leading; i-- > 0;) {
-    const int64_t size = operand.codes.dimensions()[i];
+    const int64_t size = operand.copy.codes.dimensions()[operand.first() + i];
     if (size > 1)
       found += index % batch[i] * stride;
     index /= batch[i];
     stride *= size;
   }
-  return found;
+  found += operand.part.value_or(0) * stride;
+  return operand.copy.item(found, operand.first() + leading);
+}
+
+ffi::Error multiply(int threads, const Operand &a, const Operand &b,
+                    const ffi::AnyBuffer *bias, ffi::AnyBuffer out) {
+  const auto dims = out.dimensions();
+  const size_t leading = dims.size() - 2;
+  const int64_t rows = dims[leading], columns = dims[leading + 1];
+  if (rows == 0 || columns == 0)
+    return ffi::Error::Success();
+  for (int64_t index = 0; index < elements_before(dims, leading); ++index) {
+    GemmArguments arguments{
+        item_of(a, index, dims, leading),
+        item_of(b, index, dims, leading),
+        {contiguous_matrix(bytes_of(out) + index * item_bytes(out, leading),
+                           dtype_of(out.element_type()), rows, columns)}};
+    if (bias)
+      arguments.result.bias = repeated_row(
+          bias->untyped_data(), dtype_of(bias->element_type()), rows, columns);
+    run_gemm(arguments, threads);
+  }
+  return ffi::Error::Success();
 }
 
 ffi::Error gemm(ffi::ThreadPool pool, ffi::AnyBuffer a_codes,
@@ -84,27 +117,33 @@ ffi::Error gemm(ffi::ThreadPool pool, ffi::AnyBuffer a_codes,
                 bool a_columnwise, int64_t a_rows, int64_t a_columns,
                 int64_t b_scheme, bool b_columnwise, int64_t b_rows,
                 int64_t b_columns) {
-  const auto dims = out->dimensions();
-  const size_t leading = dims.size() - 2;
   const CopyBuffers a = operand_buffers(a_scheme, a_columnwise, a_rows,
                                         a_columns, a_codes, a_scales, a_amax);
   const CopyBuffers b = operand_buffers(b_scheme, b_columnwise, b_rows,
                                         b_columns, b_codes, b_scales, b_amax);
-  const int64_t rows = dims[leading], columns = dims[leading + 1];
-  if (rows == 0 || columns == 0)
-    return ffi::Error::Success();
-  for (int64_t index = 0; index < elements_before(dims, leading); ++index) {
-    GemmArguments arguments{
-        a.item(item_of(a, index, dims, leading), leading),
-        b.item(item_of(b, index, dims, leading), leading),
-        {contiguous_matrix(bytes_of(*out) + index * item_bytes(*out, leading),
-                           dtype_of(out->element_type()), rows, columns)}};
-    if (is_given(bias))
-      arguments.result.bias = repeated_row(
-          bias.untyped_data(), dtype_of(bias.element_type()), rows, columns);
-    run_gemm(arguments, static_cast<int>(pool.num_threads()));
-  }
-  return ffi::Error::Success();
+  return multiply(static_cast<int>(pool.num_threads()), {a}, {b},
+                  is_given(bias) ? &bias : nullptr, *out);
+}
+
+// The same with a part of a stack as its right operand, read where it lies.
+ffi::Error stacked_gemm(ffi::ThreadPool pool, ffi::AnyBuffer a_codes,
+                        ffi::AnyBuffer a_scales, ffi::AnyBuffer a_amax,
+                        ffi::AnyBuffer b_codes, ffi::AnyBuffer b_scales,
+                        ffi::AnyBuffer b_amax, ffi::AnyBuffer part,
+                        ffi::Result<ffi::AnyBuffer> out, int64_t a_scheme,
+                        bool a_columnwise, int64_t a_rows, int64_t a_columns,
+                        int64_t b_scheme, bool b_columnwise, int64_t b_rows,
+                        int64_t b_columns) {
+  const CopyBuffers a = operand_buffers(a_scheme, a_columnwise, a_rows,
+                                        a_columns, a_codes, a_scales, a_amax);
+  const CopyBuffers b = operand_buffers(b_scheme, b_columnwise, b_rows,
+                                        b_columns, b_codes, b_scales, b_amax);
+  // Like a slice of XLA's, no number leads out of the stack.
+  const int64_t number =
+      std::clamp<int64_t>(*static_cast<int32_t *>(part.untyped_data()), 0,
+                          b_codes.dimensions()[0] - 1);
+  return multiply(static_cast<int>(pool.num_threads()), {a}, {b, number},
+                  nullptr, *out);
 }
 
 // A compact FP4 copy of (columns, k), in the layout that GEMMs read fastest.
@@ -175,6 +214,26 @@ XLA_FFI_DEFINE_HANDLER(gemm_handler, gemm,
                            .Attr<int64_t>("b_rows")
                            .Attr<int64_t>("b_columns"));
 
+XLA_FFI_DEFINE_HANDLER(stacked_gemm_handler, stacked_gemm,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Attr<int64_t>("a_scheme")
+                           .Attr<bool>("a_columnwise")
+                           .Attr<int64_t>("a_rows")
+                           .Attr<int64_t>("a_columns")
+                           .Attr<int64_t>("b_scheme")
+                           .Attr<bool>("b_columnwise")
+                           .Attr<int64_t>("b_rows")
+                           .Attr<int64_t>("b_columns"));
+
 XLA_FFI_DEFINE_HANDLER(pack_handler, pack,
                        ffi::Ffi::Bind()
                            .Arg<ffi::AnyBuffer>()
@@ -189,7 +248,8 @@ std::vector<Handler> plain_handlers() {
   return {{"steelyard_pack", pack_handler},
           {"steelyard_quantize", quantize_handler},
           {"steelyard_dequantize", dequantize_handler},
-          {"steelyard_gemm", gemm_handler}};
+          {"steelyard_gemm", gemm_handler},
+          {"steelyard_stacked_gemm", stacked_gemm_handler}};
 }
 
 } // namespace steelyard

@@ -22,7 +22,7 @@ from steelyard.jax.primitives import (
     spec_attributes,
 )
 
-_PACKED_BIT = np.int64(1 << 15)
+PACKED_BIT = np.int64(1 << 15)
 """What tells a GEMM that an operand is packed: `kPackedField` of runtime/cpu/formats/scheme.h."""
 
 
@@ -81,7 +81,7 @@ def _packed_gemm_native(codes, scales, amax, packed, *, a_spec, b_spec, dtype):
     packed = _with_leading(packed, depth - (packed.ndim - 1))
     types = [jax.ShapeDtypeStruct((*batch, a_spec.outer, b_spec.outer), dtype)]
     attributes = spec_attributes("a", a_spec) | spec_attributes("b", b_spec)
-    attributes["b_scheme"] |= _PACKED_BIT
+    attributes["b_scheme"] |= PACKED_BIT
     none = none_given()
     return ffi.ffi_call("steelyard_gemm", types)(*parts, packed, none, none, none, **attributes)
 

@@ -1,5 +1,7 @@
 """Weights that are quantized once give the results of those that are quantized in every call."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +23,7 @@ from jax_cases import to_torch
 import steelyard.jax as sj
 from steelyard import recipes
 from steelyard.errors import SteelyardError
-from steelyard.jax import packed, primitives
+from steelyard.jax import packed, primitives, stacked
 from steelyard.jax.copies import CopySpec
 from steelyard.recipes import DelayedScaling, Role
 from steelyard.runtime import cpu
@@ -114,3 +116,26 @@ def test_weights_of_layers_in_a_loop_are_quantized_once(recipe, loop):
     program = jax.jit(fast).lower(weights, X).as_text()
     # Inputs alone are quantized in a call.
     assert program.count("custom_call @steelyard_quantize") == 1
+    # Each trip reads its part of the stack where it lies: one number of 8 or 4 bits per weight, and the scales.
+    assert program.count("custom_call @steelyard_stacked_gemm") == 1
+    kernels = parameters["layers"]["kernel"]
+    assert weights.nbytes < (0.15 if recipe == "nvfp4" else 0.26) * kernels.nbytes
+    assert not re.search(r"dynamic_slice.*(ui8|f8E)", program)
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_products_with_a_part_of_a_stack_are_those_with_the_part(is_packed):
+    row, _ = recipes.get("nvfp4").schemes(Role("input", ""))
+    x, kernels = normal(0, 3, 70), normal(1, 4, 41, 70)
+    (a, _), (b, _) = (primitives.quantize(each, row, None) for each in (x, kernels))
+    a_spec, b_spec = CopySpec(row, False, x.shape), CopySpec(row, False, kernels.shape[1:])
+    stack = packed.pack(b, b_spec) if is_packed else b
+    product, of_part = (stacked.packed_gemm, packed.packed_gemm) if is_packed else (stacked.gemm, primitives.gemm)
+    # No number leads out of the stack.
+    for number, part in ((0, 0), (2, 2), (3, 3), (9, 3), (-7, 0)):
+        found = jax.jit(lambda a, stack, number: product(a, a_spec, stack, b_spec, number, out_dtype=jnp.float32))(
+            a, stack, jnp.int32(number)
+        )
+        own = jax.tree.map(lambda each, part=part: each[part], stack)
+        expected = of_part(a, a_spec, own, b_spec, out_dtype=jnp.float32)
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))

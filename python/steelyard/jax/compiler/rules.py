@@ -15,9 +15,9 @@ from steelyard.errors import UnsupportedModelError
 from steelyard.formats.gemms import OPERAND_USAGES
 from steelyard.ir.stablehlo_ops import CONVERT, GROUP_ENDS, RESHAPE, TRANSPOSE, permutation_of
 from steelyard.ir.torch_ops import defining_op
-from steelyard.jax import explicit, packed, primitives, quantizers, random
+from steelyard.jax import explicit, packed, primitives, quantizers, random, stacked
 from steelyard.jax.compiler import experts, measuring
-from steelyard.jax.compiler.values import Copy, Packed, Quantized, float_dtype, shape_of
+from steelyard.jax.compiler.values import Copy, Packed, Quantized, Stacked, float_dtype, shape_of
 from steelyard.jax.copies import CopySpec
 from steelyard.jax.varying import largest_over
 
@@ -66,7 +66,11 @@ def _gemm(op: ir.Operation, operands: list[Any]) -> list[Any]:
     view: Any = op.opview
     lhs, rhs = operands
     usages, dtype = OPERAND_USAGES[view.kind.value], float_dtype(view.result.type)
-    b = rhs.copy_of(usages[1])
+    if isinstance(rhs, Stacked) and not isinstance(lhs, Quantized):
+        rhs = rhs.taken()
+    b = (rhs.whole if isinstance(rhs, Stacked) else rhs).copy_of(usages[1])
+    if isinstance(rhs, Stacked):
+        return [_stacked_gemm(lhs.copy_of(usages[0]), b, rhs.number, dtype).reshape(shape_of(view.result.type))]
     if isinstance(b, Packed):
         return [_packed_gemm(lhs, usages[0], b, dtype).reshape(shape_of(view.result.type))]
     if is_turned(op):
@@ -81,6 +85,12 @@ def _gemm(op: ir.Operation, operands: list[Any]) -> list[Any]:
         weight = weight if b.spec.columnwise == (usages[1] == "columnwise") else weight.T
         out = _product(lhs.reshape(-1, lhs.shape[-1]), weight, view.kind.value, dtype)
     return [explicit.reshaped(out, shape_of(view.result.type))]
+
+
+def _stacked_gemm(a: Copy, b: Copy | Packed, number: jax.Array, dtype: Any) -> jax.Array:
+    if isinstance(b, Packed):
+        return stacked.packed_gemm(a.parts, a.spec, b.data, b.spec, number, out_dtype=dtype)
+    return stacked.gemm(a.parts, a.spec, b.parts, b.spec, number, out_dtype=dtype)
 
 
 def is_turned(op: ir.Operation | None) -> bool:

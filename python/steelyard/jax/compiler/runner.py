@@ -19,11 +19,11 @@ from steelyard.jax.compiler import equations
 from steelyard.jax.compiler.importer import EQN, NUMBER, Imported
 from steelyard.jax.compiler.measuring import hand_out, measured_results
 from steelyard.jax.compiler.rules import RULES, is_matrix_transpose, is_turned, run_quantize
-from steelyard.jax.compiler.values import Quantized, shape_of
+from steelyard.jax.compiler.values import Quantized, Stacked, shape_of
 from steelyard.jax.internals import axes_of, bind
 from steelyard.jax.varying import largest_over
 
-_VIEWS, _QUANTIZE = (TRANSPOSE, RESHAPE, CONVERT), "scaled.quantize"
+_VIEWS, _QUANTIZE, _GEMM = (TRANSPOSE, RESHAPE, CONVERT), "scaled.quantize", "scaled.gemm"
 
 
 class Runner:
@@ -61,6 +61,8 @@ class Runner:
             return run_quantize(op, self._with_own_bits(op, operands), in_place=self._in_place)
         if is_matrix_transpose(op) and is_turned(defining_op(op.operands[0])):
             return operands
+        if op.name != _GEMM and not body_names(op):
+            operands = [value.taken() if isinstance(value, Stacked) else value for value in operands]
         rule = RULES.get(op.name)
         if rule is not None and not (op.name in _VIEWS and self._is_as_traced(op, operands)):
             return rule(op, operands)
@@ -100,8 +102,8 @@ class _BodyCall:
         # A parameter that quantized weights stand for is not there, and the body does not read it.
         pairs = zip(eqn.invars, operands, strict=False)
         self._operands = [_zeros(atom.aval) if value is None else value for atom, value in pairs]
-        # Weights are trees of arrays.
         self._added = operands[count:]
+        # Weights are trees of arrays.
         self._state, self._tree = jax.tree.flatten(self._added)
         self._results: Any = None
         """The tree of the results of the body that was traced last."""
@@ -110,14 +112,18 @@ class _BodyCall:
         return _CALLS[self._eqn.primitive.name](self)
 
     def scan(self) -> list[Any]:
-        """State is stacked: a loop takes it as xs and returns it as ys."""
+        """State is stacked: a loop takes it as xs and returns it as ys. Weights are constants, and xs number them."""
         length = self._eqn.params["length"]
-        pairs = zip(self._taken, self._added, strict=True)
-        added = [random.split_words(value, jnp.arange(length)) if name == RNG else value for name, value in pairs]
-        stacked = jax.tree.leaves(added)
-        (body,) = self._bodies([_part(value) for value in stacked])
+        added = [_over_trips(name, value, length) for name, value in zip(self._taken, self._added, strict=True)]
+        leaves, self._tree = jax.tree.flatten(added)
+        is_whole = jax.tree.leaves([_wholes(value) for value in added])
+        wholes = [value for value, flag in zip(leaves, is_whole, strict=True) if flag]
+        stacks = [value for value, flag in zip(leaves, is_whole, strict=True) if not flag]
+        avals = [jax.typeof(value) if flag else _part(value) for value, flag in zip(leaves, is_whole, strict=True)]
+        (body,) = self._bodies(avals, is_whole)
         params = equations.with_bodies(self._eqn, [body])
-        made = bind(self._eqn, [*jax.tree.leaves(self._operands), *stacked], params)
+        params["num_consts"] += len(wholes)
+        made = bind(self._eqn, [*wholes, *jax.tree.leaves(self._operands), *stacks], params)
         return jax.tree.unflatten(self._results, made)
 
     def cond(self) -> list[Any]:
@@ -126,7 +132,7 @@ class _BodyCall:
 
     def whilst(self) -> list[Any]:
         """State does not change in a loop that has no backward: it is among the constants of both bodies."""
-        bodies = self._bodies(self._added_avals(), state_first=True)
+        bodies = self._bodies(self._added_avals(), [True] * len(self._state))
         params = equations.with_bodies(self._eqn, bodies)
         first = params["cond_nconsts"]
         params["cond_nconsts"] += len(self._state)
@@ -153,9 +159,12 @@ class _BodyCall:
     def _added_avals(self) -> list[Any]:
         return [jax.typeof(value) for value in self._state]
 
-    def _bodies(self, added: list[Any], *, state_first: bool = False) -> list[Any]:
-        """The bodies as jaxprs, each with arguments for the state of all of them."""
+    def _bodies(self, added: list[Any], is_first: list[bool] | None = None) -> list[Any]:
+        """The bodies as jaxprs, each with arguments for the state of all of them, before its own or after them."""
         made = []
+        is_first = [False] * len(added) if is_first is None else is_first
+        first = [aval for aval, flag in zip(added, is_first, strict=True) if flag]
+        last = [aval for aval, flag in zip(added, is_first, strict=True) if not flag]
         for body, function in zip(equations.bodies_of(self._eqn), self._functions, strict=True):
             inner, _ = equations.opened(body.jaxpr)
             numbers = equations.body_operands(self._eqn, body.parameter)
@@ -165,26 +174,23 @@ class _BodyCall:
                 jax.tree.map(_part, value) if isinstance(value, Quantized) else variable.aval
                 for value, variable in pairs
             ]
-            run = self._body(function, len(avals), state_first)
+            run = self._body(function, len(avals), is_first)
             with axes_of(self._eqn):
-                jaxpr, results = jax.make_jaxpr(run, return_shape=True)(
-                    *(added + avals if state_first else avals + added)
-                )
+                jaxpr, results = jax.make_jaxpr(run, return_shape=True)(*first, *avals, *last)
             made.append(jaxpr)
             self._results = jax.tree.structure(results)
         return made
 
-    def _body(self, function: ir.Operation, count: int, state_first: bool) -> Callable[..., list[Any]]:
+    def _body(self, function: ir.Operation, count: int, is_first: list[bool]) -> Callable[..., list[Any]]:
         """A body that takes the state of all bodies and returns what any of them returns."""
         name = ir.StringAttr(function.attributes["sym_name"]).value
         taken = [each for each in added_arguments(function) if each is not None]
         returned = result_states(function)
 
         def run(*arguments: Any) -> list[Any]:
-            split = len(arguments) - count if state_first else count
-            own, state = (
-                (arguments[split:], arguments[:split]) if state_first else (arguments[:split], arguments[split:])
-            )
+            start = sum(is_first)
+            own, first, last = arguments[start:][:count], iter(arguments[:start]), iter(arguments[start + count :])
+            state = [next(first if flag else last) for flag in is_first]
             given = dict(zip(self._taken, jax.tree.unflatten(self._tree, state), strict=True))
             results = self._runner.run(name, [*own, *(given[each] for each in taken)])
             plain = [value for value, each in zip(results, returned, strict=True) if each is None]
@@ -209,6 +215,27 @@ _CALLS: dict[str, Callable[[_BodyCall], list[Any]]] = {
     "checkpoint": _BodyCall.remat,
     "shard_map": _BodyCall.shard_map,
 }
+
+
+def _over_trips(name: str, value: Any, length: int) -> Any:
+    """What was added to a loop: as leaves with a dim for its trips, but for the whole of a stack."""
+    if name == RNG:
+        return random.split_words(value, jnp.arange(length))
+    trips = jnp.arange(length, dtype=jnp.int32)
+    if isinstance(value, Quantized):
+        return Stacked(value, trips)
+    if isinstance(value, Stacked):
+        # The part of a stack is a stack for the trips of a loop in a loop.
+        whole = jax.tree.map(lambda each: each.reshape(-1, *each.shape[2:]), value.whole)
+        return Stacked(whole, value.number * length + trips)
+    return value
+
+
+def _wholes(value: Any) -> Any:
+    """For each array of what was added to a loop, whether it is the whole of a stack."""
+    if not isinstance(value, Stacked):
+        return False
+    return [jax.tree.map(lambda _: True, value.whole), False]
 
 
 def _part(stacked: jax.Array) -> Any:

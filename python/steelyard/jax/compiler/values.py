@@ -8,6 +8,7 @@ from jax.tree_util import register_pytree_node_class
 from torch_mlir import ir
 
 from steelyard.dialect.types import tensor_info
+from steelyard.jax import stacked
 from steelyard.jax.copies import CopySpec, Parts
 from steelyard.jax.nodes import Node
 
@@ -70,6 +71,23 @@ class Quantized(Node):
         assert isinstance(copy, Copy)
         assert copy.parts.amax is not None
         return copy.parts.amax.reshape(-1)
+
+
+@register_pytree_node_class
+class Stacked(Node):
+    """One part of a stack of quantized tensors: what a loop quantized once has in one trip."""
+
+    leaves = ("whole", "number")
+
+    whole: Quantized
+    number: jax.Array
+
+    def __init__(self, whole: Quantized, number: jax.Array):
+        self.whole, self.number = whole, number
+
+    def taken(self) -> Quantized:
+        """The part by itself, a copy."""
+        return stacked.part_of(self.whole, self.number)
 
 
 _FLOATS = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
