@@ -17,9 +17,9 @@ from steelyard.ir.functions import (
     terminator_of,
 )
 from steelyard.ir.stablehlo_ops import CONVERT, RESHAPE, TRANSPOSE
-from steelyard.ir.torch_ops import defining_op, flatten_root, walk_ops
+from steelyard.ir.torch_ops import defining_op, walk_ops
 from steelyard.passes.pipeline.registry import register_pass
-from steelyard.passes.support.merging import merge_quantizations
+from steelyard.passes.support.merging import is_recorded, merge_quantizations
 
 _VIEWS = (RESHAPE, TRANSPOSE, CONVERT)
 
@@ -111,7 +111,7 @@ class _Residual:
                 role=old.role.value,
                 layer=old.layer.value,
                 scale=self.scale,
-                new_amax=_is_recorded(self.making, value, old),
+                new_amax=is_recorded(self.making, value, old),
             )
         terminator.operands[self.result] = made.result
         merge_quantizations(walk_ops(self.making))
@@ -120,14 +120,6 @@ class _Residual:
             usage = "columnwise" if info.row is None else "rowwise"
             with ir.InsertionPoint(terminator), terminator.location:
                 terminator.operands[self.result] = narrow(whole, usage).result
-
-
-def _is_recorded(function: ir.Operation, value: ir.Value, like: QuantizeOp) -> bool:
-    """Whether the amax of a value's quantization is recorded: what merges with it has one, too."""
-    root = flatten_root(value)
-    others = [op.opview for op in walk_ops(function) if isinstance(op.opview, QuantizeOp)]
-    same = [each for each in others if flatten_root(each.source) == root and each.role == like.role]
-    return any(each.new_amax is not None for each in same)
 
 
 def _residual(op: ir.Operation, number: int, functions: dict[str, ir.Operation]) -> _Residual | None:

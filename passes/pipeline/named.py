@@ -67,7 +67,7 @@ _PIPELINES = (
     ),
     Pipeline(
         "steelyard-partitioned",
-        "scaled-quantize-residuals,scaled-hoist-weights,canonicalize,cse,scaled-partition{save=<save>},"
+        "scaled-hoist-from-checkpoints,scaled-quantize-residuals,scaled-hoist-weights,canonicalize,cse,scaled-partition{save=<save>},"
         "scaled-verify-stage{stage=partitioned}",
         {"save": ""},
         "Weights are quantized outside the step; a function with gradients is split into a forward and a backward.",

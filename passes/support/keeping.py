@@ -30,7 +30,7 @@ _POINTWISE = {
 } | {
     "torch.prims.convert_element_type",
     "stablehlo.convert",
-    *(f"jax.{name}" for name in ("literal", "broadcast_in_dim", "iota", "neg", "not")),
+    *(f"jax.{name}" for name in ("literal", "absent", "broadcast_in_dim", "iota", "neg", "not")),
     *(f"jax.{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge")),
 }
 _NORMS = ("torch.aten.native_layer_norm",)

@@ -7,7 +7,8 @@ from torch_mlir import ir
 from steelyard.dialect.quantize import QuantizeOp, quantize
 from steelyard.dialect.types import ScaledInfo, scaled_info_of
 from steelyard.formats.schemes import Scheme
-from steelyard.ir.torch_ops import erase_unused_views, flatten_root
+from steelyard.ir.stablehlo_ops import TRANSPOSE, permutation_of
+from steelyard.ir.torch_ops import defining_op, erase_unused_views, flatten_root, walk_ops
 
 
 def merge_quantizations(ops: Iterable[ir.Operation]) -> None:
@@ -23,7 +24,23 @@ def _key(op: QuantizeOp) -> tuple[object, ...]:
     info = scaled_info_of(op.result)
     state = (info.groups, *tuple(op.operands)[1:])
     attributes = tuple(op.attributes[name] for name in ("layer", "role", "operandSegmentSizes"))
-    return (op.operation.block, flatten_root(op.source), info.shape, info.dtype, *state, *attributes)
+    return (op.operation.block, *_tensor(op.source), info.shape, info.dtype, *state, *attributes)
+
+
+def is_recorded(function: ir.Operation, value: ir.Value, like: QuantizeOp) -> bool:
+    """Whether the amax of a value's quantization is recorded: what merges with it has one, too."""
+    others = [op.opview for op in walk_ops(function) if isinstance(op.opview, QuantizeOp)]
+    same = [each for each in others if _tensor(each.source) == _tensor(value) and each.role == like.role]
+    return any(each.new_amax is not None for each in same)
+
+
+def _tensor(source: ir.Value) -> tuple[object, ...]:
+    """What is equal for two sources that are the same matrix: two transposes of a value are."""
+    root = flatten_root(source)
+    op = defining_op(root)
+    if op is None or op.name != TRANSPOSE:
+        return (root,)
+    return (flatten_root(op.operands[0]), tuple(permutation_of(op)))
 
 
 def _join(group: list[QuantizeOp], op: QuantizeOp) -> None:

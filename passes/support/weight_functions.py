@@ -9,6 +9,7 @@ from steelyard.ir.functions import make_private_function
 from steelyard.ir.stored import is_transpose
 from steelyard.ir.torch_ops import defining_op, parameter_of, view_root
 from steelyard.ir.weights import WeightForm, describe_weight
+from steelyard.passes.support.slices import clone_slice
 
 
 def is_of_parameter(op: QuantizeOp | StoredOp) -> bool:
@@ -37,7 +38,7 @@ def make_weight_function(
     block = make_private_function(module, name, arguments, types, op.location)
     with ir.InsertionPoint(block):
         copies: dict[ir.Value, ir.Value] = dict(zip(arguments, block.arguments, strict=True))
-        results = [_clone_slice(result, copies) for result in op.results]
+        results = [clone_slice(result, copies) for result in op.results]
         ir.Operation.create("func.return", operands=results, loc=op.location)
     describe_weight(block.owner, None if isinstance(op, MeasureQuantizeOp) else _form(op))
     return arguments
@@ -53,18 +54,3 @@ def _form(op: QuantizeOp | StoredOp) -> WeightForm | None:
     if len(info.shape) != (3 if info.groups else 2):
         return None
     return WeightForm(info.row, is_transposed)
-
-
-def _clone_slice(value: ir.Value, copies: dict[ir.Value, ir.Value]) -> ir.Value:
-    """Copy the op that makes a value, and those that make its operands; returns the copy's value."""
-    if value in copies:
-        return copies[value]
-    op = defining_op(value)
-    assert op is not None, "a quantized parameter depends on nothing but the parameter and its state"
-    operands = [_clone_slice(operand, copies) for operand in op.operands]
-    clone = op.clone()
-    for index, operand in enumerate(operands):
-        clone.operands[index] = operand
-    for old, new in zip(op.results, clone.results, strict=True):
-        copies[old] = new
-    return copies[value]

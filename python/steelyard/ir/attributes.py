@@ -63,6 +63,9 @@ WEIGHT_FORM = _fact(
     _ALL[4:],
     "What a parameter that is quantized already must hold to be this weight; absent where no parameter can be.",
 )
+HANDED = _fact(
+    "scaled.handed", "argument", "string", _ALL[4:], "Of a body: a quantized tensor that its op has for it, by name."
+)
 PRIMAL = _fact("scaled.primal", "argument", "integer", _ALL[4:], "Of a backward: which argument of the forward it is.")
 SAVED = _fact("scaled.saved", "argument result", "unit", _ALL[4:], "What a forward leaves to its backward.")
 PART = _fact("scaled.part", "argument result", "string", _ALL[5:], "Which part of a quantized tensor it is.")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from torch_mlir import ir
 
-from steelyard.ir.attributes import BODIES, MEASURES, STATE, TRIPS, WEIGHT
+from steelyard.ir.attributes import BODIES, HANDED, MEASURES, STATE, TRIPS, WEIGHT
 from steelyard.ir.functions import argument_attributes, functions_of, result_attributes
 
 
@@ -23,6 +23,11 @@ def body_names(op: ir.Operation) -> list[str]:
 def trips_of(op: ir.Operation) -> int | None:
     """How often an op runs its body; None where what is added to it is not stacked."""
     return ir.IntegerAttr(op.attributes[TRIPS]).value if TRIPS in op.attributes else None
+
+
+def is_checkpoint(op: ir.Operation) -> bool:
+    """Whether an op is a checkpointed region with its backward: its body runs once, on its operands as they are."""
+    return op.name in ("jax.remat2", "jax.checkpoint") and len(body_names(op)) == 1
 
 
 def named_functions(module: ir.Operation) -> dict[str, ir.Operation]:
@@ -70,11 +75,16 @@ def argument_states(function: ir.Operation) -> list[str | None]:
 
 
 def added_arguments(function: ir.Operation) -> list[str | None]:
-    """The name of the state, or of the function of the weight, that each argument of a body is; None for the others."""
-    weights = [
-        ir.FlatSymbolRefAttr(own[WEIGHT]).value if WEIGHT in own else None for own in argument_attributes(function)
-    ]
-    return [state or weight for state, weight in zip(argument_states(function), weights, strict=True)]
+    """The name of the state, of the function of the weight, or of the quantized tensor that each argument of a body
+    is; None for the others."""
+    return [_added_name(own) for own in argument_attributes(function)]
+
+
+def _added_name(own: dict[str, ir.Attribute]) -> str | None:
+    if WEIGHT in own:
+        return ir.FlatSymbolRefAttr(own[WEIGHT]).value
+    named = next((own[each] for each in (STATE, HANDED) if each in own), None)
+    return None if named is None else ir.StringAttr(named).value
 
 
 def result_states(function: ir.Operation) -> list[str | None]:

@@ -16,6 +16,8 @@ PYTHON = "torch.python."
 
 LITERAL = "jax.literal"
 """A constant of a JAX function."""
+ABSENT = "jax.absent"
+"""In the place of an operand that the body of an op does not read."""
 
 
 def defining_op(value: ir.Value) -> ir.Operation | None:

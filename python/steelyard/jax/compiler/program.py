@@ -57,16 +57,18 @@ class _Function:
         """The functions of the weights that it takes."""
         return list(dict.fromkeys(_symbol(own[WEIGHT]) for own in self._arguments if WEIGHT in own))
 
-    def weights(self, given: dict[str, list[Any]], values: Sequence[Any], state: State) -> dict[str, list[Any]]:
+    def weights(
+        self, given: dict[str, list[Any]], values: Sequence[Any], state: State, saved: Sequence[Any] = ()
+    ) -> dict[str, list[Any]]:
         """The weights that it takes, made where they are not given; `values` are its primals."""
-        primals = iter(values)
+        primals, kept = iter(values), iter(saved)
         arguments: list[Any] = []
         for own in self._arguments:
             if STATE in own:
                 arguments.append(read_state(_text(own[STATE]), state))
             else:
                 is_primal = not own.keys() & {WEIGHT, SAVED, TANGENT}
-                arguments.append(next(primals) if is_primal else None)
+                arguments.append(next(primals) if is_primal else next(kept) if SAVED in own else None)
         made = dict(given)
         for own in self._arguments:
             if WEIGHT in own and (name := _symbol(own[WEIGHT])) not in made:
@@ -272,7 +274,7 @@ class Program:
     def _backward(self, residuals: tuple[Any, ...], cotangents: list[Any]) -> tuple[list[Any], State]:
         saved, primals, shared, state, moved = residuals
         backward = _Function(self.training.runner, _BACKWARD)
-        weights = backward.weights(shared, primals, state)
+        weights = backward.weights(shared, primals, state, saved)
         tangents = [cotangents[i] for i in self._with_tangents]
         results, later = backward.run(primals, weights, state, saved, tangents)
         gradients: list[Any] = [None] * len(self.avals)

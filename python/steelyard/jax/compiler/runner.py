@@ -13,7 +13,7 @@ from steelyard.insight.collecting import Collector
 from steelyard.ir.attributes import RNG
 from steelyard.ir.bodies import added_arguments, added_states, body_names, named_functions, result_states
 from steelyard.ir.stablehlo_ops import CONVERT, RESHAPE, TRANSPOSE
-from steelyard.ir.torch_ops import LITERAL, defining_op
+from steelyard.ir.torch_ops import ABSENT, LITERAL, defining_op
 from steelyard.jax import random
 from steelyard.jax.compiler import equations
 from steelyard.jax.compiler.importer import EQN, NUMBER, Imported
@@ -57,6 +57,8 @@ class Runner:
     def _run_op(self, op: ir.Operation, operands: list[Any]) -> list[Any]:
         if op.name == LITERAL:
             return [self._imported.literals[ir.IntegerAttr(op.attributes[NUMBER]).value]]
+        if op.name == ABSENT:
+            return [None]
         if op.name == _QUANTIZE:
             return run_quantize(op, self._with_own_bits(op, operands), in_place=self._in_place)
         if is_matrix_transpose(op) and is_turned(defining_op(op.operands[0])):
