@@ -67,6 +67,11 @@ struct TargetCopy : StoredCopy {
   bool amax_given = false; // `amax` holds it already
 };
 
+// A part of a matrix: its first row and column, and the size of the whole.
+struct Place {
+  int64_t row, column, rows, columns;
+};
+
 struct QuantizeArguments {
   Matrix x;
   std::optional<TargetCopy> row{}, col{};
@@ -74,6 +79,8 @@ struct QuantizeArguments {
   uint64_t seed = 0, offset = 0;
   // Where x comes from, if not from memory; its rowwise copy has no transform.
   Producer *producer = nullptr;
+  // If x is a part of a matrix, its random bytes are those of that matrix.
+  std::optional<Place> place{};
 };
 
 // Makes either copy or both.

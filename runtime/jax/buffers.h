@@ -62,6 +62,13 @@ struct RandomState {
   }
 };
 
+// After seed and offset there may be the place of the matrix in a whole one.
+inline std::optional<Place> place_of(const uint32_t *words, int64_t count) {
+  if (count == 4)
+    return std::nullopt;
+  return Place{words[4], words[5], words[6], words[7]};
+}
+
 // The parts of one copy, and which of them a scheme has.
 struct CopyBuffers {
   SchemeBits scheme;

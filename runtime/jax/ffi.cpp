@@ -35,10 +35,13 @@ ffi::Error quantize(ffi::ThreadPool pool, ffi::AnyBuffer x,
     if (is_given(scale))
       arguments.scale = floats_of(scale) + index;
     if (is_given(rng)) {
-      const RandomState state = RandomState::read(
-          static_cast<uint32_t *>(rng.untyped_data()) + 4 * index);
+      const int64_t count = rng.dimensions().back();
+      const uint32_t *words =
+          static_cast<uint32_t *>(rng.untyped_data()) + count * index;
+      const RandomState state = RandomState::read(words);
       arguments.seed = state.seed;
       arguments.offset = state.offset;
+      arguments.place = place_of(words, count);
     }
     run_quantize(arguments, static_cast<int>(pool.num_threads()));
   }

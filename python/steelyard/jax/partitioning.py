@@ -1,7 +1,7 @@
 """How operations are split over devices: each device quantizes its shard, with the scales of the whole tensor.
 
 Data, scales and amaxes of a copy are split in the same way. A dim is split only if no block spans two shards; otherwise
-it is gathered first, as is everything that is rounded stochastically, so that bytes never depend on the mesh.
+it is gathered first. Random bytes are drawn by the place in the whole tensor. So bytes never depend on the mesh.
 """
 
 import math
@@ -150,16 +150,15 @@ def quantize(function: Callable, row: Scheme | None, col: Scheme | None, ndim: i
     def partition(mesh, arguments, results):
         specs, sizes, units = describe(arguments[0].shape)
         split = Split(mesh, sizes, units)
-        if not any(s.rounding == "stochastic" for s, _ in schemes):
-            *_, rows, columns = _found_axes(arguments[0])
-            split.take("m", rows)
-            split.take("n", columns)
+        *_, rows, columns = _found_axes(arguments[0])
+        split.take("m", rows)
+        split.take("n", columns)
         given: list[Dims] = [(None,) * len(each.shape) for each in arguments[1:]]
         for index, (scheme, name) in enumerate(((row, "m"), (col, "n")), start=1):
             if scheme is not None and scheme.second_level == "row" and arguments[index + 1].shape != (0,):
                 given[index] = (*batch, name)
         argument_dims = [(*batch, "m", "n"), *given]
-        lower = partial(_quantize_shard, function, row, col, split.axes)
+        lower = partial(_quantize_shard, function, row, col, split)
         return (
             mesh,
             lower,
@@ -170,9 +169,9 @@ def quantize(function: Callable, row: Scheme | None, col: Scheme | None, ndim: i
     return _partitioned(lambda *operands: function(*operands, row=row, col=col), partition, rule)
 
 
-def _quantize_shard(function, row, col, axes: dict, x, scale, row_amax, col_amax, rng):
-    """Quantize a shard with the amaxes of the whole tensor."""
-    amaxes = []
+def _quantize_shard(function, row, col, split: Split, x, scale, row_amax, col_amax, rng):
+    """Quantize a shard with the amaxes, and the random bytes, of the whole tensor."""
+    axes, amaxes = split.axes, []
     for scheme, amax, columnwise in ((row, row_amax, False), (col, col_amax, True)):
         if scheme is None or scheme.family not in ("tensor", "nvfp4") or amax.shape != (0,):
             amaxes.append(amax)
@@ -181,7 +180,19 @@ def _quantize_shard(function, row, col, axes: dict, x, scale, row_amax, col_amax
         if scheme.second_level == "row":
             over = _names(axes["m" if columnwise else "n"])
         amaxes.append(_amax_over(function, x, scheme, columnwise, scale, rng, over) if over else amax)
+    if rng.shape != (0,) and any(_names(each) for each in axes.values()):
+        rng = _with_place(rng, split)
     return function(x, scale, *amaxes, rng, row=row, col=col)
+
+
+def _with_place(rng: jax.Array, split: Split) -> jax.Array:
+    """Seed and offset, then where this device's shard begins, and the size of the whole."""
+    starts = [
+        jax.lax.axis_index(_names(axes)) * split.local(name) if axes is not None else 0
+        for name, axes in split.axes.items()
+    ]
+    place = jnp.stack([jnp.asarray(each, jnp.uint32) for each in (*starts, *split.sizes.values())])
+    return jnp.concatenate([rng, jnp.broadcast_to(place, (*rng.shape[:-1], 4))], axis=-1)
 
 
 def _amax_over(function, x, scheme: Scheme, columnwise: bool, scale, rng, over: tuple[str, ...]) -> jax.Array:

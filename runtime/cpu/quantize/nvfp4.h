@@ -80,8 +80,8 @@ static inline const uint8_t *random_bytes(const CopyCall &copy,
                                           const Tile &tile, int64_t i,
                                           uint8_t *scratch) {
   const PhiloxKey key{copy.seed, copy.offset, copy.random_copy};
-  const uint64_t first =
-      (tile.row + i) * copy.random_row + tile.column * copy.random_column;
+  const uint64_t first = copy.random_first + (tile.row + i) * copy.random_row +
+                         tile.column * copy.random_column;
   return philox_bytes(key, first, copy.random_column, tile.columns, scratch);
 }
 

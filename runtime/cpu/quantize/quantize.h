@@ -39,7 +39,8 @@ struct CopyCall {
 
   uint64_t seed, offset;
   int64_t random_row, random_column; // index of an element's random byte is
-  uint32_t random_copy; // row * random_row + column * random_column
+  uint64_t random_first;             // random_first + row * random_row
+  uint32_t random_copy;              //   + column * random_column
 };
 
 struct QuantizeCall {

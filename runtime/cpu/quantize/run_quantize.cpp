@@ -74,8 +74,12 @@ Copy make_copy(const TargetCopy &target, const QuantizeArguments &arguments,
   copy.limit = largest(x.dtype);
   copy.seed = arguments.seed;
   copy.offset = arguments.offset;
-  copy.random_row = is_swapped ? 1 : x.columns;
-  copy.random_column = is_swapped ? stored.columns : 1;
+  const Place place = arguments.place.value_or(Place{0, 0, x.rows, x.columns});
+  copy.random_row = is_swapped ? 1 : place.columns;
+  // The transform pads the rows that it is along.
+  copy.random_column = is_swapped ? ceil_div(place.rows, 16) * 16 : 1;
+  copy.random_first =
+      place.row * copy.random_row + place.column * copy.random_column;
   copy.random_copy = target.columnwise && !is_swapped;
   return copy;
 }
@@ -283,6 +287,9 @@ void quantize_transformed_rows(const QuantizeArguments &arguments,
   swapped.col->columnwise = true;
   swapped.col->M = swapped.x.rows;
   swapped.col->N = swapped.x.columns;
+  if (const auto place = arguments.place)
+    swapped.place =
+        Place{place->column, place->row, place->columns, place->rows};
   Quantization(swapped, true, threads).run();
 }
 

@@ -18,6 +18,8 @@ from compiled_cases import (
     stack,
     stack_parameters,
 )
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 from jax_cases import to_torch
 
 import steelyard.jax as sj
@@ -121,6 +123,26 @@ def test_weights_of_layers_in_a_loop_are_quantized_once(recipe, loop):
     kernels = parameters["layers"]["kernel"]
     assert weights.nbytes < (0.15 if recipe == "nvfp4" else 0.26) * kernels.nbytes
     assert not re.search(r"dynamic_slice.*(ui8|f8E)", program)
+
+
+@pytest.mark.parametrize("spec", [P("data", None), P(None, "data")], ids=["rows", "columns"])
+@pytest.mark.parametrize(("recipe", "fn"), [("mxfp8", mlp), ("nvfp4", mlp), ("nvfp4", stack)])
+def test_quantized_weights_are_split_as_the_parameters_are(recipe, fn, spec):
+    assert jax.device_count() == 4, "this test needs four host devices; run it in a process of its own"
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    fast, parameters = sj.compile(fn, recipe), mlp_parameters() if fn is mlp else stack_parameters()
+    split = jax.tree.map(
+        lambda each: (
+            jax.device_put(each, NamedSharding(mesh, P(*(None,) * (each.ndim - 2), *spec))) if each.ndim > 1 else each
+        ),
+        parameters,
+    )
+    weights = fast.quantize(split, X)
+    quantized = [leaf for leaf in jax.tree.leaves(weights.weights) if leaf.ndim > 1 and leaf.shape[-2] >= WIDTH]
+    assert quantized
+    # A shard of 48 or 32 of the 16 x 16 or 1 x 32 blocks is no whole number of them where columns are the blocks' own.
+    assert not any(leaf.sharding.is_fully_replicated for leaf in quantized if leaf.dtype == jnp.uint8)
+    assert difference(jax.jit(fast)(weights, X), fast(parameters, X)) < 1e-6
 
 
 @pytest.mark.parametrize("is_packed", [False, True])

@@ -1,5 +1,7 @@
 """Two devices write the bytes of one, and keep data and scales together."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,8 @@ from jax_cases import matrix, raw
 import steelyard.jax as sj
 from steelyard import recipes
 from steelyard.errors import ConstraintError
-from steelyard.jax import ScalingMode
+from steelyard.formats.schemes import Scheme
+from steelyard.jax import ScalingMode, primitives, random
 from steelyard.recipes import DelayedScaling
 
 MODES = [mode for mode in ScalingMode if mode not in (ScalingMode.NO_SCALING, ScalingMode.DELAYED_TENSOR_SCALING)]
@@ -158,3 +161,26 @@ def test_a_replicated_kernel_has_the_gradients_of_all_shards(name, mesh):
     if name == "fp8-delayed":
         assert float(moved.x.amax_history[-1]) == max(float(each[2].x.amax_history[-1]) for each in alone)
         assert float(moved.dgrad.amax_history[-1]) == max(float(each[2].dgrad.amax_history[-1]) for each in alone)
+
+
+_BLOCKS = Scheme("f4E2M1FN", "1x16", "f8E4M3FN", rounding="stochastic", second_level="tensor")
+_TRANSFORMED = replace(_BLOCKS, rht=True)
+RANDOM = {
+    "rowwise": (_BLOCKS, None),
+    "columnwise": (None, _TRANSFORMED),
+    "transformed rows": (_TRANSFORMED, None),
+}
+
+
+@pytest.mark.parametrize("copy", RANDOM)
+@pytest.mark.parametrize("spec", [ROWS, COLUMNS], ids=["rows", "columns"])
+@pytest.mark.parametrize("count", [2, 4])
+def test_random_bytes_are_those_of_the_place_in_the_whole(count, spec, copy):
+    devices = jax.make_mesh((count,), ("devices",), axis_types=(AxisType.Auto,), devices=jax.devices()[:count])
+    # Where rows are not split they have no whole number of groups of random bytes.
+    x = matrix(64, 16 * count if spec == COLUMNS else 24, special=False, spread=2.0)
+    words = random.random_words(jax.random.key(3))
+    step = jax.jit(lambda x: primitives.quantize(x, *RANDOM[copy], rng=words))
+    sharded = place(x, devices, spec)
+    assert_same_leaves(step(sharded), step(jnp.asarray(x)))
+    assert "all-gather" not in step.lower(sharded).compile().as_text()

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -73,7 +73,9 @@ class _Function:
         for own in self._arguments:
             if WEIGHT in own and (name := _symbol(own[WEIGHT])) not in made:
                 sources = [arguments[number] for number in ir.DenseI64ArrayAttr(own[SOURCES])]
-                make: Any = partial(self._make_weight, name)
+                # Packed bytes have no rows to split: what lies on several devices keeps its codes, and its sharding.
+                packs = not any(map(_is_split, sources))
+                make: Any = lambda *own, name=name, packs=packs: self.runner.run(name, own, packs=packs)  # noqa: E731
                 # What loops in loops quantize is stacked for the trips of each.
                 for _ in range(sources[0].ndim - len(self._weight_shape(name)) if TRIPS in own else 0):
                     make = jax.vmap(make)
@@ -83,9 +85,6 @@ class _Function:
     def _weight_shape(self, name: str) -> tuple[int, ...]:
         """The shape of the matrix that the function of a weight takes."""
         return shape_of(self.runner.functions[name].regions[0].blocks[0].arguments[0].type)
-
-    def _make_weight(self, name: str, *sources: Any) -> list[Any]:
-        return self.runner.run(name, sources)
 
     @cached_property
     def weight_sources(self) -> dict[str, tuple[int, ...]]:
@@ -282,6 +281,13 @@ class Program:
             gradients[number] = placed_as(value, self.avals[number])
         updated = {**state, **moved, **later}
         return gradients, {name: updated[name] for name in state}
+
+
+def _is_split(value: Any) -> bool:
+    """Whether an array lies in parts on several devices."""
+    if isinstance(value, jax.core.Tracer) or not isinstance(value, jax.Array):
+        return False
+    return len(value.sharding.device_set) > 1 and not value.sharding.is_fully_replicated
 
 
 def _inexact(avals: Sequence[Any]) -> list[int]:

@@ -23,7 +23,7 @@ from steelyard.jax.compiler.values import Quantized, Stacked, shape_of
 from steelyard.jax.internals import axes_of, bind
 from steelyard.jax.varying import largest_over
 
-_VIEWS, _QUANTIZE, _GEMM = (TRANSPOSE, RESHAPE, CONVERT), "scaled.quantize", "scaled.gemm"
+_VIEWS, _QUANTIZE, _GEMM, _PACK = (TRANSPOSE, RESHAPE, CONVERT), "scaled.quantize", "scaled.gemm", "scaled.pack"
 
 
 class Runner:
@@ -39,8 +39,8 @@ class Runner:
         self.functions = named_functions(imported.module.operation)
         self._draws: dict[ir.Operation, int] = {}
 
-    def run(self, name: str, arguments: Sequence[Any]) -> list[Any]:
-        """The results of a function."""
+    def run(self, name: str, arguments: Sequence[Any], *, packs: bool = True) -> list[Any]:
+        """The results of a function. Without `packs` the weight that it makes stays as it was quantized."""
         block = self.functions[name].regions[0].blocks[0]
         values: dict[ir.Value, Any] = dict(zip(block.arguments, arguments, strict=True))
         measured = measured_results(self.functions[name])
@@ -51,7 +51,8 @@ class Runner:
                 for number, names in measured.items():
                     hand_out(operands[number], names, self._collector)
                 return [value for number, value in enumerate(operands) if number not in measured]
-            values.update(zip(op.results, self._run_op(op, operands), strict=True))
+            made = operands if op.name == _PACK and not packs else self._run_op(op, operands)
+            values.update(zip(op.results, made, strict=True))
         raise AssertionError("a function ends with a return")
 
     def _run_op(self, op: ir.Operation, operands: list[Any]) -> list[Any]:
