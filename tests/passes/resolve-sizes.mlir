@@ -15,13 +15,6 @@ func.func private @attention_0(!torch.vtensor<[?,4,?,16],f32>, !torch.vtensor<[?
 // CHECK-NOT: torch.aten.size.int
 // CHECK: %[[COLUMNS:.*]] = torch.constant.int 64
 // CHECK: return %[[ROWS]], %[[COLUMNS]], %[[AGAIN]]
-func.func @product
-// CHECK: %[[ROWS:.*]] = torch.aten.size.int %arg0, %{{.*}} :
-// CHECK: call @gemm_0({{.*}}, %[[ROWS]])
-// CHECK-NOT: torch.aten.size.int %{{[0-9]}}
-// CHECK: %[[AGAIN:.*]] = torch.aten.size.int %arg0, %{{.*}} :
-// CHECK: %[[COLUMNS:.*]] = torch.constant.int 64
-// CHECK: return %[[ROWS]], %[[COLUMNS]], %[[AGAIN]]
 func.func @product(%x: !torch.vtensor<[?,48],f32>, %codes: !torch.vtensor<[64,48],ui8>, %scales: !torch.vtensor<[64,2],ui8>) -> (!torch.int, !torch.int, !torch.int) {
   %int0 = torch.constant.int 0
   %last = torch.constant.int -1
@@ -43,18 +36,6 @@ func.func @product(%x: !torch.vtensor<[?,48],f32>, %codes: !torch.vtensor<[64,48
 // CHECK: %[[ALL:.*]] = torch.operator "torch.python.operator.mul"(%[[FIRST]], %[[SECOND]])
 // CHECK: torch.aten.reshape %arg0
 // CHECK: %[[FOURFOLD:.*]] = torch.operator "torch.python.operator.mul"(%[[MIDDLE]], %int4
-// CHECK: torch.aten.reshape %arg0
-// CHECK: %[[OTHER:.*]] = torch.aten.reshape %arg0
-// CHECK: %[[UNKNOWN:.*]] = torch.aten.size.int %[[OTHER]], %int1
-// CHECK: return %[[ALL]], %[[OWN]], %[[FOURFOLD]], %arg1, %[[UNKNOWN]]
-func.func @reshapes
-// CHECK-DAG: %[[OWN:.*]] = torch.aten.size.int %arg0, %int0
-// CHECK-DAG: %[[FIRST:.*]] = torch.aten.size.int %arg0, %int0_
-// CHECK-DAG: %[[SECOND:.*]] = torch.aten.size.int %arg0, %int1_
-// CHECK: %[[ALL:.*]] = torch.operator "torch.python.operator.mul"(%[[FIRST]], %[[SECOND]])
-// CHECK: torch.aten.reshape %arg0
-// CHECK: %[[SAME:.*]] = torch.aten.size.int %arg0, %
-// CHECK: %[[FOURFOLD:.*]] = torch.operator "torch.python.operator.mul"(%[[SAME]], %int4
 // CHECK: torch.aten.reshape %arg0
 // CHECK: %[[OTHER:.*]] = torch.aten.reshape %arg0
 // CHECK: %[[UNKNOWN:.*]] = torch.aten.size.int %[[OTHER]], %int1
@@ -89,14 +70,6 @@ func.func @reshapes(%x: !torch.vtensor<[?,?,64],f32>, %n: !torch.int) -> (!torch
 // CHECK: %[[PART:.*]] = torch.aten.slice.Tensor
 // CHECK: %[[STAYS:.*]] = torch.aten.size.int %[[PART]], %int1
 // CHECK-NOT: torch.aten.size.int
-// CHECK: return %[[TOKENS]], %[[BATCH]], %[[STAYS]], %[[KEPT]], %arg1
-func.func @views
-// CHECK: %[[TOKENS:.*]] = torch.aten.size.int %arg0, %{{.*}} : !torch.vtensor<[?,?,3,4,16],f32>
-// CHECK: %[[BATCH:.*]] = torch.aten.size.int %arg0, %{{.*}} : !torch.vtensor<[?,?,3,4,16],f32>
-// CHECK: %[[PART:.*]] = torch.aten.slice.Tensor
-// CHECK: %[[STAYS:.*]] = torch.aten.size.int %[[PART]], %
-// CHECK: %[[KEPT:.*]] = torch.aten.size.int %arg0, %{{.*}} : !torch.vtensor<[?,?,3,4,16],f32>
-// CHECK: %[[WIDE:.*]] = torch.aten.expand
 // CHECK: return %[[TOKENS]], %[[BATCH]], %[[STAYS]], %[[KEPT]], %arg1
 func.func @views(%x: !torch.vtensor<[?,?,3,4,16],f32>, %n: !torch.int) -> (!torch.int, !torch.int, !torch.int, !torch.int, !torch.int) {
   %int0 = torch.constant.int 0
