@@ -5,15 +5,26 @@ primitive of ours the devices when it is lowered.
 """
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 
-from steelyard.errors import TargetError
+from steelyard.errors import SteelyardWarning, TargetError
 
 TESTED = "0.10.2"
 """The version of JAX that the tests run with."""
+RANGE = ((0, 10), (0, 11))
+"""From which version on, and before which, private parts are taken to do what they do in that one."""
+
+if not RANGE[0] <= jax.__version_info__[:2] < RANGE[1]:
+    warnings.warn(
+        f"steelyard.jax uses private parts of JAX, and was tested with jax {TESTED}, got jax {jax.__version__}; "
+        "install jax>=0.10,<0.11",
+        SteelyardWarning,
+        stacklevel=2,
+    )
 
 try:
     from jax._src import config, dispatch, shard_map, source_info_util
