@@ -4,7 +4,10 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any, NamedTuple
 
+import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
+from jax import lax
 
 INLINED = {
     "jit": "jaxpr",
@@ -92,6 +95,22 @@ def body_operands(eqn: Any, parameter: str) -> list[int]:
     if eqn.primitive.name == "cond":
         return list(range(1, count))
     return list(range(count))
+
+
+def promoted(eqn: Any) -> list[Any]:
+    """A product whose operands are floats of two dtypes, after the casts of JAX's promotion; any other alone."""
+    if eqn.primitive.name not in (DOT, RAGGED_DOT):
+        return [eqn]
+    dtypes = [atom.aval.dtype for atom in eqn.invars[:2]]
+    if dtypes[0] == dtypes[1] or not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
+        return [eqn]
+    wide = jnp.promote_types(*dtypes)
+    number = next(i for i, dtype in enumerate(dtypes) if dtype != wide)
+    atom = eqn.invars[number]
+    (cast,) = jax.make_jaxpr(lambda value: lax.convert_element_type(value, wide))(atom.aval).eqns
+    cast = cast.replace(invars=[atom], source_info=eqn.source_info)
+    invars = [*eqn.invars[:number], cast.outvars[0], *eqn.invars[number + 1 :]]
+    return [cast, eqn.replace(invars=invars)]
 
 
 def flops_of_equation(eqn: Any) -> int:

@@ -56,11 +56,14 @@ def is_transposed(stack: NameStack) -> bool:
 
 
 def mark_layers(jaxpr: Any, parameters: list[Parameter | None], stack: NameStack | None = None) -> Any:
-    """A jaxpr whose dots of the forward with one parameter are marked; `parameters` says which its arguments are."""
+    """A jaxpr whose dots of the forward with one parameter are marked; `parameters` says which its arguments are.
+
+    Operands of two dtypes become one.
+    """
     stack = NameStack() if stack is None else stack
     inner, _ = equations.opened(jaxpr)
     known: dict[Any, Parameter | None] = dict(zip(inner.invars, parameters, strict=True))
-    eqns = [_marked(eqn, known, stack) for eqn in inner.eqns]
+    eqns = [_marked(each, known, stack) for eqn in inner.eqns for each in equations.promoted(eqn)]
     marked = inner.replace(eqns=eqns)
     return jaxpr.replace(jaxpr=marked) if isinstance(jaxpr, jex.ClosedJaxpr) else marked
 
