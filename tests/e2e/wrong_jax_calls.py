@@ -61,8 +61,36 @@ def jax_calls() -> Iterator[Call]:
     yield Call("jax.grouped_dense", always(steelyard_jax.grouped_dense), [array, kernels, sizes, none, quantizers])
     options = {"overrides": always({"layer": None}), "parameters": always(0)}
     yield Call("jax.compile", always(steelyard_jax.compile), [always(lambda p, x: x @ p), always("mxfp8")], options)
+    yield from _compiled_calls()
     yield from _tensor_calls()
     yield from _quantizer_calls()
+
+
+def _linear(parameters: Any, x: Any, *_: Any) -> jax.Array:
+    try:
+        return x @ parameters["layer"]["kernel"]
+    except Exception as error:
+        raise ArithmeticError("a user's function fails") from error
+
+
+def _compiled_calls() -> Iterator[Call]:
+    """A compiled function, and all that it can be asked. What the function itself refuses is the user's."""
+    fast = steelyard_jax.compile(_linear, "mxfp8")
+    parameters = {"layer": {"kernel": KERNEL}}
+    both = [always(parameters), always(X)]
+    weights = fast.quantize(parameters, X)
+    state = {"state": always(None)}
+    yield Call("jax.compiled", always(fast), both, state, 0.3)
+    yield Call("jax.compiled weights", always(fast), [always(weights), always(X)], state, 0.3)
+    yield Call("jax.compiled.quantize", always(fast.quantize), both, state, 0.3)
+    yield Call("jax.compiled.init_state", always(fast.init_state), both, {"key": always(jax.random.key(0))}, 0.3)
+    yield Call("jax.compiled.lower", always(fast.lower), both, {"training": always(False)}, 0.3)
+    yield Call("jax.compiled.ir", always(fast.ir), [always("traced")])
+    yield Call("jax.compiled.ir_dump", always(fast.ir_dump), [always("ir")], {}, 0.3)
+    yield Call("jax.compiled.explain", always(fast.explain), [])
+    options = {"logits": always(False), "state": always(None)}
+    yield Call("jax.compiled.measure", always(fast.measure), [always([(parameters, X)])], options, 0.3)
+    yield Call("jax.compiled.measure context", always(_enter(fast.measure)), [], {"output": always(True)})
 
 
 def _tensor_calls() -> Iterator[Call]:

@@ -102,7 +102,14 @@ def measure_batches(
 ) -> Measurement:
     """Call a function that measures, and the one that it was made of, with each batch."""
     outputs, gradients = OutputTotal(), GradientTotal()
-    for batch in batches:
+    try:
+        given = iter(batches)
+    except TypeError:
+        name = type(batches).__name__
+        raise SteelyardError(f"batches must be tuples of the arguments of a call, got {name}") from None
+    for batch in given:
+        if not isinstance(batch, Sequence):
+            raise SteelyardError(f"batches must be tuples of the arguments of a call, got one {type(batch).__name__}")
         found, own = _run_step(partial(twin, state=state), batch, twin.parameters, loss)
         wanted, theirs = _run_step(twin.fn, batch, twin.parameters, loss)
         if loss is not None:
