@@ -5,6 +5,7 @@ missing operand is an empty array, so that every operation has a fixed number of
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,10 @@ import numpy as np
 from jax import ffi
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir, xla
+from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import PartitionSpec
 
+from steelyard.errors import UnsupportedModelError
 from steelyard.formats.scheme_bits import scheme_bits
 from steelyard.formats.schemes import Scheme
 from steelyard.jax import explicit, native, partitioning, reference
@@ -65,7 +67,15 @@ def new_primitive(name: str) -> Primitive:
     primitive.def_impl(partial(xla.apply_primitive, primitive))
     # Partitioning needs the devices.
     devices_at_lowering.add(primitive)
+    ad.primitive_jvps[primitive] = partial(_refuse_gradients, name)
     return primitive
+
+
+def _refuse_gradients(name: str, *_: Any, **__: Any) -> Any:
+    raise UnsupportedModelError(
+        f"gradients must be those of a compiled function or a dense layer, got one of {name} itself; take gradients of "
+        "calls with parameters, not with quantized weights, and no second derivatives"
+    )
 
 
 quantize_p = new_primitive("quantize")

@@ -78,3 +78,10 @@ def test_new_variables_are_refused():
 
     with pytest.raises(UnsupportedModelError, match=r"must not add or remove variables of flax\.nnx, got .*inputs"):
         sj.compile(lambda model, x: model(x), "mxfp8")(Growing(), X)
+
+
+def test_functions_under_the_jit_of_flax_are_functions():
+    plain, model = nnx.jit(lambda model, x: model(x)), Model()
+    found = sj.compile(plain, "mxfp8", overrides={"layer": None})(model, X)
+    np.testing.assert_allclose(found, plain(Model(), X), rtol=1e-5, atol=1e-6)
+    assert float(jnp.max(jnp.abs(model.norm.mean[...]))) > 0

@@ -15,12 +15,12 @@ from steelyard.jax.compiler.importer import Imported, Signature, import_jaxpr
 from steelyard.jax.compiler.runner import Runner
 from steelyard.passes import build_pass_manager
 from steelyard.passes.pipeline.text import Element, named_pipeline, parse_pipeline, run_pass_by_pass
-from steelyard.recipes import Overrides, Recipe
+from steelyard.recipes import Overrides, Recipe, Role
 
 STAGES = ("traced", "raised", "quantized", "fused", "partitioned")
 """JAX runs what is partitioned: XLA lowers it."""
 _MEASURED = "quantized"
-_PACK = "scaled-hoist-from-loops,scaled-pack-weights{target=cpu}"
+_HOIST, _PACK = "scaled-hoist-from-loops", "scaled-pack-weights{target=cpu}"
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,21 @@ class Source:
 
     def elements(self, stage: str) -> list[Element]:
         """The passes that lead to a stage from the one before."""
-        options = {"recipe": self.recipe, "overrides": self.overrides} if stage == "quantized" else {}
+        # A pattern that matches nothing for these arguments may match for others of the same function.
+        recipe = {"recipe": self.recipe, "overrides": self.overrides, "unmatched": "allow"}
+        options = recipe if stage == "quantized" else {}
         elements = named_pipeline(f"steelyard-{stage}", **options)
         if self.collector is not None and stage == _MEASURED:
             elements += named_pipeline("steelyard-measured")
-        return [*elements, *parse_pipeline(_PACK)] if self.packs and stage == STAGES[-1] else elements
+        if not self.packs or stage != STAGES[-1]:
+            return elements
+        # Weights that inputs in high precision are multiplied with are decoded, from where they lie.
+        reads_packed = all(each.schemes(Role("input", "")) != (None, None) for each in self._recipes)
+        return [*elements, *parse_pipeline(f"{_HOIST},{_PACK}" if reads_packed else _HOIST)]
+
+    @property
+    def _recipes(self) -> list[Recipe]:
+        return [self.recipe, *(each for each in self.overrides.values() if each is not None)]
 
 
 class Compilation:
@@ -55,6 +65,9 @@ class Compilation:
             _run(imported.module, source.elements(stage))
             if stage == "fused":
                 self.rows: list[Row] = rows_of(imported.module)
+                self.layers = {row.layer for row in self.rows}
+                # The layers of experts are their weights, which overrides also find by their module.
+                self.layers |= {row.weight.rpartition(".")[0] for row in self.rows if row.layer == row.weight}
         self.imported = imported
 
     @cached_property

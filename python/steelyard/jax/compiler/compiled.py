@@ -24,9 +24,10 @@ from steelyard.insight.collecting import Collector
 from steelyard.insight.outputs import OutputTotal
 from steelyard.insight.results import Measurement
 from steelyard.ir.nesting import graph_names, nest_modules
+from steelyard.jax.arguments import check_flag
 from steelyard.jax.compiler.compilation import STAGES, Compilation
 from steelyard.jax.compiler.measured_calls import Loss, Measuring, measure_batches, measuring_of, settings
-from steelyard.jax.compiler.parameters import Parameter, parameters_of
+from steelyard.jax.compiler.parameters import Parameter, parameters_of, repeated_name
 from steelyard.jax.compiler.program import Program
 from steelyard.jax.compiler.state import State
 from steelyard.jax.compiler.variables import (
@@ -74,12 +75,13 @@ def compile(
     if not is_mapping or not all(isinstance(pattern, str) for pattern in overrides or ()):
         raise RecipeError(f"overrides must map patterns of layer names to recipes, got {shown(overrides)}")
     chosen = recipes.Overrides({k: None if v is None else _checked(v) for k, v in (overrides or {}).items()})
-    return CompiledFunction(fn, _checked(recipe), chosen, numbers)
+    return CompiledFunction(fn, _checked(recipe), chosen, tuple(dict.fromkeys(numbers)))
 
 
 def _refuse_modules(fn: Any) -> None:
     """Refuse a flax module: what it holds would be constants of the function, and not its parameters."""
-    rooms = {base.__module__.split(".")[1] for base in type(fn).__mro__ if base.__module__.startswith("flax.")}
+    modules = [base.__module__ for base in type(fn).__mro__ if base.__name__ == "Module"]
+    rooms = {name.split(".")[1] for name in modules if name.startswith("flax.")}
     name = type(fn).__name__
     if "nnx" in rooms:
         remedy = "compile(lambda model, x: model(x), ...), and call the result with the module"
@@ -124,10 +126,12 @@ class _Signature:
     shared: tuple[tuple[int, int], ...]
     """Which variables of flax.nnx are the same."""
 
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """The positional arguments, with numbers for leaves."""
-        return jax.tree.unflatten(self.tree, range(self.tree.num_leaves))[0]
+    def starts_with(self, tree: Any, avals: tuple[Any, ...], static: tuple[tuple[int, Any], ...]) -> bool:
+        """Whether the first argument is such a tree."""
+        arguments, _ = jax.tree.unflatten(self.tree, range(self.tree.num_leaves))
+        if not arguments or jax.tree.structure(arguments[0]) != tree or self.avals[: len(avals)] != avals:
+            return False
+        return tuple(each for each in self.static if each[0] < tree.num_leaves) == static
 
 
 @dataclass(frozen=True)
@@ -162,12 +166,14 @@ class CompiledFunction:
         self.parameters, self._collector = parameters, collector
         """The numbers of the arguments that hold parameters, and what takes the numbers of a function that measures."""
         self._traced: dict[_Signature, _Traced] = {}
-        self._warned = False
+        self._warned, self._layers = False, set[str]()
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
         self.__doc__ = fn.__doc__
 
     def __call__(self, *args: Any, state: State | None = None, **kwargs: Any) -> Any:
         state = _checked_state(state)
+        if any(isinstance(value, QuantizedWeights) for value in kwargs.values()):
+            raise SteelyardError("quantized weights must be a positional argument, got a keyword; pass them first")
         weights = next(
             (args[i] for i in self.parameters if i < len(args) if isinstance(args[i], QuantizedWeights)), None
         )
@@ -193,13 +199,12 @@ class CompiledFunction:
         if self.parameters != (0,):
             raise SteelyardError("only a function whose parameters are its first argument takes quantized weights")
         leaves, tree = jax.tree.flatten(parameters)
-        avals = tuple(jax.typeof(leaf) for leaf in leaves)
+        arrays, static = _split(leaves)
+        avals = tuple(map(_aval, arrays))
         if args or kwargs:
             self._trace((parameters, *args), kwargs)
         programs = [
-            traced.program
-            for signature, traced in self._traced.items()
-            if signature.avals[: len(avals)] == avals and jax.tree.structure(signature.arguments[0]) == tree
+            traced.program for signature, traced in self._traced.items() if signature.starts_with(tree, avals, static)
         ]
         if not programs:
             raise SteelyardError(
@@ -208,16 +213,16 @@ class CompiledFunction:
         weights: dict[str, list[Any]] = {}
         read: set[int] = set()
         for program in programs:
-            whole = [*leaves, *[None] * (len(program.avals) - len(leaves))]
+            whole = [*arrays, *[None] * (len(program.avals) - len(arrays))]
             made, numbers = program.quantize(whole, _checked_state(state))
             weights |= made
             read |= numbers
-        kept = {i: leaf for i, leaf in enumerate(leaves) if i in read}
-        return QuantizedWeights(kept, weights, tree, avals, shared_variables(((parameters,), {}), leaves))
+        kept = {i: leaf for i, leaf in enumerate(arrays) if i in read}
+        return QuantizedWeights(kept, weights, tree, avals, static, shared_variables(((parameters,), {}), leaves))
 
     def _serve(self, weights: QuantizedWeights, args: tuple[Any, ...], kwargs: dict[str, Any], state: State) -> Any:
         """The result for quantized weights in the place of the first argument."""
-        missing = jax.tree.unflatten(weights.tree, [Missing(aval) for aval in weights.avals])
+        missing = weights.parameters()
         traced, leaves = self._trace((missing, *args[1:]), kwargs, weights.shared)
         given = [weights.kept.get(i) if isinstance(leaf, Missing) else leaf for i, leaf in enumerate(leaves)]
         self._warn(traced.program)
@@ -238,13 +243,14 @@ class CompiledFunction:
 
         Shapes and dtypes are enough (`jax.ShapeDtypeStruct`).
         """
+        check_flag(training, "training")
         program = self._trace(args, kwargs)[0].program
         _ = program.training if training else program.inference
         self._warn(program)
 
     def ir(self, stage: str) -> str:
         """The IR of a stage: `traced`, `raised`, `quantized`, `fused` or `partitioned`."""
-        if stage not in STAGES:
+        if not isinstance(stage, str) or stage not in STAGES:
             raise SteelyardError(f"stage must be one of {', '.join(STAGES)}, got {shown(stage)}")
         modules = [compilation.module(stage) for compilation in self._compilations()]
         if len(modules) == 1:
@@ -301,6 +307,8 @@ class CompiledFunction:
             logits: Whether the result is logits, so that distributions are compared.
             output: In the context: also run the function as it is, so that the result has the error of the output.
         """
+        check_flag(logits, "logits")
+        check_flag(output, "output")
         collector = Collector()
         twin = CompiledFunction(self.fn, self.recipe, self.overrides, self.parameters, collector)
         if batches is not None:
@@ -320,16 +328,16 @@ class CompiledFunction:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], shared: tuple[tuple[int, int], ...] | None = None
     ) -> tuple[_Traced, list[Any]]:
         """The program for arguments, and the leaves that it takes."""
-        pairs, tree = tree_flatten_with_path((args, kwargs))
-        is_traced = [_is_traced(leaf) for _, leaf in pairs]
-        leaves = [leaf for (_, leaf), traced in zip(pairs, is_traced, strict=True) if traced]
-        static = tuple((i, leaf) for i, (_, leaf) in enumerate(pairs) if not is_traced[i])
-        avals = tuple(leaf.aval if isinstance(leaf, Missing) else jax.typeof(leaf) for leaf in leaves)
+        whole, tree = jax.tree.flatten((args, kwargs))
+        leaves, static = _split(whole)
+        avals = tuple(map(_aval, leaves))
         shared = shared_variables((args, kwargs), leaves) if shared is None else shared
         signature = _Signature(tree, avals, static, settings(), shared)
+        _check_hashable(signature)
         traced, closed_over = self._traced.get(signature), []
         if traced is None or traced.closes_over_tracers:
-            paths = [path for (path, _), traced in zip(pairs, is_traced, strict=True) if traced]
+            pairs, _ = tree_flatten_with_path((args, kwargs))
+            paths = [path for path, leaf in pairs if _is_traced(leaf)]
             traced, closed_over = self._make(signature, paths, leaves)
             self._traced[signature] = traced
         return traced, [*leaves, *closed_over]
@@ -361,13 +369,33 @@ class CompiledFunction:
     def _named(self, paths: Sequence[tuple[Any, ...]], leaves: Sequence[Any]) -> list[Parameter | None]:
         """The parameters among the leaves."""
         named: list[Parameter | None] = [None] * len(leaves)
-        for argument in self.parameters:
-            # The first key says whether it is a positional argument, the second which.
-            own = [i for i, path in enumerate(paths) if path[0].idx == 0 and path[1].idx == argument]
-            found = parameters_of([paths[i][2:] for i in own], [leaves[i] for i in own], self._argument_name(argument))
-            for place, parameter in zip(own, found, strict=True):
-                named[place] = parameter
-        return named
+        places = {argument: self._places(argument, paths) for argument in self.parameters}
+        for own in (places, None):
+            for argument, found in places.items():
+                names = [paths[i][2:] for i in found]
+                prefix = self._argument_name(argument)
+                made = parameters_of(names, [leaves[i] for i in found], prefix, is_prefix=own is None)
+                for place, parameter in zip(found, made, strict=True):
+                    named[place] = parameter
+            # Arguments with equal names are told apart by their own.
+            repeated = repeated_name(named)
+            if repeated is None:
+                return named
+        raise UnsupportedModelError(
+            f"parameters must have names of their own, got two of the name {repeated!r}; rename one of them"
+        )
+
+    def _places(self, argument: int, paths: Sequence[tuple[Any, ...]]) -> list[int]:
+        """The leaves of an argument that holds parameters, which is given by its place or by its name."""
+        name = self._argument_name(argument)
+        # The first key says whether it is a positional argument, the second which.
+        found = [i for i, path in enumerate(paths) if _key_of(path) in ((0, argument), (1, name))]
+        if not found:
+            raise RecipeError(
+                f"parameters must be numbers of arguments that hold arrays, got {argument}, for which this call has "
+                f"none; pass parameters={argument} as a positional argument, or name another"
+            )
+        return found
 
     def _argument_name(self, number: int) -> str:
         try:
@@ -376,8 +404,12 @@ class CompiledFunction:
             return f"argument{number}"
 
     def _warn(self, program: Program) -> None:
-        """Warn once if little of the function is quantized."""
+        """Refuse overrides that match nothing, and warn once if little of the function is quantized."""
+        if program.checked is program.is_trained:
+            return
         compilation = program.training if program.is_trained else program.inference
+        program.checked = program.is_trained
+        self._check_overrides(compilation)
         message = None if self._warned else little_is_quantized(compilation.rows)
         if message is None:
             return
@@ -386,6 +418,50 @@ class CompiledFunction:
         while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
             frame, level = frame.f_back, level + 1
         warnings.warn(message, SteelyardWarning, stacklevel=level)
+
+    def _check_overrides(self, compilation: Compilation) -> None:
+        """Refuse a pattern that matches no layer of any call so far."""
+        self._layers |= compilation.layers
+        unmatched = self.overrides.unmatched(self._layers)
+        if unmatched:
+            known = ", ".join(sorted(filter(None, self._layers))) or "none"
+            raise RecipeError(
+                f"override pattern {sorted(unmatched)[0]!r} matches no layer; the layers with GEMMs: {known}"
+            )
+
+
+def _key_of(path: tuple[Any, ...]) -> tuple[int, Any]:
+    """Whether a leaf is in positional arguments or in keywords, and in which."""
+    return path[0].idx, getattr(path[1], "idx", getattr(path[1], "key", None))
+
+
+def _split(leaves: Sequence[Any]) -> tuple[list[Any], tuple[tuple[int, Any], ...]]:
+    """The leaves that JAX traces, and the others with their numbers."""
+    static = tuple((i, leaf) for i, leaf in enumerate(leaves) if not _is_traced(leaf))
+    return ([leaf for leaf in leaves if _is_traced(leaf)] if static else list(leaves)), static
+
+
+def _aval(leaf: Any) -> Any:
+    """The shape and dtype of a leaf."""
+    if isinstance(leaf, Missing):
+        return leaf.aval
+    try:
+        return jax.typeof(leaf)
+    except (TypeError, OverflowError):
+        found = getattr(leaf, "dtype", None) or shown(leaf)
+        raise UnsupportedModelError(f"arrays and numbers must have a dtype that JAX knows, got {found}") from None
+
+
+def _check_hashable(signature: _Signature) -> None:
+    """Refuse what is neither an array nor can be looked up."""
+    for _, value in signature.static:
+        try:
+            hash(value)
+        except Exception:
+            raise UnsupportedModelError(
+                f"arguments that are no arrays must be hashable, got {shown(value)} of type {type(value).__name__}; "
+                "pass what it is made of, or let the function close over it"
+            ) from None
 
 
 def _is_traced(leaf: Any) -> bool:

@@ -22,17 +22,25 @@ class Parameter:
     layer: str
 
 
-def parameters_of(paths: Sequence[tuple[Any, ...]], leaves: Sequence[Any], argument: str) -> list[Parameter | None]:
+def parameters_of(
+    paths: Sequence[tuple[Any, ...]], leaves: Sequence[Any], argument: str, *, is_prefix: bool = False
+) -> list[Parameter | None]:
     """The parameters among the leaves of one argument of a function; None for leaves that are no floats.
 
     A parameter is named by its path. Its layer is the module that holds it, if it is that module's kernel, weight,
-    embedding or w, and the whole path otherwise.
+    embedding or w, and the whole path otherwise. With `is_prefix` names begin with that of the argument.
     """
-    names = [_name(path) for path in paths]
+    names = [(argument, *_name(path)) if is_prefix else _name(path) for path in paths]
     plain = Counter(name[:-1] for name in names if name[-1:] and name[-1] in _PLAIN)
     return [
         _parameter(name, argument, plain) if _is_float(leaf) else None for name, leaf in zip(names, leaves, strict=True)
     ]
+
+
+def repeated_name(parameters: Sequence[Parameter | None]) -> str | None:
+    """A name that two parameters have."""
+    counts = Counter(parameter.name for parameter in parameters if parameter is not None)
+    return next((name for name, count in counts.items() if count > 1), None)
 
 
 def _parameter(name: tuple[str, ...], argument: str, plain: Counter[tuple[str, ...]]) -> Parameter:

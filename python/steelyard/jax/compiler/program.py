@@ -151,6 +151,8 @@ class Program:
         self._axes = vmapped_axes(closed)
         self._calls: dict[str, Any] = {}
         self.is_trained = False
+        self.checked: bool | None = None
+        """Whether it was trained when users were last told what is odd about it."""
 
     @cached_property
     def inference(self) -> Compilation:
@@ -208,16 +210,23 @@ class Program:
         functions = self.training.runner.functions
         return initial_state([functions[_FORWARD], functions[_BACKWARD]], key)
 
+    @cached_property
+    def _serving_main(self) -> _Function:
+        return _Function(self.serving.runner, _MAIN)
+
+    @cached_property
+    def _weight_keys(self) -> dict[str, str]:
+        return {name: self._weight_key(self._serving_main, name) for name in self._serving_main.weight_names}
+
     def quantize(self, leaves: Sequence[Any], state: State) -> tuple[dict[str, list[Any]], set[int]]:
         """The weights that calls without gradients take, and the numbers of the leaves that they still read."""
-        main = _Function(self.serving.runner, _MAIN)
+        main = self._serving_main
         made = main.weights({}, leaves, state)
         return {self._weight_key(main, name): values for name, values in made.items()}, main.read_numbers
 
     def serve(self, leaves: Sequence[Any], weights: Mapping[str, list[Any]], state: State) -> list[Any]:
         """The results for weights that were quantized before; a leaf that they stand for is None."""
-        main = _Function(self.serving.runner, _MAIN)
-        keys = {name: self._weight_key(main, name) for name in main.weight_names}
+        main, keys = self._serving_main, self._weight_keys
         lost = [i for i in sorted(main.read_numbers) if i < len(leaves) and leaves[i] is None]
         if lost or not set(keys.values()) <= weights.keys():
             names = [parameter.name for i in lost if (parameter := self.parameters[i])]

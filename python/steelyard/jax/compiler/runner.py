@@ -198,7 +198,7 @@ class _BodyCall:
             results = self._runner.run(name, [*own, *(given[each] for each in taken)])
             plain = [value for value, each in zip(results, returned, strict=True) if each is None]
             amaxes = {each: value for value, each in zip(results, returned, strict=True) if each is not None}
-            if name.startswith("while"):
+            if self._eqn.primitive.name == "while":
                 return plain
             scales = [given[each.removesuffix(".amax") + ".scale"] for each in self._made]
             # A branch that did not run has no amax, which is 0.

@@ -18,7 +18,7 @@ class QuantizedWeights(Node):
     """
 
     leaves = ("kept", "weights")
-    static = ("tree", "avals", "shared")
+    static = ("tree", "avals", "others", "shared")
 
     kept: dict[int, jax.Array]
     """The parameters that are read in high precision, by their number."""
@@ -26,6 +26,8 @@ class QuantizedWeights(Node):
     """What is quantized, by the parameter's number and by what was done to it."""
     tree: Any
     avals: tuple[Any, ...]
+    others: tuple[tuple[int, Any], ...]
+    """The leaves of the tree that are no arrays, by their number."""
     shared: tuple[tuple[int, int], ...]
     """Which variables of flax.nnx are the same."""
 
@@ -35,9 +37,17 @@ class QuantizedWeights(Node):
         weights: Mapping[str, list[Any]],
         tree: Any,
         avals: tuple[Any, ...],
+        others: tuple[tuple[int, Any], ...] = (),
         shared: tuple[tuple[int, int], ...] = (),
     ):
-        self.kept, self.weights, self.tree, self.avals, self.shared = dict(kept), dict(weights), tree, avals, shared
+        self.kept, self.weights, self.tree, self.avals = dict(kept), dict(weights), tree, avals
+        self.others, self.shared = others, shared
+
+    def parameters(self) -> Any:
+        """The tree of the parameters, of which only shapes and dtypes are known."""
+        arrays, others = iter(self.avals), dict(self.others)
+        leaves = [others[i] if i in others else Missing(next(arrays)) for i in range(self.tree.num_leaves)]
+        return jax.tree.unflatten(self.tree, leaves)
 
     @property
     def nbytes(self) -> int:
