@@ -1,6 +1,7 @@
 """Compiled functions compute what `dense` by hand computes, say what they did, and refuse what they cannot do."""
 
 import re
+import tomllib
 import warnings
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from compiled_cases import (
 
 import steelyard.jax as sj
 from steelyard import recipes
-from steelyard.errors import IRError, RecipeError, SteelyardError, SteelyardWarning, TargetError, UnsupportedModelError
+from steelyard.errors import RecipeError, SteelyardError, SteelyardWarning, TargetError, UnsupportedModelError
 from steelyard.jax import internals
 
 X = normal(0, 2, 16, WIDTH)
@@ -225,10 +226,51 @@ def dots_of(jaxpr, trips=1):
             (reduced, _), _ = eqn.params["dimension_numbers"]
             size = np.prod([eqn.invars[0].aval.shape[dim] for dim in reduced]) * np.prod(eqn.outvars[0].aval.shape)
             yield int(2 * size * times)
+        if eqn.primitive.name == "ragged_dot_general":
+            # Each row meets one matrix [K, N] or makes a part of one, whichever of the three is the result.
+            arrays = [atom.aval.shape for atom in (*eqn.invars[:2], *eqn.outvars)]
+            (matrices,) = (shape for shape in arrays if len(shape) == 3)
+            yield 2 * arrays[0][0] * matrices[1] * matrices[2] * times
         for value in eqn.params.values():
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                yield from dots_of(inner, times)
+            for each in value if isinstance(value, tuple | list) else [value]:
+                inner = getattr(each, "jaxpr", each)
+                if hasattr(inner, "eqns"):
+                    yield from dots_of(inner, times)
+
+
+def assert_rows_are_the_products(fast, fn, *arguments):
+    fast.lower(*arguments)
+    gradient = jax.make_jaxpr(jax.value_and_grad(loss_of(fn), argnums=(0, 1)))(*arguments)
+    found = sorted(row.flops for row in fast.explain().rows)
+    assert found == sorted(dots_of(gradient.jaxpr))
+    assert found
+
+
+def test_rows_are_the_products_of_branches_and_of_experts():
+    def branched(parameters, x):
+        kernel = parameters["layer"]["kernel"]
+        return jax.lax.cond(jnp.sum(x) > 0, lambda x: x @ kernel, lambda x: jnp.tanh(x @ kernel) @ kernel, x)
+
+    def experts(parameters, x, sizes):
+        return jnp.tanh(jax.lax.ragged_dot(x[0], parameters["up"], sizes)) @ parameters["layer"]["kernel"]
+
+    parameters = {"layer": {"kernel": normal(1, WIDTH, WIDTH)}, "up": normal(2, 3, WIDTH, WIDTH)}
+    assert_rows_are_the_products(sj.compile(branched, "mxfp8"), branched, parameters, X)
+    assert_rows_are_the_products(sj.compile(experts, "mxfp8"), experts, parameters, X, jnp.array([5, 0, 11]))
+
+
+def test_rows_are_the_products_of_flax_modules():
+    linen, nnx = pytest.importorskip("flax.linen"), pytest.importorskip("flax.nnx")
+    module = linen.Sequential([linen.Dense(96), linen.gelu, linen.Dense(WIDTH)])
+    variables = module.init(jax.random.key(0), X)
+    assert_rows_are_the_products(sj.compile(module.apply, "mxfp8"), module.apply, variables, X)
+    rngs = nnx.Rngs(0)
+    attention = nnx.MultiHeadAttention(2, WIDTH, decode=False, rngs=rngs)
+    # The jaxpr to count has gradients of floats only.
+    graph, state = nnx.split(nnx.Sequential(nnx.Linear(WIDTH, WIDTH, rngs=rngs), attention))
+    floats, others = state.split(nnx.Param, ...)
+    apply = lambda floats, x: nnx.merge(graph, floats, others)(x)  # noqa: E731
+    assert_rows_are_the_products(sj.compile(apply, "mxfp8"), apply, floats, X)
 
 
 @pytest.mark.parametrize("remat", [False, True], ids=["plain", "remat"])
@@ -261,7 +303,7 @@ def test_explanations_name_layers_formats_and_reasons():
 
 
 def test_an_override_must_match_a_layer():
-    with pytest.raises(IRError, match="override pattern 'sideways' matches no layer"):
+    with pytest.raises(RecipeError, match=r"override pattern 'sideways' matches no layer; the layers .*: down, up"):
         sj.compile(mlp, "mxfp8", overrides={"sideways": None})(mlp_parameters(), X)
 
 
@@ -389,3 +431,18 @@ def test_a_jax_without_what_we_use_is_refused(monkeypatch):
         TargetError, match=r"parts of JAX that jax \S+ does not have .*_as_manual_mesh.*; install jax 0"
     ):
         exec(compile(source, internals.__file__, "exec"), {"__name__": "internals"})
+
+
+def test_a_jax_that_was_not_tested_is_a_warning(monkeypatch):
+    source = Path(internals.__file__).read_text()
+    for version in ((0, 9, 2), (0, 11, 0)):
+        monkeypatch.setattr(jax, "__version_info__", version)
+        with pytest.warns(SteelyardWarning, match=r"tested with jax 0\.10\.2, got jax .*; install jax>=0\.10,<0\.11"):
+            exec(compile(source, internals.__file__, "exec"), {"__name__": "internals"})
+    monkeypatch.undo()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        exec(compile(source, internals.__file__, "exec"), {"__name__": "internals"})
+    root = Path(__file__).parents[3]
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras["jax"] == ["jax>=0.10,<0.11"]
