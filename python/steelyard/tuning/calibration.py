@@ -149,7 +149,7 @@ def _quantized(
     statistics: Sequence[Statistics],
     recipe: Recipe,
     options: Options,
-) -> dict[str, torch.Tensor]:
+) -> dict[str, QuantizedTensor]:
     """Quantize layers that are the rows of one matrix per expert; they are given the values of their codes."""
     made = [
         compensate(weight, own, grid_class(recipe), options) for weight, own in zip(experts, statistics, strict=True)
@@ -264,7 +264,7 @@ class _Walk:
 
     def _compensate_group(
         self, stage: Stage, group: Group, recipe: Recipe, options: Options
-    ) -> dict[str, torch.Tensor]:
+    ) -> dict[str, QuantizedTensor]:
         """Quantize the layers of a group, which share their input, as the rows of one matrix per expert."""
         layers = {name: self.layers[name] for name in group.layers}
         experts = torch.cat([layer.matrices() for layer in layers.values()], dim=1)

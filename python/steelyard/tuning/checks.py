@@ -83,7 +83,7 @@ def read_patterns(ignore: Any) -> tuple[str, ...]:
     """Patterns of names of layers; one may be given by itself."""
     if isinstance(ignore, str):
         return (ignore,)
-    patterns = tuple(ignore) if isinstance(ignore, Iterable) else (None,)
+    patterns: tuple[Any, ...] = tuple(ignore) if isinstance(ignore, Iterable) else (None,)
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise RecipeError(f"ignore must be a list of patterns of layer names, as in ['lm_head'], got {shown(ignore)}")
     return patterns

@@ -48,7 +48,7 @@ def _add(digest: Any, name: str, value: Any) -> None:
         return
     plain = value.dequantize() if isinstance(value, QuantizedTensor) else value
     digest.update(f"\n{name} {plain.dtype} {tuple(plain.shape)}\n".encode())
-    digest.update(memoryview(plain.detach().contiguous().reshape(-1).view(torch.uint8).numpy()))
+    digest.update(plain.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def choice_folder(work: Path | None, choice: Mapping[str, str], options: Options) -> Path | None:

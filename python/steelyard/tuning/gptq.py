@@ -100,7 +100,7 @@ def _inverse_factor(hessian: torch.Tensor) -> torch.Tensor:
     try:
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(hessian.double()))
         return torch.linalg.cholesky(inverse, upper=True).float()
-    except torch.linalg.LinAlgError as error:
+    except torch.linalg.LinAlgError as error:  # pyright: ignore[reportPrivateImportUsage]
         raise RecipeError(
             "options.damping must be so large that x^T x of each layer's inputs has an inverse, and a layer's has "
             "none; give a larger one, such as 0.01, or more batches"
