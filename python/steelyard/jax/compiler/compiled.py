@@ -12,6 +12,7 @@ from typing import Any, overload
 import jax
 import jax.extend.core as jex
 import numpy as np
+from jax.core import Tracer
 from jax.tree_util import tree_flatten_with_path
 from torch_mlir import ir
 
@@ -479,10 +480,10 @@ def _with_tracers_as_arguments(closed: Any) -> tuple[Any, list[Any]]:
     They are other values in another call, and have gradients.
     """
     pairs = list(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    lifted = [(variable, value) for variable, value in pairs if isinstance(value, jax.core.Tracer)]
+    lifted = [(variable, value) for variable, value in pairs if isinstance(value, Tracer)]
     if not lifted:
         return closed, []
-    kept = [(variable, value) for variable, value in pairs if not isinstance(value, jax.core.Tracer)]
+    kept = [(variable, value) for variable, value in pairs if not isinstance(value, Tracer)]
     invars = [*closed.jaxpr.invars, *(variable for variable, _ in lifted)]
     inner = closed.jaxpr
     info = inner.debug_info._replace(arg_names=None)
