@@ -117,7 +117,7 @@ def _step(
         return value
 
     if "closure" in inspect.signature(optimizer.step).parameters:
-        optimizer.step(closure)  # pyright: ignore[reportArgumentType]
+        optimizer.step(closure)  # pyright: ignore[reportCallIssue, reportArgumentType]
     else:
         closure()
         optimizer.step()
@@ -320,5 +320,5 @@ def _digest(values: Mapping[Any, Any]) -> str:
             continue
         plain = value.dequantize() if isinstance(value, QuantizedTensor) else value.detach()
         digest.update(f"{name} {plain.dtype} {tuple(plain.shape)}".encode())
-        digest.update(plain.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(plain.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
