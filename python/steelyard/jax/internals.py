@@ -29,6 +29,7 @@ if not RANGE[0] <= jax.__version_info__[:2] < RANGE[1]:
 try:
     from jax._src import config, dispatch, shard_map, source_info_util
     from jax._src.core import ShardingTypeError
+    from jax._src.interpreters.partial_eval import dce_jaxpr
     from jax._src.mesh import use_abstract_mesh
     from jax._src.source_info_util import NameStack, Scope, Transform, current_name_stack, user_context
 
@@ -56,7 +57,14 @@ __all__ = [
     "source_of",
     "trace_settings",
     "with_scope",
+    "without_dead_code",
 ]
+
+
+def without_dead_code(closed: Any) -> Any:
+    """A jaxpr without what its results do not depend on, in bodies too: flax.nnx returns parameters from loops."""
+    jaxpr, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.out_avals), instantiate=True)
+    return closed.replace(jaxpr=jaxpr)
 
 
 def source_of(eqn: Any) -> str:

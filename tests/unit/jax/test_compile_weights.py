@@ -18,6 +18,7 @@ from compiled_cases import (
     stack,
     stack_parameters,
 )
+from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax_cases import to_torch
@@ -143,6 +144,22 @@ def test_quantized_weights_are_split_as_the_parameters_are(recipe, fn, spec):
     # A shard of 48 or 32 of the 16 x 16 or 1 x 32 blocks is no whole number of them where columns are the blocks' own.
     assert not any(leaf.sharding.is_fully_replicated for leaf in quantized if leaf.dtype == jnp.uint8)
     assert difference(jax.jit(fast)(weights, X), fast(parameters, X)) < 1e-6
+
+
+def test_parameters_that_a_loop_returns_for_nothing_are_not_kept():
+    """As flax.nnx returns them from `nnx.scan(nnx.remat(layer))`."""
+
+    @jax.checkpoint
+    def layer(x, kernel):
+        return jnp.tanh(x @ kernel), kernel
+
+    fast, parameters = (
+        sj.compile(lambda p, x: lax.scan(layer, x, p["layers"]["kernel"])[0], "mxfp8"),
+        stack_parameters(),
+    )
+    weights = fast.quantize(parameters, X)
+    assert not weights.kept
+    assert difference(fast(weights, X), sj.compile(stack, "mxfp8")(parameters, X)) < 1e-6
 
 
 @pytest.mark.parametrize("is_packed", [False, True])

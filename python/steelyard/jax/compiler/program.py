@@ -26,6 +26,7 @@ from steelyard.jax.compiler.runner import Runner
 from steelyard.jax.compiler.state import State, initial_state, read_state, written_state
 from steelyard.jax.compiler.values import shape_of
 from steelyard.jax.explicit import placed_as
+from steelyard.jax.internals import without_dead_code
 from steelyard.jax.varying import each_its_own, vmapped_axes
 from steelyard.recipes import Overrides, Recipe
 
@@ -61,14 +62,7 @@ class _Function:
         self, given: dict[str, list[Any]], values: Sequence[Any], state: State, saved: Sequence[Any] = ()
     ) -> dict[str, list[Any]]:
         """The weights that it takes, made where they are not given; `values` are its primals."""
-        primals, kept = iter(values), iter(saved)
-        arguments: list[Any] = []
-        for own in self._arguments:
-            if STATE in own:
-                arguments.append(read_state(_text(own[STATE]), state))
-            else:
-                is_primal = not own.keys() & {WEIGHT, SAVED, TANGENT}
-                arguments.append(next(primals) if is_primal else next(kept) if SAVED in own else None)
+        arguments = self._taken({PRIMAL: values, SAVED: saved}, {}, state)
         made = dict(given)
         for own in self._arguments:
             if WEIGHT in own and (name := _symbol(own[WEIGHT])) not in made:
@@ -105,6 +99,23 @@ class _Function:
         body = self.runner.functions[body_names(op)[0]].regions[0].blocks[0]
         return any(map(self._reads, body.arguments[use.operand_number].uses))
 
+    def _taken(
+        self, given: Mapping[str, Sequence[Any]], weights: Mapping[str, Sequence[Any]], state: State
+    ) -> list[Any]:
+        """The arguments, by what each of them is; None for those of a kind, or weights, that are not given."""
+        kinds = {kind: iter(values) for kind, values in given.items()}
+        parts = {name: iter(values) for name, values in weights.items()}
+        taken: list[Any] = []
+        for own in self._arguments:
+            if STATE in own:
+                taken.append(read_state(_text(own[STATE]), state))
+            elif WEIGHT in own:
+                taken.append(next(parts.get(_symbol(own[WEIGHT]), iter([])), None))
+            else:
+                kind = next((each for each in (SAVED, TANGENT) if each in own), PRIMAL)
+                taken.append(next(kinds.get(kind, iter([])), None))
+        return taken
+
     def run(
         self,
         primals: Sequence[Any],
@@ -114,17 +125,7 @@ class _Function:
         tangents: Sequence[Any] = (),
     ) -> tuple[list[Any], State]:
         """The results that are no state, and the state that was updated."""
-        given = {SAVED: iter(saved), TANGENT: iter(tangents), PRIMAL: iter(primals)}
-        parts = {name: iter(values) for name, values in weights.items()}
-        arguments = []
-        for own in self._arguments:
-            if STATE in own:
-                arguments.append(read_state(_text(own[STATE]), state))
-            elif WEIGHT in own:
-                arguments.append(next(parts[_symbol(own[WEIGHT])]))
-            else:
-                kind = next((each for each in (SAVED, TANGENT) if each in own), PRIMAL)
-                arguments.append(next(given[kind]))
+        arguments = self._taken({SAVED: saved, TANGENT: tangents, PRIMAL: primals}, weights, state)
         results = list(zip(self.runner.run(self.name, arguments), self.result_states, strict=True))
         moved = {name: written_state(name, value) for value, name in results if name is not None}
         return [value for value, name in results if name is None], moved
@@ -144,7 +145,7 @@ class Program:
         self.avals = list(closed.in_avals)
         self.parameters = parameters
         self._recipe, self._overrides, self._collector = recipe, overrides, collector
-        self._closed = mark_layers(closed, parameters)
+        self._closed = mark_layers(without_dead_code(closed), parameters)
         self._outs = list(closed.out_avals)
         self._differentiated = _inexact(self.avals)
         self._with_tangents = _inexact(self._outs)
