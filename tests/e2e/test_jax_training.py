@@ -30,7 +30,7 @@ def example():
 def test_recipes_converge_like_float32(example):
     plain = example.train(None, STEPS)
     assert np.mean(plain[-8:]) < 0.1 * plain[0]
-    for recipe, most in (("fp8-delayed", 1.2), ("nvfp4", 1.6)):
+    for recipe, most in (("fp8-delayed", 1.1), ("nvfp4", 1.4)):
         losses = example.train(recipe, STEPS)
         assert np.mean(losses[-8:]) < most * np.mean(plain[-8:]), recipe
 
