@@ -6,6 +6,7 @@ from torch_mlir import ir
 
 from steelyard.errors import ConstraintError
 from steelyard.formats.elementwise import OUT, Load, Program, Size, Step
+from steelyard.ir.attributes import SAVED
 from steelyard.ir.functions import functions_of, has_backward
 from steelyard.ir.kernel_calls import SIZE, Declarations, ElementwiseCall, Slot, callee_of
 from steelyard.ir.torch_ops import defining_op, info_of, size_of
@@ -15,7 +16,7 @@ from steelyard.passes.support.declared import declared_calls
 from steelyard.passes.support.element_groups import Groups
 from steelyard.passes.support.element_loops import Fused, fused, is_element_op
 from steelyard.passes.support.element_places import NotFusedError, is_view
-from steelyard.passes.support.element_steps import SCALAR
+from steelyard.passes.support.element_steps import SCALAR, is_always_ours
 from steelyard.passes.support.targets import read_target
 
 _TORCHS_COPIES = 4096
@@ -31,32 +32,36 @@ def fuse_elementwise(module: ir.Operation, *, target: str) -> None:
     places from which elements are loaded, pieces of a `cat` are stored where they go. An op whose result is read at
     other places too, or by other ops, has a program of its own, so nothing is computed twice. Ops stay torch's that
     programs do not have, and cosines and sines of what no kernel made, with what leads to them: code around repeated
-    blocks computes those of positions, and a model that is cut has the bits of the whole. All of them do on other
-    targets than the CPU, and in modules with a backward: which ops are torch's would depend on where a model is cut,
-    and a model in pieces trains with the bits of the whole. Comes after select-kernels: then it is known which kernels
-    leave their results in order, and which products are torch's own.
+    blocks computes those of positions, and a model that is cut has the bits of the whole. On other targets than the
+    CPU, all ops do. In modules with a backward, programs take what has torch's bits anyway, such as sums of two
+    tensors and gradients of slices, and gelu and silu with their gradients, whichever way these are read: which ops are
+    torch's must not depend on where a model is cut, for a model in pieces trains with the bits of the whole. Comes
+    after select-kernels: then it is known which kernels leave their results in order, and which products are torch's
+    own.
     """
-    if read_target(module, target) is not None or has_backward(module):
+    if read_target(module, target) is not None:
         return
     calls = declared_calls(module)
     writers = {symbol for symbol, call in calls.items() if call.has_destinations and not call.result_order(0)}
-    declarations = Declarations(module)
+    declarations, in_training = Declarations(module), has_backward(module)
     for function in functions_of(module):
-        _fuse(function, declarations, writers)
+        _fuse(function, declarations, writers, in_training)
 
 
-def _fuse(function: ir.Operation, declarations: Declarations, writers: set[str]) -> None:
+def _fuse(function: ir.Operation, declarations: Declarations, writers: set[str], in_training: bool) -> None:
     made: set[ir.Value] = set()
     refused = angles_of_inputs(function)
     while True:
-        groups = Groups(function, refused)
+        groups = Groups(function, refused, in_training=in_training)
         failed: set[ir.Value] = set()
         for root, kept in groups.roots.items():
             try:
                 found = fused(root, {kept, *groups.inlined})
+                _require_torchs_order(root, found.program)
                 made.add(_call(root, found, declarations, writers, made))
             except (NotFusedError, ConstraintError):
-                failed.add(kept)
+                if not in_training or not _fuse_alone(kept, declarations, writers, made):
+                    failed.add(kept)
         if made:
             _erase_unused(function)
         # What would have been computed inside of a program that there is none of may have one of its own.
@@ -65,10 +70,26 @@ def _fuse(function: ir.Operation, declarations: Declarations, writers: set[str])
         refused |= failed
 
 
+def _fuse_alone(value: ir.Value, declarations: Declarations, writers: set[str], made: set[ir.Value]) -> bool:
+    """Call the kernel for one op, and for nothing that it reads, if it must not be torch's; whether that was done."""
+    op = defining_op(value)
+    if op is None or not is_always_ours(op):
+        return False
+    try:
+        made.add(_call(value, fused(value, {value}, through_views=False), declarations, writers, made))
+    except (NotFusedError, ConstraintError):
+        return False
+    return True
+
+
+def _require_torchs_order(root: ir.Value, program: Program) -> None:
+    """Refuse a program whose result torch would lay out in another way."""
+    if _is_transposed(root, program) or (_escapes(root) and not _keeps_order(program)):
+        raise NotFusedError
+
+
 def _call(root: ir.Value, found: Fused, declarations: Declarations, writers: set[str], made: set[ir.Value]) -> ir.Value:
     """Call the kernel in place of the op that makes a value."""
-    if _is_transposed(root, found.program) or (_escapes(root) and not _keeps_order(found.program)):
-        raise NotFusedError
     op = defining_op(root)
     assert op is not None
     dense = [f"in{i}" for i, value in enumerate(found.inputs) if value in made or _is_written(value, writers)]
@@ -125,12 +146,22 @@ def _walks_rows(step: Step, sizes: Sequence[Size]) -> bool:
 
 
 def _escapes(value: ir.Value) -> bool:
-    """Whether a value, or a view of it, is a result of the function."""
+    """Whether a value, or a view of it, is a result of the function that others see, not only its backward."""
     for use in value.uses:
         op = use.owner.operation
-        if op.name == "func.return" or (is_view(op) and any(_escapes(result) for result in op.results)):
+        if op.name == "func.return":
+            if not _is_saved(op, use.operand_number):
+                return True
+        elif is_view(op) and any(_escapes(result) for result in op.results):
             return True
     return False
+
+
+def _is_saved(returns: ir.Operation, number: int) -> bool:
+    function = returns.parent.operation
+    if "res_attrs" not in function.attributes:
+        return False
+    return SAVED in ir.DictAttr(ir.ArrayAttr(function.attributes["res_attrs"])[number])
 
 
 def _keeps_order(program: Program) -> bool:

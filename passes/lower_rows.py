@@ -7,8 +7,8 @@ from torch_mlir import ir
 
 from steelyard.errors import ConstraintError
 from steelyard.ir.functions import has_backward
-from steelyard.ir.kernel_calls import Declarations, KernelCall, NormCall, RowsCall, Slot
-from steelyard.ir.torch_ops import constant_bool, constant_int, info_of, op_name, walk_ops
+from steelyard.ir.kernel_calls import ColumnsCall, Declarations, KernelCall, NormCall, RowsCall, Slot
+from steelyard.ir.torch_ops import constant_bool, constant_int, constant_ints, info_of, op_name, walk_ops
 from steelyard.passes.pipeline.registry import register_pass
 from steelyard.passes.support.producers import Produced, is_over_rows, match_layer_norm, match_rms_norm
 from steelyard.passes.support.targets import read_target
@@ -19,24 +19,27 @@ _NORMS = {"torch.aten.native_layer_norm": match_layer_norm, "torch.aten.mul.Tens
 
 @register_pass
 def lower_rows(module: ir.Operation, *, target: str) -> None:
-    """Turn norms, softmax, sums and means over the last dim into calls of the CPU's own kernels.
+    """Turn norms, softmax, sums and means over the last dim or the first ones into calls of the CPU's own kernels.
 
     Takes torch's ops: layer norms, the products that models spell RMS norms by, `_softmax`, and sums and means of the
-    last dim, of f32, bf16 or f16. Leaves calls of declared kernels `norm` and `rows`, so that kernels before and after
-    them run on one tape. Norms that are quantized at once were fused into that before. Nothing changes on other targets
-    than the CPU, and in modules with a backward: see fuse-elementwise, which comes after.
+    last dim, or of the first ones as in gradients of biases, of f32, bf16 or f16. Leaves calls of declared kernels
+    `norm`, `rows` and `columns`, so that kernels before and after them run on one tape. Norms that are quantized at
+    once were fused into that before. Nothing changes on other targets than the CPU. In modules with a backward, only
+    sums and means become calls, because they have torch's bits: see fuse-elementwise, which comes after.
     """
-    if read_target(module, target) is not None or has_backward(module):
+    if read_target(module, target) is not None:
         return
-    declarations = Declarations(module)
-    norms = [found for op in walk_ops(module) if op_name(op) in _NORMS and (found := _NORMS[op_name(op)](op))]
-    for norm in norms:
-        _lower_norm(norm, declarations)
+    declarations, in_training = Declarations(module), has_backward(module)
+    if not in_training:
+        norms = [found for op in walk_ops(module) if op_name(op) in _NORMS and (found := _NORMS[op_name(op)](op))]
+        for norm in norms:
+            _lower_norm(norm, declarations)
     for op in walk_ops(module):
-        function = _REDUCTIONS.get(op_name(op))
-        if function is not None and _reduces_rows(op):
-            _replace([op], RowsCall, ["source"], [op.operands[0]], {"function": function}, declarations)
-        elif op_name(op) == "torch.aten._softmax" and _is_of_rows(op):
+        if op_name(op) in _REDUCTIONS:
+            # The order of a sum of all there is depends on torch's threads.
+            if not in_training or not _is_one_number(op):
+                _lower_reduction(op, _REDUCTIONS[op_name(op)], declarations)
+        elif op_name(op) == "torch.aten._softmax" and _is_of_rows(op) and not in_training:
             _replace([op], RowsCall, ["source"], [op.operands[0]], {"function": "softmax"}, declarations)
 
 
@@ -46,9 +49,28 @@ def _lower_norm(found: Produced, declarations: Declarations) -> None:
     _replace(found.ops, NormCall, ["source", *found.vectors], values, settings, declarations)
 
 
-def _reduces_rows(op: ir.Operation) -> bool:
-    """Whether an op reduces the last dim, to a dtype that kernels round to."""
-    return len(op.operands) == 4 and is_over_rows(op) and constant_bool(op.operands[2]) is not None
+def _lower_reduction(op: ir.Operation, function: str, declarations: Declarations) -> None:
+    if len(op.operands) != 4 or constant_bool(op.operands[2]) is None:
+        return
+    if is_over_rows(op):
+        _replace([op], RowsCall, ["source"], [op.operands[0]], {"function": function}, declarations)
+    elif dims := _first_dims(op):
+        settings = {"function": function, "dims": dims}
+        _replace([op], ColumnsCall, ["source"], [op.operands[0]], settings, declarations)
+
+
+def _is_one_number(op: ir.Operation) -> bool:
+    info = info_of(op.results[0])
+    return info is not None and all(size == 1 for size in info.shape)
+
+
+def _first_dims(op: ir.Operation) -> int:
+    """How many of the first dims an op reduces; 0 where these are not what it reduces."""
+    info, listed = info_of(op.operands[0]), constant_ints(op.operands[1])
+    if info is None or not listed:
+        return 0
+    dims = sorted(dim % len(info.shape) for dim in listed)
+    return len(dims) if dims == list(range(len(dims))) and len(dims) < len(info.shape) else 0
 
 
 def _is_of_rows(op: ir.Operation) -> bool:

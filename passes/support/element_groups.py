@@ -14,7 +14,7 @@ from steelyard.ir.torch_ops import defining_op, info_of, op_name, writes_in_plac
 from steelyard.ir.view_ops import RESHAPES
 from steelyard.passes.support.element_loops import CAT, SELECT_BACKWARD, SLICE_BACKWARD, element_operands, is_element_op
 from steelyard.passes.support.element_places import base_of, is_view
-from steelyard.passes.support.element_steps import CASTS, is_cheap
+from steelyard.passes.support.element_steps import CASTS, has_torchs_bits, is_always_ours, is_cheap
 
 _MOVING = (CAT, SELECT_BACKWARD, SLICE_BACKWARD)
 """Ops whose operands are in other places than their results."""
@@ -33,15 +33,16 @@ class Groups:
     where an op that writes in place stands between.
     """
 
-    def __init__(self, function: ir.Operation, refused: Collection[ir.Value] = ()):
+    def __init__(self, function: ir.Operation, refused: Collection[ir.Value] = (), *, in_training: bool = False):
         """`refused` are values that have no program, and so can hold none inside."""
+        self._in_training = in_training
         block = function.regions[0].blocks[0]
         self._ops = [op.operation for op in block.operations]
         self._position = {op: position for position, op in enumerate(self._ops)}
         pairs = zip(block.arguments, argument_attributes(function), strict=True)
         self._kept = {value for value, own in pairs if PARAMETER in own or STATE in own}
         self._segments, self._work = self._walk()
-        self.elements = {op.result for op in self._ops if _is_element(op) and op.result not in refused}
+        self.elements = {op.result for op in self._ops if self._is_element(op) and op.result not in refused}
         self.inlined: set[ir.Value] = set()
         self._owner: dict[ir.Value, ir.Value] = {}
         """The root whose program computes a value."""
@@ -58,9 +59,12 @@ class Groups:
         segments, work = [0], [0]
         for op in self._ops:
             segments.append(segments[-1] + writes_in_place(op))
-            is_free = op_name(op).startswith(_FREE) or is_view(op) or _is_element(op)
+            is_free = op_name(op).startswith(_FREE) or is_view(op) or self._is_element(op)
             work.append(work[-1] + (not is_free))
         return segments, work
+
+    def _is_element(self, op: ir.Operation) -> bool:
+        return _is_element(op) and (not self._in_training or has_torchs_bits(op) or is_always_ours(op))
 
     def _decide(self, op: ir.Operation) -> None:
         value = op.result

@@ -121,8 +121,11 @@ def element_operands(op: ir.Operation) -> list[ir.Value]:
     return pieces(op) if op_name(op) == CAT else [one for one in op.operands if info_of(one) is not None]
 
 
-def fused(root: ir.Value, inlined: set[ir.Value]) -> Fused:
-    """The program of a value; raises `NotFusedError` where there is none. What is not inlined is loaded."""
+def fused(root: ir.Value, inlined: set[ir.Value], *, through_views: bool = True) -> Fused:
+    """The program of a value; raises `NotFusedError` where there is none. What is not inlined is loaded.
+
+    Views of it are loaded from what they show; or as they are, which torch has to make then, if not `through_views`.
+    """
     info = info_of(root)
     assert info is not None
     unknown = iter(range(len(info.shape)))
@@ -134,7 +137,7 @@ def fused(root: ir.Value, inlined: set[ir.Value]) -> Fused:
     while boxes:
         box = boxes.pop(0)
         try:
-            loops.append(_Evaluation(box.sizes, inputs, root, inlined).loop(box.place))
+            loops.append(_Evaluation(box.sizes, inputs, root, inlined, through_views).loop(box.place))
         except DivideError as divide:
             boxes[:0] = box.divided(divide.dim, divide.at)
         except RefineError as refine:
@@ -187,7 +190,9 @@ class _Evaluation:
         inputs: list[ir.Value],
         root: ir.Value,
         inlined: set[ir.Value],
+        through_views: bool,
     ):
+        self._through_views = through_views
         self._sizes = sizes
         self._inputs = inputs
         self._root = root
@@ -216,7 +221,7 @@ class _Evaluation:
         return self._known[value, place]
 
     def _evaluated(self, value: ir.Value, place: Place) -> tuple[Operand, str]:
-        source = view_source(value)
+        source = view_source(value) if self._through_views else None
         if source is not None:
             try:
                 return self._read(source, place_in_source(value, place, self._sizes))

@@ -47,6 +47,19 @@ def can_compute(op: ir.Operation) -> bool:
     return True
 
 
+def has_torchs_bits(op: ir.Operation) -> bool:
+    """Whether an op that becomes steps gives the bits that torch's own gives."""
+    name, info = op_name(op), info_of(op.results[0])
+    assert info is not None
+    is_computed = name in _RULES and name not in _TORCHS_BITS
+    return not is_computed or (name == "torch.aten.rsqrt" and info.dtype == "f32")
+
+
+def is_always_ours(op: ir.Operation) -> bool:
+    """Whether an op is a kernel's wherever it stands in training: so a model has one set of bits, however it is cut."""
+    return op_name(op) in _ALWAYS_OURS
+
+
 def _emit_nothing(*_: Operand | str, dtype: str) -> Operand:
     del dtype
     return 0
@@ -194,6 +207,8 @@ def _copy(op: ir.Operation, _dtype: str, read: Read, _emit: Emit) -> Operand:
 
 def _power(op: ir.Operation, dtype: str, read: Read, emit: Emit) -> Operand:
     exponent = constant_number(op.operands[1])
+    if exponent == 1:
+        return _copy(op, dtype, read, emit)
     if exponent == 2:
         return _square(op, dtype, read, emit)
     # torch rounds powers of half precision once, and kernels each product.
@@ -279,3 +294,14 @@ _RULES: dict[str, Rule] = {
     "torch.aten.sigmoid_backward": _backward("sigmoid_backward"),
     "torch.aten.threshold_backward": _threshold_backward,
 }
+
+_EXACT = ("neg", "abs", "reciprocal", "relu", *_BINARY, "rsub", "maximum", "minimum", *_COMPARISONS, "pow", "square")
+_TORCHS_BITS = frozenset(
+    name
+    for name, rule in _RULES.items()
+    if rule in (_where, _masked_fill, _cast, _copy, _threshold_backward)
+    or name.split(".")[2] in (*_EXACT, "logical_not", "logical_and", "logical_or")
+    or name.startswith("torch.aten.bitwise_")
+)
+"""Moved, or rounded once: torch's square roots and what it computes by series differ in the last bits."""
+_ALWAYS_OURS = frozenset(f"torch.aten.{name}{kind}" for name in ("gelu", "silu") for kind in ("", "_backward"))

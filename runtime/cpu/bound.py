@@ -22,6 +22,7 @@ from steelyard.ir.kernel_calls import (
     AmaxCall,
     AttentionBackwardCall,
     AttentionCall,
+    ColumnsCall,
     ConcatenateCall,
     CopyCall,
     CopySlots,
@@ -334,6 +335,16 @@ def _bind_rows(call: RowsCall, _: Quantizers) -> Bound:
         return (torch.empty(shape, dtype=dtype),)
 
     return _cpu.bound_rows(TENSORS, ROW_FUNCTIONS[call.function], 0, 1), allocate
+
+
+@bind.register
+def _bind_columns(call: ColumnsCall, _: Quantizers) -> Bound:
+    dtype, ones = _result_dtypes(call)[0], [1] * (call.dims if call.keeps_dims else 0)
+
+    def allocate(source: torch.Tensor) -> tuple[torch.Tensor]:
+        return (torch.empty((*ones, *source.shape[call.dims :]), dtype=dtype),)
+
+    return _cpu.bound_columns(TENSORS, call.function == "mean", call.dims, 0, 1), allocate
 
 
 @bind.register

@@ -19,6 +19,7 @@ struct ElementwiseProgram;
 struct ElementwiseTensor;
 struct Producer;
 struct RowsCall;
+struct SumsCall;
 
 inline int64_t item_size(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
 
@@ -98,6 +99,7 @@ void find_amax(const Matrix &x, float *out, bool rht, bool per_row,
 
 // Makes what a function makes of each row. Any size may be 0.
 void run_rows(const RowsCall &call, int threads);
+void run_sums(const SumsCall &call, int threads);
 
 // The values of a copy, as a contiguous (M, N) matrix.
 void run_dequantize(const StoredCopy &copy, void *out, Dtype dtype,

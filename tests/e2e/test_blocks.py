@@ -386,9 +386,10 @@ def test_every_block_is_printed_once():
         "return self.cut(tokens) @ self.embedding.weight.T",
         "return self.score(tokens)",
         "return self.head(self.cut(tokens)).topk(3).values",
+        "return self.head(functional.silu(self.cut(tokens)))",
     ],
 )
-def test_a_product_or_a_rank_between_blocks_is_captured(code):
+def test_what_between_blocks_must_be_seen_is_captured(code):
     """Code around blocks is plain Python: what must be seen in a graph is not left to it."""
     scope = {"functional": functional, "Gpt": Gpt, "__name__": "a_model"}
     lines = [
@@ -408,6 +409,27 @@ def test_a_product_or_a_rank_between_blocks_is_captured(code):
     net(tokens())
     assert distinct(net) == 1
     assert not any("outside of compiled graphs" in row.reason for row in net.explain().rows)
+
+
+class Activated(Gpt):
+    """Activations beside the blocks, whose gradients no op of torch's may compute in one of two nets."""
+
+    def __init__(self, activation: nn.Module):
+        super().__init__()
+        self.activation = activation
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = self.activation(block(x))
+        return self.head(x)
+
+
+@pytest.mark.parametrize("activation", [nn.GELU(), nn.GELU("tanh"), nn.SiLU()], ids=str)
+def test_activations_beside_blocks_have_the_bits_of_the_whole_net(activation):
+    cut, whole = compiled(Activated(activation), "mxfp8")
+    assert_equal(train(cut), train(whole))
+    assert (distinct(cut), distinct(whole)) == (3, 1)
 
 
 class Tied(Gpt):

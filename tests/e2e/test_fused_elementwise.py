@@ -1,5 +1,7 @@
 """Elementwise ops of compiled nets, which kernels of ours compute together, against torch's own."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -161,12 +163,9 @@ class Gated(nn.Module):
         return self.down(functional.relu(hidden)).sigmoid() * x.unsqueeze(0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_training_leaves_ops_to_torch(dtype):
-    """Which ops are in programs depends on where a model is cut: training must not."""
-    torch.manual_seed(0)
-    model = Gated().to(dtype)
-    net = steelyard.compile(model, "mxfp8", overrides={"*": None})
+def trained(model, dtype):
+    """Results and gradients of a model and of its compiled self, and the latter's program."""
+    net = steelyard.compile(model.to(dtype), "mxfp8", overrides={"*": None})
     found = []
     for run in (model, net):
         x = values(6, 16, dtype=dtype).requires_grad_()
@@ -174,7 +173,42 @@ def test_training_leaves_ops_to_torch(dtype):
         out = run(x)
         (out * values(6, 16, seed=3, dtype=dtype)).sum().backward()
         found.append([out.detach(), x.grad, *(parameter.grad.clone() for parameter in model.parameters())])
-    assert "elementwise" not in str(net.ir("lowered"))
-    for wanted, got in zip(*found, strict=True):
+    return *found, str(net.ir("lowered"))
+
+
+class Exact(nn.Module):
+    """Slices, products, sums and means, an RMS norm among them, as models spell them."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.weight = nn.Linear(16, 48), nn.Linear(16, 16), nn.Parameter(torch.ones(16))
+
+    def forward(self, x):
+        a, b, c = self.up(x).view(-1, 3, 16).unbind(1)
+        turned = torch.cat([-b[..., 8:], b[..., :8]], -1) * c + b / 3
+        hidden = a * torch.rsqrt(a.pow(2).mean(-1, keepdim=True) + 1e-5)
+        return self.down(torch.where(c > 0, self.weight * hidden, turned)) + x - c.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_training_has_torchs_bits(dtype):
+    """What kernels of ours compute in training is what torch computes, so it does not matter which of them do."""
+    torch.manual_seed(0)
+    wanted, got, program = trained(Exact(), dtype)
+    assert all(map(torch.equal, wanted, got))
+    assert all(f'scaled.kernel = "{kernel}"' in program for kernel in ("elementwise", "rows", "columns"))
+    left = set(re.findall(r"torch\.aten\.(\w+)", program))
+    assert not left & {"add", "mul", "sub", "div", "neg", "where", "cat", "mean", "slice_backward"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_activations_in_training(dtype):
+    """Series, as of tanh, are torch's: only gelu and silu are ours wherever they are."""
+    torch.manual_seed(0)
+    expected, found, program = trained(Gated(), dtype)
+    assert all(f"{name}_backward v" in program for name in ("gelu_tanh", "silu"))
+    assert "torch.aten.tanh" in program
+    assert not re.search(r"= (tanh|erf|exp|sigmoid) v", program)
+    for wanted, got in zip(expected, found, strict=True):
         tolerance = {"rtol": 2e-5, "atol": 2e-6} if dtype is torch.float32 else {"rtol": 0.05, "atol": 0.03}
         torch.testing.assert_close(got, wanted, **tolerance)

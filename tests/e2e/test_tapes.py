@@ -205,6 +205,19 @@ def test_steps_of_training_have_the_bits_of_python(recipe, without_tapes):
     assert not kernels & {name for name, is_step in calls if not is_step}
 
 
+def test_a_step_of_training_is_two_tapes():
+    """Norms, rotations, activations, and the gradients of all of them, are kernels between the GEMMs."""
+    model, arguments = make_llama()
+    net = steelyard.compile(model.train(), "mxfp8")
+    net(**arguments).logits.square().mean().backward()
+    headings = [line for line in net.ir("tape").splitlines() if "steps; takes" in line]
+    assert [heading.split(":")[0] for heading in headings] == [f"// graph0 @{name}, tape 0" for name in STEP]
+    assert set(torch_ops_in(net.ir("lowered"))) <= POSITIONS | {"embedding_dense_backward"}
+
+
+STEP = ("forward", "backward")
+
+
 class Block(nn.Module):
     """A block of a transformer."""
 

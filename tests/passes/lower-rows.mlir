@@ -11,6 +11,8 @@
 // CHECK-DAG: func.func private @rows_0(!torch.vtensor<[2,?,16],bf16>) -> !torch.vtensor<[2,?,1],f32> attributes {scaled.config = {function = "mean"}
 // CHECK-DAG: func.func private @rows_1({{.*}}scaled.config = {function = "sum"}
 // CHECK-DAG: func.func private @rows_2({{.*}}scaled.config = {function = "softmax"}
+// CHECK-DAG: func.func private @columns_0(!torch.vtensor<[2,?,16],bf16>) -> !torch.vtensor<[1,1,16],bf16> attributes {scaled.config = {dims = 2 : i64, function = "sum"}
+// CHECK-DAG: func.func private @columns_1(!torch.vtensor<[4,8],f32>) -> !torch.vtensor<[8],f32> attributes {scaled.config = {dims = 1 : i64, function = "mean"}
 
 // An RMS norm that two ops read.
 // CHECK-LABEL: func.func @rms_norm
@@ -72,9 +74,30 @@ func.func @functions(%x: !torch.vtensor<[2,?,16],bf16>, %y: !torch.vtensor<[4,8]
   return %0, %1, %2, %3 : !torch.vtensor<[2,?,1],f32>, !torch.vtensor<[4],f32>, !torch.vtensor<[4,8],f32>, !torch.vtensor<[4,8],f32>
 }
 
+// CHECK-LABEL: func.func @first_dims
+// CHECK: call @columns_0(%arg0)
+// CHECK: call @columns_1(%arg1)
+// Neither the first dims nor the last.
+// CHECK: torch.aten.sum.dim_IntList
+func.func @first_dims(%x: !torch.vtensor<[2,?,16],bf16>, %y: !torch.vtensor<[4,8],f32>) -> (!torch.vtensor<[1,1,16],bf16>, !torch.vtensor<[8],f32>, !torch.vtensor<[2,16],bf16>) {
+  %zero = torch.constant.int 0
+  %one = torch.constant.int 1
+  %true = torch.constant.bool true
+  %false = torch.constant.bool false
+  %none = torch.constant.none
+  %both = torch.prim.ListConstruct %one, %zero : (!torch.int, !torch.int) -> !torch.list<int>
+  %first = torch.prim.ListConstruct %zero : (!torch.int) -> !torch.list<int>
+  %second = torch.prim.ListConstruct %one : (!torch.int) -> !torch.list<int>
+  %0 = torch.aten.sum.dim_IntList %x, %both, %true, %none : !torch.vtensor<[2,?,16],bf16>, !torch.list<int>, !torch.bool, !torch.none -> !torch.vtensor<[1,1,16],bf16>
+  %1 = torch.aten.mean.dim %y, %first, %false, %none : !torch.vtensor<[4,8],f32>, !torch.list<int>, !torch.bool, !torch.none -> !torch.vtensor<[8],f32>
+  %2 = torch.aten.sum.dim_IntList %x, %second, %false, %none : !torch.vtensor<[2,?,16],bf16>, !torch.list<int>, !torch.bool, !torch.none -> !torch.vtensor<[2,16],bf16>
+  return %0, %1, %2 : !torch.vtensor<[1,1,16],bf16>, !torch.vtensor<[8],f32>, !torch.vtensor<[2,16],bf16>
+}
+
 // -----
 
-// In training, which ops are torch's must not depend on where a model is cut.
+// In training, which ops are torch's must not depend on where a model is cut. Sums have torch's bits, but for a sum of
+// all there is, whose order depends on torch's threads.
 // CHECK-LABEL: func.func @forward
 // CHECK: torch.aten._softmax
 func.func @forward(%y: !torch.vtensor<[4,8],f32>) -> !torch.vtensor<[4,8],f32> {
@@ -83,6 +106,16 @@ func.func @forward(%y: !torch.vtensor<[4,8],f32>) -> !torch.vtensor<[4,8],f32> {
   %0 = torch.aten._softmax %y, %one, %false : !torch.vtensor<[4,8],f32>, !torch.int, !torch.bool -> !torch.vtensor<[4,8],f32>
   return %0 : !torch.vtensor<[4,8],f32>
 }
-func.func @backward(%y: !torch.vtensor<[4,8],f32>) -> !torch.vtensor<[4,8],f32> {
-  return %y : !torch.vtensor<[4,8],f32>
+// CHECK-LABEL: func.func @backward
+// CHECK: call @columns_0(%arg0)
+// CHECK: torch.aten.sum.dim_IntList %arg1
+func.func @backward(%y: !torch.vtensor<[4,8],f32>, %z: !torch.vtensor<[8],f32>) -> (!torch.vtensor<[1,8],f32>, !torch.vtensor<[],f32>) {
+  %zero = torch.constant.int 0
+  %true = torch.constant.bool true
+  %false = torch.constant.bool false
+  %none = torch.constant.none
+  %first = torch.prim.ListConstruct %zero : (!torch.int) -> !torch.list<int>
+  %0 = torch.aten.sum.dim_IntList %y, %first, %true, %none : !torch.vtensor<[4,8],f32>, !torch.list<int>, !torch.bool, !torch.none -> !torch.vtensor<[1,8],f32>
+  %1 = torch.aten.sum.dim_IntList %z, %first, %false, %none : !torch.vtensor<[8],f32>, !torch.list<int>, !torch.bool, !torch.none -> !torch.vtensor<[],f32>
+  return %0, %1 : !torch.vtensor<[1,8],f32>, !torch.vtensor<[],f32>
 }

@@ -55,8 +55,8 @@ def is_within(found, exact, bound):
 def test_sums_and_means(isa, layout, shape, dtype):
     x = LAYOUTS[layout](values(*shape, dtype=dtype))
     size = shape[-1]
-    # 32 lanes of float32 add 16 values each before float64 takes over.
-    bound = 17 * 2.0**-24 * x.double().abs().sum(-1)
+    # See test_sums.py: at most 64 additions, and those of the lanes.
+    bound = 80 * 2.0**-24 * x.double().abs().sum(-1)
     assert is_within(rows("sum", x), x.double().sum(-1), bound)
     assert is_within(rows("mean", x), x.double().mean(-1), bound / size)
     assert is_within(rows("mean", x, torch.float32), x.double().mean(-1), bound / size)
@@ -91,7 +91,8 @@ def test_sums_of_special_values(isa):
     x = torch.tensor([[inf, 1.0], [inf, -inf], [math.nan, 0.0], [-0.0, -0.0], [3e38, 3e38], [-inf, 5.0]])
     expected = x.double().sum(-1).float()
     assert torch.allclose(rows("sum", x), expected, equal_nan=True)
-    assert torch.equal(rows("mean", x[4:5]), torch.tensor([3e38]))
+    # The sum is rounded before it is divided, as torch's.
+    assert torch.equal(rows("mean", x[4:5]), torch.tensor([inf]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

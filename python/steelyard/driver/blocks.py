@@ -33,6 +33,8 @@ _PRODUCTS = frozenset(
     )
 )
 """With a dot: `self.linear(x)` calls a submodule, which is compiled like a block."""
+_ALWAYS_OURS = frozenset((".gelu", ".silu"))
+"""What programs that train compute by kernels whose bits are not torch's."""
 _RANKS = frozenset(f".{name}" for name in ("topk", "sort", "argsort", "argmax", "argmin"))
 _MODULES_AS_THEY_ARE = frozenset(
     ["_modules", "children", "named_children", "modules", "named_modules", "get_submodule"]
@@ -140,6 +142,12 @@ def has_products(module: torch.nn.Module) -> bool:
     return may_multiply(module) or any(names_in(child) & _PRODUCTS for child in module.modules())
 
 
+@runs_as_python
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether the part of a net that stands for a module is compiled; otherwise torch runs the module itself."""
+    return has_products(module) or any(names_in(child) & _ALWAYS_OURS for child in module.modules())
+
+
 def modules_outside(model: torch.nn.Module, blocks: Blocks) -> dict[int, str]:
     """The names, by id, of the modules whose forwards run as Python: those around blocks, and others beside them."""
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -147,7 +155,7 @@ def modules_outside(model: torch.nn.Module, blocks: Blocks) -> dict[int, str]:
     for name in blocks.around:
         children = {f"{name}.{key}".removeprefix("."): child for key, child in modules[name].named_children()}
         for full_name, child in children.items():
-            if full_name not in blocks.around and full_name not in blocks.groups and not has_products(child):
+            if full_name not in blocks.around and full_name not in blocks.groups and not is_compiled(child):
                 outside |= {id(module): full_name for module in child.modules()}
     return outside
 
@@ -157,7 +165,7 @@ def _must_be_captured(module: torch.nn.Module) -> bool:
     # Ranks matter where scores are at hand: a function that forward calls, such as a loss that balances experts, ranks
     # what was computed before.
     names = names_in(module)
-    named = (names & _PRODUCTS) | (names_in(module, deep=False) & _RANKS)
+    named = (names & (_PRODUCTS | _ALWAYS_OURS)) | (names_in(module, deep=False) & _RANKS)
     always_checkpoints = makes_checkpoints(module) and not switches(module)
     return bool(named) or _calls_plain_modules(module, names) or always_checkpoints
 

@@ -9,7 +9,7 @@ import torch
 
 from steelyard.driver.backend import Backend
 from steelyard.driver.block_calls import OwnCache, call_block
-from steelyard.driver.blocks import has_products
+from steelyard.driver.blocks import is_compiled
 from steelyard.driver.forward import runs_as_python
 from steelyard.driver.frames import Captured, ShortWay
 from steelyard.targets import CPU
@@ -66,14 +66,14 @@ class ModuleState:
 
     @runs_as_python
     def part(self, key: str) -> torch.nn.Module | None:
-        """The submodule with a name, compiled if it may hold GEMMs; the same object until it is replaced."""
+        """The submodule with a name, compiled if `is_compiled` says so; the same object until it is replaced."""
         module = self.model._modules[key]
         if module is None:
             return None
         known = self._parts.get(key)
         if known is None or known[0] is not module:
             name = f"{self.name}.{key}" if self.name else key
-            made = self._make_part(module, name, self.backend) if has_products(module) else module
+            made = self._make_part(module, name, self.backend) if is_compiled(module) else module
             known = self._parts[key] = module, made
         return known[1]
 

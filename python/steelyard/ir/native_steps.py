@@ -19,6 +19,7 @@ from steelyard.ir.kernel_calls import (
     AmaxCall,
     AttentionBackwardCall,
     AttentionCall,
+    ColumnsCall,
     ConcatenateCall,
     CopySlots,
     DequantizeCall,
@@ -193,6 +194,13 @@ def _row_sizes(call: KernelCall) -> list[list[Size]]:
     return [[*lead, _constant(1)] if call.keeps_dim else lead]
 
 
+def _column_sizes(call: KernelCall) -> list[list[Size]]:
+    """Those of the source, without the first ones."""
+    assert isinstance(call, ColumnsCall)
+    (sizes,) = _source_sizes(call)
+    return [[_constant(1)] * (call.dims if call.keeps_dims else 0) + sizes[call.dims :]]
+
+
 def _shape(type_: ir.Type) -> Shape:
     """The sizes that the type of a tensor states."""
     info = tensor_info(type_)
@@ -295,6 +303,7 @@ _RUN_TIME_SIZES: Mapping[type[KernelCall], Callable[[KernelCall], list[list[Size
     AmaxCall: _amax_sizes,
     AttentionBackwardCall: _attention_gradient_sizes,
     AttentionCall: _attention_sizes,
+    ColumnsCall: _column_sizes,
     ConcatenateCall: _concatenated_sizes,
     DequantizeCall: _product_sizes,
     ElementwiseCall: _product_sizes,

@@ -12,12 +12,24 @@ from steelyard.reference.gemm import qgemm
 from steelyard.reference.grouped import grouped_qgemm, grouped_quantize
 from steelyard.reference.layouts import swizzle, transpose
 from steelyard.reference.quantize import amax, quantize
-from steelyard.reference.rows import layer_norm, lookup, rms_norm, row_mean, row_sum, softmax, write_rows
+from steelyard.reference.rows import (
+    column_mean,
+    column_sum,
+    layer_norm,
+    lookup,
+    rms_norm,
+    row_mean,
+    row_sum,
+    softmax,
+    write_rows,
+)
 
 __all__ = [
     "amax",
     "attention",
     "attention_backward",
+    "column_mean",
+    "column_sum",
     "dequantize",
     "elementwise",
     "grouped_qgemm",

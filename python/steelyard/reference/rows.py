@@ -13,6 +13,16 @@ def row_mean(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return x.double().mean(-1).float().to(dtype)
 
 
+def column_sum(x: torch.Tensor, dims: int, dtype: torch.dtype) -> torch.Tensor:
+    """The sum over the first dims."""
+    return x.double().sum(tuple(range(dims))).float().to(dtype)
+
+
+def column_mean(x: torch.Tensor, dims: int, dtype: torch.dtype) -> torch.Tensor:
+    """The mean over the first dims."""
+    return x.double().mean(tuple(range(dims))).float().to(dtype)
+
+
 def softmax(x: torch.Tensor) -> torch.Tensor:
     """The shares of e^x in their sum, for each row; what is subtracted first changes nothing but the range."""
     values = x.double()

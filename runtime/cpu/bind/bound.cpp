@@ -12,6 +12,7 @@
 #include "cpu/tape/attention_backward_kernel.h"
 #include "cpu/tape/attention_kernel.h"
 #include "cpu/tape/batched_gemm_kernel.h"
+#include "cpu/tape/columns_kernel.h"
 #include "cpu/tape/concatenate_kernel.h"
 #include "cpu/tape/dequantize_kernel.h"
 #include "cpu/tape/gemm_kernel.h"
@@ -140,6 +141,9 @@ void bind_bound(nb::module_ &m) {
   m.def("bound_rows", &bound<RowsKernel, int, int, int>, nb::arg("reader"),
         nb::arg("function"), nb::arg("source"), nb::arg("out"),
         "Sums, means and softmax of rows.");
+  m.def("bound_columns", &bound<ColumnsKernel, bool, int, int, int>,
+        nb::arg("reader"), nb::arg("is_mean"), nb::arg("dims"),
+        nb::arg("source"), nb::arg("out"), "Sums and means of columns.");
   m.def("bound_write_rows", &bound<WriteRowsKernel, int, int, int, int, int>,
         nb::arg("reader"), nb::arg("target"), nb::arg("indices"),
         nb::arg("rows"), nb::arg("out"), nb::arg("dim"),

@@ -9,6 +9,7 @@
 #include "cpu/quantize/amax.h"
 #include "cpu/quantize/quantize.h"
 #include "cpu/rows/rows.h"
+#include "cpu/rows/sums.h"
 #include "cpu/simd/simd.h"
 
 #define STEELYARD_STRING(text) #text
@@ -41,6 +42,7 @@ const KernelTable table{
     .transpose = transpose,
     .produce = produce,
     .rows = rows,
+    .sums = sums,
     .fill_row_panels = fill_row_panels,
     .multiply_panels = multiply_panels,
     .fill_integer_rows = kFillIntegerRows,

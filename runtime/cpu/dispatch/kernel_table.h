@@ -31,6 +31,7 @@ struct ElementwiseCall;
 struct TransposeCall;
 struct ProduceCall;
 struct RowsCall;
+struct SumsCall;
 struct GemmCall;
 struct GemmOperand;
 struct ScaleRange;
@@ -50,6 +51,7 @@ struct KernelTable {
   void (*transpose)(const TransposeCall &call, int64_t begin, int64_t end);
   void (*produce)(const ProduceCall &call, int64_t begin, int64_t end);
   void (*rows)(const RowsCall &call, int64_t begin, int64_t end);
+  void (*sums)(const SumsCall &call, int64_t begin, int64_t end);
   void (*fill_row_panels)(const GemmCall &call, int64_t begin, int64_t end);
   void (*multiply_panels)(const GemmCall &call, int64_t begin, int64_t end);
   void (*fill_integer_rows)(const GemmCall &call, int64_t begin, int64_t end);

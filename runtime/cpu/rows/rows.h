@@ -1,5 +1,6 @@
-// Functions of whole rows: sums, means and softmax. Sums have the order of
-// those of norms, see produce/row_statistics.h.
+// Functions of whole rows: sums, means and softmax. Sums and means have the
+// order of torch's, see sums.h; those in a softmax that of norms, see
+// produce/row_statistics.h.
 #pragma once
 
 #include "cpu/tiles/matrix.h"
@@ -21,7 +22,7 @@ struct RowsCall {
 
 #ifdef STEELYARD_ISA
 namespace STEELYARD_ISA {
-// Tasks: rows.
+// The softmax. Tasks: rows.
 void rows(const RowsCall &call, int64_t begin, int64_t end);
 } // namespace STEELYARD_ISA
 #endif

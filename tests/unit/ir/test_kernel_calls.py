@@ -13,6 +13,7 @@ from steelyard.ir.kernel_calls import (
     AmaxCall,
     AttentionBackwardCall,
     AttentionCall,
+    ColumnsCall,
     ConcatenateCall,
     CountSaturatedCall,
     Declarations,
@@ -114,6 +115,12 @@ CASES = {
         {"kind": "layer_norm", "epsilon": 1e-5},
     ),
     "rows": (RowsCall, [("source", "tensor<2x?x64xbf16>")], [("result", "tensor<2x?xf32>")], {"function": "mean"}),
+    "columns": (
+        ColumnsCall,
+        [("source", "tensor<2x?x64xbf16>")],
+        [("result", "tensor<1x1x64xbf16>")],
+        {"function": "sum", "dims": 2},
+    ),
     "elementwise": (
         ElementwiseCall,
         [("in0", "tensor<8x64xf32>"), ("in1", "tensor<?x64xbf16>"), ("size", "index")],

@@ -48,7 +48,7 @@ from steelyard.ir.kernel_calls.quantize import (
     StoredCall,
     TransposeCall,
 )
-from steelyard.ir.kernel_calls.rows import NormCall, RowsCall
+from steelyard.ir.kernel_calls.rows import ColumnsCall, NormCall, RowsCall
 from steelyard.ir.kernel_calls.state import AdvanceRngCall, AmaxCall, CountSaturatedCall, UpdateScaleCall
 
 __all__ = [
@@ -59,6 +59,7 @@ __all__ = [
     "AmaxCall",
     "AttentionBackwardCall",
     "AttentionCall",
+    "ColumnsCall",
     "ConcatenateCall",
     "CopyCall",
     "CopySlots",

@@ -46,6 +46,39 @@ class RowsCall(KernelCall):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ColumnsCall(KernelCall):
+    """The sum or the mean over the first dims of a tensor, such as the gradient of a bias.
+
+    Constraints, beside those of all calls:
+    - columns_c1: source and result are f32, bf16 or f16, and `dims` is at least 1, and the source has as many
+    - columns_c2: the result has the shape of the source without the first `dims`, or with those of 1
+    """
+
+    OPERATION: ClassVar[str] = "columns"
+
+    function: Literal["sum", "mean"]
+    dims: int
+
+    @property
+    def keeps_dims(self) -> bool:
+        """Whether the result has as many dims as the source."""
+        return len(self._tensor(1).shape) == len(self._tensor(0).shape)
+
+    def operand_names(self) -> Names:
+        return Names(("source",))
+
+    def check(self) -> None:
+        super().check()
+        source, result = map(self._tensor, range(2))
+        fits = source.dtype in _DTYPES and result.dtype in _DTYPES and 1 <= self.dims <= len(source.shape)
+        message = f"source and result must be of {', '.join(_DTYPES)}, and the source of at least {self.dims} > 0 dims"
+        require(fits, "columns_c1", f"{message}, got {source.dtype} {list(source.shape)} into {result.dtype}")
+        rest = source.shape[self.dims :]
+        message = f"{self.function} over {self.dims} dims of shape {list(source.shape)} must have the shape of the rest"
+        require(result.shape in (rest, (1,) * self.dims + rest), "columns_c2", f"{message}, got {list(result.shape)}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class NormCall(KernelCall):
     """A norm of each row, times a weight and plus a bias where there are such.
 
