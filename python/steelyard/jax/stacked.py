@@ -57,7 +57,7 @@ def _sliced(*operands, a_spec, b_spec, is_packed, dtype):
     """The product with a copy of the part."""
     (codes, scales, amax), stack, number = operands[:3], operands[3:6], operands[6]
     a = Parts(codes, scales, or_none(amax))
-    b = [None if each.shape == (0,) else part_of(each, number) for each in stack]
+    b: list[Any] = [None if each.shape == (0,) else part_of(each, number) for each in stack]
     if is_packed:
         return [packed.packed_gemm(a, a_spec, b[0], b_spec, out_dtype=dtype)]
     return [primitives.gemm(a, a_spec, Parts(*b), b_spec, out_dtype=dtype)]

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 from torch_mlir import ir
