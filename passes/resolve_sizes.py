@@ -109,7 +109,8 @@ def _made_size(op: ir.Operation, number: int, dim: int, call: KernelCall) -> _Fo
             # More than one dim may be rows.
             info = info_of(op.operands[size.value])
             return (op.operands[size.value], 0) if info is not None and len(info.shape) == 2 else None
-    return None
+        case _:
+            return None
 
 
 def _viewed_size(op: ir.Operation, dim: int, calls: Mapping[str, KernelCall]) -> _Found | None:
@@ -172,7 +173,7 @@ def _reshaped_size(op: ir.Operation, dim: int, calls: Mapping[str, KernelCall]) 
 
 def _quotient(elements: list[_Found], others: list[_Found]) -> list[_Found] | None:
     """What is left of a product of sizes that is divided by others; None if it cannot be divided."""
-    left = [size for size in elements if not isinstance(size, int)]
+    left: list[_Found] = [size for size in elements if not isinstance(size, int)]
     for other in others:
         if isinstance(other, int):
             continue
