@@ -94,7 +94,8 @@ def _made_size(op: ir.Operation, number: int, dim: int, call: KernelCall) -> _Fo
     """A size of what a kernel makes, or writes."""
     if call.written is not None:
         return op.operands[call.written], dim
-    sizes = result_sizes(call)
+    # Tapes are the CPU's, and so are the sizes of their kernels.
+    sizes = result_sizes(call) if call.device == "cpu" else None
     if sizes is None:
         return None
     size: Size = sizes[number][dim]

@@ -126,7 +126,14 @@ def test_what_holds_no_matrix_is_the_models_own(encoder):
     model, net = encoder
     assert net.norm is model.norm
     assert net.embedding is model.embedding
-    assert net.layers[0][1] is model.layers[0][1]
+
+
+def test_an_activation_is_computed_as_within_the_net(encoder):
+    """By the kernel of the net's programs, so that a model in parts has the bits of the whole."""
+    model, net = encoder
+    x = torch.randn(64, 40)
+    assert net.layers[0][1] is not model.layers[0][1]
+    torch.testing.assert_close(net.layers[0][1](x), nn.functional.gelu(x.double()).float(), rtol=1e-6, atol=1e-7)
 
 
 def test_parts_are_what_the_model_has(encoder):

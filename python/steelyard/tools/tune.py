@@ -23,8 +23,6 @@ _NONE = "none"
 _LONG = 1 << 40
 _MARK = ".steelyard-tune"
 """A file in folders of unfinished work that the command made, and may remove."""
-_OWN = "[0-9a-f]{16}"
-"""What `steelyard.tune` calls its folders."""
 Formats = dict[str, Any]
 """Recipes by their names, None for high precision."""
 _EXAMPLES = """examples:
@@ -216,8 +214,10 @@ def _mark(work: Path) -> None:
 
 def _remove(work: Path) -> None:
     """Remove what `steelyard.tune` has made in a folder, and the folder if nothing else is in it."""
+    from steelyard.tuning.finished_work import NAME
+
     for each in work.iterdir():
-        if each.is_dir() and not each.is_symlink() and re.fullmatch(_OWN, each.name):
+        if each.is_dir() and not each.is_symlink() and re.fullmatch(NAME, each.name):
             shutil.rmtree(each, ignore_errors=True)
     (work / _MARK).unlink(missing_ok=True)
     try:

@@ -17,6 +17,10 @@ from steelyard.tensor.quantized_tensor import QuantizedTensor
 from steelyard.tuning.batches import Batch
 from steelyard.tuning.gptq import Options
 
+_DIGITS = 32
+NAME = f"[0-9a-f]{{{_DIGITS}}}"
+"""A pattern of the names of the folders that are made."""
+
 
 def work_folder(
     folder: Path | None,
@@ -38,7 +42,7 @@ def work_folder(
     digest.update(f"\n{structure}".encode())
     for leaf in leaves:
         _add(digest, "batch", leaf)
-    return _made(folder / digest.hexdigest()[:32])
+    return _made(folder / digest.hexdigest()[:_DIGITS])
 
 
 def _add(digest: Any, name: str, value: Any) -> None:
@@ -56,7 +60,7 @@ def choice_folder(work: Path | None, choice: Mapping[str, str], options: Options
     if work is None:
         return None
     digest = hashlib.sha256(json.dumps([dict(choice), asdict(options)], sort_keys=True).encode())
-    return _made(work / digest.hexdigest()[:32])
+    return _made(work / digest.hexdigest()[:_DIGITS])
 
 
 def _made(folder: Path) -> Path:
