@@ -11,7 +11,14 @@ from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.gemms import reads_columnwise
 from steelyard.formats.schemes import Scheme
 from steelyard.tensor import kernels, traced
-from steelyard.tensor.arguments import as_device, as_shape, check_flag, check_presented, check_with_values
+from steelyard.tensor.arguments import (
+    as_device,
+    as_shape,
+    check_flag,
+    check_presented,
+    check_strided,
+    check_with_values,
+)
 from steelyard.tensor.autograd import QuantizeFunction
 from steelyard.tensor.elements import ELEMENT_DTYPES, fp8_element, matrix_shape
 from steelyard.tensor.quantizer import Quantizer, check_kind, check_quantized, is_high_precision, is_noop, overrides
@@ -178,6 +185,8 @@ class SchemeQuantizer(Quantizer):
         left_usage, right_usage = reads_columnwise(kind)
         is_plain = kind != "wgrad" and _is_plain(a)
         check_quantized(*([b] if is_plain else [a, b]), storage_class=SchemeStorage)
+        if is_plain:
+            check_strided(a, "an operand of a product")
         left = a.detach().reshape(matrix_shape(a.shape)) if is_plain else _operand(a, kind, columnwise=left_usage)
         right = _operand(b, kind, columnwise=right_usage)
         return kernels.qgemm(left, right, bias=bias, accumulate=accumulate, out_dtype=out_dtype)

@@ -167,6 +167,12 @@ STORAGE = MXFP8Quantizer(internal=True)(X)
         (lambda: MXFP8Quantizer()(X.numpy()), "what MXFP8Quantizer quantizes must be a tensor, got ndarray"),
         (lambda: MXFP8Quantizer()(X.to_sparse()), "must be a dense tensor, got layout torch.sparse_coo; call to_dense"),
         (lambda: MXFP8Quantizer()(torch.nested.nested_tensor([X, X])), "must be one dense tensor, got a nested one"),
+        (
+            lambda: MXFP8Quantizer().qgemm(
+                torch.nested.nested_tensor([X, X], layout=torch.jagged), MXFP8Quantizer()(X)
+            ),
+            "an operand of a product must be one dense tensor, got a nested one",
+        ),
         (lambda: MXFP8Quantizer()(X, dtype="float32"), "dtype must be float32, bfloat16 or float16, got 'float32'"),
         (lambda: MXFP8Quantizer().make_empty(3), "shape must be a tuple of sizes, got 3"),
         (lambda: MXFP8Quantizer().make_empty((2, -1)), r"shape must be a tuple of sizes, got \(2, -1\)"),
