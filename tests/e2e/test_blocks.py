@@ -379,6 +379,7 @@ def test_every_block_is_printed_once():
     assert "blocks.0" not in text
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "code",
     [
@@ -425,6 +426,7 @@ class Activated(Gpt):
         return self.head(x)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("activation", [nn.GELU(), nn.GELU("tanh"), nn.SiLU()], ids=str)
 def test_activations_beside_blocks_have_the_bits_of_the_whole_net(activation):
     cut, whole = compiled(Activated(activation), "mxfp8")

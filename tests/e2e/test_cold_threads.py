@@ -66,7 +66,7 @@ CASES = [
 ]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("make", "threads", "training"), CASES)
 def test_each_thread_its_own_net(make, threads, training):
     x = torch.randn(4, 64)
@@ -81,6 +81,7 @@ def test_each_thread_its_own_net(make, threads, training):
     assert counts == {alone._steelyard.backend.graphs}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("make", [make_sequence, Pairs, Repeated])
 def test_one_net_for_all_threads_compiles_once_for_each_kind_of_arguments(make):
     model = make()

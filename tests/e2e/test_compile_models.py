@@ -25,6 +25,7 @@ def first_output(model: nn.Module, arguments: dict) -> torch.Tensor:
     return result if isinstance(result, torch.Tensor) else result[0]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("recipe", recipes.NAMES)
 @pytest.mark.parametrize("name", MODELS)
 def test_model_follows_the_oracle(name, recipe, gemm_calls):
@@ -45,6 +46,7 @@ def in_dtype(arguments: dict, dtype: torch.dtype) -> dict:
     return {name: x.to(dtype) if x.is_floating_point() else x for name, x in arguments.items()}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("recipe", recipes.NAMES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_mlp_follows_the_oracle(dtype, recipe, gemm_calls):

@@ -34,7 +34,10 @@ PAGES = [page for page in run_pages.pages() if run_pages.blocks_of(page)]
 # Pages whose programs compile whole models, several times.
 SLOW = {
     f"docs/{name}.md"
-    for name in ("disk-cache", "experts", "integrations/hugging-face-trainer", "integrations/transformers")
+    for name in (
+        *("checkpoints", "disk-cache", "experts", "generation"),
+        *("integrations/hugging-face-trainer", "integrations/saving", "integrations/transformers"),
+    )
 }
 
 

@@ -128,14 +128,14 @@ def infer(model: nn.Module, arguments: dict) -> None:
         model(**arguments)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.filterwarnings("ignore:only .* of the FLOPs")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_no_flop_of_inference_is_missing(name):
     assert_all_counted(name, infer)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.filterwarnings("ignore:only .* of the FLOPs")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW_TO_TRAIN)) for name in FAMILIES]

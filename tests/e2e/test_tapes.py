@@ -41,6 +41,7 @@ def count_tapes(net) -> int:
     return net.ir("tape").count("tape ")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("recipe", ["nvfp4", "mxfp8", "fp8-delayed"])
 @pytest.mark.parametrize("name", MODELS)
 def test_inference_has_the_bits_of_python(name, recipe, without_tapes):
@@ -183,6 +184,7 @@ def test_training_has_the_bits_of_python(recipe, without_tapes):
     assert all(map(torch.equal, *results))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("recipe", ["nvfp4", "fp8-delayed"])
 def test_steps_of_training_have_the_bits_of_python(recipe, without_tapes):
     """State goes from step to step: scales and their histories, or random bits."""
@@ -240,6 +242,7 @@ def make_linears():
     return nn.Sequential(*(layer for sizes in widths for layer in (nn.Linear(*sizes), nn.ReLU())))
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("recipe", ["nvfp4", "mxfp8", "fp8-current"])
 @pytest.mark.parametrize(("make", "tapes"), [(Branches, 3), (make_linears, 1), (Block, 1)])
 @torch.no_grad()

@@ -108,6 +108,7 @@ def test_groups_that_decrease_are_refused(without_tapes):
             net(x, ends)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("recipe", ["nvfp4", "mxfp8", "fp8-current"])
 def test_products_of_batches(recipe, without_tapes):
     """The sizes of scores are known only at run time, also those that are reduced."""

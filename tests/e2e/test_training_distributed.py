@@ -168,7 +168,7 @@ def ranks(request, tmp_path_factory) -> list[dict]:
     return start_ranks(__file__, tmp_path_factory.mktemp("ranks"), json.dumps(cases))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("mode", "name"), CASES, ids=lambda word: word)
 def test_equals_each_batch_by_itself(ranks, mode, name):
     expected = train_alone(mode, RECIPES[name])

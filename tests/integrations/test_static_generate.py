@@ -48,6 +48,7 @@ def prompt():
     return torch.tensor([[3, 7, 11, 5], [2, 9, 4, 6]])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("layers", [1, 4])
 def test_tokens_logits_and_caches_are_those_of_plain_calls(layers, recorded, monkeypatch):
     model = make_small_llama(num_hidden_layers=layers)
@@ -106,6 +107,7 @@ def test_what_changes_between_calls_is_noticed():
     assert not any(map(torch.equal, seen, seen[1:]))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("replaces", [False, True])
 def test_a_weight_that_changes_between_steps_is_noticed(replaces, recorded, monkeypatch):
     def generate():
@@ -130,6 +132,7 @@ def test_a_weight_that_changes_between_steps_is_noticed(replaces, recorded, monk
         assert torch.equal(found, generate())
 
 
+@pytest.mark.slow
 def test_hooks_run_in_every_step(recorded):
     model = make_small_llama()
     calls = []
@@ -140,6 +143,7 @@ def test_hooks_run_in_every_step(recorded):
     assert len(calls) == 8
 
 
+@pytest.mark.slow
 def test_other_calls_are_left_alone(recorded):
     model = make_small_llama()
     net = steelyard.compile(model, "mxfp8")

@@ -49,6 +49,7 @@ def is_within(found, exact, bound):
     return ((found.double() - exact).abs() <= rounding + bound).all()
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -63,6 +64,7 @@ def test_sums_and_means(isa, layout, shape, dtype):
     assert is_within(rows("sum", x), reference.row_sum(x, torch.float32), bound + 2.0**-24 * x.double().sum(-1).abs())
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -95,6 +97,7 @@ def test_sums_of_special_values(isa):
     assert torch.equal(rows("mean", x[4:5]), torch.tensor([inf]))
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)

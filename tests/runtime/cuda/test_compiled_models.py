@@ -70,11 +70,8 @@ ALL = tuple(itertools.product(MODELS, (*RECIPES, *MIXED), TARGETS))
 FAST = (
     ("mlp", "fp8-delayed", "sm_90a"),
     ("mlp", "fp8-current", "sm_100a"),
-    ("mlp", "mxfp4/none", "sm_90a"),
-    ("mlp", "fp8-block", "sm_90a"),
     ("mlp", "mxfp8", "sm_100a"),
     ("mlp", "nvfp4", "sm_100a"),
-    ("block", "fp8-delayed", "sm_100a"),
     ("block", "mxfp8", "sm_90a"),
 )
 

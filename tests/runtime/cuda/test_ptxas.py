@@ -35,6 +35,7 @@ def assemble(kernels, target, directory) -> None:
         assert int(registers) <= MOST_REGISTERS, f"{kernel.name}: {report.stderr}"
 
 
+@pytest.mark.every(3)
 @needs_ptxas
 @pytest.mark.parametrize("index", range(len(TARGETS)), ids=list(TARGETS))
 def test_assembles_without_spills(index, tmp_path):

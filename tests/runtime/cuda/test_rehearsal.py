@@ -87,6 +87,7 @@ def gpus(monkeypatch, library):
         yield gpus
 
 
+@pytest.mark.slow
 def test_every_check_passes(rehearsal):
     assert rehearsal.code == 0
     not_passed = {name: status for name, status in rehearsal.statuses().items() if status != "passed"}
@@ -104,6 +105,7 @@ def test_quantized_weights_on_one_gpu(monkeypatch, library, recipe):
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_every_group_and_family_of_kernels_is_there(rehearsal):
     groups = [result["group"] for result in rehearsal.written["results"]]
     assert list(dict.fromkeys(groups)) == list(verify_gpu.GROUPS)
@@ -136,6 +138,7 @@ def test_every_group_and_family_of_kernels_is_there(rehearsal):
         assert family in names
 
 
+@pytest.mark.slow
 def test_results_are_printed_as_a_table(rehearsal):
     heading, *rows, total, last = rehearsal.printed
     assert heading.startswith("Mock GPU (sm_100a), torch 2.")
@@ -147,6 +150,7 @@ def test_results_are_printed_as_a_table(rehearsal):
     assert last.endswith("report.json'. Please attach the file to your report.")
 
 
+@pytest.mark.slow
 def test_the_file_says_what_ran_where(rehearsal):
     written = rehearsal.written
     assert written["schema"] == 1
@@ -176,6 +180,7 @@ def test_the_file_says_what_ran_where(rehearsal):
     )
 
 
+@pytest.mark.slow
 def test_the_document_names_every_field(rehearsal):
     page = (ROOT / "docs/cuda.md").read_text().partition("## Ten minutes on a borrowed GPU")[2]
     written = rehearsal.written
@@ -184,6 +189,7 @@ def test_the_document_names_every_field(rehearsal):
     assert [name for name in sorted(fields) if f"`{name}`" not in page] == []
 
 
+@pytest.mark.slow
 def test_the_cells_of_the_notebook_run(rehearsal, monkeypatch, tmp_path, capsys):
     """Its commands are taken by the parser; what Python cells print is in the report."""
     (tmp_path / "report.json").write_text(json.dumps(rehearsal.written))

@@ -66,6 +66,7 @@ def test_native_bytes_of_halves(dtype):
 SLOW = ("mx-even-tile", "nvfp4-tile", "nvfp4-rht", "nvfp4-4over6")
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in REFERENCE_PAIRS]
 )

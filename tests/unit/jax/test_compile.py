@@ -125,6 +125,7 @@ def linear(x, kernels):
     return jax.lax.scan(body, x, kernels)[0]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("recipe", "trips"),
     [("mxfp8", (3,)), ("nvfp4", (3,)), (DELAYED, (3,)), ("mxfp8", (3, 1)), (DELAYED, (1, 3)), ("mxfp8", (1, 3, 1))],

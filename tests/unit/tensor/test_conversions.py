@@ -56,6 +56,7 @@ def convert_once(request):
     return CONVERSIONS[request.param]
 
 
+@pytest.mark.every(4)
 def test_a_module_converts_as_a_plain_one(quantizer, convert):
     quantized = quantizer(torch.randn(48, 48))
     module, plain = build(quantized), build(quantized.dequantize())
@@ -233,6 +234,7 @@ def saved_and_loaded(value):
     return torch.load(memory, weights_only=True)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "round_trip", [saved_and_loaded, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))]
 )
@@ -275,6 +277,7 @@ def test_a_tensor_that_presents_float64_is_written_to(quantizer, operation):
 SHAPES = [(64, 48), (32, 48), (3, 16, 32), (5,), (0, 32)]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_data_becomes_the_value(quantizer, shape, dtype):

@@ -68,6 +68,7 @@ def test_transforms_of_torch_func_are_refused(quantizer, transform):
         transform(lambda a: quantizer(a).dequantize(), torch.randn(4, 32))
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "change",
     [

@@ -49,6 +49,7 @@ def test_empty_scalars(make_quantizer):
     assert make_quantizer().make_empty((), dtype=torch.bfloat16, requires_grad=True).requires_grad
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "operation",
     [
