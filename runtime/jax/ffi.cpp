@@ -197,45 +197,32 @@ XLA_FFI_DEFINE_HANDLER(dequantize_handler, dequantize,
                            .Attr<int64_t>("scheme")
                            .Attr<bool>("columnwise"));
 
-XLA_FFI_DEFINE_HANDLER(gemm_handler, gemm,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>()
-                           .Attr<int64_t>("a_scheme")
-                           .Attr<bool>("a_columnwise")
-                           .Attr<int64_t>("a_rows")
-                           .Attr<int64_t>("a_columns")
-                           .Attr<int64_t>("b_scheme")
-                           .Attr<bool>("b_columnwise")
-                           .Attr<int64_t>("b_rows")
-                           .Attr<int64_t>("b_columns"));
+// The parts of two operands, what is beside them, and how the operands are
+// quantized.
+static auto product_binding() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .Arg<ffi::AnyBuffer>()
+      .Arg<ffi::AnyBuffer>()
+      .Arg<ffi::AnyBuffer>()
+      .Arg<ffi::AnyBuffer>()
+      .Arg<ffi::AnyBuffer>()
+      .Arg<ffi::AnyBuffer>()
+      .Arg<ffi::AnyBuffer>()
+      .Ret<ffi::AnyBuffer>()
+      .Attr<int64_t>("a_scheme")
+      .Attr<bool>("a_columnwise")
+      .Attr<int64_t>("a_rows")
+      .Attr<int64_t>("a_columns")
+      .Attr<int64_t>("b_scheme")
+      .Attr<bool>("b_columnwise")
+      .Attr<int64_t>("b_rows")
+      .Attr<int64_t>("b_columns");
+}
 
-XLA_FFI_DEFINE_HANDLER(stacked_gemm_handler, stacked_gemm,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>()
-                           .Attr<int64_t>("a_scheme")
-                           .Attr<bool>("a_columnwise")
-                           .Attr<int64_t>("a_rows")
-                           .Attr<int64_t>("a_columns")
-                           .Attr<int64_t>("b_scheme")
-                           .Attr<bool>("b_columnwise")
-                           .Attr<int64_t>("b_rows")
-                           .Attr<int64_t>("b_columns"));
+XLA_FFI_DEFINE_HANDLER(gemm_handler, gemm, product_binding());
+
+XLA_FFI_DEFINE_HANDLER(stacked_gemm_handler, stacked_gemm, product_binding());
 
 XLA_FFI_DEFINE_HANDLER(pack_handler, pack,
                        ffi::Ffi::Bind()
