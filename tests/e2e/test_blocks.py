@@ -573,6 +573,7 @@ class ByList(Gpt):
         return x
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("make_model", [lambda: ByName(container=nn.Sequential), ByList])
 def test_modules_that_are_reached_past_the_net_are_captured(make_model):
     model = make_model()

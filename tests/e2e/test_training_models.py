@@ -98,6 +98,7 @@ def test_gradients_follow_the_oracle(name, recipe):
     assert max(shares) <= 1.5
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_every_linear_layer_has_three_quantized_gemms(name):
     make, loss_of = MODELS[name]
@@ -107,6 +108,7 @@ def test_every_linear_layer_has_three_quantized_gemms(name):
     assert found == sorted((layer, kind) for layer in LINEAR_LAYERS[name] for kind in ("fprop", "dgrad", "wgrad"))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_nothing_quantized_is_eager_autograd(name):
     make, loss_of = MODELS[name]

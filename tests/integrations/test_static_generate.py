@@ -69,6 +69,7 @@ def test_tokens_logits_and_caches_are_those_of_plain_calls(layers, recorded, mon
     assert all(torch.equal(one, other) for one, other in pairs)
 
 
+@pytest.mark.slow
 def test_a_net_in_blocks_is_captured_as_a_whole_when_its_steps_took_long(recorded, monkeypatch):
     model = make_small_llama(num_hidden_layers=4)
     net = steelyard.compile(model, "nvfp4")

@@ -152,6 +152,7 @@ def test_what_is_shown_is_what_runs(monkeypatch, library):
     assert sorted(text[text.index(".version") :].strip() for text in launcher.driver.texts) == sorted(shown)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4", "fp8-row", "mxfp4/none"])
 def test_sizes_known_only_at_run_time(monkeypatch, library, recipe):
     model, _ = make_mlp()
@@ -221,6 +222,7 @@ def test_attention_is_emulated(monkeypatch, library):
         assert (found[name] - expected[name]).norm() <= 0.25 * (expected[name] - value).norm(), name
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("recipe", ["fp8-current", "fp8-row", "nvfp4/none"])
 def test_bf16_models(monkeypatch, library, recipe):
     model, x = make_mlp(torch.bfloat16)

@@ -204,6 +204,7 @@ def test_the_cells_of_the_notebook_run(rehearsal, monkeypatch, tmp_path, capsys)
     assert all(name in printed for name in rehearsal.statuses())
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_is_reported(gpus, monkeypatch, tmp_path):
     broken = corrupting(gpus.launchers[0], lambda kernel: kernel.name.startswith("epilogue_gelu"))
     monkeypatch.setattr(verify_gpu, "place_on", lambda _: verify_gpu.Device(Kernels(broken), "cpu:0"))

@@ -219,6 +219,7 @@ PLANTS = {
 }
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize(("program", "recipe"), PLANTS, ids=names)
 def test_planted_errors_are_noticed(monkeypatch, library, program, recipe):
     subject = Subject(monkeypatch, program, recipe)

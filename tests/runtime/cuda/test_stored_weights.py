@@ -119,6 +119,7 @@ def test_a_weight_that_fits_is_what_the_gemm_reads(monkeypatch, library):
         assert {part.data_ptr() for part in parts} == own
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize("recipe", ["fp8-delayed", "mxfp8", "nvfp4"])
 def test_state_dicts_go_to_and_come_from_the_cpu(recipe, monkeypatch, library, tmp_path):
     model, x = make()

@@ -43,6 +43,7 @@ def train(apply, wrap):
     return model, values
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("wrap", [lambda step: step, nnx.jit], ids=["eager", "jit"])
 def test_variables_change_as_those_of_flax(fast, wrap):
     (model, values), (expected, wanted) = train(fast, wrap), train(lambda model, x: model(x), wrap)

@@ -89,6 +89,7 @@ def by_hand(parameters, x):
     return sj.dense(x, parameters["layer"]["kernel"], None, sj.QuantizerSet.from_recipe("mxfp8"))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("fast", [sj.compile(linear, "mxfp8"), by_hand], ids=["compiled", "dense"])
 def test_gradients_are_split_as_what_they_are_of_where_that_is_part_of_types(fast):
     step = jax.jit(jax.value_and_grad(loss_of(fast), argnums=(0, 1)))

@@ -67,6 +67,7 @@ def test_torch_that_must_not_compile(variable, inspect_tiny):
     assert line.startswith("steelyard inspect: error: torch.compile must be enabled, and")
 
 
+@pytest.mark.slow
 def test_a_demo_that_must_not_compile():
     environment = os.environ | {"TORCHDYNAMO_DISABLE": "1"}
     ended = run(["steelyard.tools.cli", "demo", "--small"], stdout=subprocess.DEVNULL, env=environment)
