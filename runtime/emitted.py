@@ -10,6 +10,7 @@ from torch.autograd import profiler
 
 from steelyard.ir.renaming import Renaming
 from steelyard.runtime.arena import Arenas
+from steelyard.runtime.entry import Entry
 from steelyard.runtime.profiling import (
     KERNELS,
     RECORD,
@@ -41,6 +42,8 @@ class Code:
     """Whether the lines name layers."""
     tapes: list[str]
     """The text of each tape that the lines run."""
+    entry: Entry | None
+    """How another program runs it as a step; None if it is more than one tape."""
 
     @functools.cached_property
     def _plain(self) -> CodeType:

@@ -7,7 +7,7 @@ import builtins
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,11 +27,12 @@ from steelyard.runtime.arena import Arenas, Place, empty_in_order
 from steelyard.runtime.cuda.planned import contiguous
 from steelyard.runtime.dtypes import result_dtype, shape_of
 from steelyard.runtime.emitted import LAYERS, Code, Emitted
+from steelyard.runtime.entry import BlockStep, Entry, find_entry
 from steelyard.runtime.kernels import BoundKernel, bind_all
 from steelyard.runtime.literals import read_literal, unsupported_op
 from steelyard.runtime.profiling import KERNELS, RECORD, CallLine, KernelLine, TapeLine, kernel_name
 from steelyard.runtime.quantizers import Quantizers
-from steelyard.runtime.tape import TapeSteps, read_tape, steps_of_tapes
+from steelyard.runtime.tape import Tape, TapeSteps, read_tape, steps_of_tapes
 
 _CONSTANTS = {"torch.constant.int", "torch.constant.float", "torch.constant.bool", "torch.constant.str"}
 _PYTHON_MODULES = {"operator": operator, "math": math, "builtins": builtins, "torch": torch}
@@ -52,11 +53,12 @@ class Emitter:
         check_finite: Callable | None = None,
         *,
         takes_device: bool = False,
+        blocks: Sequence[BlockStep] = (),
     ):
         self._calls = calls_of(module)
         self._check_finite = check_finite
         self._takes_device = takes_device
-        self._bound = bind_all(module, self._calls, quantizers)
+        self._bound = bind_all(module, self._calls, quantizers, blocks)
 
     def kernel_texts(self) -> list[str]:
         """The Python of the kernels that were made for this module."""
@@ -69,7 +71,7 @@ class Emitter:
         """
         body = _Body(function, self._calls, self._bound, self._check_finite, self._takes_device)
         lines = body.lines()
-        code = Code(body.name, lines, body.namespace, body.names_layers, body.tapes)
+        code = Code(body.name, lines, body.namespace, body.names_layers, body.tapes, body.entry)
         layers = list(body.layers)
         return Emitted(code, layers, code.run(layers))
 
@@ -120,15 +122,20 @@ class _Body:
         self.tapes: list[str] = []
         """The text of each tape."""
         self._native_tapes: list[Any] = []
+        self._read_tapes: list[tuple[TapeSteps, Tape, Any]] = []
+        self.entry: Entry | None = None
+        """How another program runs the function."""
 
     def lines(self) -> list[str]:
         """The lines of the Python function."""
         block = self._function.regions[0].blocks[0]
         arguments = [self._new_variable(value, f"a{i}") for i, value in enumerate(block.arguments)]
-        body = self._emit_all([op.operation for op in block.operations])
+        ops = [op.operation for op in block.operations]
+        body = self._emit_all(ops)
         attributes = self._function.attributes
         size = ir.IntegerAttr(attributes[ARENA]).value if ARENA in attributes else 0
         self.namespace["arenas"] = Arenas(size, self._places, self._native_tapes)
+        self.entry = find_entry(ops, block.arguments, self._read_tapes, size)
         if self._takes_device:
             arguments.insert(0, "device")
         if self._places and self._takes_device:
@@ -164,6 +171,7 @@ class _Body:
         self.tapes.append(str(tape))
         native = tape.make()
         self._native_tapes.append(native)
+        self._read_tapes.append((steps, tape, native))
         called = self._bind("tape", native)
         kernels = [
             (kernel_name(self._calls[step.symbol]), self.layers.setdefault(step.layer, len(self.layers)))

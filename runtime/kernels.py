@@ -1,15 +1,15 @@
 """From a kernel that a program declares to the function that runs it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torch_mlir import ir
 
 from steelyard.codegen.launches.plan import LaunchPlan
 from steelyard.codegen.launches.text import read_plans
 from steelyard.errors import UnsupportedModelError
-from steelyard.ir.kernel_calls import KernelCall, StoredCall
+from steelyard.ir.kernel_calls import BlockCall, KernelCall, StoredCall
 from steelyard.runtime import custom, stored
 from steelyard.runtime.cpu import bound
 from steelyard.runtime.cuda import bound as cuda_bound
@@ -32,11 +32,19 @@ class BoundKernel:
     """Its Python, where it was made for this program."""
 
 
-def bind_all(module: ir.Operation, calls: Mapping[str, KernelCall], quantizers: Quantizers) -> dict[str, BoundKernel]:
-    """The functions of the calls that a module declares, by symbol."""
+class Block(Protocol):
+    """A block that a program runs as one step."""
+
+    def bind(self, call: BlockCall, /) -> BoundKernel: ...
+
+
+def bind_all(
+    module: ir.Operation, calls: Mapping[str, KernelCall], quantizers: Quantizers, blocks: Sequence[Block] = ()
+) -> dict[str, BoundKernel]:
+    """The functions of the calls that a module declares, by symbol; calls of blocks name these by number."""
     plans = read_plans(module, calls)
     planned = {symbol: _bind_planned(symbol, calls[symbol], plan, quantizers) for symbol, plan in plans.items()}
-    return {symbol: planned.get(symbol) or _bind(call, quantizers) for symbol, call in calls.items()}
+    return {symbol: planned.get(symbol) or _bind(call, quantizers, blocks) for symbol, call in calls.items()}
 
 
 def _bind_planned(symbol: str, call: KernelCall, plan: LaunchPlan, quantizers: Quantizers) -> BoundKernel:
@@ -46,7 +54,9 @@ def _bind_planned(symbol: str, call: KernelCall, plan: LaunchPlan, quantizers: Q
     return BoundKernel(_allocating(made.run, made.allocate), takes_addresses=False, text=made.text)
 
 
-def _bind(call: KernelCall, quantizers: Quantizers) -> BoundKernel:
+def _bind(call: KernelCall, quantizers: Quantizers, blocks: Sequence[Block]) -> BoundKernel:
+    if isinstance(call, BlockCall):
+        return blocks[call.number].bind(call)
     if isinstance(call, StoredCall):
         return BoundKernel(stored.bind(call))
     match call.device:

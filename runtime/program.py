@@ -19,6 +19,7 @@ from steelyard.runtime.cuda.devices import Devices
 from steelyard.runtime.dtypes import result_dtype, shape_of
 from steelyard.runtime.emitted import Emitted
 from steelyard.runtime.emitter import Emitter
+from steelyard.runtime.entry import BlockStep, Entry, block_step
 from steelyard.runtime.finite import make_check
 from steelyard.runtime.profiling import CallName
 from steelyard.runtime.quantizers import Quantizers
@@ -71,6 +72,22 @@ class Program:
         """The forward as a function of any arguments, with the weights of these."""
         return self._forward.freeze(arguments)
 
+    @property
+    def entry(self) -> Entry | None:
+        """How another program runs the forward as a step; None where it is more than one tape, or has state."""
+        function = self._forward
+        has_state = function.state_names or function.moved or function.measures
+        return None if self.devices is not None or has_state else function.emitted.code.entry
+
+    def as_step(self, operands: Mapping[int, int], arguments: tuple) -> BlockStep:
+        """The forward as a step of another program, with the weights of these arguments.
+
+        `operands` says which arguments are operands of the step, and which; the others are those that are given here.
+        """
+        entry = self.entry
+        assert entry is not None, "only a program with an entry is a step"
+        return block_step(entry, operands, (*arguments, *self._forward.parts(arguments)))
+
     def backward(self, saved: Sequence[Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple:
         """Run the backward: the gradients of the arguments that have one."""
         return self.functions["backward"]((*saved, *primals, *tangents))
@@ -116,11 +133,12 @@ def read_program(
     weights: Weights,
     check_finite: bool = False,
     devices: Devices | None = None,
+    blocks: Sequence[BlockStep] = (),
 ) -> Program:
-    """The program of a lowered module."""
+    """The program of a lowered module; its calls of blocks run these, by number."""
     functions = {ir.StringAttr(f.attributes["sym_name"]).value: f for f in functions_of(module.operation)}
     check = make_check(state) if check_finite else None
-    emitter = Emitter(module.operation, quantizers, check, takes_device=devices is not None)
+    emitter = Emitter(module.operation, quantizers, check, takes_device=devices is not None, blocks=blocks)
     made = {name: emitter.emit(function) for name, function in functions.items()}
     primals: list[int] = []
     if "backward" in functions:
@@ -212,11 +230,11 @@ class Function:
         if self.devices is not None:
             return self._call_on(self.devices.find(arguments), arguments)
         arguments += self._states()
-        return self._run(arguments, self._parts(arguments))
+        return self._run(arguments, self.parts(arguments))
 
     def freeze(self, arguments: tuple) -> Callable[[tuple], tuple]:
         """A function of any arguments that runs it with the weights of these, on the CPU."""
-        parts = self._parts(arguments + self._states())
+        parts = self.parts(arguments + self._states())
         return lambda arguments: self._run(arguments + self._states(), parts)
 
     def settled(self, arguments: tuple, parameters: Sequence[int]) -> "SettledCall | None":
@@ -233,7 +251,7 @@ class Function:
             states[self._random] = self._draw()
         return tuple(states)
 
-    def _parts(self, arguments: tuple) -> list[Any]:
+    def parts(self, arguments: tuple) -> list[Any]:
         """The parts of its weights."""
         return self.weights.find(self, self.weight_arguments, arguments) if self.weight_arguments else []
 
@@ -256,7 +274,7 @@ class Function:
         if self._random is not None:
             states[self._random] = self._draw()
         arguments += tuple(states)
-        results = self.emitted(device, *arguments, *self._parts(arguments))
+        results = self.emitted(device, *arguments, *self.parts(arguments))
         # State is written where it lies, by this call or a later one: what goes on to the backward is a copy.
         own = {id(state) for state in states}
         kept = [

@@ -44,6 +44,11 @@ class Result:
     """Of its dims in memory."""
 
     @property
+    def is_returned(self) -> bool:
+        """Whether it is a tensor of Python's, which a call of the tape returns."""
+        return self.home == _CALLER
+
+    @property
     def known_sizes(self) -> list[int] | None:
         """Its sizes; None if one is known only at run time."""
         return [size.value for size in self.sizes] if all(size.kind == "constant" for size in self.sizes) else None
@@ -114,7 +119,7 @@ class Tape:
 
     def make(self) -> Any:
         """The native tape."""
-        returned = [result for step in self.kernels for result in step.results if result.home == _CALLER]
+        returned = [result for step in self.kernels for result in step.results if result.is_returned]
         makers = [result_maker(result.dtype, result.known_sizes) for result in sorted(returned, key=lambda r: r.place)]
         arguments = list(zip(self.kinds, self.registers, strict=True))
         native = _cpu.Tape(TENSORS, arguments, self.tensors, self.numbers, makers)

@@ -21,7 +21,6 @@ from steelyard.driver.compilation import Compilation
 from steelyard.driver.explanation import Row
 from steelyard.driver.fast_path import has_fast_path, without_fast_path
 from steelyard.driver.frames import Captured
-from steelyard.driver.freezing import Runs
 from steelyard.driver.gathered_parameters import is_gathered
 from steelyard.driver.inference import Run, without_wrapper, written_inputs
 from steelyard.driver.layer_names import layer_names
@@ -74,7 +73,7 @@ class Backend:
         """How many graphs were compiled so far, those that are outdated by now included."""
         self.of_torch = GraphsOfTorch()
         """The graphs that cannot be compiled."""
-        self._names = functools.partial(_names_by_id, _weakly(root))
+        self.names_by_id = functools.partial(_names_by_id, _weakly(root))
         """From the ids of parameters to their names."""
         self.weights = Weights(functools.partial(is_gathered, _weakly(root)), _quantizing)
         self.weights.holds_packed = settings.weights != "quantized"
@@ -92,8 +91,6 @@ class Backend:
         """Whether a warning said that little of the net is quantized."""
         self.is_lowering = False
         """While this is set, calls only compile; if a program cannot run here, torch computes its results."""
-        self.runs: Runs | None = None
-        """What is told of each graph without gradients that runs on the CPU."""
         self.profiled: Profile | None = None
         """The last call that was profiled."""
         self.observing: Any = None
@@ -288,7 +285,7 @@ class Backend:
             return compilation
 
         layers = layer_names(joint.graph, self._module_names(), [*parameters, *unnamed], caller)
-        return CapturedGraph(layers, parameters, stored, build, lambda made: backend._add(made), self._names)
+        return CapturedGraph(layers, parameters, stored, build, lambda made: backend._add(made), self.names_by_id)
 
     def _check_trained(self, parameters: Sequence[str | None]) -> None:
         """Refuse gradients of parameters that are to be replaced by their codes."""
@@ -327,10 +324,10 @@ class Backend:
 
         layers = layer_names(aten.graph, self._module_names(), parameters, caller)
         graph = CapturedGraph(
-            layers, parameters, stored, build, lambda made: backend._add(made), self._names, constants
+            layers, parameters, stored, build, lambda made: backend._add(made), self.names_by_id, constants, written
         )
         if settings.target == CPU:
-            return graph if self.runs is None else self.runs.record(graph, written)
+            return graph
 
         def run(values: tuple) -> tuple:
             values = (*values, *constants)
@@ -346,7 +343,7 @@ class Backend:
         return names | {id(part): name for part, name in self._part_names.items()}
 
     def _parameter_names(self, graph_module: torch.fx.GraphModule, inputs: Sequence) -> list[str | None]:
-        known = self._names()
+        known = self.names_by_id()
         placeholders = [node.name for node in graph_module.graph.nodes if node.op == "placeholder"]
         return [
             known.get(id(value), placeholder if isinstance(value, torch.nn.Parameter) else None)

@@ -16,9 +16,11 @@ import torch
 from steelyard.driver import progress
 from steelyard.driver.compilation import Compilation
 from steelyard.driver.quantized_inputs import stored_schemes
+from steelyard.driver.recording import current
 from steelyard.forks import make_lock
 from steelyard.ir.renaming import Renaming
 from steelyard.ir.stored import StoredSchemes
+from steelyard.runtime.entry import BlockStep
 from steelyard.runtime.program import Program, SettledCall
 
 _MOST_REMEMBERED = 256
@@ -41,7 +43,10 @@ class CapturedGraph:
         add: Callable[[Compilation], None],
         names_by_id: Callable[[], Mapping[int, str]],
         constants: tuple[torch.Tensor, ...] = (),
+        written: tuple[int, ...] | None = (),
     ):
+        self.written = written
+        """Arguments whose new values come before the results; None if torch does other work around the graph, too."""
         self._layers = layers
         self._parameters = tuple(parameters)
         self._build = build
@@ -62,6 +67,11 @@ class CapturedGraph:
         self._lock = make_lock()
 
     def __call__(self, values: tuple[Any, ...]) -> tuple:
+        """Run the program of these arguments, by whoever takes note of it."""
+        note = current.note
+        return self.run(values) if note is None else note(self, values)
+
+    def run(self, values: tuple[Any, ...]) -> tuple:
         """Run the program of these arguments."""
         if self._constants:
             values = (*values, *self._constants)
@@ -91,6 +101,19 @@ class CapturedGraph:
         constants = self._constants
         run = self.find((*values, *constants)).freeze((*values, *constants))
         return run if not constants else lambda values: run((*values, *constants))
+
+    def as_step(self, operands: Mapping[int, int], values: tuple[Any, ...]) -> BlockStep | None:
+        """The program of these arguments, with the weights that are there now, as a step of another program.
+
+        `operands` says which arguments are which operands of the step. None if the program is more than one tape.
+        """
+        program = self.find((*values, *self._constants))
+        return None if program.entry is None else program.as_step(operands, (*values, *self._constants))
+
+    def module_of(self, values: Sequence[Any]) -> str:
+        """The name of the module that these arguments are the parameters of."""
+        known = self._names_by_id()
+        return _common_module([known.get(id(values[i])) for i in self._positions])
 
     def find(self, values: Sequence[Any]) -> Program:
         """The program of these arguments."""
@@ -146,7 +169,7 @@ class CapturedGraph:
         return {node: renaming.layer(layer) for node, layer in self._layers.items()}
 
 
-def _common_module(parameters: Parameters) -> str:
+def _common_module(parameters: Sequence[str | None]) -> str:
     """The innermost module that holds all of some parameters; empty for the net itself."""
     paths = [name.split(".")[:-1] for name in parameters if name is not None]
     # Of all paths, the first and the last in order have the least in common.

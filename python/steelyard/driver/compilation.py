@@ -3,7 +3,7 @@
 import io
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -19,6 +19,7 @@ from steelyard.errors import InternalError, SteelyardError
 from steelyard.ir.renaming import Renaming
 from steelyard.ir.saved import eager_bytes, kept_bytes, shortened
 from steelyard.passes.pipeline.text import run_pass_by_pass
+from steelyard.runtime.entry import BlockStep
 from steelyard.runtime.program import Program
 from steelyard.runtime.state import State
 from steelyard.runtime.weights import Weights
@@ -40,8 +41,10 @@ def all_stages(target: str) -> tuple[str, ...]:
 class Compilation:
     """One graph on its way from ATen ops to a program; keeps the module of every stage."""
 
-    def __init__(self, settings: Settings, state: State, weights: Weights):
+    def __init__(self, settings: Settings, state: State, weights: Weights, blocks: Sequence[BlockStep] = ()):
         self.settings = settings
+        self._blocks = blocks
+        """What the program runs as steps, beside kernels."""
         self._state = state
         self._weights = weights
         self.stages: dict[str, bytes] = {}
@@ -108,7 +111,7 @@ class Compilation:
         self.rows, self.shortened = lowering.rows, lowering.shortened
         self.kept, self.eager_kept = lowering.kept, lowering.eager_kept
         quantizers = UserQuantizers(self.settings)
-        self.program = stages.make_program(module, self.settings, self._state, quantizers, self._weights)
+        self.program = stages.make_program(module, self.settings, self._state, quantizers, self._weights, self._blocks)
         self.seconds = time.perf_counter() - start
         if found is None:
             cached.store(lowering)

@@ -21,7 +21,8 @@ import torch
 from torch._dynamo import eval_frame
 from torch.utils import _pytree as pytree
 
-from steelyard.driver.freezing import Inputs, Outputs, Ran, describe, outputs_of, program_of
+from steelyard.driver.freezing import Inputs, Outputs, describe, outputs_of, program_of
+from steelyard.driver.recording import Ran, recorded_graphs
 from steelyard.errors import UnsupportedModelError
 
 _CACHE = "transformers.cache_utils", "StaticCache"
@@ -95,9 +96,9 @@ class Decoding:
         return result
 
     def _record(self, leaves: list[Any], structure: pytree.TreeSpec, keywords: dict[str, Any], cache: Any) -> Any:
-        whole, runs = self.net._whole_for_decoding()
+        whole = self.net._whole_for_decoding()
         before = _python_state(self.net, cache)
-        with runs.recorded() as ran:
+        with recorded_graphs() as ran:
             result = whole(**keywords)
         is_pure = before is not None and _python_state(self.net, cache) == before
         last, self._first = self._first, None

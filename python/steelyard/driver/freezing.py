@@ -4,9 +4,7 @@ A call of a net asks torch whether what was captured still holds, and each param
 net has the user's word that it does and was not, so that it looks at its arguments alone.
 """
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,45 +12,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from steelyard.driver.inference import without_autocast, without_gradients
+from steelyard.driver.recording import Ran, recorded_graphs
 from steelyard.errors import UnsupportedModelError, shown
 
 _CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device)
-
-
-class Ran(NamedTuple):
-    """A graph that ran in a recorded call."""
-
-    graph: Any
-    written: tuple[int, ...] | None
-    """Arguments whose new values come before the results; None if torch does other work around the graph, too."""
-    arguments: tuple
-    results: tuple
-
-
-class Runs(threading.local):
-    """The graphs that ran in a call of a net that records them, in each thread."""
-
-    _present: list[Ran] | None = None
-
-    def record(self, graph: Any, written: tuple[int, ...] | None) -> Callable[[tuple], tuple]:
-        """A graph that leaves a record of each run."""
-
-        def run(arguments: tuple) -> tuple:
-            results = graph(arguments)
-            if self._present is not None:
-                self._present.append(Ran(graph, written, arguments, results))
-            return results
-
-        return run
-
-    @contextmanager
-    def recorded(self) -> Iterator[list[Ran]]:
-        """A context whose runs in this thread are noted in a list."""
-        self._present = found = []
-        try:
-            yield found
-        finally:
-            self._present = None
 
 
 class FrozenNet:
@@ -69,17 +32,17 @@ class FrozenNet:
         return self._outputs.of(leaves, self._program.run(leaves))
 
 
-def freeze(net: Any, runs: Runs, arguments: tuple, keywords: dict[str, Any]) -> FrozenNet:
+def freeze(net: Any, arguments: tuple, keywords: dict[str, Any]) -> FrozenNet:
     """What a net does in a call with these arguments, found by calling it twice, with copies of their tensors.
 
-    What is the same tensor in both calls belongs to the net. The net notes in `runs` what it runs.
+    What is the same tensor in both calls belongs to the net.
     """
     leaves, structure = pytree.tree_flatten((arguments, keywords))
     inputs = Inputs(structure, [describe(leaf) for leaf in leaves])
     own_arguments, own_keywords = pytree.tree_unflatten(_copies(leaves), structure)
     net.lower(*own_arguments, **own_keywords)
-    _, first, _ = _record(net, runs, leaves, structure)
-    given, ran, result = _record(net, runs, leaves, structure)
+    _, first, _ = _record(net, leaves, structure)
+    given, ran, result = _record(net, leaves, structure)
     program = program_of(first, ran, given, ran.graph.freeze(ran.arguments))
     return FrozenNet(inputs, program, outputs_of(result, given, ran))
 
@@ -87,15 +50,15 @@ def freeze(net: Any, runs: Runs, arguments: tuple, keywords: dict[str, Any]) -> 
 def outputs_of(result: Any, leaves: Sequence[Any], ran: Ran) -> "Outputs":
     """Where what a call returned comes from: these arguments, or the results of its graph."""
     returned, structure = pytree.tree_flatten(result)
-    computed = ran.results[len(ran.written or ()) :]
+    computed = ran.results[len(ran.graph.written or ()) :]
     return Outputs(structure, [_place(value, leaves, computed) for value in returned])
 
 
-def _record(net: Any, runs: Runs, leaves: list[Any], structure: pytree.TreeSpec) -> tuple[list[Any], Ran, Any]:
+def _record(net: Any, leaves: list[Any], structure: pytree.TreeSpec) -> tuple[list[Any], Ran, Any]:
     """A call of a net: what it was given, what ran, and what it returned."""
     given = _copies(leaves)
     arguments, keywords = pytree.tree_unflatten(given, structure)
-    with runs.recorded() as found:
+    with recorded_graphs() as found:
         result = net(*arguments, **keywords)
     return given, _only(found), result
 
@@ -255,7 +218,7 @@ class Program(NamedTuple):
 
 def program_of(first: Ran, ran: Ran, leaves: Sequence[Any], run: Callable[[tuple], tuple]) -> Program:
     """What a graph reads, the arguments of a call, or what was the same in an earlier call; `run` runs it."""
-    if ran.written is None:
+    if ran.graph.written is None:
         raise UnsupportedModelError(
             "a call that is frozen must only compute its results and write to its arguments, and this one also returns "
             "views of them or changes their shapes; return copies instead"
@@ -272,7 +235,7 @@ def program_of(first: Ran, ran: Ran, leaves: Sequence[Any], run: Callable[[tuple
                 "a call that is frozen must be one graph from its arguments to its results, and its graph reads "
                 f"{shown(value)}, which is made before it; net.explain() shows what runs outside of graphs"
             )
-    return Program(without_autocast(run), values, places, ran.written)
+    return Program(without_autocast(run), values, places, ran.graph.written)
 
 
 class _Place(NamedTuple):

@@ -34,8 +34,8 @@ class ModuleState:
         """Submodules, and what stands for each."""
         self.observing: Any = None
         """Of a net: what runs its calls while it is measured; made on first use."""
-        self.decoding: tuple[Any, Any] | None = None
-        """Of a net: what runs the steps of `generate` with a static cache, and notes which graphs ran."""
+        self.decoding: Any = None
+        """Of a net: the same, captured as a whole, which runs the steps of `generate` with a static cache."""
         self.seconds_in_steps = 0.0
         """Of a net that is cut into blocks: what steps of `generate` with a static cache took."""
         self.generates = hasattr(type(model), "generate")

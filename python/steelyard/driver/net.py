@@ -32,7 +32,7 @@ from steelyard.driver.forward import (
     runs_as_python,
 )
 from steelyard.driver.frames import Captured
-from steelyard.driver.freezing import FrozenNet, Runs, freeze
+from steelyard.driver.freezing import FrozenNet, freeze
 from steelyard.driver.inspected import InspectedModule
 from steelyard.driver.measuring import (
     Observer,
@@ -453,27 +453,26 @@ class CompiledModule(InspectedModule):
         without gradients. The model must be one graph; the net is run on copies of the arguments to find it.
         """
         _check_freezable(self)
-        whole, runs = self._whole()
+        whole = self._whole()
         with torch.no_grad(), whole._unchanged():
-            return freeze(whole, runs, arguments, keywords)
+            return freeze(whole, arguments, keywords)
 
-    def _whole(self) -> tuple["CompiledModule", Runs]:
-        """A net of the same model and weights that is captured as a whole, and what notes which graphs it runs."""
+    def _whole(self) -> "CompiledModule":
+        """A net of the same model and weights that is captured as a whole."""
         own = self._steelyard
         settings = replace(own.backend.settings, blocks=False, watch=None)
         whole = _make_net(own.model, settings, own.backend.state, own.backend.storable)
-        backend, runs = whole._steelyard.backend, Runs()
-        backend.weights, backend.runs = own.backend.weights, runs
-        return whole, runs
+        whole._steelyard.backend.weights = own.backend.weights
+        return whole
 
-    def _whole_for_decoding(self) -> tuple["CompiledModule", Runs]:
+    def _whole_for_decoding(self) -> "CompiledModule":
         """The same, once for all calls of `generate`; this net tells what it compiles."""
         own = self._steelyard
         if own.decoding is None:
             with own.backend.lock:
                 if own.decoding is None:
                     own.decoding = self._whole()
-                    own.decoding[0]._steelyard.backend.compilations = own.backend.compilations
+                    own.decoding._steelyard.backend.compilations = own.backend.compilations
         return own.decoding
 
     def requantize(self) -> None:

@@ -1,5 +1,7 @@
 """The stages of a compilation, from traced to lowered, one function per stage."""
 
+from collections.abc import Sequence
+
 from torch_mlir import ir
 
 from steelyard.codegen.compilation import compile_kernel
@@ -14,6 +16,7 @@ from steelyard.passes.generate_kernels import generate_kernels
 from steelyard.passes.pipeline.named import STAGES
 from steelyard.passes.pipeline.text import Element, named_pipeline
 from steelyard.runtime.cuda.devices import Devices
+from steelyard.runtime.entry import BlockStep
 from steelyard.runtime.program import Program, read_program
 from steelyard.runtime.quantizers import Quantizers
 from steelyard.runtime.state import State
@@ -58,16 +61,21 @@ def make_lowered(module: ir.Module, settings: Settings) -> None:
 
 
 def make_program(
-    module: ir.Module, settings: Settings, state: State, quantizers: Quantizers, weights: Weights
+    module: ir.Module,
+    settings: Settings,
+    state: State,
+    quantizers: Quantizers,
+    weights: Weights,
+    blocks: Sequence[BlockStep] = (),
 ) -> Program:
-    """A lowered module -> Python functions that call kernels."""
+    """A lowered module -> Python functions that call kernels, and blocks by number."""
     target = cuda_target(settings.target)
     # A program that quantizes nothing runs on any device.
     runs_kernels = any(call.device == "cuda" for call in calls_of(module.operation).values())
     devices = None
     if target is not None and runs_kernels:
         devices = Devices(target, tuple(generated_kernels(module.operation).values()))
-    return read_program(module, state, quantizers, weights, settings.check_finite, devices)
+    return read_program(module, state, quantizers, weights, settings.check_finite, devices, blocks)
 
 
 def make_kernels(module: ir.Module, target: Target, stage: str) -> None:

@@ -19,6 +19,7 @@ from steelyard.ir.kernel_calls import (
     AmaxCall,
     AttentionBackwardCall,
     AttentionCall,
+    BlockCall,
     ColumnsCall,
     ConcatenateCall,
     CopySlots,
@@ -303,6 +304,7 @@ _RUN_TIME_SIZES: Mapping[type[KernelCall], Callable[[KernelCall], list[list[Size
     AmaxCall: _amax_sizes,
     AttentionBackwardCall: _attention_gradient_sizes,
     AttentionCall: _attention_sizes,
+    BlockCall: lambda _call: None,
     ColumnsCall: _column_sizes,
     ConcatenateCall: _concatenated_sizes,
     DequantizeCall: _product_sizes,
@@ -319,4 +321,4 @@ _RUN_TIME_SIZES: Mapping[type[KernelCall], Callable[[KernelCall], list[list[Size
     UpdateScaleCall: _state_sizes,
     WriteRowsCall: _source_sizes,
 }
-"""The kernels that a tape can run, and what tells the sizes of their results where types do not."""
+"""The kernels that a tape can run, and what tells the sizes of their results where types do not: None, if nothing."""

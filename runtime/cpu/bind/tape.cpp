@@ -1,5 +1,5 @@
 // Tapes, as Python makes and calls them.
-#include "cpu/tape/tape.h"
+#include "cpu/tape/block_kernel.h"
 
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -12,9 +12,8 @@ namespace nb = nanobind;
 namespace steelyard {
 namespace {
 
-// What an argument of a call is: a tensor, one of which only the address is
-// read, or a number.
-enum class ArgumentKind : int { tensor, part, number };
+// Of a part, only the address is read.
+using ArgumentKind = BlockKernel::Argument::Kind;
 
 // kind, register
 using ArgumentSlot = std::tuple<int, int>;
@@ -62,7 +61,7 @@ public:
              int tensors, int numbers, std::vector<nb::callable> makers)
       : owner_(reader), reader_(nb::cast<const TensorReader &>(reader)),
         arguments_(std::move(arguments)), makers_(std::move(makers)),
-        tape_(tensors, numbers) {
+        tape_(std::make_shared<Tape>(tensors, numbers)) {
     for (const auto &[kind, at] : arguments_) {
       const bool is_number = kind == static_cast<int>(ArgumentKind::number);
       require(at >= 0 && at < (is_number ? numbers : tensors),
@@ -84,21 +83,22 @@ public:
               "a tensor of Python's must have its maker");
     }
     kernels_.push_back(std::move(kernel));
-    tape_.add(std::move(step));
+    tape_->add(std::move(step));
   }
 
   void add_view(int view, int from, int to,
                 const std::vector<NumberSlots> &numbers) {
     require(view >= 0 && view < static_cast<int>(std::size(kViewNames)),
             "a view must be the number of one in view_names");
-    tape_.add(ViewStep{static_cast<View>(view), from, to, numbers_of(numbers)});
+    tape_->add(
+        ViewStep{static_cast<View>(view), from, to, numbers_of(numbers)});
   }
 
-  void add_free(int tensor) { tape_.add(FreeStep{tensor}); }
+  void add_free(int tensor) { tape_->add(FreeStep{tensor}); }
 
   nb::object call(const nb::args &values) const { return run(values, nullptr); }
 
-  int64_t nbytes() const { return tape_.nbytes(); }
+  int64_t nbytes() const { return tape_->nbytes(); }
 
   // The first value is a list with one context manager per kernel step.
   nb::object recorded(const nb::args &values) const {
@@ -108,16 +108,53 @@ public:
     return run(others, &records);
   }
 
+  // This tape as a step of another. Its arguments are values of the step, by
+  // position, or, at kNowhere, those that are given here.
+  BoundKernel as_step(nb::object self, int64_t arena,
+                      const std::vector<int> &positions, const nb::list &known,
+                      std::vector<int> results) const {
+    require(positions.size() == arguments_.size() &&
+                known.size() == arguments_.size(),
+            "a tape must get its arguments");
+    require(results.size() == makers_.size(),
+            "a tape must get a place for each of its results");
+    std::vector<BlockKernel::Argument> arguments;
+    nb::list kept;
+    for (size_t i = 0; i < arguments_.size(); ++i) {
+      arguments.push_back(argument(i, positions[i], known[i], kept));
+    }
+    auto kernel = std::make_shared<BlockKernel>(
+        tape_, arena, std::move(arguments), std::move(results));
+    return {std::move(kernel), nb::make_tuple(self, kept), reader_};
+  }
+
 private:
+  BlockKernel::Argument argument(size_t number, int position, nb::handle known,
+                                 nb::list &kept) const {
+    const auto &[kind, at] = arguments_[number];
+    BlockKernel::Argument made{
+        static_cast<ArgumentKind>(kind), at, position, {}, 0};
+    if (position != kNowhere)
+      return made;
+    if (made.kind == ArgumentKind::number) {
+      made.number = nb::cast<int64_t>(known);
+      return made;
+    }
+    nb::object tensor;
+    made.tensor = reader_.tensor(known, tensor);
+    kept.append(tensor);
+    return made;
+  }
+
   // The arena's address, then the arguments.
   nb::object run(const nb::args &values, const nb::list *records) const {
     require(values.size() == arguments_.size() + 1,
             "a tape must get the address of its arena and its arguments");
     auto *arena = pointer<uint8_t>(nb::cast<uintptr_t>(values[0]));
-    Lent frame(tape_);
+    const LentFrame frame(*tape_);
     std::vector<nb::object> kept(arguments_.size());
     for (size_t i = 0; i < arguments_.size(); ++i)
-      read(arguments_[i], values[i + 1], *frame.lent, kept[i]);
+      read(arguments_[i], values[i + 1], *frame, kept[i]);
     std::vector<nb::object> made(makers_.size());
     const Allocate allocate = [&](const Result &result, const Tensor &x) {
       const nb::gil_scoped_acquire locked;
@@ -137,10 +174,10 @@ private:
           one.attr("__exit__")(nb::none(), nb::none(), nb::none());
         record += begins ? 0 : 1;
       };
-      tape_.run(*frame.lent, arena, threads, allocate, &observe);
+      tape_->run(*frame, arena, threads, allocate, &observe);
     } else {
       const nb::gil_scoped_release released;
-      tape_.run(*frame.lent, arena, threads, allocate, nullptr);
+      tape_->run(*frame, arena, threads, allocate, nullptr);
     }
     nb::object results = nb::steal(PyTuple_New(made.size()));
     for (size_t i = 0; i < made.size(); ++i)
@@ -164,20 +201,12 @@ private:
     }
   }
 
-  // A frame that goes back when a call ends, also by an error.
-  struct Lent {
-    explicit Lent(Tape &tape) : tape(tape), lent(tape.take_frame()) {}
-    ~Lent() { tape.give_frame(std::move(lent)); }
-    Tape &tape;
-    std::unique_ptr<Frame> lent;
-  };
-
   nb::object owner_; // of the reader
   const TensorReader &reader_;
   std::vector<ArgumentSlot> arguments_;
   std::vector<nb::callable> makers_;
   std::vector<nb::object> kernels_;
-  mutable Tape tape_;
+  std::shared_ptr<Tape> tape_;
 };
 
 } // namespace
@@ -197,6 +226,15 @@ void bind_tape(nb::module_ &m) {
       .def("add_free", &PythonTape::add_free)
       .def("nbytes", &PythonTape::nbytes,
            "Bytes that calls leave to the next ones.")
+      .def(
+          "as_step",
+          [](nb::object self, int64_t arena, const std::vector<int> &positions,
+             const nb::list &known, std::vector<int> results) {
+            return nb::cast<const PythonTape &>(self).as_step(
+                self, arena, positions, known, std::move(results));
+          },
+          nb::arg("arena"), nb::arg("positions"), nb::arg("known"),
+          nb::arg("results"), "A kernel that runs the steps.")
       .def("__call__", &PythonTape::call,
            "Run the steps on the arena at an address, and the arguments.")
       .def("recorded", &PythonTape::recorded,

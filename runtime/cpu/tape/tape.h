@@ -134,4 +134,20 @@ private:
   int64_t calls_ = 0;
 };
 
+// A frame for one call, which goes back when the call ends, also by an error.
+class LentFrame {
+public:
+  explicit LentFrame(Tape &tape) : tape_(tape), frame_(tape.take_frame()) {}
+  LentFrame(const LentFrame &) = delete;
+  LentFrame &operator=(const LentFrame &) = delete;
+  ~LentFrame() { tape_.give_frame(std::move(frame_)); }
+
+  Frame &operator*() const { return *frame_; }
+  Frame *operator->() const { return frame_.get(); }
+
+private:
+  Tape &tape_;
+  std::unique_ptr<Frame> frame_;
+};
+
 } // namespace steelyard

@@ -10,6 +10,7 @@ each operation is a frozen dataclass (`GemmCall`, `QuantizeCall`, ...), read fro
 
 from steelyard.ir.kernel_calls.attention import AttentionBackwardCall, AttentionCall
 from steelyard.ir.kernel_calls.base import DEVICES, SIZE, Device, KernelCall, Slot, matrix_shape
+from steelyard.ir.kernel_calls.block import BlockCall
 from steelyard.ir.kernel_calls.concatenate import ConcatenateCall
 from steelyard.ir.kernel_calls.copies import CopySlots
 from steelyard.ir.kernel_calls.declarations import (
@@ -59,6 +60,7 @@ __all__ = [
     "AmaxCall",
     "AttentionBackwardCall",
     "AttentionCall",
+    "BlockCall",
     "ColumnsCall",
     "ConcatenateCall",
     "CopyCall",

@@ -1,0 +1,50 @@
+"""`scaled-lower-blocks`."""
+
+from torch_mlir import ir
+
+from steelyard.ir.functions import functions_of
+from steelyard.ir.kernel_calls import BlockCall, Declarations, Slot
+from steelyard.ir.torch_ops import constant_int, defining_op, op_name
+from steelyard.passes.pipeline.registry import fail, register_pass
+from steelyard.passes.support.targets import read_target
+
+_CALL = "torch.steelyard.call_block."
+
+
+@register_pass
+def lower_blocks(module: ir.Operation, *, target: str) -> None:
+    """Turn calls of blocks of layers into calls of the CPU's own kernels.
+
+    Takes `torch.steelyard.call_block` of a number, which says which block it is, and of a list of tensors, as a graph
+    has it that was recorded around the blocks of a net. Leaves a call of a declared kernel `block`, which runs the
+    tape of the block's own program, so that a whole step of a deep model is one tape. On other targets than the CPU
+    nothing changes.
+    """
+    if read_target(module, target) is not None:
+        return
+    declarations = Declarations(module)
+    for function in functions_of(module):
+        for op in [op.operation for op in function.regions[0].blocks[0].operations]:
+            if op_name(op).startswith(_CALL):
+                _lower(op, declarations)
+
+
+def _lower(op: ir.Operation, declarations: Declarations) -> None:
+    number, listed = constant_int(op.operands[0]), defining_op(op.operands[1])
+    if number is None or listed is None:
+        fail(op, "must have the number of a block and a list of tensors")
+    operands = list(listed.operands)
+    call = BlockCall(
+        operands=tuple(Slot(f"argument{index}", value.type) for index, value in enumerate(operands)),
+        results=tuple(Slot(f"result{index}", value.type) for index, value in enumerate(op.results)),
+        device="cpu",
+        has_destinations=True,
+        number=number,
+    )
+    with ir.InsertionPoint(op), op.location:
+        made = declarations.call(call, operands)
+    for old, new in zip(op.results, made, strict=True):
+        old.replace_all_uses_with(new)
+    op.erase()
+    if not list(listed.result.uses):
+        listed.erase()

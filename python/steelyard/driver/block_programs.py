@@ -1,0 +1,162 @@
+"""Programs of whole calls of a net that is cut into blocks, made from what a call was seen to run.
+
+The ops around blocks become a graph of their own, which goes through the passes like any other. It calls the blocks by
+number: their programs are compiled already, so that a deep model takes no longer than a shallow one, and each call of a
+block is one step of the tape.
+"""
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch_mlir import ir
+
+from steelyard.dialect import make_context
+from steelyard.driver.backend import Backend
+from steelyard.driver.compilation import Compilation
+from steelyard.driver.traces import GraphRun, OpRun, Ref, Step, Trace, used_steps
+from steelyard.errors import UnsupportedModelError
+from steelyard.frontend.block_calls import call_block
+from steelyard.frontend.importer import import_graph
+from steelyard.runtime.entry import BlockStep, Entry, Given
+from steelyard.runtime.program import Program
+
+
+@dataclass(frozen=True)
+class BlockProgram:
+    """A program of a whole call."""
+
+    compilation: Compilation
+    program: Program
+    inputs: Sequence[int]
+    """Which tensors of the trace its arguments are."""
+    written: tuple[int, ...]
+    """Arguments whose new values are its first results."""
+    outputs: Mapping[int, int]
+    """Which of the other results a tensor of the trace is."""
+
+
+def compile_trace(trace: Trace, results: Sequence[int], backend: Backend) -> BlockProgram:
+    """The program of a call that left a trace and returned these tensors.
+
+    The parameters of blocks, and their weights, are bound to it as they are now. Raises `UnsupportedModelError` where
+    the call is no such program.
+    """
+    if trace.refusal:
+        raise UnsupportedModelError(trace.refusal)
+    return _Builder(trace, results, backend).build()
+
+
+class _Builder:
+    def __init__(self, trace: Trace, results: Sequence[int], backend: Backend):
+        self._trace = trace
+        self._backend = backend
+        self._results = list(dict.fromkeys(number for number in results if number not in trace.outside))
+        self._steps = used_steps(trace, self._results)
+        self._graph = torch.fx.Graph()
+        self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        self._nodes: dict[int, torch.fx.Node] = {}
+        self._layers: dict[torch.fx.Node, str] = {}
+        self._blocks: list[BlockStep] = []
+        self._inputs: list[int] = []
+
+    def build(self) -> BlockProgram:
+        """The program of all steps."""
+        for number in self._read_by_steps():
+            self._take(number)
+        for step in self._steps:
+            if isinstance(step, GraphRun):
+                self._call(step)
+            else:
+                self._run(step)
+        self._graph.output(tuple([self._nodes[number] for number in (*self._trace.copies.values(), *self._results)]))
+        written = tuple([self._inputs.index(number) for number in self._trace.copies])
+        compilation = self._compile(written)
+        assert compilation.program is not None, "what was compiled has a program"
+        outputs = {number: place for place, number in enumerate(self._results)}
+        return BlockProgram(compilation, compilation.program, self._inputs, written, outputs)
+
+    def _compile(self, written: tuple[int, ...]) -> Compilation:
+        backend = self._backend
+        names = backend.names_by_id()
+        parameters = [names.get(id(self._trace.outside[number])) for number in self._inputs]
+        module: ir.Module = import_graph(
+            self._graph, make_context(), name="forward", layers=self._layers, parameters=parameters, written=written
+        )
+        compilation = Compilation(backend.settings, backend.state, backend.weights, self._blocks)
+        compilation.run(module)
+        return compilation
+
+    def _read_by_steps(self) -> list[int]:
+        """The tensors from outside that the program takes: not the parameters of blocks, which are bound to them."""
+        refs = [ref for step in self._steps for ref in step.arguments if self._is_operand(step, ref)]
+        outside = [ref.number for ref in refs if ref.number in self._trace.outside]
+        return list(dict.fromkeys([*outside, *self._trace.copies]))
+
+    def _is_operand(self, step: Step, value: Any) -> bool:
+        """Whether a step takes a value from the program around it."""
+        if not isinstance(value, Ref):
+            return False
+        known = self._trace.outside.get(value.number)
+        return not (isinstance(step, GraphRun) and isinstance(known, torch.nn.Parameter))
+
+    def _take(self, number: int) -> None:
+        self._nodes[number] = self._graph.placeholder(f"input_{number}")
+        self._nodes[number].meta["val"] = self._fake(number)
+        self._inputs.append(number)
+
+    def _run(self, step: OpRun) -> None:
+        leaves = [self._nodes[leaf.number] if isinstance(leaf, Ref) else leaf for leaf in step.arguments]
+        args, keywords = pytree.tree_unflatten(leaves, step.structure)
+        self._bind(self._graph.call_function(step.op, args, keywords), step.results, has_several=step.has_several)
+
+    def _call(self, step: GraphRun) -> None:
+        """A call of a block, whose parameters and weights are bound to it."""
+        places = [place for place, value in enumerate(step.arguments) if self._is_operand(step, value)]
+        values = [self._value(value) for value in step.arguments]
+        block = step.graph.as_step({place: number for number, place in enumerate(places)}, tuple(values))
+        if block is None:
+            raise UnsupportedModelError("a block is more than one tape")
+        made = _made(step, block.entry)
+        operands = [self._nodes[step.arguments[place].number] for place in places]
+        node = self._graph.call_function(call_block(len(made)), (len(self._blocks), operands))
+        self._blocks.append(block)
+        self._layers[node] = step.graph.module_of(values)
+        self._bind(node, made, has_several=len(made) > 1)
+
+    def _value(self, value: Any) -> Any:
+        """What a graph was given: of tensors that only a call has, nothing."""
+        return self._trace.outside.get(value.number) if isinstance(value, Ref) else value
+
+    def _bind(self, node: torch.fx.Node, results: Sequence[int], *, has_several: bool) -> None:
+        """Give the results of a node their numbers."""
+        fakes = [self._fake(number) for number in results]
+        node.meta["val"] = tuple(fakes) if has_several else fakes[0]
+        if not has_several:
+            self._nodes[results[0]] = node
+            return
+        for place, (number, fake) in enumerate(zip(results, fakes, strict=True)):
+            item = self._graph.call_function(operator.getitem, (node, place))
+            item.meta["val"] = fake
+            self._nodes[number] = item
+
+    def _fake(self, number: int) -> Any:
+        tensor = self._trace.tensor(number)
+        return self._fakes.from_tensor(tensor.detach(), static_shapes=True)
+
+
+def _made(step: GraphRun, entry: Entry) -> list[int]:
+    """The tensors that a block makes, in the order of its tape's results."""
+    made: dict[int, int] = {}
+    for number, place in zip(step.results, entry.results, strict=True):
+        if isinstance(place, Given):
+            is_same = step.arguments[place.number] == Ref(number)
+        else:
+            is_same = made.setdefault(place.number, number) == number
+        if not is_same:
+            raise UnsupportedModelError("a block returns a tensor twice")
+    return [made[number] for number in sorted(made)]

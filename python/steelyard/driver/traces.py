@@ -1,0 +1,221 @@
+"""What a call of a net runs, in order: the graphs of its blocks, and torch's ops around them.
+
+Two calls that left the same trace, on tensors of the same kinds, did the same: what they were given, what the net owns,
+and what they computed is told apart by number.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from steelyard.driver.recording import noted_by
+from steelyard.frontend.flops import work_of
+
+_COPY = torch.ops.aten.copy_.default
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+class Ref(NamedTuple):
+    """A tensor, by its number in the trace."""
+
+    number: int
+
+
+class OpRun(NamedTuple):
+    """A run of an op of torch's."""
+
+    op: Any
+    arguments: tuple[Any, ...]
+    """The leaves of its arguments: tensors by number, and constants."""
+    structure: pytree.TreeSpec
+    results: tuple[int, ...]
+    """The numbers of what it made."""
+    has_several: bool
+    """Whether its result is a list of tensors."""
+
+
+class GraphRun(NamedTuple):
+    """A run of a graph that was compiled."""
+
+    graph: Any
+    arguments: tuple[Any, ...]
+    results: tuple[int, ...]
+
+
+Step = OpRun | GraphRun
+
+
+@dataclass
+class Trace:
+    """The steps of a call."""
+
+    steps: list[Step] = field(default_factory=list)
+    outside: dict[int, torch.Tensor] = field(default_factory=dict)
+    """By number: tensors that were there before the call."""
+    copies: dict[int, int] = field(default_factory=dict)
+    """Which of those were overwritten in the end, and by what."""
+    refusal: str = ""
+    """Why the trace is not all that happened; empty where it is."""
+    _numbers: dict[int, int] = field(default_factory=dict)
+    _kept: list[torch.Tensor] = field(default_factory=list)
+    """All tensors of the call, so that no other one gets the id of one."""
+
+    def number(self, tensor: torch.Tensor) -> int | None:
+        """The number of a tensor; None if the call did not see it."""
+        return self._numbers.get(id(tensor))
+
+    def tensor(self, number: int) -> torch.Tensor:
+        """The tensor with a number."""
+        return self._kept[number]
+
+    def forget_tensors(self) -> None:
+        """Keep the steps only."""
+        self._numbers.clear()
+        self._kept.clear()
+        self.outside.clear()
+
+    def is_like(self, other: "Trace") -> bool:
+        """Whether another call did the same."""
+        return self.steps == other.steps and self.copies == other.copies and not (self.refusal or other.refusal)
+
+    def read(self, tensor: torch.Tensor) -> Ref:
+        """The number of a tensor that is read."""
+        known = self._numbers.get(id(tensor))
+        if known is None:
+            known = self._new(tensor)
+            self.outside[known] = tensor
+            if type(tensor) not in _PLAIN:
+                self.refuse(f"it reads a {type(tensor).__name__}")
+        return Ref(known)
+
+    def make(self, tensor: torch.Tensor) -> int:
+        """The number of a tensor that a step returned: it may be one that it was given."""
+        known = self._numbers.get(id(tensor))
+        return self._new(tensor) if known is None else known
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Note that a tensor was overwritten by another; from here on it has its values."""
+        place, value = self.read(target).number, self.read(source).number
+        if place == value:
+            return
+        if place not in self.outside or target.shape != source.shape or target.dtype != source.dtype:
+            self.refuse("it writes into a tensor that it made, or into a part of one")
+        self.copies[place] = value
+        self._numbers[id(target)] = value
+
+    def refuse(self, reason: str) -> None:
+        """Say why this is not all that happened."""
+        self.refusal = self.refusal or reason
+
+    def _new(self, tensor: torch.Tensor) -> int:
+        number = len(self._kept)
+        self._kept.append(tensor)
+        self._numbers[id(tensor)] = number
+        return number
+
+
+@contextmanager
+def traced() -> Iterator[Trace]:
+    """A context that traces a call."""
+    trace = Trace()
+
+    def note(graph: Any, arguments: tuple) -> tuple:
+        with _disable_current_modes():
+            results = graph.run(arguments)
+        taken = tuple([trace.read(x) if isinstance(x, torch.Tensor) else x for x in arguments])
+        trace.steps.append(GraphRun(graph, taken, tuple([trace.make(x) for x in results])))
+        return results
+
+    with noted_by(note), _Tracer(trace):
+        yield trace
+    _check_writes(trace)
+
+
+class _Tracer(TorchDispatchMode):
+    """Sees the ops that torch runs between graphs."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, trace: Trace):
+        super().__init__()
+        self._trace = trace
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch compile under this mode as it does without."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        keywords = kwargs or {}
+        result = func(*args, **keywords)
+        if FakeTensor not in types:
+            self._note(func, args, keywords, result)
+        return result
+
+    def _note(self, func: Any, args: tuple, keywords: dict[str, Any], result: Any) -> None:
+        trace = self._trace
+        if func is _COPY:
+            trace.copy(args[0], args[1])
+            return
+        leaves, structure = pytree.tree_flatten((args, keywords))
+        made = list(result) if isinstance(result, list | tuple) else [result]
+        reason = _reason_against(func, args, keywords, result, made)
+        if reason:
+            trace.refuse(reason)
+            return
+        taken = tuple([trace.read(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves])
+        results = tuple([trace.make(tensor) for tensor in made])
+        trace.steps.append(OpRun(func, taken, structure, results, isinstance(result, list | tuple)))
+
+
+def _reason_against(func: Any, args: tuple, keywords: dict[str, Any], result: Any, made: list[Any]) -> str:
+    """Why an op cannot be a step; empty where it can."""
+    if not isinstance(func, torch._ops.OpOverload) or func._schema.is_mutable:
+        return f"it runs {func}, which writes"
+    if not all(isinstance(tensor, torch.Tensor) for tensor in made):
+        return f"it runs {func}, whose result is read in Python"
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        return f"it runs {func}, which is random"
+    if work_of(func, args, keywords, result) is not None:
+        return f"it runs {func}, a product"
+    return ""
+
+
+def _check_writes(trace: Trace) -> None:
+    """Refuse a trace where what is written may be read by others than who wrote it, before or after."""
+    written = set(trace.copies)
+    for step in trace.steps:
+        if isinstance(step, GraphRun):
+            written |= {ref.number for i in step.graph.written or () if isinstance(ref := step.arguments[i], Ref)}
+            if step.graph.written is None:
+                trace.refuse("a graph returns views of its arguments")
+    readers = Counter(number for step in trace.steps for number in {*_refs(step.arguments)})
+    if any(readers[number] > 1 for number in written):
+        trace.refuse("several steps read a tensor that is written")
+    storages = {number: tensor.untyped_storage()._cdata for number, tensor in trace.outside.items()}
+    owners = Counter(storages.values())
+    if any(number not in storages or owners[storages[number]] > 1 for number in written):
+        trace.refuse("a tensor that is written shares its memory, or was made by the call")
+
+
+def _refs(values: Sequence[Any]) -> Iterator[int]:
+    return (value.number for value in values if isinstance(value, Ref))
+
+
+def used_steps(trace: Trace, results: Sequence[int]) -> list[Step]:
+    """The steps that results, what is overwritten, and graphs, which may write, follow from."""
+    needed = {*results, *trace.copies.values()}
+    kept: list[Step] = []
+    for step in reversed(trace.steps):
+        if isinstance(step, GraphRun) or needed.intersection(step.results):
+            needed |= {*_refs(step.arguments)}
+            kept.append(step)
+    return kept[::-1]
+
