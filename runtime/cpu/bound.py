@@ -41,6 +41,7 @@ from steelyard.ir.kernel_calls import (
     MeasureQuantizeCall,
     NormCall,
     PackCall,
+    PositionsCall,
     ProduceQuantizeCall,
     QuantizeCall,
     QuantizingCall,
@@ -308,6 +309,11 @@ def _bind_lookup(call: LookupCall, _: Quantizers) -> Bound:
         return (torch.empty((*indices.shape, table.shape[1]), dtype=dtype),)
 
     return _cpu.bound_lookup(TENSORS, 0, 1, 2), allocate
+
+
+@bind.register
+def _bind_positions(call: PositionsCall, _: Quantizers) -> Bound:
+    return _cpu.bound_positions(TENSORS, 0, len(call.operands), call.offset), _allocate_products(call)
 
 
 @bind.register

@@ -18,6 +18,7 @@
 #include "cpu/tape/gemm_kernel.h"
 #include "cpu/tape/grouped_kernels.h"
 #include "cpu/tape/lookup_kernel.h"
+#include "cpu/tape/positions_kernel.h"
 #include "cpu/tape/quantize_kernel.h"
 #include "cpu/tape/rows_kernel.h"
 #include "cpu/tape/state_kernels.h"
@@ -131,6 +132,9 @@ void bind_bound(nb::module_ &m) {
   m.def("bound_lookup", &bound<LookupKernel, int, int, int>, nb::arg("reader"),
         nb::arg("table"), nb::arg("indices"), nb::arg("out"),
         "Picks rows of a table by their numbers.");
+  m.def("bound_positions", &bound<PositionsKernel, int, int, int64_t>,
+        nb::arg("reader"), nb::arg("start"), nb::arg("out"), nb::arg("offset"),
+        "Counts on from a number.");
   m.def("bound_produce", &bound<ProduceKernel, ProducerSlots, int>,
         nb::arg("reader"), nb::arg("producer"), nb::arg("out"),
         "Writes what a producer makes.");

@@ -31,7 +31,7 @@ from steelyard.ir.kernel_calls.grouped import (
     GroupedQuantizeCall,
     GroupedStoredCall,
 )
-from steelyard.ir.kernel_calls.indexing import IN_PLACE, LookupCall, WriteRowsCall
+from steelyard.ir.kernel_calls.indexing import IN_PLACE, LookupCall, PositionsCall, WriteRowsCall
 from steelyard.ir.kernel_calls.layout import PadCall, SwizzleCall, TurnCall, UnpadCall
 from steelyard.ir.kernel_calls.measure import (
     MeasureInfluenceCall,
@@ -86,6 +86,7 @@ __all__ = [
     "NormCall",
     "PackCall",
     "PadCall",
+    "PositionsCall",
     "ProduceQuantizeCall",
     "QuantizeCall",
     "QuantizingCall",

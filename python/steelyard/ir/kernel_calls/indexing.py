@@ -9,6 +9,7 @@ from steelyard.ir.kernel_calls.base import KernelCall, Names
 IN_PLACE = "in_place"
 """The setting of calls that write into an operand, which then is their result."""
 _INDICES = ("si64", "si32", "i64", "i32")
+_LONG = ("si64", "i64")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,3 +67,28 @@ class WriteRowsCall(KernelCall):
         fits = len(indices.shape) <= 1 and indices.dtype in _INDICES
         message = f"indices must be integers in one dim at most, got {len(indices.shape)} dims of {indices.dtype}"
         require(fits, "write_rows_c2", message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionsCall(KernelCall):
+    """Numbers that count on from the one in a tensor, or that number and `offset` by itself.
+
+    Constraints, beside those of all calls:
+    - positions_c1: start and result are integers of 64 bits, start is one number, and the result has one dim at most,
+      whose size is an operand where it is not known
+    """
+
+    OPERATION: ClassVar[str] = "positions"
+
+    offset: int = 0
+
+    def operand_names(self) -> Names:
+        return Names(("start",))
+
+    def check(self) -> None:
+        super().check()
+        start, result = self._tensor(0), self._tensor(len(self.operands))
+        is_counted = len(result.shape) <= 1 and result.shape.count(None) == len(self.operands) - 1
+        fits = start.dtype in _LONG and result.dtype in _LONG and start.shape == () and is_counted
+        found = f"{start.shape} of {start.dtype} and {result.shape} of {result.dtype}, {len(self.operands) - 1} sizes"
+        require(fits, "positions_c1", f"a number of 64 bits is counted on from, in one dim at most, got {found}")
