@@ -78,7 +78,7 @@ _PIPELINES = (
         "scaled-pack-weights{target=<target>},scaled-expand-scales,scaled-lower-storage,"
         "scaled-lower-attention{target=<target>},scaled-fuse-caches,scaled-fuse-appends,"
         "scaled-write-in-place{target=<target>},scaled-select-kernels{target=<target>},"
-        "scaled-lower-blocks{target=<target>},scaled-lower-positions{target=<target>},"
+        "scaled-lower-splits{target=<target>},scaled-lower-blocks{target=<target>},scaled-lower-positions{target=<target>},"
         "scaled-lower-indexing{target=<target>},scaled-lower-rows{target=<target>},"
         "scaled-fuse-elementwise{target=<target>},"
         "scaled-lower-concatenation{target=<target>},scaled-resolve-sizes,scaled-plan-launches{target=<target>},"

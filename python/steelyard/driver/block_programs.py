@@ -6,9 +6,9 @@ block is one step of the tape.
 """
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -16,14 +16,25 @@ from torch.utils import _pytree as pytree
 from torch_mlir import ir
 
 from steelyard.dialect import make_context
-from steelyard.driver.backend import Backend
 from steelyard.driver.compilation import Compilation
+from steelyard.driver.settings import Settings
 from steelyard.driver.traces import GraphRun, OpRun, Ref, Step, Trace, used_steps
 from steelyard.errors import UnsupportedModelError
 from steelyard.frontend.block_calls import call_block
 from steelyard.frontend.importer import import_graph
 from steelyard.runtime.entry import BlockStep, Entry, Given
 from steelyard.runtime.program import Program
+from steelyard.runtime.state import State
+from steelyard.runtime.weights import Weights
+
+
+class Owner(Protocol):
+    """The backend of the net that blocks are of."""
+
+    settings: Settings
+    state: State
+    weights: Weights
+    names_by_id: Callable[[], Mapping[int, str]]
 
 
 @dataclass(frozen=True)
@@ -36,11 +47,13 @@ class BlockProgram:
     """Which tensors of the trace its arguments are."""
     written: tuple[int, ...]
     """Arguments whose new values are its first results."""
-    outputs: Mapping[int, int]
-    """Which of the other results a tensor of the trace is."""
+    outputs: Sequence[int]
+    """Which tensors of the trace its other results are."""
+    bound: Sequence[int]
+    """Which tensors of the trace are parameters that are bound to it."""
 
 
-def compile_trace(trace: Trace, results: Sequence[int], backend: Backend) -> BlockProgram:
+def compile_trace(trace: Trace, results: Sequence[int], owner: Owner) -> BlockProgram:
     """The program of a call that left a trace and returned these tensors.
 
     The parameters of blocks, and their weights, are bound to it as they are now. Raises `UnsupportedModelError` where
@@ -48,13 +61,13 @@ def compile_trace(trace: Trace, results: Sequence[int], backend: Backend) -> Blo
     """
     if trace.refusal:
         raise UnsupportedModelError(trace.refusal)
-    return _Builder(trace, results, backend).build()
+    return _Builder(trace, results, owner).build()
 
 
 class _Builder:
-    def __init__(self, trace: Trace, results: Sequence[int], backend: Backend):
+    def __init__(self, trace: Trace, results: Sequence[int], owner: Owner):
         self._trace = trace
-        self._backend = backend
+        self._owner = owner
         self._results = list(dict.fromkeys(number for number in results if number not in trace.outside))
         self._steps = used_steps(trace, self._results)
         self._graph = torch.fx.Graph()
@@ -77,17 +90,16 @@ class _Builder:
         written = tuple([self._inputs.index(number) for number in self._trace.copies])
         compilation = self._compile(written)
         assert compilation.program is not None, "what was compiled has a program"
-        outputs = {number: place for place, number in enumerate(self._results)}
-        return BlockProgram(compilation, compilation.program, self._inputs, written, outputs)
+        return BlockProgram(compilation, compilation.program, self._inputs, written, self._results, self._bound())
 
     def _compile(self, written: tuple[int, ...]) -> Compilation:
-        backend = self._backend
-        names = backend.names_by_id()
+        owner = self._owner
+        names = owner.names_by_id()
         parameters = [names.get(id(self._trace.outside[number])) for number in self._inputs]
         module: ir.Module = import_graph(
             self._graph, make_context(), name="forward", layers=self._layers, parameters=parameters, written=written
         )
-        compilation = Compilation(backend.settings, backend.state, backend.weights, self._blocks)
+        compilation = Compilation(owner.settings, owner.state, owner.weights, self._blocks)
         compilation.run(module)
         return compilation
 
@@ -96,6 +108,13 @@ class _Builder:
         refs = [ref for step in self._steps for ref in step.arguments if self._is_operand(step, ref)]
         outside = [ref.number for ref in refs if ref.number in self._trace.outside]
         return list(dict.fromkeys([*outside, *self._trace.copies]))
+
+    def _bound(self) -> list[int]:
+        """The parameters of blocks."""
+        calls = [step for step in self._steps if isinstance(step, GraphRun)]
+        refs = [ref for step in calls for ref in step.arguments if isinstance(ref, Ref)]
+        outside = dict.fromkeys(ref.number for ref in refs if ref.number in self._trace.outside)
+        return [number for number in outside if isinstance(self._trace.outside[number], torch.nn.Parameter)]
 
     def _is_operand(self, step: Step, value: Any) -> bool:
         """Whether a step takes a value from the program around it."""

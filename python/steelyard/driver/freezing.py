@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
+from steelyard.driver.block_programs import BlockProgram, compile_trace
 from steelyard.driver.inference import without_autocast, without_gradients
 from steelyard.driver.recording import Ran, recorded_graphs
+from steelyard.driver.traces import Trace, traced
 from steelyard.errors import UnsupportedModelError, shown
 
 _CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device)
@@ -37,21 +39,56 @@ def freeze(net: Any, arguments: tuple, keywords: dict[str, Any]) -> FrozenNet:
 
     What is the same tensor in both calls belongs to the net.
     """
+    leaves, structure, inputs = _begin(net, arguments, keywords)
+    _, first, _ = _record(net, leaves, structure)
+    given, ran, result = _record(net, leaves, structure)
+    program = program_of(first, ran, given, ran.graph.freeze(ran.arguments))
+    return FrozenNet(inputs, program, outputs_of(result, given, ran.results[len(ran.graph.written) :]))
+
+
+def freeze_blocks(net: Any, arguments: tuple, keywords: dict[str, Any]) -> FrozenNet | None:
+    """The same for a net that is cut into blocks, by the programs that these have already.
+
+    None if a call is more than calls of blocks and ops of torch's around them.
+    """
+    leaves, structure, inputs = _begin(net, arguments, keywords)
+    _, first, _ = _trace(net, leaves, structure)
+    given, trace, result = _trace(net, leaves, structure)
+    if not trace.is_like(first):
+        return None
+    try:
+        made = compile_trace(trace, trace.numbers_in(result), net._steelyard.backend)
+        program = program_of_trace(made, trace, given)
+        own = [number for number, value in zip(made.inputs, program.values, strict=True) if value is not None]
+        if any(first.outside[number] is not trace.outside[number] for number in own):
+            return None
+        return FrozenNet(inputs, program, outputs_of(result, given, [trace.tensor(number) for number in made.outputs]))
+    except UnsupportedModelError:
+        return None
+
+
+def _begin(net: Any, arguments: tuple, keywords: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec, "Inputs"]:
+    """Check the arguments of a call, and have everything compiled that it needs."""
     leaves, structure = pytree.tree_flatten((arguments, keywords))
     inputs = Inputs(structure, [describe(leaf) for leaf in leaves])
     own_arguments, own_keywords = pytree.tree_unflatten(_copies(leaves), structure)
     net.lower(*own_arguments, **own_keywords)
-    _, first, _ = _record(net, leaves, structure)
-    given, ran, result = _record(net, leaves, structure)
-    program = program_of(first, ran, given, ran.graph.freeze(ran.arguments))
-    return FrozenNet(inputs, program, outputs_of(result, given, ran))
+    return leaves, structure, inputs
 
 
-def outputs_of(result: Any, leaves: Sequence[Any], ran: Ran) -> "Outputs":
-    """Where what a call returned comes from: these arguments, or the results of its graph."""
+def outputs_of(result: Any, leaves: Sequence[Any], computed: Sequence[Any]) -> "Outputs":
+    """Where what a call returned comes from: these arguments, or what its program computed."""
     returned, structure = pytree.tree_flatten(result)
-    computed = ran.results[len(ran.graph.written or ()) :]
     return Outputs(structure, [_place(value, leaves, computed) for value in returned])
+
+
+def _trace(net: Any, leaves: list[Any], structure: pytree.TreeSpec) -> tuple[list[Any], Trace, Any]:
+    """A call of a net that is cut into blocks: what it was given, what it ran, and what it returned."""
+    given = _copies(leaves)
+    arguments, keywords = pytree.tree_unflatten(given, structure)
+    with traced() as trace:
+        result = net(*arguments, **keywords)
+    return given, trace, result
 
 
 def _record(net: Any, leaves: list[Any], structure: pytree.TreeSpec) -> tuple[list[Any], Ran, Any]:
@@ -236,6 +273,15 @@ def program_of(first: Ran, ran: Ran, leaves: Sequence[Any], run: Callable[[tuple
                 f"{shown(value)}, which is made before it; net.explain() shows what runs outside of graphs"
             )
     return Program(without_autocast(run), values, places, ran.graph.written)
+
+
+def program_of_trace(made: BlockProgram, trace: Trace, leaves: Sequence[Any]) -> Program:
+    """A program of a trace with the tensors that its call was given, or that the net owns, as its arguments."""
+    values: list[Any] = [trace.outside[number] for number in made.inputs]
+    found = [(place, leaf) for place, value in enumerate(values) if (leaf := _index_of(value, leaves)) is not None]
+    for place, _ in found:
+        values[place] = None
+    return Program(without_autocast(made.program.freeze(tuple(values))), values, found, made.written)
 
 
 class _Place(NamedTuple):

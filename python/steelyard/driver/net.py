@@ -32,7 +32,7 @@ from steelyard.driver.forward import (
     runs_as_python,
 )
 from steelyard.driver.frames import Captured
-from steelyard.driver.freezing import FrozenNet, freeze
+from steelyard.driver.freezing import FrozenNet, freeze, freeze_blocks
 from steelyard.driver.inspected import InspectedModule
 from steelyard.driver.measuring import (
     Observer,
@@ -453,6 +453,11 @@ class CompiledModule(InspectedModule):
         without gradients. The model must be one graph; the net is run on copies of the arguments to find it.
         """
         _check_freezable(self)
+        if self._steelyard.is_around_blocks:
+            with torch.no_grad(), self._unchanged():
+                frozen = freeze_blocks(self, arguments, keywords)
+            if frozen is not None:
+                return frozen
         whole = self._whole()
         with torch.no_grad(), whole._unchanged():
             return freeze(whole, arguments, keywords)

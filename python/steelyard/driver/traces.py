@@ -63,6 +63,8 @@ class Trace:
     """Which of those were overwritten in the end, and by what."""
     refusal: str = ""
     """Why the trace is not all that happened; empty where it is."""
+    constants: set[int] = field(default_factory=set)
+    """What follows from nothing that a call is given or the net owns, such as the positions of tokens."""
     _numbers: dict[int, int] = field(default_factory=dict)
     _kept: list[torch.Tensor] = field(default_factory=list)
     """All tensors of the call, so that no other one gets the id of one."""
@@ -75,11 +77,17 @@ class Trace:
         """The tensor with a number."""
         return self._kept[number]
 
+    def numbers_in(self, result: Any) -> list[int]:
+        """The numbers of the tensors that a call returned."""
+        returned = [value for value in pytree.tree_leaves(result) if isinstance(value, torch.Tensor)]
+        return [number for value in returned if (number := self.number(value)) is not None]
+
     def forget_tensors(self) -> None:
         """Keep the steps only."""
         self._numbers.clear()
         self._kept.clear()
         self.outside.clear()
+        self.constants.clear()
 
     def is_like(self, other: "Trace") -> bool:
         """Whether another call did the same."""
@@ -165,13 +173,18 @@ class _Tracer(TorchDispatchMode):
             trace.copy(args[0], args[1])
             return
         leaves, structure = pytree.tree_flatten((args, keywords))
+        taken = tuple([trace.read(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves])
+        is_constant = trace.constants.issuperset(_refs(taken))
         made = list(result) if isinstance(result, list | tuple) else [result]
+        if is_constant and not any(isinstance(value, torch.Tensor) for value in made):
+            return
         reason = _reason_against(func, args, keywords, result, made)
         if reason:
             trace.refuse(reason)
             return
-        taken = tuple([trace.read(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves])
         results = tuple([trace.make(tensor) for tensor in made])
+        if is_constant:
+            trace.constants.update(results)
         trace.steps.append(OpRun(func, taken, structure, results, isinstance(result, list | tuple)))
 
 
