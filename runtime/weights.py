@@ -136,8 +136,8 @@ class Weights:
         self._lock = make_lock()
         self._found: weakref.WeakKeyDictionary[Any, Found] = weakref.WeakKeyDictionary()
         """What readers found, while nothing changes."""
-        self._changes = 0
-        """How often something did."""
+        self.changes = 0
+        """How often something was made again, or forgotten."""
         self.holds_packed = True
         """Whether what is packed of a quantized parameter is kept beside it; not if that is about to be replaced."""
         self._captured: list[tuple] = []
@@ -152,7 +152,7 @@ class Weights:
         if found is not None and found.holds(arguments):
             return found.parts
         found = Found([], _cpu.Stamps(), _optimizer_steps, frozenset(weight.sources[0] for weight in weights))
-        is_plain, changes = True, self._changes
+        is_plain, changes = True, self.changes
         for weight in weights:
             parameter = arguments[weight.sources[0]]
             is_plain = is_plain and _has_stamp(parameter)
@@ -161,9 +161,18 @@ class Weights:
             found.parts.extend(self.get(weight, [arguments[i] for i in weight.sources]))
             is_plain = is_plain and (weight.key, id(parameter)) in self._kept
         # What was just made may be made again before it is read again.
-        if is_plain and changes == self._changes:
+        if is_plain and changes == self.changes:
             self._found[reader] = found
         return found.parts
+
+    def stamped(self, parameters: Sequence[torch.Tensor]) -> Found | None:
+        """What tells whether somebody wrote parameters since; None if nothing does."""
+        found = Found([], _cpu.Stamps(), _optimizer_steps, frozenset(range(len(parameters))))
+        for position, parameter in enumerate(parameters):
+            if not _has_stamp(parameter) or self._is_rewritten(parameter):
+                return None
+            found.stamps.add(position, parameter, parameter.untyped_storage().nbytes())
+        return found
 
     def found(self, reader: Hashable) -> Found | None:
         """What a reader found when it last looked, if nothing changed since.
@@ -174,7 +183,7 @@ class Weights:
 
     def _forget_found(self) -> None:
         """Something that is kept is about to change."""
-        self._changes += 1
+        self.changes += 1
         self._found.clear()
 
     def get(self, weight: WeightArgument, sources: Sequence[Any]) -> tuple:

@@ -13,18 +13,29 @@ from steelyard.driver import decoding
 OPTIONS = {"do_sample": False, "cache_implementation": "static", "max_new_tokens": 8}
 
 
-@pytest.fixture
-def recorded(monkeypatch):
-    """Counts the steps that run as any call does."""
+def counted_calls(monkeypatch, name):
+    """A list with an entry for each call of a method of `Decoding`."""
     counts = []
-    record = decoding.Decoding._record
+    run = getattr(decoding.Decoding, name)
 
     def counted(self, *arguments):
         counts.append(1)
-        return record(self, *arguments)
+        return run(self, *arguments)
 
-    monkeypatch.setattr(decoding.Decoding, "_record", counted)
+    monkeypatch.setattr(decoding.Decoding, name, counted)
     return counts
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Counts the steps that run as any call of the whole net does."""
+    return counted_calls(monkeypatch, "_record")
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """Counts the steps that run as calls of blocks."""
+    return counted_calls(monkeypatch, "_trace")
 
 
 def without_freezing(monkeypatch):
@@ -72,11 +83,14 @@ def test_tokens_logits_and_caches_are_those_of_plain_calls(layers, recorded, mon
 @pytest.mark.slow
 def test_a_net_in_blocks_is_captured_as_a_whole_when_its_steps_took_long(recorded, monkeypatch):
     model = make_small_llama(num_hidden_layers=4)
-    net = steelyard.compile(model, "nvfp4")
+    # Whose values are looked at between kernels, so that no block is one tape.
+    net = steelyard.compile(model, "nvfp4", check_finite=True)
     options = OPTIONS | {"output_logits": True, "return_dict_in_generate": True}
+    net.generate(prompt(), **options)
     in_blocks = net.generate(prompt(), **options)
     state = net._steelyard
     assert not recorded
+    assert state.traced_steps is None
     assert 0 < state.seconds_in_steps < state.backend.seconds_to_capture()
     state.seconds_in_steps = state.backend.seconds_to_capture()
     whole = net.generate(prompt(), **options)
@@ -90,6 +104,80 @@ def test_a_net_in_blocks_is_captured_as_a_whole_when_its_steps_took_long(recorde
     expected = steelyard.compile(model, "nvfp4", blocks=False).generate(prompt(), **options)
     assert torch.equal(net.generate(prompt(), **options).sequences, expected.sequences)
     assert len(recorded) == 6, "two of each call, and two of the other net"
+
+
+def test_steps_of_blocks_are_a_program_of_calls(traced, recorded):
+    model = make_small_llama(num_hidden_layers=4)
+    options = OPTIONS | {"output_logits": True, "return_dict_in_generate": True}
+    net = steelyard.compile(model, "nvfp4")
+    found = net.generate(prompt(), **options)
+    assert len(traced) == 3, "the first step compiles the blocks, and the fourth is like the third"
+    again = net.generate(prompt(), **options)
+    assert len(traced) == 5
+    assert len(net._steelyard.traced_steps._known) == 1, "another cache runs the same program"
+    assert not recorded
+    whole = steelyard.compile(model, "nvfp4", blocks=False).generate(prompt(), **options)
+    for one in (found, again):
+        assert torch.equal(one.sequences, whole.sequences)
+        assert torch.equal(one.logits[-1], whole.logits[-1])
+        for own, other in zip(one.past_key_values.layers, whole.past_key_values.layers, strict=True):
+            assert torch.equal(own.keys, other.keys)
+            assert torch.equal(own.values, other.values)
+            assert own.get_seq_length() == other.get_seq_length() == 11
+
+
+@pytest.mark.every(4)
+@pytest.mark.parametrize("change", ["norm", "written", "replaced", "data"])
+def test_a_weight_of_a_block_that_changes_between_steps_is_noticed(change, traced, monkeypatch):
+    def generate():
+        torch.manual_seed(0)
+        model = make_small_llama(num_hidden_layers=4)
+        net = steelyard.compile(model, "mxfp8")
+        layer = model.model.layers[2]
+
+        def alter(step):
+            if step != 5:
+                return
+            with torch.no_grad():
+                if change == "written":
+                    layer.mlp.up_proj.weight.mul_(-30)
+                elif change == "replaced":
+                    layer.mlp.up_proj.weight = torch.nn.Parameter(layer.mlp.up_proj.weight * -30)
+                elif change == "data":
+                    layer.mlp.up_proj.weight.data = layer.mlp.up_proj.weight * -30
+                else:
+                    layer.input_layernorm.weight.data = layer.input_layernorm.weight * -30
+
+        options = OPTIONS | {"output_logits": True, "return_dict_in_generate": True}
+        return net.generate(prompt(), logits_processor=LogitsProcessorList([Between(alter)]), **options).logits
+
+    found = generate()
+    assert len(traced) == (5 if change == "replaced" else 4), "the step after the change is traced, too"
+    with monkeypatch.context() as patch:
+        without_freezing(patch)
+        expected = generate()
+    assert not torch.allclose(found[4], found[5], rtol=0.1)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize("attribute", [False, True])
+def test_blocks_that_change_between_calls_of_generate_are_noticed(attribute):
+    model = make_small_llama(num_hidden_layers=4)
+    net = steelyard.compile(model, "mxfp8")
+    net.generate(prompt(), **OPTIONS)
+    before = net.generate(prompt(), **OPTIONS)
+    if attribute:
+        for layer in model.model.layers:
+            layer.self_attn.scaling = 30.0
+    else:
+        # A write that no counter and no sampled word shows.
+        model.lm_head.weight.data.neg_()
+        net.requantize()
+    after = net.generate(prompt(), **OPTIONS)
+    assert not torch.equal(before, after)
+    assert torch.equal(after, steelyard.compile(model, "mxfp8").generate(prompt(), **OPTIONS))
 
 
 def test_what_changes_between_calls_is_noticed():

@@ -5,9 +5,11 @@ any call of a net does, so that torch notices whatever changed before. If they d
 later ones are the program alone: it still notices whether a parameter was written, and a parameter or a tensor of the
 cache replaced.
 
-A net that is cut into blocks is captured once more for this, as a whole. For a deep model that takes longer than many
-texts, so its steps run as calls of blocks until they have taken as long as that is expected to: whatever the length of
-the texts, a net is never more than about twice as slow as if it had known.
+The steps of a net that is cut into blocks are traced: calls of blocks, and ops of torch's around them. They become a
+program in a moment, because the blocks have theirs. Where a step is more than that, the net is captured once more, as a
+whole. For a deep model that takes longer than many texts, so its steps run as calls of blocks until they have taken as
+long as that is expected to: whatever the length of the texts, a net is never more than about twice as slow as if it had
+known.
 """
 
 import threading
@@ -21,8 +23,10 @@ import torch
 from torch._dynamo import eval_frame
 from torch.utils import _pytree as pytree
 
-from steelyard.driver.freezing import Inputs, Outputs, describe, outputs_of, program_of
+from steelyard.driver.freezing import Inputs, Outputs, describe, outputs_of, program_of, program_of_trace
 from steelyard.driver.recording import Ran, recorded_graphs
+from steelyard.driver.traced_steps import TracedSteps
+from steelyard.driver.traces import Trace, traced
 from steelyard.errors import UnsupportedModelError
 
 _CACHE = "transformers.cache_utils", "StaticCache"
@@ -70,6 +74,8 @@ class Decoding:
         self.net = net
         self._first: _Step | None = None
         """The last step that was recorded."""
+        self._traced: _TracedStep | None = None
+        """The last step that was traced."""
         self._same: _SameStep | None = None
         """What runs steps like the last."""
 
@@ -78,13 +84,37 @@ class Decoding:
         cache = _cache_of(arguments, keywords)
         if cache is None:
             return self.net._run_alone(arguments, keywords)
-        if not _is_worth_a_capture(self.net._steelyard):
-            return self._run_in_blocks(arguments, keywords)
         leaves, structure = pytree.tree_flatten(keywords)
         if self._same is not None and self._same.fits(leaves, structure, cache):
             return self._same.run(leaves)
         self._same = None
+        state = self.net._steelyard
+        if state.traced_steps is not None and state.is_around_blocks and not torch._C._is_any_autocast_enabled():
+            return self._trace(state.traced_steps, leaves, structure, keywords, cache)
+        if not _is_worth_a_capture(state):
+            return self._run_in_blocks(arguments, keywords)
         return self._record(leaves, structure, keywords, cache)
+
+    def _trace(
+        self, known: TracedSteps, leaves: list[Any], structure: pytree.TreeSpec, keywords: dict[str, Any], cache: Any
+    ) -> Any:
+        """A step as a call of blocks, which is compared with the one before."""
+        backend = self.net._steelyard.backend
+        graphs, before = backend.graphs, _python_state(self.net, cache)
+        with traced() as trace:
+            result = self.net._run_alone((), keywords)
+        last, self._traced = self._traced, None
+        if backend.graphs != graphs or before is None or _python_state(self.net, cache) != before:
+            return result
+        if trace.refusal:
+            self.net._steelyard.traced_steps = None
+            return result
+        step = self._traced = _TracedStep(trace, leaves, structure, result)
+        if last is not None and last.is_like(step):
+            self._same = _same_traced_step(self.net, known, last, step, cache)
+            if self._same is None:
+                self.net._steelyard.traced_steps = None
+        return result
 
     def _run_in_blocks(self, arguments: tuple, keywords: dict[str, Any]) -> Any:
         """A step as a call of blocks; its time counts, unless something was compiled."""
@@ -142,7 +172,16 @@ class _Step(NamedTuple):
 class _SameStep:
     """Runs steps like one that was recorded twice."""
 
-    def __init__(self, net: Any, inputs: Inputs, structure: pytree.TreeSpec, run: Callable, cache: Any):
+    def __init__(
+        self,
+        net: Any,
+        inputs: Inputs,
+        structure: pytree.TreeSpec,
+        run: Callable,
+        cache: Any,
+        holds: Callable[[], bool] = lambda: True,
+    ):
+        self._holds = holds
         self._state = net._steelyard.backend.state
         self._inputs = inputs
         self._structure = structure
@@ -159,7 +198,7 @@ class _SameStep:
         held = _tensors_of(cache)
         is_same = len(held) == len(self._held) and all(map(_is, held, self._held))
         is_same = is_same and all(own.get(name) is parameter for own, name, parameter in self._parameters)
-        return is_same and self._inputs.fit(leaves)
+        return is_same and self._inputs.fit(leaves) and self._holds()
 
     def run(self, leaves: Sequence[Any]) -> Any:
         """The results of a step."""
@@ -172,7 +211,7 @@ def _same_step(net: Any, last: _Step, step: _Step, cache: Any) -> _SameStep | No
     try:
         inputs = Inputs(step.structure, [describe(leaf, kept=[cache]) for leaf in step.leaves])
         program = program_of(last.ran, step.ran, step.leaves, step.ran.graph)
-        outputs: Outputs = outputs_of(step.result, step.leaves, step.ran)
+        outputs: Outputs = outputs_of(step.result, step.leaves, step.ran.results[len(step.ran.graph.written) :])
     except UnsupportedModelError:
         return None
     if not inputs.fit(last.leaves):
@@ -182,6 +221,39 @@ def _same_step(net: Any, last: _Step, step: _Step, cache: Any) -> _SameStep | No
         return outputs.of(leaves, program.run(leaves))
 
     return _SameStep(net, inputs, step.structure, run, cache)
+
+
+class _TracedStep(NamedTuple):
+    """A call that ran blocks."""
+
+    trace: Trace
+    leaves: list[Any]
+    structure: pytree.TreeSpec
+    result: Any
+
+    def is_like(self, other: "_TracedStep") -> bool:
+        return self.structure == other.structure and self.trace.is_like(other.trace)
+
+
+def _same_traced_step(net: Any, known: TracedSteps, last: _TracedStep, step: _TracedStep, cache: Any):
+    """What runs steps like the last two; None where they had less in common, or are no program."""
+    try:
+        inputs = Inputs(step.structure, [describe(leaf, kept=[cache]) for leaf in step.leaves])
+        made = known.find(step.trace, step.result, net._steelyard.backend)
+        program = program_of_trace(made.program, step.trace, step.leaves)
+        computed = [step.trace.tensor(number) for number in made.program.outputs]
+        outputs: Outputs = outputs_of(step.result, step.leaves, computed)
+    except UnsupportedModelError:
+        return None
+    own = [number for number, value in zip(made.program.inputs, program.values, strict=True) if value is not None]
+    if not inputs.fit(last.leaves) or any(last.trace.outside[i] is not step.trace.outside[i] for i in own):
+        return None
+    parameters = made.parameters(step.trace)
+
+    def run(leaves: Sequence[Any]) -> Any:
+        return outputs.of(leaves, program.run(leaves))
+
+    return _SameStep(net, inputs, step.structure, run, cache, lambda: made.holds(parameters))
 
 
 def _tensors_of(cache: Any) -> list[torch.Tensor]:

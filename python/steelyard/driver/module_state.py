@@ -12,6 +12,7 @@ from steelyard.driver.block_calls import OwnCache, call_block
 from steelyard.driver.blocks import is_compiled
 from steelyard.driver.forward import runs_as_python
 from steelyard.driver.frames import Captured, ShortWay
+from steelyard.driver.traced_steps import TracedSteps
 from steelyard.targets import CPU
 
 _MOST_SLICES = 64
@@ -36,6 +37,8 @@ class ModuleState:
         """Of a net: what runs its calls while it is measured; made on first use."""
         self.decoding: Any = None
         """Of a net: the same, captured as a whole, which runs the steps of `generate` with a static cache."""
+        self.traced_steps: TracedSteps | None = TracedSteps()
+        """Of a net that is cut into blocks: what runs such steps; None if they are no calls of blocks alone."""
         self.seconds_in_steps = 0.0
         """Of a net that is cut into blocks: what steps of `generate` with a static cache took."""
         self.generates = hasattr(type(model), "generate")

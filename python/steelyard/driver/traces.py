@@ -82,12 +82,9 @@ class Trace:
         returned = [value for value in pytree.tree_leaves(result) if isinstance(value, torch.Tensor)]
         return [number for value in returned if (number := self.number(value)) is not None]
 
-    def forget_tensors(self) -> None:
-        """Keep the steps only."""
-        self._numbers.clear()
-        self._kept.clear()
-        self.outside.clear()
-        self.constants.clear()
+    def without_tensors(self) -> "Trace":
+        """The steps only."""
+        return Trace(self.steps, copies=self.copies, refusal=self.refusal)
 
     def is_like(self, other: "Trace") -> bool:
         """Whether another call did the same."""
