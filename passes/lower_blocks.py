@@ -2,6 +2,7 @@
 
 from torch_mlir import ir
 
+from steelyard.errors import ConstraintError
 from steelyard.ir.functions import functions_of
 from steelyard.ir.kernel_calls import BlockCall, Declarations, Slot
 from steelyard.ir.torch_ops import constant_int, defining_op, op_name
@@ -41,8 +42,11 @@ def _lower(op: ir.Operation, declarations: Declarations) -> None:
         has_destinations=True,
         number=number,
     )
-    with ir.InsertionPoint(op), op.location:
-        made = declarations.call(call, operands)
+    try:
+        with ir.InsertionPoint(op), op.location:
+            made = declarations.call(call, operands)
+    except ConstraintError as error:
+        fail(op, f"cannot be a kernel's call: {error}")
     for old, new in zip(op.results, made, strict=True):
         old.replace_all_uses_with(new)
     op.erase()

@@ -212,3 +212,75 @@ def test_calls_of_many_threads():
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(check, range(160)))
+
+
+@pytest.mark.parametrize("count", [None, 0, 1, 5])
+@pytest.mark.parametrize(("start", "offset"), [(7, 0), (-3, 2), (2**63 - 1, 1)])
+def test_positions(count, start, offset):
+    kernel = _cpu.bound_positions(TENSORS, 0, 1, offset)
+    given = torch.tensor(start)
+    shape = () if count is None else (count,)
+    (found,) = tape_of(kernel, [given], [(shape, torch.int64)])(0, given)
+    expected = given + offset + (0 if count is None else torch.arange(count))
+    assert torch.equal(found, expected)
+
+
+def test_positions_count_from_one_number():
+    given = torch.tensor([1, 2])
+    with pytest.raises(ConstraintError, match="must count on from one integer of 64 bits"):
+        tape_of(_cpu.bound_positions(TENSORS, 0, 1, 0), [given], [((2,), torch.int64)])(0, given)
+
+
+def block(shift, *, positions=(0, NOWHERE), results=(1,)):
+    """A tape that puts rows, and those that are bound to it, one after the other, as a step of another."""
+    inner = tape_of(_cpu.bound_concatenate(TENSORS, 2, 0), [shift, shift], [((5, 4), torch.float32)])
+    return inner.as_step(64, list(positions), [None if place == 0 else shift for place in positions], list(results))
+
+
+def test_a_tape_is_a_step_of_another():
+    shift, x = torch.randn(2, 4), torch.randn(4, 3).t()
+    kernel = block(shift)
+    (found,) = tape_of(kernel, [x], [((5, 4), torch.float32)])(0, x)
+    assert torch.equal(found, torch.cat([x, shift]))
+    out = torch.zeros(5, 4)
+    kernel(x, out)
+    assert torch.equal(out, found), "Python calls it as it calls any kernel"
+
+
+def test_what_is_bound_to_a_step_lives_as_long_as_that():
+    kernel = block(torch.full((2, 4), 3.0))
+    torch.full((2, 4), 5.0)
+    x = torch.zeros(3, 4)
+    (found,) = tape_of(kernel, [x], [((5, 4), torch.float32)])(0, x)
+    assert found[3:].eq(3.0).all()
+
+
+def test_an_error_in_a_step_of_a_step_is_raised_and_later_calls_go_on():
+    table = torch.randn(4, 8)
+    inner = tape_of(_cpu.bound_lookup(TENSORS, 0, 1, 2), [table, torch.tensor([1])], [((1, 8), torch.float32)])
+    kernel = inner.as_step(0, [NOWHERE, 0], [table, None], [1])
+    tape = tape_of(kernel, [torch.tensor([1])], [((1, 8), torch.float32)])
+    with pytest.raises(IndexError, match="index 4 is out of range"):
+        tape(0, torch.tensor([4]))
+    assert torch.equal(tape(0, torch.tensor([3]))[0][0], table[3])
+
+
+def test_threads_share_a_step():
+    shift = torch.randn(2, 4)
+    kernel = block(shift)
+    tape = tape_of(kernel, [torch.zeros(3, 4)], [((5, 4), torch.float32)])
+
+    def run(number):
+        x = torch.full((3, 4), float(number))
+        return all(torch.equal(tape(0, x)[0], torch.cat([x, shift])) for _ in range(50))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(run, range(8)))
+
+
+def test_a_step_gets_all_arguments_and_results():
+    shift = torch.randn(2, 4)
+    with pytest.raises(ConstraintError, match="must get its arguments"):
+        block(shift, positions=[0])
+    with pytest.raises(ConstraintError, match="a place for each of its results"):
+        block(shift, results=[])

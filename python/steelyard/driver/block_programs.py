@@ -51,6 +51,23 @@ class BlockProgram:
     """Which tensors of the trace its other results are."""
     bound: Sequence[int]
     """Which tensors of the trace are parameters that are bound to it."""
+    blocks: Sequence[BlockStep]
+    """What it calls, by number."""
+
+    @property
+    def text(self) -> str:
+        """Its native steps, and those of each block that others are like."""
+        alike: dict[int, list[int]] = {}
+        for number, block in enumerate(self.blocks):
+            alike.setdefault(id(block.entry), []).append(number)
+        names = {numbers[0]: ", ".join(f"block {number}" for number in numbers) for numbers in alike.values()}
+        own = [f"{names[first]}: {self.blocks[first].entry.text}" for first in names]
+        return "\n\n".join([tapes_text(self.program), *own])
+
+
+def tapes_text(program: Program) -> str:
+    """The native steps of a program."""
+    return "\n\n".join(text for _, text in program.tapes)
 
 
 def compile_trace(trace: Trace, results: Sequence[int], owner: Owner) -> BlockProgram:
@@ -90,7 +107,8 @@ class _Builder:
         written = tuple([self._inputs.index(number) for number in self._trace.copies])
         compilation = self._compile(written)
         assert compilation.program is not None, "what was compiled has a program"
-        return BlockProgram(compilation, compilation.program, self._inputs, written, self._results, self._bound())
+        own = compilation, compilation.program, self._inputs, written, self._results
+        return BlockProgram(*own, self._bound(), self._blocks)
 
     def _compile(self, written: tuple[int, ...]) -> Compilation:
         owner = self._owner

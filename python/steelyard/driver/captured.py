@@ -99,7 +99,7 @@ class CapturedGraph:
     def freeze(self, values: tuple[Any, ...]) -> Callable[[tuple], tuple]:
         """The program of these arguments, with the weights that are there now, as a function of any arguments."""
         constants = self._constants
-        run = self.find((*values, *constants)).freeze((*values, *constants))
+        run = self.program_of(values).freeze((*values, *constants))
         return run if not constants else lambda values: run((*values, *constants))
 
     def as_step(self, operands: Mapping[int, int], values: tuple[Any, ...]) -> BlockStep | None:
@@ -107,8 +107,12 @@ class CapturedGraph:
 
         `operands` says which arguments are which operands of the step. None if the program is more than one tape.
         """
-        program = self.find((*values, *self._constants))
+        program = self.program_of(values)
         return None if program.entry is None else program.as_step(operands, (*values, *self._constants))
+
+    def program_of(self, values: tuple[Any, ...]) -> Program:
+        """The program of what a caller gives."""
+        return self.find((*values, *self._constants))
 
     def module_of(self, values: Sequence[Any]) -> str:
         """The name of the module that these arguments are the parameters of."""

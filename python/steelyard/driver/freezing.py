@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from steelyard.driver.block_programs import BlockProgram, compile_trace
+from steelyard.driver.block_programs import BlockProgram, compile_trace, tapes_text
 from steelyard.driver.inference import without_autocast, without_gradients
 from steelyard.driver.recording import Ran, recorded_graphs
 from steelyard.driver.traces import Trace, traced
@@ -23,7 +23,9 @@ _CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device)
 class FrozenNet:
     """A function of the arguments of one call of a net, which `net.freeze` makes."""
 
-    def __init__(self, inputs: "Inputs", program: "Program", outputs: "Outputs"):
+    def __init__(self, inputs: "Inputs", program: "Program", outputs: "Outputs", tape: str):
+        self.tape = tape
+        """The native steps that a call runs, as text; those of blocks that are alike stand there once."""
         self._inputs = inputs
         self._program = program
         self._outputs = outputs
@@ -43,7 +45,8 @@ def freeze(net: Any, arguments: tuple, keywords: dict[str, Any]) -> FrozenNet:
     _, first, _ = _record(net, leaves, structure)
     given, ran, result = _record(net, leaves, structure)
     program = program_of(first, ran, given, ran.graph.freeze(ran.arguments))
-    return FrozenNet(inputs, program, outputs_of(result, given, ran.results[len(ran.graph.written) :]))
+    outputs = outputs_of(result, given, ran.results[len(ran.graph.written) :])
+    return FrozenNet(inputs, program, outputs, tapes_text(ran.graph.program_of(ran.arguments)))
 
 
 def freeze_blocks(net: Any, arguments: tuple, keywords: dict[str, Any]) -> FrozenNet | None:
@@ -62,7 +65,8 @@ def freeze_blocks(net: Any, arguments: tuple, keywords: dict[str, Any]) -> Froze
         own = [number for number, value in zip(made.inputs, program.values, strict=True) if value is not None]
         if any(first.outside[number] is not trace.outside[number] for number in own):
             return None
-        return FrozenNet(inputs, program, outputs_of(result, given, [trace.tensor(number) for number in made.outputs]))
+        outputs = outputs_of(result, given, [trace.tensor(number) for number in made.outputs])
+        return FrozenNet(inputs, program, outputs, made.text)
     except UnsupportedModelError:
         return None
 
