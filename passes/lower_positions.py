@@ -37,8 +37,8 @@ class _Counted(NamedTuple):
 
     start: ir.Value
     offset: int = 0
-    count: ir.Operation | None = None
-    """The range that is added; None for one number."""
+    range: ir.Operation | None = None
+    """What is added to it; None for one number."""
 
 
 def _counted(op: ir.Operation) -> _Counted | None:
@@ -52,7 +52,7 @@ def _counted(op: ir.Operation) -> _Counted | None:
     for start, counted in ((first, second), (second, first)):
         count = defining_op(counted)
         if count is not None and _is_range(count) and _is_integers(start, rank=0):
-            return _Counted(start, count=count)
+            return _Counted(start, range=count)
     return None
 
 
@@ -70,8 +70,8 @@ def _replace(op: ir.Operation, counted: _Counted, declarations: Declarations) ->
     operands = [counted.start]
     slots = [Slot("start", counted.start.type)]
     info = info_of(op.results[0])
-    if counted.count is not None and info is not None and None in info.shape:
-        operands.append(counted.count.operands[0])
+    if counted.range is not None and info is not None and None in info.shape:
+        operands.append(counted.range.operands[0])
         slots.append(Slot(SIZE, operands[-1].type))
     call = PositionsCall(
         operands=tuple(slots),
@@ -84,5 +84,5 @@ def _replace(op: ir.Operation, counted: _Counted, declarations: Declarations) ->
         (made,) = declarations.call(call, operands)
     op.results[0].replace_all_uses_with(made)
     op.erase()
-    if counted.count is not None and not list(counted.count.results[0].uses):
-        counted.count.erase()
+    if counted.range is not None and not list(counted.range.results[0].uses):
+        counted.range.erase()

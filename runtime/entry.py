@@ -72,7 +72,10 @@ class BlockStep:
 def block_step(entry: Entry, operands: Mapping[int, int], arguments: Sequence[Any]) -> BlockStep:
     """A step that runs a function: `operands` says which of its arguments are which operands of the step."""
     positions = [operands.get(number, _NOWHERE) for number in entry.arguments]
-    known = [arguments[number] if place == _NOWHERE else None for number, place in zip(entry.arguments, positions)]
+    known = [
+        arguments[number] if place == _NOWHERE else None
+        for number, place in zip(entry.arguments, positions, strict=True)
+    ]
     return BlockStep(entry, positions, known)
 
 

@@ -35,7 +35,8 @@ class KnownStep:
 
     def fits(self, trace: Trace, results: Sequence[int]) -> bool:
         """Whether a trace is that of such a step, on the same parameters, which nobody wrote since."""
-        if not self.trace.is_like(trace) or self.results != results or self.described != _described(trace, self.program):
+        is_like = self.trace.is_like(trace) and self.results == results
+        if not is_like or self.described != _described(trace, self.program):
             return False
         parameters = self.parameters(trace)
         is_same = all(owner() is parameter for owner, parameter in zip(self.owners, parameters, strict=True))
@@ -64,7 +65,8 @@ class TracedSteps:
                 return known
         made = _make(trace, results, owner)
         # Others may be bound to weights that are no more, and hold them.
-        self._known = [known for known in self._known if known.changes == made.changes][1 - _MOST :] + [made]
+        valid = [known for known in self._known if known.changes == made.changes]
+        self._known = [made, *valid[: _MOST - 1]]
         return made
 
 

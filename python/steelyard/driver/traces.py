@@ -228,4 +228,3 @@ def used_steps(trace: Trace, results: Sequence[int]) -> list[Step]:
             needed |= {*_refs(step.arguments)}
             kept.append(step)
     return kept[::-1]
-
