@@ -75,8 +75,7 @@ def _measure_small(table: Table, small: trained.Trained, quick: bool) -> None:
 def _measure_generate(table: Table, small: trained.Trained, quick: bool) -> None:
     """What users call: each step with the Python of transformers around it."""
     read = small.tokens(CACHED)
-    # As a whole from its first step on: a net in blocks is captured as a whole only after a while.
-    net = compiled(small.model, blocks=False)
+    net = compiled(small.model)
     makers: dict[str, Maker] = {
         "eager": partial(_writer, small.model, read, None),
         "eager, static cache": partial(_writer, small.model, read, "static"),

@@ -333,3 +333,45 @@ def test_a_call_that_is_more_than_blocks_is_captured_as_a_whole_or_refused(model
             torch.testing.assert_close(frozen(tokens)[0], net(tokens)[0], rtol=1e-3, atol=1e-3)
         assert net.calls.item() == before + 2
     assert whole
+
+
+class Pair(nn.Module):
+    """A block that returns something which its model does not read."""
+
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(48, 48)
+
+    def forward(self, x):
+        y = self.project(x)
+        return y, torch.cat([x, y], -1)
+
+
+class Reading(Around):
+    """A model that reads what its last block returns, and of the others a part."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Pair() for _ in range(5))
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        for block in self.blocks:
+            x, both = block(x)
+        return x, both
+
+
+def test_blocks_do_not_compute_what_nobody_reads(whole):
+    torch.manual_seed(0)
+    net = steelyard.compile(Reading().eval(), "mxfp8")
+    tokens = torch.randint(0, 40, (3, 7))
+    frozen = net.freeze(tokens)
+    with torch.no_grad():
+        found, expected = frozen(tokens), net(tokens)
+    assert all(map(torch.equal, found, expected))
+    outer, partly, all_read = frozen.tape.split("\n\n")
+    assert "block_3(" in outer
+    assert partly.startswith("block 0, block 1, block 2, block 3: ")
+    assert "3x7x96" not in partly
+    assert "3x7x96" in all_read
+    assert not whole

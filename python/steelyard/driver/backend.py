@@ -2,7 +2,7 @@
 
 import functools
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Any, cast
@@ -34,7 +34,7 @@ from steelyard.driver.uncompiled import GraphsOfTorch
 from steelyard.errors import RecipeError, SteelyardError, UnsupportedModelError, UnsupportedOpError
 from steelyard.forks import make_lock
 from steelyard.frontend.grouped_mm import capture_experts
-from steelyard.frontend.importer import import_graph, lift_constants
+from steelyard.frontend.importer import import_graph, lift_constants, without_results
 from steelyard.ir.functions import functions_of
 from steelyard.runtime.cuda.devices import device_among, target_among
 from steelyard.runtime.program import Program
@@ -315,10 +315,16 @@ class Backend:
         stored = (*stored, *((None, None) for _ in constants))
         backend = self.shared
 
-        def build(layers: Mapping[torch.fx.Node, str], parameters: Sequence[str | None], stored: Stored) -> Compilation:
+        def build(
+            layers: Mapping[torch.fx.Node, str],
+            parameters: Sequence[str | None],
+            stored: Stored,
+            unread: Collection[int] = (),
+        ) -> Compilation:
             compilation = Compilation(settings, backend.state, backend.weights)
             known = {"layers": layers, "parameters": parameters, "stored": stored, "written": written or ()}
-            module = import_graph(aten.graph, make_context(), name="forward", **known)
+            with without_results(aten.graph, unread):
+                module = import_graph(aten.graph, make_context(), name="forward", **known)
             compilation.run(module)
             return compilation
 

@@ -87,6 +87,9 @@ class _Builder:
         self._owner = owner
         self._results = list(dict.fromkeys(number for number in results if number not in trace.outside))
         self._steps = used_steps(trace, self._results)
+        refs = [ref for step in self._steps for ref in step.arguments if isinstance(ref, Ref)]
+        self._needed = {*self._results, *trace.copies.values(), *(ref.number for ref in refs)}
+        """The tensors that somebody reads."""
         self._graph = torch.fx.Graph()
         self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
         self._nodes: dict[int, torch.fx.Node] = {}
@@ -155,10 +158,14 @@ class _Builder:
         """A call of a block, whose parameters and weights are bound to it."""
         places = [place for place, value in enumerate(step.arguments) if self._is_operand(step, value)]
         values = [self._value(value) for value in step.arguments]
-        block = step.graph.as_step({place: number for number, place in enumerate(places)}, tuple(values))
+        unread = frozenset(i for i, number in enumerate(step.results) if number not in self._needed)
+        results = [number for number in step.results if number in self._needed]
+        block = step.graph.without(unread).as_step(
+            {place: number for number, place in enumerate(places)}, tuple(values)
+        )
         if block is None:
             raise UnsupportedModelError("a block is more than one tape")
-        made = _made(step, block.entry)
+        made = _made(step.arguments, results, block.entry)
         operands = [self._nodes[step.arguments[place].number] for place in places]
         node = self._graph.call_function(call_block(len(made)), (len(self._blocks), operands))
         self._blocks.append(block)
@@ -186,12 +193,12 @@ class _Builder:
         return self._fakes.from_tensor(tensor.detach(), static_shapes=True)
 
 
-def _made(step: GraphRun, entry: Entry) -> list[int]:
+def _made(arguments: Sequence[Any], results: Sequence[int], entry: Entry) -> list[int]:
     """The tensors that a block makes, in the order of its tape's results."""
     made: dict[int, int] = {}
-    for number, place in zip(step.results, entry.results, strict=True):
+    for number, place in zip(results, entry.results, strict=True):
         if isinstance(place, Given):
-            is_same = step.arguments[place.number] == Ref(number)
+            is_same = arguments[place.number] == Ref(number)
         else:
             is_same = made.setdefault(place.number, number) == number
         if not is_same:

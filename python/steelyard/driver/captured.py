@@ -6,6 +6,7 @@ are the same code, bound to other names. A layer that is quantized in another wa
 another format, is compiled on its own.
 """
 
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +28,9 @@ _MOST_REMEMBERED = 256
 
 Parameters = tuple[str | None, ...]
 Stored = tuple[StoredSchemes, ...]
-Build = Callable[[Mapping[torch.fx.Node, str], Sequence[str | None], Stored], Compilation]
-"""Compiles a graph, given the layer of each node, the parameter of each argument, and how it is stored."""
+Build = Callable[..., Compilation]
+"""Compiles a graph, given the layer of each node, the parameter of each argument, and how it is stored. One without
+gradients also without the results that are `unread`, by number."""
 
 
 class CapturedGraph:
@@ -60,6 +62,9 @@ class CapturedGraph:
         self._programs: dict[tuple[Parameters, Stored], Program] = {}
         self.first = self._make(self._parameters, stored)
         """The program of the parameters that the graph was captured with."""
+        self._stored = stored
+        self._without: dict[frozenset[int], CapturedGraph] = {}
+        """The same without results that nobody reads, by the numbers of those."""
         self._remembered: dict[tuple[int, ...], tuple[weakref.ref, Program]] = {}
         self._settled: dict[int, tuple[SettledCall, ...]] = {}
         """What runs programs on the parameters of earlier calls, while they are as then: by the id of the first
@@ -101,6 +106,16 @@ class CapturedGraph:
         constants = self._constants
         run = self.program_of(values).freeze((*values, *constants))
         return run if not constants else lambda values: run((*values, *constants))
+
+    def without(self, unread: frozenset[int]) -> "CapturedGraph":
+        """The same without some of its results: what only these need is not computed."""
+        if not unread:
+            return self
+        if unread not in self._without:
+            build = functools.partial(self._build, unread=unread)
+            own = self._layers, self._parameters, self._stored, build, _add_nowhere, self._names_by_id
+            self._without[unread] = CapturedGraph(*own, self._constants, self.written)
+        return self._without[unread]
 
     def as_step(self, operands: Mapping[int, int], values: tuple[Any, ...]) -> BlockStep | None:
         """The program of these arguments, with the weights that are there now, as a step of another program.
@@ -171,6 +186,10 @@ class CapturedGraph:
     def _layers_of(self, names: Parameters) -> dict[torch.fx.Node, str]:
         renaming = Renaming(self._parameters, names)
         return {node: renaming.layer(layer) for node, layer in self._layers.items()}
+
+
+def _add_nowhere(_: Compilation) -> None:
+    """What was compiled is another form of what is known already."""
 
 
 def _common_module(parameters: Sequence[str | None]) -> str:

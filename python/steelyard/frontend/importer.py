@@ -6,7 +6,8 @@ Arguments that are parameters have the attribute `scaled.parameter`.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -59,6 +60,18 @@ def import_graph(
         _describe_arguments(function, parameters, stored, written)
         _hide_from_folding(function)
     return importer.module
+
+
+@contextmanager
+def without_results(graph: torch.fx.Graph, unread: Collection[int]) -> Iterator[None]:
+    """A context in which a graph returns all of its results but some, by number."""
+    output = graph.output_node()
+    results = output.args
+    output.args = (tuple([value for number, value in enumerate(results[0]) if number not in unread]),)
+    try:
+        yield
+    finally:
+        output.args = results
 
 
 def lift_constants(graph_module: torch.fx.GraphModule) -> list[torch.Tensor]:
