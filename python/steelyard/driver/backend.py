@@ -322,9 +322,9 @@ class Backend:
             unread: Collection[int] = (),
         ) -> Compilation:
             compilation = Compilation(settings, backend.state, backend.weights)
+            graph, layers = without_results(aten.graph, layers, unread)
             known = {"layers": layers, "parameters": parameters, "stored": stored, "written": written or ()}
-            with without_results(aten.graph, unread):
-                module = import_graph(aten.graph, make_context(), name="forward", **known)
+            module = import_graph(graph, make_context(), name="forward", **known)
             compilation.run(module)
             return compilation
 

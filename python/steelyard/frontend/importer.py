@@ -6,8 +6,7 @@ Arguments that are parameters have the attribute `scaled.parameter`.
 """
 
 import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -62,16 +61,17 @@ def import_graph(
     return importer.module
 
 
-@contextmanager
-def without_results(graph: torch.fx.Graph, unread: Collection[int]) -> Iterator[None]:
-    """A context in which a graph returns all of its results but some, by number."""
-    output = graph.output_node()
-    results = output.args
-    output.args = (tuple([value for number, value in enumerate(results[0]) if number not in unread]),)
-    try:
-        yield
-    finally:
-        output.args = results
+def without_results(
+    graph: torch.fx.Graph, layers: Mapping[torch.fx.Node, str], unread: Collection[int]
+) -> tuple[torch.fx.Graph, Mapping[torch.fx.Node, str]]:
+    """A graph without some of its results, by number, and what only these need; and the layers of its nodes."""
+    if not unread:
+        return graph, layers
+    copied, nodes = torch.fx.Graph(), {}
+    results = copied.graph_copy(graph, nodes)
+    copied.output(tuple([value for number, value in enumerate(results) if number not in unread]))  # pyright: ignore[reportArgumentType]
+    copied.eliminate_dead_code()
+    return copied, {nodes[node]: layer for node, layer in layers.items() if node in nodes}
 
 
 def lift_constants(graph_module: torch.fx.GraphModule) -> list[torch.Tensor]:
