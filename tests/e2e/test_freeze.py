@@ -267,10 +267,10 @@ def whole(monkeypatch):
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize("recipe", ["nvfp4", "mxfp8"])
-def test_each_call_of_a_block_is_a_step(recipe, whole):
+@pytest.mark.parametrize(("recipe", "weights"), [("nvfp4", "quantized"), ("mxfp8", "cached"), ("nvfp4", "cached")])
+def test_each_call_of_a_block_is_a_step(recipe, weights, whole):
     torch.manual_seed(0)
-    net = steelyard.compile(Around().eval(), recipe)
+    net = steelyard.compile(Around().eval(), recipe, weights=weights)
     tokens, others = torch.randint(0, 40, (2, 3, 7))
     frozen = net.freeze(tokens, scale=0.5)
     assert not whole

@@ -166,6 +166,8 @@ class _Builder:
         if block is None:
             raise UnsupportedModelError("a block is more than one tape")
         made = _made(step.arguments, results, block.entry)
+        if not made:
+            raise UnsupportedModelError("a block makes nothing")
         operands = [self._nodes[step.arguments[place].number] for place in places]
         node = self._graph.call_function(call_block(len(made)), (len(self._blocks), operands))
         self._blocks.append(block)

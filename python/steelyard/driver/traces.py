@@ -96,8 +96,6 @@ class Trace:
         if known is None:
             known = self._new(tensor)
             self.outside[known] = tensor
-            if type(tensor) not in _PLAIN:
-                self.refuse(f"it reads a {type(tensor).__name__}")
         return Ref(known)
 
     def make(self, tensor: torch.Tensor) -> int:
@@ -134,6 +132,9 @@ def traced() -> Iterator[Trace]:
     def note(graph: Any, arguments: tuple) -> tuple:
         with _disable_current_modes():
             results = graph.run(arguments)
+        # Parameters are bound to graphs, whatever holds them; all else is read by native steps.
+        _refuse_unknown(trace, [x for x in arguments if not isinstance(x, torch.nn.Parameter)])
+        _refuse_unknown(trace, results, may_be_numbers=False)
         taken = tuple([trace.read(x) if isinstance(x, torch.Tensor) else x for x in arguments])
         trace.steps.append(GraphRun(graph, taken, tuple([trace.make(x) for x in results])))
         return results
@@ -141,6 +142,13 @@ def traced() -> Iterator[Trace]:
     with noted_by(note), _Tracer(trace):
         yield trace
     _check_writes(trace)
+
+
+def _refuse_unknown(trace: Trace, values: Sequence[Any], *, may_be_numbers: bool = True) -> None:
+    """Refuse a trace in which some of these values are neither plain tensors nor numbers."""
+    for value in values:
+        if type(value) not in _PLAIN and (isinstance(value, torch.Tensor) or not may_be_numbers):
+            trace.refuse(f"a step has a {type(value).__name__}")
 
 
 class _Tracer(TorchDispatchMode):
@@ -170,6 +178,7 @@ class _Tracer(TorchDispatchMode):
             trace.copy(args[0], args[1])
             return
         leaves, structure = pytree.tree_flatten((args, keywords))
+        _refuse_unknown(trace, leaves)
         taken = tuple([trace.read(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves])
         is_constant = trace.constants.issuperset(_refs(taken))
         made = list(result) if isinstance(result, list | tuple) else [result]
