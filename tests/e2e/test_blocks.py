@@ -109,6 +109,7 @@ MANY = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("recipe", MANY)
 def test_training_has_the_bits_of_the_whole_net(recipe):
     cut, whole = compiled(Gpt(), recipe)
@@ -117,6 +118,7 @@ def test_training_has_the_bits_of_the_whole_net(recipe):
     assert (distinct(cut), distinct(whole)) == (2, 1)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("recipe", MANY)
 def test_inference_has_the_bits_of_the_whole_net(recipe):
     cut, whole = compiled(Gpt(container=nn.Sequential).eval(), recipe)
@@ -336,6 +338,7 @@ def test_lower_leaves_no_trace():
     assert distinct(net) == 2
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
 def test_a_copy_is_cut_too(make_copy):
     net = steelyard.compile(Gpt().eval(), "mxfp8", blocks=["blocks"])

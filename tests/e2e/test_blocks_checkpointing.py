@@ -109,11 +109,13 @@ def test_a_model_that_makes_checkpoints_of_segments_is_captured_as_a_whole():
     assert find_blocks(Stack(), "auto", Overrides()) is not None
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_checkpoints_that_blocks_make_themselves(recipe):
     assert is_cut(train_both(Wrapped, recipe))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_checkpoint_around_the_net(recipe):
     net = train_both(Stack, recipe, call=lambda net, x: checkpoint(net, x, use_reentrant=False))

@@ -60,6 +60,7 @@ def test_half_precision_mlp_follows_the_oracle(dtype, recipe, gemm_calls):
     assert_gemms_are_exact(gemm_calls)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_llama_is_no_worse_than_the_oracle(dtype, gemm_calls):
     model, arguments = make_llama()

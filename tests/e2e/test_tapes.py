@@ -169,6 +169,7 @@ class Branches(nn.Module):
         return a, c.transpose(0, 1), self.second(a)[1:, :, ::2]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("recipe", ["nvfp4", "mxfp8", "fp8-current", "fp8-block"])
 def test_training_has_the_bits_of_python(recipe, without_tapes):
     torch.manual_seed(0)

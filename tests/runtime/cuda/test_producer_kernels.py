@@ -33,6 +33,7 @@ def matrix(rows, columns, dtype=torch.float32):
 CASES = ((9, 77), torch.float32), ((16, 96), torch.bfloat16), ((5, 48), torch.float16)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("producer", PRODUCERS)
 @pytest.mark.parametrize(("shape", "dtype"), CASES, ids=str)
 def test_produce(producer, shape, dtype):
