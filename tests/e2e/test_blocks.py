@@ -382,7 +382,7 @@ def test_every_block_is_printed_once():
     assert "blocks.0" not in text
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "code",
     [
@@ -512,7 +512,7 @@ class CallsListed(Tied):
         return self.head(x)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(7)
 @pytest.mark.parametrize(
     "model_class",
     [TiedBySuper, TiedByStaticMethod, TiedByProperty, TiedByAttribute, TiedInWrapper, CallsChildren, CallsListed],

@@ -96,6 +96,7 @@ def train_both(make, recipe: str, call=torch.nn.Module.__call__):
     return nets[1]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("use_reentrant", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_model_that_makes_checkpoints_around_blocks_is_captured_as_a_whole(use_reentrant, recipe):

@@ -376,6 +376,7 @@ def make_folder(path: Path) -> None:
     path.mkdir()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "spoil",
     [flip, lambda path: path.write_bytes(b""), lambda path: path.chmod(0o666), make_folder],

@@ -105,6 +105,7 @@ def test_a_net_that_was_never_called():
     check_freed(use_and_drop(Two, lambda net: None))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("use", USES)
 def test_a_net_however_it_was_used(use):
     check_freed(use_and_drop(Two, use))
@@ -145,6 +146,7 @@ def replace_a_block(net) -> None:
     infer(net)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("use", [infer, train, inspect, copy_it, reset_torch, replace_a_block])
 def test_a_net_that_is_cut_into_blocks(use):
     net = steelyard.compile(Repeated(), "fp8-delayed")

@@ -69,7 +69,7 @@ def make_stored(model: nn.Module, recipe: str, *arguments) -> nn.Module:
     return steelyard.compile(model, recipe, weights="quantized").lower(*arguments)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_parameters_become_the_codes_that_gemms_read(recipe, gemm_calls, quantized_shapes):
     model, arguments = make_mlp()
@@ -174,7 +174,7 @@ FORMATS = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(7)
 @pytest.mark.parametrize("recipe", FORMATS)
 def test_formats_of_their_own_beside_other_activations(recipe, tmp_path):
     torch.manual_seed(0)

@@ -108,7 +108,7 @@ def test_every_order_trains_adapters_over_codes(order):
     assert all(row.is_quantized for row in net.explain().rows)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_gradients_are_those_through_the_decoded_weights(recipe):
     _, trained = quantize_then_adapters(recipe)

@@ -173,7 +173,7 @@ def mesh_of(count):
 SHARDED = ["mxfp8", "nvfp4", "fp8-block", DelayedScaling(amax_history_len=2)]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("recipe", SHARDED, ids=lambda each: str(each)[:9])
 def test_a_sharded_batch_gives_the_gradients_of_the_whole(recipe, count):

@@ -37,7 +37,7 @@ def group_rows(x, group: int):
     return x[STARTS[group] : STARTS[group] + SIZES[group]]
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("name", PAIRS)
 def test_each_group_has_the_bytes_of_the_reference(name):
     x = matrix(ROWS, COLUMNS, special=False)

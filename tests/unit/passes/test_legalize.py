@@ -112,7 +112,7 @@ def multiply_on_meta(op: ir.Operation, call: GemmCall) -> torch.Tensor:
     return scaled_mm(*arguments, **options)
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("sizes", [FITTING, ODD], ids=["fitting", "odd"])
 @pytest.mark.parametrize("recipe", [*NAMES, *HYBRID], ids=str)
 def test_native_gemms_are_calls_that_torch_takes(recipe, sizes):
