@@ -34,6 +34,7 @@ from steelyard.runtime.profiling import KERNELS, RECORD, CallLine, KernelLine, T
 from steelyard.runtime.quantizers import Quantizers
 from steelyard.runtime.tape import Tape, TapeSteps, read_tape, steps_of_tapes
 
+_BACKWARD = "backward"
 _CONSTANTS = {"torch.constant.int", "torch.constant.float", "torch.constant.bool", "torch.constant.str"}
 _PYTHON_MODULES = {"operator": operator, "math": math, "builtins": builtins, "torch": torch}
 _ENUMERATIONS = {
@@ -67,6 +68,7 @@ class Emitter:
     def emit(self, function: ir.Operation) -> Emitted:
         """The Python function of an IR function: it takes the arguments and returns a tuple of results.
 
+        A backward takes them in a list, which it empties: what a forward saved is freed as the backward goes.
         Functions that run elsewhere than on the CPU take the device, which their memory is on, before their arguments.
         """
         body = _Body(function, self._calls, self._bound, self._check_finite, self._takes_device)
@@ -136,6 +138,10 @@ class _Body:
         size = ir.IntegerAttr(attributes[ARENA]).value if ARENA in attributes else 0
         self.namespace["arenas"] = Arenas(size, self._places, self._native_tapes)
         self.entry = find_entry(ops, block.arguments, self._read_tapes, size)
+        taken = []
+        if self.name == _BACKWARD:
+            taken = [f"[{', '.join(arguments)}] = values", "values.clear()"]
+            arguments = ["values"]
         if self._takes_device:
             arguments.insert(0, "device")
         if self._places and self._takes_device:
@@ -143,7 +149,7 @@ class _Body:
         elif self._places or self.tapes:
             found = ["tensors, addresses = arena.tensors, arena.addresses"] if self._places else []
             body = ["arena = arenas.take()", *found, *body[:-1], "arenas.give(arena)", body[-1]]
-        return [f"def {self.name}({', '.join(arguments)}):", *body]
+        return [f"def {self.name}({', '.join(arguments)}):", *taken, *body]
 
     def _emit_all(self, ops: list[ir.Operation]) -> list[str]:
         """The lines of all ops. A tape runs where its last step stands, and what needs its results follows it."""

@@ -88,9 +88,13 @@ class Program:
         assert entry is not None, "only a program with an entry is a step"
         return block_step(entry, operands, (*arguments, *self._forward.parts(arguments)))
 
-    def backward(self, saved: Sequence[Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple:
-        """Run the backward: the gradients of the arguments that have one."""
-        return self.functions["backward"]((*saved, *primals, *tangents))
+    def backward(self, values: list[Any]) -> tuple:
+        """Run the backward: the gradients of the arguments that have one.
+
+        `values` are what the forward saved, primals and tangents. The list is emptied, so that each of them is freed
+        after its last use, unless the caller has it elsewhere.
+        """
+        return self.functions["backward"].consume(values)
 
     def bound_to(self, renaming: Renaming) -> "Program":
         """The same program for other parameters, layers and states: its code and its memory are shared."""
@@ -228,9 +232,20 @@ class Function:
 
     def __call__(self, arguments: tuple) -> tuple:
         if self.devices is not None:
-            return self._call_on(self.devices.find(arguments), arguments)
+            device = self.devices.find(arguments)
+            return self._call_on(device, list(arguments), lambda values: self.emitted(device, *values))
         arguments += self._states()
         return self._run(arguments, self.parts(arguments))
+
+    def consume(self, values: list[Any]) -> tuple:
+        """The call of a function that takes its arguments in a list, which it empties: a backward."""
+        if self.devices is not None:
+            device = self.devices.find(values)
+            return self._call_on(device, values, lambda values: self.emitted(device, values))
+        values += self._states()
+        values += self.parts(tuple(values))
+        results = self.emitted(values)
+        return self._finish(results) if self._apart else results
 
     def freeze(self, arguments: tuple) -> Callable[[tuple], tuple]:
         """A function of any arguments that runs it with the weights of these, on the CPU."""
@@ -266,15 +281,16 @@ class Function:
             self.state.take_measures(self, {name: results[i] for i, of in self.measures.items() for name in of})
         return tuple([result for i, result in enumerate(results) if i not in self._apart])
 
-    def _call_on(self, device: torch.device, arguments: tuple) -> tuple:
+    def _call_on(self, device: torch.device, values: list[Any], run: Callable[[list[Any]], tuple]) -> tuple:
         """The call on another device than the CPU."""
         states = [self.state.get_on(device, name, shape) for name, shape in self.state_names]
         if states:
             self.state.begin_use(device, states)
         if self._random is not None:
             states[self._random] = self._draw()
-        arguments += tuple(states)
-        results = self.emitted(device, *arguments, *self.parts(arguments))
+        values += states
+        values += self.parts(tuple(values))
+        results = run(values)
         # State is written where it lies, by this call or a later one: what goes on to the backward is a copy.
         own = {id(state) for state in states}
         kept = [

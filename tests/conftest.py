@@ -1,5 +1,6 @@
 """Set-up for all tests."""
 
+import gc
 import os
 from collections import Counter
 
@@ -55,3 +56,15 @@ def fresh_accelerate():
     AcceleratorState._reset_state(reset_partial_state=True)
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def pytest_collection_finish():
+    """Take away what costs time and tests nothing."""
+    # Imported late: torch reads the environment.
+    import torch._dynamo.guards
+
+    # After each compilation torch measures the time of its guards, only for its log, and empties caches to do so.
+    torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
+    # Modules and tests live until the end: collections need not look at them.
+    gc.collect()
+    gc.freeze()

@@ -68,6 +68,7 @@ def test_a_saved_net_gives_the_same_results(tmp_path: Path):
             assert torch.equal(again(IDS).logits, expected), format
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("recipe", "algorithm"), [("fp8-current", "FP8"), ("nvfp4", "NVFP4")])
 def test_modelopt_reads_weights_and_the_given_scales_of_inputs(recipe: str, algorithm: str, tmp_path: Path):
     scales = {"*.down_proj": 0.0078125, "*": 0.015625}

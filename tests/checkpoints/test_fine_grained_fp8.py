@@ -77,6 +77,7 @@ def test_a_ragged_projection_of_deepseek_has_five_rows_of_scales(tmp_path):
     np.testing.assert_array_equal(parts.scales.numpy(), scales)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("config", "dtype", "recipe"),
     [
@@ -101,6 +102,7 @@ def test_other_names_of_the_scale(tmp_path, scale):
     assert_loaded(tmp_path, values)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("weight", "activation"), [("weight_scale_inv", "activation_scale"), ("qscale_weight", "qscale_act")]
 )

@@ -94,6 +94,7 @@ def write_gguf(
     return values
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", [Type.MXFP4, Type.NVFP4], ids=lambda kind: kind.name)
 def test_weights_decode_as_gguf_decodes_them(tmp_path, kind):
     model = small_llama()

@@ -123,6 +123,7 @@ def small_gpt_oss() -> GptOssForCausalLM:
     return GptOssForCausalLM(config).to(torch.bfloat16).eval()
 
 
+@pytest.mark.every(2)
 @torch.no_grad()
 @pytest.mark.parametrize("weights", ["cached", "quantized"])
 def test_transformers_decodes_what_was_quantized_here(weights, tmp_path):

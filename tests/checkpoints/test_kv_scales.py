@@ -112,6 +112,7 @@ def test_caches_are_as_the_caller_says(compressed: Path):
     assert layer.nbytes == rows * (layer.keys.shape[-1] + 4)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("scheme", "warning"),
     [

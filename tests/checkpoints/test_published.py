@@ -85,6 +85,7 @@ def test_compressed_tensors_decode_as_their_own_reader_does(name: str, tmp_path:
         assert torch.equal(found[weight], values.to(torch.bfloat16)), weight
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "name", ["nvfp4", "mixed", *(pytest.param(each, marks=pytest.mark.slow) for each in COMPRESSED if each != "mixed")]
 )

@@ -51,6 +51,7 @@ def test_plain_weights_are_quantized_as_the_format_has_them(tmp_path: Path):
             assert torch.equal(found.to(others[name].dtype), others[name])
 
 
+@pytest.mark.every(2)
 @torch.no_grad()
 @pytest.mark.parametrize("format", ["compressed-tensors", "modelopt"])
 def test_quantized_weights_decode_to_their_values(format: str, tmp_path: Path, recwarn):

@@ -141,6 +141,7 @@ def test_mxfp4_has_the_rule_of_its_inputs(tmp_path):
     assert plan.inputs["a"].recipe == MXFP4BlockScaling(scale_rule="floor")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("second", [np.float32(3 / 4096), None], ids=["second level", "none"])
 def test_nvfp4_decodes_to_code_times_both_scales(tmp_path, second):
     about = object_of("NVFP4Tensor", block_size=16, is_swizzled_scales=True, act_quant_kwargs=None)

@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch._dynamo.guards
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -11,10 +10,6 @@ from gemm_calls import read_call
 
 import steelyard
 from steelyard import recipes
-
-# After each compilation torch measures the time of its guards, only for its log, and empties caches to do so.
-torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
-
 
 # These recipes take the way of others through the compiler, with kernels that are tested by themselves.
 ALIKE = {"fp8-row", "mxfp4", "nvfp4-4over6"}

@@ -109,6 +109,7 @@ MANY = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("recipe", MANY)
 def test_training_has_the_bits_of_the_whole_net(recipe):
     cut, whole = compiled(Gpt(), recipe)
@@ -117,6 +118,7 @@ def test_training_has_the_bits_of_the_whole_net(recipe):
     assert (distinct(cut), distinct(whole)) == (2, 1)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("recipe", MANY)
 def test_inference_has_the_bits_of_the_whole_net(recipe):
     cut, whole = compiled(Gpt(container=nn.Sequential).eval(), recipe)
@@ -336,6 +338,7 @@ def test_lower_leaves_no_trace():
     assert distinct(net) == 2
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
 def test_a_copy_is_cut_too(make_copy):
     net = steelyard.compile(Gpt().eval(), "mxfp8", blocks=["blocks"])
@@ -379,7 +382,7 @@ def test_every_block_is_printed_once():
     assert "blocks.0" not in text
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "code",
     [
@@ -509,7 +512,7 @@ class CallsListed(Tied):
         return self.head(x)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(7)
 @pytest.mark.parametrize(
     "model_class",
     [TiedBySuper, TiedByStaticMethod, TiedByProperty, TiedByAttribute, TiedInWrapper, CallsChildren, CallsListed],

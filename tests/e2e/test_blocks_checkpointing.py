@@ -96,6 +96,7 @@ def train_both(make, recipe: str, call=torch.nn.Module.__call__):
     return nets[1]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("use_reentrant", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_model_that_makes_checkpoints_around_blocks_is_captured_as_a_whole(use_reentrant, recipe):
@@ -109,11 +110,13 @@ def test_a_model_that_makes_checkpoints_of_segments_is_captured_as_a_whole():
     assert find_blocks(Stack(), "auto", Overrides()) is not None
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_checkpoints_that_blocks_make_themselves(recipe):
     assert is_cut(train_both(Wrapped, recipe))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_checkpoint_around_the_net(recipe):
     net = train_both(Stack, recipe, call=lambda net, x: checkpoint(net, x, use_reentrant=False))

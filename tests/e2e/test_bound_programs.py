@@ -64,6 +64,7 @@ MANY = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("recipe", MANY)
 def test_training_has_the_bits_of_programs_of_their_own(recipe):
     bound = steelyard.compile(make_model(), recipe)
@@ -84,6 +85,7 @@ def _row(row) -> tuple:
     return row.layer, row.kind, row.M, row.N, row.K, row.lhs, row.rhs, row.kernel, row.weight, row.epilogue
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("recipe", MANY)
 def test_inference_has_the_bits_of_programs_of_their_own(recipe):
     bound = steelyard.compile(make_model(), recipe)
@@ -272,6 +274,7 @@ class Parallel(nn.Module):
         return torch.cat([layer(x) for layer in self.layers])
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("recipe", ["fp8-delayed", pytest.param("mxfp8", marks=pytest.mark.slow), "nvfp4"])
 @pytest.mark.parametrize("make", [Tied, Parallel])
 def test_backwards_are_those_of_their_layers(make, recipe):

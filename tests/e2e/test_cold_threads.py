@@ -66,7 +66,7 @@ CASES = [
 ]
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(("make", "threads", "training"), CASES)
 def test_each_thread_its_own_net(make, threads, training):
     x = torch.randn(4, 64)

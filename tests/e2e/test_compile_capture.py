@@ -119,6 +119,7 @@ def test_graph_break_gives_several_graphs():
     assert quantized_layers(net) == ["up", "down"]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("stage", ["traced", "raised", "quantized", "fused", "lowered"])
 def test_several_graphs_are_modules_in_one_that_the_tools_read(stage, tmp_path):
     torch.manual_seed(0)

@@ -47,6 +47,7 @@ EINSUMS = [
 ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
 @pytest.mark.parametrize(("equation", "x_sizes", "sizes", "as_matrix", "as_rows"), EINSUMS, ids=[e[0] for e in EINSUMS])
 def test_einsum_with_a_parameter_is_a_linear(equation, x_sizes, sizes, as_matrix, as_rows, recipe, gemm_calls):

@@ -160,6 +160,7 @@ class Blocks(nn.Module):
         return x
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("use", "recipe"), [(infer, "mxfp8"), (train, "fp8-delayed")])
 def test_a_cached_program_is_bound_to_every_layer(use, recipe, folder, no_passes, monkeypatch):
     first = make(recipe, model=Blocks)
@@ -375,6 +376,7 @@ def make_folder(path: Path) -> None:
     path.mkdir()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "spoil",
     [flip, lambda path: path.write_bytes(b""), lambda path: path.chmod(0o666), make_folder],

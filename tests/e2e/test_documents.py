@@ -35,8 +35,9 @@ PAGES = [page for page in run_pages.pages() if run_pages.blocks_of(page)]
 SLOW = {
     f"docs/{name}.md"
     for name in (
-        *("checkpoints", "disk-cache", "experts", "generation"),
-        *("integrations/hugging-face-trainer", "integrations/saving", "integrations/transformers"),
+        *("checkpoints", "disk-cache", "experts", "generation", "insight", "jax", "report"),
+        *("integrations/diffusers", "integrations/hugging-face-trainer", "integrations/peft", "integrations/saving"),
+        *("integrations/sentence-transformers", "integrations/transformers"),
     )
 }
 

@@ -47,6 +47,7 @@ def one_by_one(model: Experts, recipe: str, x: torch.Tensor, dy: torch.Tensor) -
     return torch.cat(results), torch.cat(inputs), torch.stack(up), torch.stack(down)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_each_expert_is_a_matrix_of_its_own(spelling):
     model = Experts(SPELLINGS[spelling])
@@ -63,6 +64,7 @@ def test_each_expert_is_a_matrix_of_its_own(spelling):
     assert all(row.is_quantized for row in rows)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("recipe", recipes.NAMES)
 def test_other_numbers_of_rows(recipe):
     model = Experts(SPELLINGS["bmm"]).eval().requires_grad_(False)

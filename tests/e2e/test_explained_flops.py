@@ -135,7 +135,7 @@ def test_no_flop_of_inference_is_missing(name):
     assert_all_counted(name, infer)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(7)
 @pytest.mark.filterwarnings("ignore:only .* of the FLOPs")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW_TO_TRAIN)) for name in FAMILIES]

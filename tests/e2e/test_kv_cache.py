@@ -147,6 +147,7 @@ def test_compiled_calls_read_what_fp8_holds(blocks, length):
         assert gone not in text
 
 
+@pytest.mark.every(2)
 @torch.no_grad()
 @pytest.mark.parametrize("length", [None, 16], ids=["dynamic", "static"])
 def test_a_token_reads_the_codes_of_the_cache(length):

@@ -101,6 +101,7 @@ def quantized_net(recipe: str):
     return net
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_quantized_parameter_of_another_dtype_has_the_same_values(recipe):
     state = quantized_net(recipe).state_dict()

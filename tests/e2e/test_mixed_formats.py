@@ -25,6 +25,7 @@ RECIPES = [
 ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 def test_three_gemms_of_a_layer(recipe, gemm_calls):
     torch.manual_seed(0)
@@ -55,6 +56,7 @@ def test_a_delayed_scale_of_activations_alone_is_state():
     assert state["_steelyard.0.input.scale"].item() == 64.0
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("recipe", ["nvfp4/none", "mxfp4/mxfp8"])
 def test_a_transformer_follows_the_oracle(recipe):
     model, arguments = make_llama()

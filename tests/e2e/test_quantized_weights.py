@@ -69,7 +69,7 @@ def make_stored(model: nn.Module, recipe: str, *arguments) -> nn.Module:
     return steelyard.compile(model, recipe, weights="quantized").lower(*arguments)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_parameters_become_the_codes_that_gemms_read(recipe, gemm_calls, quantized_shapes):
     model, arguments = make_mlp()
@@ -109,6 +109,7 @@ def test_nvfp4_takes_at_most_015_of_float32():
     assert net.memory()["parameters"] <= 0.15 * 4 * 512 * 256
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_transposed_and_shared_weights(recipe):
     torch.manual_seed(0)
@@ -139,6 +140,7 @@ def test_a_weight_that_others_read_stays():
     assert_follows(net(ids), make_oracle(before, "mxfp8")(ids), before(ids))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("assign", [False, True])
 def test_state_dicts_are_compact_and_load(recipe, assign, tmp_path):
@@ -172,7 +174,7 @@ FORMATS = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(7)
 @pytest.mark.parametrize("recipe", FORMATS)
 def test_formats_of_their_own_beside_other_activations(recipe, tmp_path):
     torch.manual_seed(0)
@@ -227,6 +229,7 @@ def test_other_sizes_and_copies_read_the_same_codes():
     assert torch.equal(copy.deepcopy(net)(x), expected)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_net_converts_after_it_ran(recipe):
     model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 32))

@@ -80,6 +80,7 @@ def with_validation(net, xs) -> None:
             net(x)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("run", [plain_steps, accumulated, with_optimizer, retained, with_validation])
 def test_a_net_in_pieces_has_the_bits_of_the_whole(run):
     pieces, whole = make_net(breaks=True), make_net(breaks=False)
@@ -210,6 +211,7 @@ def two_lengths_in_one_backward(net, xs) -> None:
     sum(net(x[:count]).square().mean() for count, x in zip((64, 48), xs, strict=True)).backward()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("run", [lengths_one_after_the_other, two_lengths_in_one_backward])
 def test_calls_that_run_different_programs_draw_by_themselves(run):
     pieces, whole = make_net(breaks=True), make_net(breaks=False)

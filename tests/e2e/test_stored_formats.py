@@ -70,6 +70,7 @@ def parts_of(tensor: QuantizedTensor) -> list[torch.Tensor]:
 
 
 # Recipes of other formats than the weights', with activations that are quantized and such that are not.
+@pytest.mark.every(3)
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4/none"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_products_read_the_parameter_as_it_is(name, recipe, gemm_calls, quantized_shapes):

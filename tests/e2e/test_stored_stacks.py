@@ -46,6 +46,7 @@ def make_stack(name: str, rows: int, columns: int, *, transposed: bool) -> Quant
     return QuantizedStack([FORMATS[name](i)(values) for i, values in enumerate(sizes)], transposed=transposed)
 
 
+@pytest.mark.every(3)
 @torch.no_grad()
 @pytest.mark.parametrize("weights", ["cached", "quantized"])
 @pytest.mark.parametrize("name", FORMATS)
@@ -86,6 +87,7 @@ def test_products_read_each_expert_as_it_is_stored(name, weights, quantized_shap
     assert torch.equal(other.model.down, model.down.dequantize())
 
 
+@pytest.mark.every(3)
 @torch.no_grad()
 @pytest.mark.parametrize("recipe", ["fp8-delayed", "fp8-current", "fp8-block", "mxfp8", "nvfp4", "mxfp4/mxfp8"])
 def test_plain_stacks_become_the_codes_that_products_read(recipe):

@@ -41,7 +41,7 @@ def count_tapes(net) -> int:
     return net.ir("tape").count("tape ")
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("recipe", ["nvfp4", "mxfp8", "fp8-delayed"])
 @pytest.mark.parametrize("name", MODELS)
 def test_inference_has_the_bits_of_python(name, recipe, without_tapes):
@@ -169,6 +169,7 @@ class Branches(nn.Module):
         return a, c.transpose(0, 1), self.second(a)[1:, :, ::2]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("recipe", ["nvfp4", "mxfp8", "fp8-current", "fp8-block"])
 def test_training_has_the_bits_of_python(recipe, without_tapes):
     torch.manual_seed(0)
@@ -242,7 +243,7 @@ def make_linears():
     return nn.Sequential(*(layer for sizes in widths for layer in (nn.Linear(*sizes), nn.ReLU())))
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(7)
 @pytest.mark.parametrize("recipe", ["nvfp4", "mxfp8", "fp8-current"])
 @pytest.mark.parametrize(("make", "tapes"), [(Branches, 3), (make_linears, 1), (Block, 1)])
 @torch.no_grad()

@@ -60,6 +60,7 @@ def train(net, model, x, *others):
     return [*outputs, x.grad, *(parameter.grad for parameter in model.parameters())]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("recipe", ["nvfp4", "mxfp8", "fp8-current", "fp8-block"])
 def test_experts_of_any_rows(recipe, without_tapes):
     torch.manual_seed(0)
@@ -72,6 +73,7 @@ def test_experts_of_any_rows(recipe, without_tapes):
     assert "groups" in taped.ir("tape")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("recipe", ["nvfp4", "fp8-delayed"])
 def test_training_of_experts(recipe, without_tapes):
     torch.manual_seed(0)
@@ -139,6 +141,7 @@ def test_quantizes_that_pad_at_run_time(without_tapes):
     assert "8*rows(" in nets[1].ir("tape")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("recipe", [recipes.MXFP8BlockScaling, recipes.Float8BlockScaling])
 def test_decoded_operands_of_a_backward(recipe, without_tapes):
     torch.manual_seed(0)

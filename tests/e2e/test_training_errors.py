@@ -46,6 +46,7 @@ def test_input_written_between_forward_and_backward_where_it_is_read():
         loss.backward()
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("recipe", recipes.NAMES)
 def test_input_written_between_forward_and_backward_where_codes_are_kept(recipe):
     gradients = []

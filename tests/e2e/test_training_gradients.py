@@ -72,6 +72,7 @@ def make_input(shape, dtype=torch.float32) -> torch.Tensor:
     return torch.randn(shape).to(dtype).requires_grad_()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("recipe", recipes.NAMES)
 @pytest.mark.parametrize(("shape", "features", "dtype", "bias"), CASES, ids=str)
 def test_three_gemms_of_a_linear_layer(shape, features, dtype, bias, recipe, gemm_calls):
@@ -282,6 +283,7 @@ def test_backward_in_high_precision(backward, dtype, recipe, gemm_calls):
     assert all(expected in rows[kind].reason for kind in ("dgrad", "wgrad"))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("recipe", recipes.NAMES)
 def test_decoded_backward_of_any_size(recipe):
     """The codes tell the backward how many rows there were."""
@@ -315,6 +317,7 @@ class Activated(nn.Module):
         return self.activation((linear or self.proj)(x)).softmax(-1)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
 @pytest.mark.parametrize("activation", [nn.GELU(), nn.GELU("tanh"), nn.SiLU(), nn.ReLU()], ids=str)
 @pytest.mark.parametrize("rows", [[5], [5, 7, 9]], ids=["fixed", "any size"])

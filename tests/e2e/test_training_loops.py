@@ -49,6 +49,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("recipe", ["fp8-delayed", "mxfp8", "nvfp4"])
 def test_steps_follow_the_oracle(recipe, optimizer, two_threads):
@@ -69,6 +70,7 @@ def test_steps_follow_the_oracle(recipe, optimizer, two_threads):
     assert apart.norm() <= 0.02 * moved.norm()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("recipe", recipes.NAMES)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw fused"])
 def test_accumulation_quantizes_each_weight_once_a_step(optimizer, recipe, quantized_shapes):
@@ -326,6 +328,7 @@ class TiedLanguageModel(nn.Module):
         return self.head(self.embed(tokens) + self.body(self.embed(tokens)).tanh())
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("recipe", recipes.NAMES)
 def test_tied_weights_learn(recipe):
     torch.manual_seed(0)

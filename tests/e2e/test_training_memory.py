@@ -1,12 +1,16 @@
 """Bytes that autograd holds for the backward, relative to the eager model in fp32."""
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import steelyard
 from steelyard import recipes
+from steelyard.runtime.program import Program
 
 
 class Block(nn.Module):
@@ -99,3 +103,37 @@ def test_compact_gradients_are_close_to_the_others(block):
     assert [note.partition(":")[0] for note in notes] == [f"{i}.{layer}" for i in (0, 1) for layer in ("qkv", "up")]
     assert all(note.endswith("kept for the backward in bf16") for note in notes)
     assert errors["compact"] <= 1.1 * errors[None]
+
+
+class CountAtNorms(TorchDispatchMode):
+    """Counts, at each norm of a backward, how many of some values are alive."""
+
+    def __init__(self, values):
+        super().__init__()
+        self.values, self.alive = values, []
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if op is torch.ops.aten.native_layer_norm_backward.default:
+            self.alive.append(sum(value() is not None for value in self.values))
+        return op(*args, **(kwargs or {}))
+
+
+def test_what_was_saved_is_freed_as_the_backward_goes(monkeypatch):
+    layers = [nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64)) for _ in range(4)]
+    net = steelyard.compile(nn.Sequential(*layers), "mxfp8", blocks=False)
+    x = torch.randn(32, 64, requires_grad=True)
+    net(x).sum().backward()
+    saved = []
+    backward = Program.backward
+
+    def remember(self, values):
+        saved.extend(weakref.ref(value) for value in values if not isinstance(value, nn.Parameter))
+        return backward(self, values)
+
+    monkeypatch.setattr(Program, "backward", remember)
+    loss = net(x).sum()
+    with CountAtNorms(saved) as count:
+        loss.backward()
+    # Each norm has its operand, two statistics and the codes and scales of the linear behind it.
+    assert len(count.alive) == 4
+    assert all(later <= earlier - 3 for earlier, later in zip(count.alive, count.alive[1:], strict=False))

@@ -77,7 +77,7 @@ MODELS = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("recipe", recipes.NAMES)
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_follow_the_oracle(name, recipe):
@@ -108,7 +108,7 @@ def test_every_linear_layer_has_three_quantized_gemms(name):
     assert found == sorted((layer, kind) for layer in LINEAR_LAYERS[name] for kind in ("fprop", "dgrad", "wgrad"))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_nothing_quantized_is_eager_autograd(name):
     make, loss_of = MODELS[name]

@@ -118,6 +118,7 @@ def test_a_weight_keeps_its_codes_until_it_is_written(gemm_calls):
     assert torch.equal(gemm_calls[0][1].codes, new.codes)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("recipe", ["fp8-delayed", "nvfp4"])
 @pytest.mark.parametrize("mode", ["no_grad", "inference_mode", "eval"])
 def test_evaluation_moves_nothing(mode, recipe):
@@ -154,6 +155,7 @@ class Checkpointed(nn.Module):
         return self.down(torch.nn.functional.gelu(self.up(x)))
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("recipe", recipes.NAMES)
 def test_recomputation_changes_neither_state_nor_gradients(recipe):
     results = []
@@ -219,6 +221,7 @@ def test_random_bits_follow_the_seed_and_move_once_a_backward():
     assert not torch.equal(first[0], first[1])
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("recipe", recipes.NAMES)
 def test_torchs_own_compile_trains_as_a_net_does(recipe):
     """Gradients of three steps: delayed scales and random state are updated under `torch.compile`, too."""

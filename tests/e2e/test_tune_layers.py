@@ -62,7 +62,7 @@ def batches():
     return [torch.randint(WORDS, (4, 16), generator=generator) for _ in range(6)]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_tuned_net_computes_what_was_judged(name, batches):
     torch.manual_seed(0)

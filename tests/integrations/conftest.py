@@ -10,10 +10,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
 import torch
-import torch._dynamo.guards
-
-# After each compilation torch measures the time of its guards, only for its log, and empties caches to do so.
-torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
 
 
 @pytest.fixture(autouse=True)

@@ -39,6 +39,7 @@ TRAINED = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("name", "recipe", "most"), TRAINED)
 def test_a_model_trains_in_one_graph(name, recipe, most):
     model, arguments = make(name)

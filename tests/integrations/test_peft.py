@@ -92,6 +92,7 @@ def base_weights(model) -> dict[str, torch.Tensor]:
     return {name: p for name, p in model.named_parameters() if name.endswith("weight") and "lora_" not in name}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.__name__)
 def test_every_order_trains_adapters_over_codes(order):
     net, trained = order("mxfp8")
@@ -107,7 +108,7 @@ def test_every_order_trains_adapters_over_codes(order):
     assert all(row.is_quantized for row in net.explain().rows)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_gradients_are_those_through_the_decoded_weights(recipe):
     _, trained = quantize_then_adapters(recipe)
@@ -136,6 +137,7 @@ def as_plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.dequantize() if isinstance(tensor, QuantizedTensor) else tensor
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("recipe", ["fp8-current", "nvfp4"])
 def test_training_reads_the_codes_of_inference(recipe):
     """Neither quantizes the decoded weights again."""
@@ -150,6 +152,7 @@ def test_training_reads_the_codes_of_inference(recipe):
         assert all(torch.equal(a, b) for a, b in zip(weight._parts(), before[name], strict=True))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
 def test_merge_quantizes_the_sum(recipe):
     net, trained = quantize_then_adapters(recipe)

@@ -50,6 +50,7 @@ def assert_same_bytes(left: dict, right: dict) -> None:
         assert torch.equal(value, right[key]), key
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_state_dict_is_plain_and_comes_back_byte_for_byte(recipe, tmp_path):
     net = make_net(recipe)

@@ -34,6 +34,7 @@ def compiled(encoder: SentenceTransformer, recipe: str) -> SentenceTransformer:
     return encoder
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("recipe", "smallest"), [("mxfp8", 0.99), ("nvfp4", 0.88)])
 def test_embeddings_stay_near_and_neighbours_stay_the_same(encoder, recipe, smallest):
     other = compiled(encoder, recipe)

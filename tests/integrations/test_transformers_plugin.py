@@ -260,6 +260,7 @@ def set_method(folder: Path, about: dict) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": about}))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("algorithm", ["FP8", "NVFP4"])
 def test_modelopt(algorithm, tmp_path):
     """from_pretrained reads ModelOpt's codes as what they stand for, and saves what it loads again."""

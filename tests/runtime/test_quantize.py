@@ -83,7 +83,7 @@ def expected_of_wide_matrix(row, col):
     return reference.quantize(wide_matrix(), row, col, **operands(*filter(None, (row, col))))
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(7)
 @pytest.mark.parametrize("pair", PAIRS, ids=pair_name)
 def test_wide_rows_and_many_tiles(isa, pair):
     torch.set_num_threads(2)

@@ -409,7 +409,7 @@ class _Training:
     def compile_backward(self, *_) -> Callable:
         """What runs instead of the backward graph."""
         assert self._run is not None
-        return _boxed(self._run.backward)
+        return _emptying(self._run.backward)
 
 
 def _check_count(parameters: Sequence[str | None], inputs: Sequence, apart: str | None) -> None:
@@ -431,12 +431,22 @@ def _check_count(parameters: Sequence[str | None], inputs: Sequence, apart: str 
 
 
 def _boxed(run: Callable[[tuple], tuple]) -> Callable[[list], tuple]:
-    """Torch's boxed calling convention: clearing the caller's list frees inputs at their last use."""
+    """A function in torch's boxed calling convention: it takes a list, and empties it."""
 
     def call(arguments: list) -> tuple:
         values = tuple(arguments)
         arguments.clear()
         return run(values)
+
+    call._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
+    return call
+
+
+def _emptying(run: Callable[[list], tuple]) -> Callable[[list], tuple]:
+    """The same for a function that empties the list itself: its inputs are freed at their last use."""
+
+    def call(arguments: list) -> tuple:
+        return run(arguments)
 
     call._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
     return call

@@ -237,16 +237,20 @@ class JointPrograms:
         results = run_graph(joint.module, arguments, count)
         return [*results, *(torch.empty(_sizes_of(saved), dtype=saved.dtype) for saved in program.saved)]
 
-    def backward(self, values: Sequence[Any]) -> tuple:
-        """From sizes, saved values, saved arguments and tangents to gradients."""
+    def backward(self, values: list[Any]) -> tuple:
+        """From sizes, saved values, saved arguments and tangents to gradients.
+
+        The list is emptied: what the forward saved is freed as the backward goes, where nobody else holds it.
+        """
         number = len(self._sizes) + len(self._saved)
         first = number + 1
         last = first + len(self._tensors)
         sizes, tensors = iter(values[: len(self._sizes)]), iter(values[first:last])
         primals = [next(tensors) if is_tensor else next(sizes) for is_tensor in self._is_tensor]
-        primals += self._kept_constants
         program = self._programs[values[number].item()]
-        found = iter(program.backward(values[len(self._sizes) : number], primals, values[last:]))
+        given = [*values[len(self._sizes) : number], *primals, *self._kept_constants, *values[last:]]
+        values.clear()
+        found = iter(program.backward(given))
         return tuple([next(found) if has_gradient else None for has_gradient in self._has_gradient])
 
     def _number(self, program: Program) -> torch.Tensor:

@@ -100,6 +100,7 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
     assert not different
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("name", "recipe", "target"),
     [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in ALL if case not in FAST)],
@@ -272,6 +273,7 @@ def test_values_that_are_not_finite_are_found(monkeypatch, library):
         net(x)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("recipe", "target"), [("fp8-delayed", "sm_90a"), ("nvfp4", "sm_100a")])
 def test_two_forwards_before_their_backwards(monkeypatch, library, recipe, target):
     """A backward reads the state of its own step, though state is written in place."""

@@ -91,6 +91,7 @@ FAST = (
 ALL = itertools.product((*recipes.NAMES, *MIXED), ("bf16", "f32"), TARGETS)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("recipe", "dtype", "target"),
     [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in ALL if case not in FAST)],
@@ -113,6 +114,7 @@ def test_training_leaves_the_bytes_of_the_cpu(monkeypatch, library, recipe, dtyp
     assert not [name for name in expected if not torch.equal(found[name], expected[name])]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "recipe", ["mxfp8", "nvfp4", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mxfp4", "nvfp4-4over6"))]
 )

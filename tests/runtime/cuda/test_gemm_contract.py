@@ -210,6 +210,7 @@ def test_turned_operands_hold_the_same_values():
 EMULATED_RECIPES = (*RECIPES, "nvfp4/mxfp8", "mxfp4/fp8-row", "nvfp4/fp8-block", "fp8-row/none", "nvfp4/none")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("recipe", EMULATED_RECIPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_emulated_products_are_within_the_bound(recipe, kind):

@@ -46,6 +46,7 @@ def values(rows, columns):
     return x
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "pair", [pytest.param(pair, marks=[] if pair in FAST else pytest.mark.slow) for pair in PAIRS], ids=pair_name
 )
@@ -66,6 +67,7 @@ def test_sweep(monkeypatch, target, pair):
         check_quantize(values(3 * 40, 50).to(dtype).view(3, 40, 50), None, *pair, 3)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("pair", [TENSOR, DELAYED, PER_ROW, (nvfp4("16x16"),) * 2, MX], ids=pair_name)
 @pytest.mark.parametrize("shape", [(40, 50), (80, 64)], ids=str)
 def test_each_matrix_of_a_stack_is_quantized_by_itself(monkeypatch, pair, shape):
@@ -88,6 +90,7 @@ def test_rows_of_blocks_need_no_groups(monkeypatch):
     assert [launch.kernel.name for launch, _ in launcher.launches] == ["quantize_f32_row_e4m3_1x32"]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("schemes", "dtype"),
     [(TENSOR, "bf16"), (PER_ROW, "f32"), (BLOCK, "bf16"), (MX, "bf16"), (MX, "f32"), (NVFP4, "f32")],

@@ -33,6 +33,7 @@ def matrix(rows, columns, dtype=torch.float32):
 CASES = ((9, 77), torch.float32), ((16, 96), torch.bfloat16), ((5, 48), torch.float16)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("producer", PRODUCERS)
 @pytest.mark.parametrize(("shape", "dtype"), CASES, ids=str)
 def test_produce(producer, shape, dtype):
@@ -69,7 +70,7 @@ def test_norms_without_weight_and_bias():
 FUSED = MX, (nvfp4(), nvfp4(rht=True)), scheme_pairs()[0], (Scheme("f8E4M3FN", "row", "f32"), mxfp4())
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(7)
 @pytest.mark.parametrize("producer", PRODUCERS)
 @pytest.mark.parametrize("pair", FUSED, ids=pair_name)
 def test_fused_bytes_are_those_of_the_unfused_producer(producer, pair):

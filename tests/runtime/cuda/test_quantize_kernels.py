@@ -55,7 +55,7 @@ def assert_same_copies(target, x, row, col, **given):
             assert_same_copy(copy, expected_copy)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(7)
 @pytest.mark.parametrize("index", range(len(PAIRS)), ids=[pair_name(pair) for pair in PAIRS])
 def test_both_copies_of_a_ragged_matrix(index):
     # Targets with and without conversions for block formats alternate; the slow sweep runs all on all.
@@ -98,6 +98,7 @@ def test_strides(layout):
     assert_same_copies("sm_90a", x, *MX)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")], ids=str)
 @pytest.mark.parametrize(
     "pair", [MX, (nvfp4(), nvfp4(rht=True)), PAIRS[0], ROW, (mxfp4(),) * 2, (nvfp4("1x32"),) * 2], ids=pair_name
@@ -123,6 +124,7 @@ STATIC = (
 )
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("index", range(len(STATIC)), ids=[pair_name((scheme,)) for scheme in STATIC])
 def test_static_scales(index):
     """Usual ones, and those whose inverse is no number."""

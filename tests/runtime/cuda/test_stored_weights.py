@@ -67,7 +67,7 @@ def expected_of(monkeypatch, model: nn.Module, recipe: str, x: torch.Tensor) -> 
     return found
 
 
-@pytest.mark.every(7)
+@pytest.mark.every(13)
 @pytest.mark.parametrize(("recipe", "target"), CASES, ids=lambda name: name)
 def test_parameters_become_codes(recipe, target, monkeypatch, library):
     model, x = make()

@@ -102,6 +102,7 @@ def unverified(generic: str) -> ir.Module:
     return ir.Module.parse(generic.replace('"scaled.', '"unverified.'), CONTEXT)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", sorted(formats()))
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())

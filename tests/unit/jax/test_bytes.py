@@ -50,6 +50,7 @@ def check_pair(x: np.ndarray, pair) -> None:
         assert_same_values(values, reference.dequantize(expected).numpy())
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("pair", PAIRS, ids=pair_name)
 def test_native_bytes_equal_the_reference(pair):
     check_pair(matrix(), pair)

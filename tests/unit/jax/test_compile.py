@@ -38,6 +38,7 @@ def sets_of(recipe):
     return {name: sj.QuantizerSet.from_recipe(recipe) for name in ("up", "down")}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "recipe",
     [

@@ -84,6 +84,7 @@ def looped(parameters, x, sizes):
     return jax.lax.scan(lambda x, own: (x + experts(own, x, sizes), None), x, parameters)[0]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("recipe", "trips"), [("mxfp8", 0), ("nvfp4", 0), ("mxfp8", 2)])
 def test_quantized_weights_of_experts(recipe, trips):
     own = jax.tree.map(lambda each: jnp.stack([each * (i + 1) for i in range(trips)]) if trips else each, parameters())

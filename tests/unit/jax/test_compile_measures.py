@@ -39,6 +39,7 @@ def test_operands_and_products_of_a_forward():
     )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("recipe", ["fp8-delayed", "nvfp4"])
 def test_gradients_are_measured_with_a_loss(recipe):
     fast, parameters = sj.compile(mlp, recipe), mlp_parameters()
@@ -82,6 +83,7 @@ def experts(parameters, x):
     return jax.lax.ragged_dot(x, parameters["experts"]["kernel"], jnp.array(SIZES, jnp.int32))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("recipe", "mode"),
     [

@@ -48,6 +48,7 @@ def in_parts():
     return jax.jit(jax.value_and_grad(loss_of(parts), argnums=(0, 1)))(PARAMETERS, X)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("inside", [False, True], ids=["around", "inside"])
 def test_collectives_sum_the_products_of_devices(inside, in_parts):
     fast = sj.compile(over_devices(summed), "mxfp8") if inside else over_devices(sj.compile(summed, "mxfp8"))

@@ -68,6 +68,7 @@ def quantized_in(fast, *arguments) -> int:
     return program.count('custom_call_target="steelyard_quantize"')
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("recipe", ["mxfp8", pytest.param(DelayedScaling(amax_history_len=2), id="delayed")])
 def test_checkpoints_quantize_no_tensor_twice(recipe):
     plain, inside = sj.compile(mlp, recipe), sj.compile(jax.checkpoint(mlp), recipe)
@@ -103,6 +104,7 @@ def quantized_kinds(fast) -> list[str]:
     return sorted(row.kind for row in fast.explain().rows)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("recipe", ["mxfp8", DelayedScaling(amax_history_len=2)], ids=lambda each: str(each)[:7])
 def test_branches_are_quantized_and_record_what_ran(recipe):
     def branched(parameters, x):
@@ -171,7 +173,7 @@ def mesh_of(count):
 SHARDED = ["mxfp8", "nvfp4", "fp8-block", DelayedScaling(amax_history_len=2)]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("recipe", SHARDED, ids=lambda each: str(each)[:9])
 def test_a_sharded_batch_gives_the_gradients_of_the_whole(recipe, count):
@@ -220,6 +222,7 @@ def test_only_codes_and_scales_that_products_lack_are_gathered(recipe):
     assert sorted(found) == ["f16[128,256]", *scales]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("inside", [False, True], ids=["around", "inside"])
 @pytest.mark.parametrize("recipe", ["mxfp8", pytest.param("fp8-current", marks=pytest.mark.slow)])
 def test_each_shard_is_the_function_run_on_it_alone(recipe, inside):

@@ -34,6 +34,7 @@ from steelyard.runtime import cpu
 X = normal(0, 5, WIDTH)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4", pytest.param("fp8-block", marks=pytest.mark.slow)])
 def test_quantized_weights_give_the_same_results(recipe):
     fast, parameters = sj.compile(mlp, recipe), mlp_parameters()
@@ -107,6 +108,7 @@ LOOPS = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("recipe", "loop"), [("mxfp8", "loop"), ("nvfp4", "loop"), ("mxfp8", "checkpoint"), ("mxfp8", "nested")]
 )
@@ -126,6 +128,7 @@ def test_weights_of_layers_in_a_loop_are_quantized_once(recipe, loop):
     assert not re.search(r"dynamic_slice.*(ui8|f8E)", program)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("spec", [P("data", None), P(None, "data")], ids=["rows", "columns"])
 @pytest.mark.parametrize(("recipe", "fn"), [("mxfp8", mlp), ("nvfp4", mlp), ("nvfp4", stack)])
 def test_quantized_weights_are_split_as_the_parameters_are(recipe, fn, spec):
@@ -162,6 +165,7 @@ def test_parameters_that_a_loop_returns_for_nothing_are_not_kept():
     assert difference(fast(weights, X), sj.compile(stack, "mxfp8")(parameters, X)) < 1e-6
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_products_with_a_part_of_a_stack_are_those_with_the_part(is_packed):
     row, _ = recipes.get("nvfp4").schemes(Role("input", ""))

@@ -52,6 +52,7 @@ def check_product(found, a, b, addend=0.0) -> None:
     assert (np.abs(np.asarray(found, np.float64) - (left @ right.T + addend)) <= bound).all()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", RECIPES)
 def test_three_gemms_are_those_of_the_recipe(name):
     recipe = RECIPES[name]
@@ -116,6 +117,7 @@ def test_delayed_state_follows_the_reference():
         assert_same_values(quantizers.x.amax_history, history.numpy())
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("margin", [0, 6, 7, 126])
 @pytest.mark.parametrize("amax", [1e-45, 1.5e-38, 1.0, 3.4e38, np.inf])
 def test_scales_at_the_edges_of_float32(amax, margin):

@@ -51,6 +51,7 @@ def test_a_scale_of_one_value(shape, create):
     np.testing.assert_array_equal(mx.dequantize(), [[3.0, -4.0]])
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("mode", MODES)
 def test_one_copy_and_two_copies(mode):
     both = quantized(mode)
@@ -82,6 +83,7 @@ def test_each_copy_has_its_amax():
     assert own.colwise_tensor.dequantize().T.tolist() == [[6.0, -1.0]] * 2
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("shape", [(70, 96), (7, 10, 96)])
 def test_padded_scales_are_taken(mode, shape):

@@ -39,6 +39,7 @@ def operand(case, outer: int, seed: int):
     return parts, CopySpec(scheme, columnwise, shape), copy
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("path", ["native", "reference"])
 @pytest.mark.parametrize("name", CASES)
 def test_product_is_near_the_float64_product(name, path):

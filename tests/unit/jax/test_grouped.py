@@ -37,7 +37,7 @@ def group_rows(x, group: int):
     return x[STARTS[group] : STARTS[group] + SIZES[group]]
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("name", PAIRS)
 def test_each_group_has_the_bytes_of_the_reference(name):
     x = matrix(ROWS, COLUMNS, special=False)
@@ -88,6 +88,7 @@ def check_near(found, a, b, reduced: int, addend=0.0) -> None:
     assert (np.abs(np.asarray(found, np.float64) - (a @ b + addend)) <= bound).all()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", RECIPES)
 def test_grouped_dense_is_a_dense_layer_a_group(name):
     recipe = recipes.get(name)

@@ -42,6 +42,7 @@ def assert_same_leaves(found, expected) -> None:
         np.testing.assert_array_equal(raw(ours), raw(theirs))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("spec", [ROWS, COLUMNS], ids=["batch", "hidden"])
 @pytest.mark.parametrize("mode", MODES)
 def test_shards_are_quantized_where_they_are(mode, spec, mesh):
@@ -75,6 +76,7 @@ def test_blocks_that_span_shards_are_gathered(mesh):
 LAYOUTS = {"batch": (ROWS, P()), "reduced": (COLUMNS, ROWS), "features": (P(), COLUMNS)}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["fp8-delayed", "mxfp8", "nvfp4"])
 def test_a_sharded_dense_layer_is_the_whole_one(name, layout, mesh):
@@ -139,6 +141,7 @@ def test_shards_of_a_shard_map_are_tensors_of_their_own(mesh):
     assert_same_leaves(mapped(jnp.asarray(X)), expected)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["fp8-delayed", "mxfp8"])
 def test_a_replicated_kernel_has_the_gradients_of_all_shards(name, mesh):
     recipe = DelayedScaling(amax_history_len=2) if name == "fp8-delayed" else recipes.get(name)
@@ -172,6 +175,7 @@ RANDOM = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("copy", RANDOM)
 @pytest.mark.parametrize("spec", [ROWS, COLUMNS], ids=["rows", "columns"])
 @pytest.mark.parametrize("count", [2, 4])

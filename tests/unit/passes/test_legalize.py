@@ -112,7 +112,7 @@ def multiply_on_meta(op: ir.Operation, call: GemmCall) -> torch.Tensor:
     return scaled_mm(*arguments, **options)
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("sizes", [FITTING, ODD], ids=["fitting", "odd"])
 @pytest.mark.parametrize("recipe", [*NAMES, *HYBRID], ids=str)
 def test_native_gemms_are_calls_that_torch_takes(recipe, sizes):
@@ -134,6 +134,7 @@ def test_native_gemms_are_calls_that_torch_takes(recipe, sizes):
             assert call.epilogue == "none"
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("recipe", NAMES)
 def test_sizes_that_fit_are_neither_padded_nor_cut(recipe):
     for target in CUDA:
@@ -142,6 +143,7 @@ def test_sizes_that_fit_are_neither_padded_nor_cut(recipe):
         assert not names & {"scaled.pad", "scaled.unpad", "scaled.flatten"}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("recipe", NAMES)
 def test_steps_convert_no_weights(recipe):
     """Only GEMMs read the operands that are weights."""

@@ -16,6 +16,7 @@ def opt(*arguments: str, text: bytes | None = None, **keywords) -> subprocess.Co
     return subprocess.run(command, input=text, capture_output=True, timeout=120, check=False, **keywords)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("text", "place", "message"),
     [
@@ -92,6 +93,7 @@ def test_a_closed_pipe_is_no_traceback(tmp_path):
     assert "Traceback" not in run.stderr.decode()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("redirection", ["--help | true", "--help > /dev/full", "--list-passes | true"])
 def test_help_into_nothing_is_no_traceback(redirection):
     tool = f"{sys.executable} -m steelyard.tools.opt {redirection}"
@@ -101,6 +103,7 @@ def test_help_into_nothing_is_no_traceback(redirection):
     assert "Traceback" not in run.stderr.decode()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("redirection", "code"), [("<&-", 2), ("{source} >&-", 2), ("{source} 2>&-", 0)])
 def test_closed_streams_are_no_traceback(redirection, code, tmp_path):
     source = tmp_path / "a.mlir"
@@ -176,6 +179,7 @@ def test_help_and_version_exit_with_0():
         assert (run.returncode, run.stderr) == (0, b"")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("body", "words"),
     [
