@@ -169,10 +169,10 @@ private:
     if (keys <= 0)
       return;
     const int64_t size = problem_.head_size, at = panel * kPanel * size;
-    multiply_keys<kPanelVectors>(query_panels_ + at, key_ + key * columns_, columns_, size,
-                  keys, weights_);
-    multiply_keys<kPanelVectors>(grad_panels_ + at, value_ + key * columns_, columns_, size,
-                  keys, products_);
+    multiply_keys<kPanelVectors>(query_panels_ + at, key_ + key * columns_,
+                                 columns_, size, keys, weights_);
+    multiply_keys<kPanelVectors>(grad_panels_ + at, value_ + key * columns_,
+                                 columns_, size, keys, products_);
     if (problem_.mask.data)
       add_mask(head, query, rows, key, keys);
     if (problem_.causal && key + keys > query + 1)

@@ -17,8 +17,8 @@ static inline int64_t bytes_of(const HeadsView &x) {
 
 static inline char *row_start(const HeadsView &x, int64_t batch, int64_t head,
                               int64_t token) {
-  const int64_t first = batch * x.batch_stride + head * x.head_stride +
-                        token * x.token_stride;
+  const int64_t first =
+      batch * x.batch_stride + head * x.head_stride + token * x.token_stride;
   return static_cast<char *>(x.data) + first * bytes_of(x);
 }
 
