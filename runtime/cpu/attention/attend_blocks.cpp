@@ -8,7 +8,7 @@ namespace steelyard::STEELYARD_ISA {
 static_assert(kPanel % 8 == 0 && kBlockQueries % kPanel == 0);
 static constexpr int64_t kPanels = kBlockQueries / kPanel;
 // Read by every panel of a block while they are in cache.
-static constexpr int64_t kBlockKeys = 72;
+static constexpr int64_t kBlockKeys = 96;
 
 // What one block of queries of one head needs.
 class QueryBlock {
