@@ -5,7 +5,7 @@
 namespace steelyard::STEELYARD_ISA {
 
 // Near while every panel of queries reads them.
-static constexpr int64_t kGradientKeys = 64;
+static constexpr int64_t kGradientKeys = 96;
 
 // The gradients of one key head, and of the queries of the heads that share it.
 //

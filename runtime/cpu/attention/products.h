@@ -5,6 +5,7 @@
 // exponentials made of them: neither keys nor values need be transposed.
 #pragma once
 
+#include "cpu/attention/each_few.h"
 #include "cpu/attention/softmax.h"
 
 namespace steelyard::STEELYARD_ISA {
@@ -210,14 +211,10 @@ static inline void add_weighted(const float *weights, int64_t row_step,
                                 int64_t step, const float *values,
                                 int64_t stride, int64_t n, float *sums,
                                 int64_t rows, int64_t columns) {
-  int64_t r = 0;
-  for (; r + kQueriesAtOnce <= rows; r += kQueriesAtOnce)
-    add_weighted<kQueriesAtOnce, vectors>(weights + r * row_step, row_step,
-                                          step, values, stride, n,
-                                          sums + r * columns, columns);
-  for (; r < rows; ++r)
-    add_weighted<1, vectors>(weights + r * row_step, row_step, step, values,
-                             stride, n, sums + r * columns, columns);
+  each_few<kQueriesAtOnce>(rows, [&]<int some>(int64_t r) {
+    add_weighted<some, vectors>(weights + r * row_step, row_step, step, values,
+                                stride, n, sums + r * columns, columns);
+  });
 }
 
 static inline void add_weighted(const float *weights, int64_t row_step,
