@@ -52,6 +52,7 @@ SIZES = [
     (1, 2, 1, 65, 200, 80),
     (1, 1, 1, 130, 97, 129),
     (1, 2, 2, 13, 300, 5),
+    (1, 2, 1, 155, 170, 20),
 ]
 
 
@@ -191,15 +192,15 @@ def test_special_values_reach_who_sees_them(isa, queries, special):
 
 @pytest.mark.parametrize("special", [INFINITY, math.nan])
 def test_what_a_causal_mask_hides_is_never_read(isa, special):
-    query, key, value = tensors(1, 1, 1, 130, 130, 8)
+    query, key, value = tensors(1, 1, 1, 170, 170, 8)
     expected, expected_logsumexp = cpu.attention(query, key, value, causal=True)
-    for first in (1, 33, 64, 100):
+    for first in (1, 33, 64, 100, 146):
         key[0, 0, first:] = value[0, 0, first:] = special
         out, logsumexp = cpu.attention(query, key, value, causal=True)
         assert torch.equal(out[0, 0, :first], expected[0, 0, :first])
         assert torch.equal(logsumexp[0, 0, :first], expected_logsumexp[0, 0, :first])
         assert out[0, 0, first:].isnan().all()
-        query, key, value = tensors(1, 1, 1, 130, 130, 8)
+        query, key, value = tensors(1, 1, 1, 170, 170, 8)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@
 namespace steelyard::STEELYARD_ISA {
 
 // Near while every panel of queries reads them.
-static constexpr int64_t kGradientKeys = 64;
+static constexpr int64_t kGradientKeys = 96;
 
 // The gradients of one key head, and of the queries of the heads that share it.
 //
@@ -169,10 +169,10 @@ private:
     if (keys <= 0)
       return;
     const int64_t size = problem_.head_size, at = panel * kPanel * size;
-    multiply_keys(query_panels_ + at, key_ + key * columns_, columns_, size,
-                  keys, weights_);
-    multiply_keys(grad_panels_ + at, value_ + key * columns_, columns_, size,
-                  keys, products_);
+    multiply_keys<kPanelVectors>(query_panels_ + at, key_ + key * columns_,
+                                 columns_, size, keys, weights_);
+    multiply_keys<kPanelVectors>(grad_panels_ + at, value_ + key * columns_,
+                                 columns_, size, keys, products_);
     if (problem_.mask.data)
       add_mask(head, query, rows, key, keys);
     if (problem_.causal && key + keys > query + 1)

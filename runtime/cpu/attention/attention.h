@@ -62,7 +62,7 @@ struct AttentionGradients {
   HeadsView grad_query, grad_key, grad_value;
 };
 
-inline constexpr int64_t kBlockQueries = 64;
+inline constexpr int64_t kBlockQueries = 144;
 // Most queries that `attend_few` takes, of a head and of all heads of one key
 // head: with more of a head, lanes full of queries do better.
 inline constexpr int64_t kFewQueries = 16, kSharingQueries = 64;

@@ -6,6 +6,7 @@
 // are zeros.
 #pragma once
 
+#include "cpu/attention/each_few.h"
 #include "cpu/attention/softmax.h"
 
 namespace steelyard::STEELYARD_ISA {
@@ -110,20 +111,6 @@ multiply_few_values(const float *weights, int64_t weights_stride,
   for (; d < columns; d += kLanes)
     multiply_few_values<rows, 1>(weights, weights_stride, value + d, stride,
                                  keys, factors, sums + d, columns);
-}
-
-// Calls `f.template operator()<n>(row)` for n rows from each `row`, at most
-// `most` at a time.
-template <int most, class F>
-static inline void each_few(int64_t rows, const F &f) {
-  int64_t row = 0;
-  for (; row + most <= rows; row += most)
-    f.template operator()<most>(row);
-  if constexpr (most > 1)
-    if (row < rows)
-      each_few<most - 1>(rows - row, [&]<int n>(int64_t i) {
-        f.template operator()<n>(row + i);
-      });
 }
 
 } // namespace steelyard::STEELYARD_ISA

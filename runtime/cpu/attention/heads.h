@@ -11,11 +11,20 @@ static inline int64_t whole_vectors(int64_t n) {
   return (n + kLanes - 1) / kLanes * kLanes;
 }
 
+static inline int64_t bytes_of(const HeadsView &x) {
+  return x.scales.data ? 1 : x.dtype == Dtype::f32 ? 4 : 2;
+}
+
+static inline char *row_start(const HeadsView &x, int64_t batch, int64_t head,
+                              int64_t token) {
+  const int64_t first =
+      batch * x.batch_stride + head * x.head_stride + token * x.token_stride;
+  return static_cast<char *>(x.data) + first * bytes_of(x);
+}
+
 static inline Matrix head_of(const HeadsView &x, int64_t batch, int64_t head,
                              int64_t tokens, int64_t columns) {
-  const int64_t first = batch * x.batch_stride + head * x.head_stride;
-  const int64_t size = x.scales.data ? 1 : x.dtype == Dtype::f32 ? 4 : 2;
-  return {static_cast<char *>(x.data) + first * size,
+  return {row_start(x, batch, head, 0),
           x.dtype,
           tokens,
           columns,
@@ -121,14 +130,9 @@ static inline void finish_query(const AttentionProblem &problem, int64_t batch,
   const float factor = 1.0f / total;
   for (int64_t d = 0; d < problem.head_size; ++d)
     sums[d] = is_seen ? sums[d] * factor : 0.0f;
-  const HeadsView &out = problem.out;
-  const int64_t size = out.dtype == Dtype::f32 ? 4 : 2;
   if (problem.head_size > 0)
-    store_row(sums, problem.head_size, out.dtype,
-              static_cast<char *>(out.data) +
-                  (batch * out.batch_stride + head * out.head_stride +
-                   query * out.token_stride) *
-                      size);
+    store_row(sums, problem.head_size, problem.out.dtype,
+              row_start(problem.out, batch, head, query));
   problem.logsumexp[(batch * problem.queries + query) * problem.heads + head] =
       is_seen ? largest + __builtin_logf(total) : 0.0f;
 }
