@@ -9,6 +9,7 @@ from steelyard.dialect import make_context
 from steelyard.errors import ConstraintError
 from steelyard.formats.schemes import CACHED, CACHED_STATIC, Scheme
 from steelyard.ir.kernel_calls import (
+    AddRowsCall,
     AdvanceRngCall,
     AmaxCall,
     AttentionBackwardCall,
@@ -30,6 +31,7 @@ from steelyard.ir.kernel_calls import (
     MeasureInfluenceCall,
     MeasureProductCall,
     MeasureQuantizeCall,
+    NormBackwardCall,
     NormCall,
     PackCall,
     PadCall,
@@ -102,6 +104,12 @@ CASES = {
         [("result", "tensor<2x?x64xf32>")],
         {"device": "cpu", "has_destinations": True},
     ),
+    "add_rows": (
+        AddRowsCall,
+        [("rows", "tensor<2x?x64xf32>"), ("indices", "tensor<2x?xi64>")],
+        [("result", F32)],
+        {"padding": -1, "device": "cpu", "has_destinations": True},
+    ),
     "write_rows": (
         WriteRowsCall,
         [("target", F32), ("indices", "tensor<1xi64>"), ("rows", "tensor<1x64xf32>")],
@@ -113,6 +121,18 @@ CASES = {
         [("source", F32), ("weight", "tensor<64xf32>"), ("bias", "tensor<64xbf16>")],
         [("result", F32)],
         {"kind": "layer_norm", "epsilon": 1e-5},
+    ),
+    "norm for gradients": (
+        NormCall,
+        [("source", "tensor<2x?x64xbf16>")],
+        [("result", "tensor<2x?x64xbf16>"), ("mean", "tensor<2x?x1xf32>"), ("rstd", "tensor<2x?x1xf32>")],
+        {"kind": "layer_norm", "epsilon": 1e-5},
+    ),
+    "norm_backward": (
+        NormBackwardCall,
+        [("grad", F32), ("source", F32), ("mean", "tensor<8x1xf32>"), ("rstd", "tensor<8x1xf32>")],
+        [("grad_source", F32), ("grad_bias", "tensor<64xbf16>")],
+        {},
     ),
     "rows": (RowsCall, [("source", "tensor<2x?x64xbf16>")], [("result", "tensor<2x?xf32>")], {"function": "mean"}),
     "columns": (

@@ -30,7 +30,7 @@ from steelyard.ir.kernel_calls.grouped import (
     GroupedQuantizeCall,
     GroupedStoredCall,
 )
-from steelyard.ir.kernel_calls.indexing import IN_PLACE, LookupCall, WriteRowsCall
+from steelyard.ir.kernel_calls.indexing import IN_PLACE, AddRowsCall, LookupCall, WriteRowsCall
 from steelyard.ir.kernel_calls.layout import PadCall, SwizzleCall, TurnCall, UnpadCall
 from steelyard.ir.kernel_calls.measure import (
     MeasureInfluenceCall,
@@ -48,13 +48,14 @@ from steelyard.ir.kernel_calls.quantize import (
     StoredCall,
     TransposeCall,
 )
-from steelyard.ir.kernel_calls.rows import ColumnsCall, NormCall, RowsCall
+from steelyard.ir.kernel_calls.rows import ColumnsCall, NormBackwardCall, NormCall, RowsCall
 from steelyard.ir.kernel_calls.state import AdvanceRngCall, AmaxCall, CountSaturatedCall, UpdateScaleCall
 
 __all__ = [
     "DEVICES",
     "IN_PLACE",
     "SIZE",
+    "AddRowsCall",
     "AdvanceRngCall",
     "AmaxCall",
     "AttentionBackwardCall",
@@ -81,6 +82,7 @@ __all__ = [
     "MeasureInfluenceCall",
     "MeasureProductCall",
     "MeasureQuantizeCall",
+    "NormBackwardCall",
     "NormCall",
     "PackCall",
     "PadCall",
