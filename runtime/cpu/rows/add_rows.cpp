@@ -19,29 +19,29 @@ static inline void add_to_halves(const float *values, int64_t n, Dtype dtype,
   store_row(sums, n, dtype, out);
 }
 
-// Adds columns [first, first + n) of each row.
-static void add_columns(const AddRowsCall &call, int64_t first, int64_t n) {
+// Adds columns [first, first + n) of a row.
+static void add_chunk(const AddRowsCall &call, int64_t row, int64_t first,
+                      int64_t n) {
   const Matrix &rows = call.rows;
   float buffer[kAddedColumnsOfTask];
-  for (int64_t i = 0; i < rows.rows; ++i) {
-    const int64_t number = call.numbers[i];
-    if (number == call.skipped)
-      continue;
-    const int64_t at = number * rows.columns + first;
-    const float *values = row_chunk(rows, i, first, n, buffer);
-    if (rows.dtype == Dtype::f32)
-      add_values(values, n, static_cast<float *>(call.out) + at);
-    else
-      add_to_halves(values, n, rows.dtype,
-                    static_cast<uint16_t *>(call.out) + at);
-  }
+  const int64_t at = call.numbers[row] * rows.columns + first;
+  const float *values = row_chunk(rows, row, first, n, buffer);
+  if (rows.dtype == Dtype::f32)
+    add_values(values, n, static_cast<float *>(call.out) + at);
+  else
+    add_to_halves(values, n, rows.dtype,
+                  static_cast<uint16_t *>(call.out) + at);
 }
 
 void add_rows(const AddRowsCall &call, int64_t begin, int64_t end) {
   const int64_t first = begin * kAddedColumnsOfTask;
   const int64_t last = smaller(end * kAddedColumnsOfTask, call.rows.columns);
-  for (int64_t column = first; column < last; column += kAddedColumnsOfTask)
-    add_columns(call, column, smaller(kAddedColumnsOfTask, last - column));
+  // Rows are far apart: each is looked for once.
+  for (int64_t row = 0; row < call.rows.rows; ++row)
+    for (int64_t column = first;
+         call.numbers[row] != call.skipped && column < last;
+         column += kAddedColumnsOfTask)
+      add_chunk(call, row, column, smaller(kAddedColumnsOfTask, last - column));
 }
 
 } // namespace steelyard::STEELYARD_ISA
