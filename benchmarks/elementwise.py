@@ -8,10 +8,16 @@ from report import Table
 from torch.nn import functional
 
 from steelyard.formats.elementwise import parse
+from steelyard.runtime import _cpu
+from steelyard.runtime.cpu import producers
 from steelyard.runtime.cpu.elementwise import bind_program, row_major
+from steelyard.runtime.cpu.tensor_reader import TENSORS
 
 SHAPES = ((1, 1024), (512, 768), (512, 3072))
 """One token, and the rows of a GPT-2: of its residual stream and of its MLP."""
+NORMS = ((512, 512), (2048, 768))
+TABLES = ((1024, 512, 512), (50257, 768, 2048))
+"""Rows of a table, their length, and tokens: of a small vocabulary and of a GPT-2."""
 HEADS, SIZE = 16, 64
 TOKENS = (1, 512)
 AIM = 1.0
@@ -34,6 +40,12 @@ def measure(quick: bool = False) -> Table:
         table_of_angles = torch.randn(2, tokens, SIZE // 2)
         makers = _makers(_rotary_lines(tokens), [rows, table_of_angles], shape, _rotary)
         _compete(table, f"rotary embedding, {tokens} tokens, {HEADS} heads of {SIZE}", makers, quick)
+    for rows, columns in NORMS[:1] if quick else NORMS:
+        for name, makers in _norm_makers(rows, columns).items():
+            _compete(table, f"{name}, {rows}x{columns}", makers, quick)
+    for rows, columns, tokens in TABLES[:1] if quick else TABLES:
+        makers = _table_makers(rows, columns, tokens)
+        _compete(table, f"embedding backward, {tokens} of {rows}x{columns}", makers, quick)
     return table
 
 
@@ -107,3 +119,47 @@ def _makers(lines: list[str], inputs: list[torch.Tensor], shape: Sequence[int], 
         return Contender(call, held)
 
     return {"torch": lambda: Contender(lambda: run(*inputs), held), "steelyard": steelyard}
+
+
+def _norm_makers(rows: int, columns: int) -> dict[str, dict[str, Maker]]:
+    """A layer norm of training, and its gradients."""
+    x, grad = torch.randn(rows, columns), torch.randn(rows, columns)
+    weight, bias = torch.randn(columns), torch.randn(columns)
+    made = list(torch.native_layer_norm(x, [columns], weight, bias, 1e-5))
+    _, mean, rstd = made
+    gradients = [torch.empty_like(like) for like in (x, weight, bias)]
+    norm = _cpu.bound_layer_norm(TENSORS, producers.describe("layer_norm", 0, 1e-5, vectors=2), 3, 4, 5)
+    backward = _cpu.bound_norm_backward(TENSORS, 0, 1, 2, 3, 4, 5, 6, 7)
+    results = [torch.empty_like(one) for one in made]
+    return {
+        "layer norm": _bound_makers(
+            lambda: torch.native_layer_norm(x, [columns], weight, bias, 1e-5)[0],
+            lambda: norm(x, weight, bias, *results),
+            results[0],
+        ),
+        "layer norm backward": _bound_makers(
+            lambda: torch.ops.aten.native_layer_norm_backward(
+                grad, x, [columns], mean, rstd, weight, bias, [True, True, True]
+            )[0],
+            lambda: backward(grad, x, mean, rstd, weight, *gradients),
+            gradients[0],
+        ),
+    }
+
+
+def _table_makers(rows: int, columns: int, tokens: int) -> dict[str, Maker]:
+    """The gradient of an embedding."""
+    grad, indices = torch.randn(tokens, columns), torch.randint(0, rows, (tokens,))
+    add, out = _cpu.bound_add_rows(TENSORS, 0, 1, 2, -1), torch.empty(rows, columns)
+    run = torch.ops.aten.embedding_dense_backward
+    return _bound_makers(lambda: run(grad, indices, rows, -1, False), lambda: add(grad, indices, out), out)
+
+
+def _bound_makers(run: Callable[[], torch.Tensor], bound: Callable[[], None], out: torch.Tensor) -> dict[str, Maker]:
+    """Torch's op and a kernel as programs call it, which writes `out`."""
+
+    def call() -> torch.Tensor:
+        bound()
+        return out
+
+    return {"torch": lambda: Contender(run), "steelyard": lambda: Contender(call)}

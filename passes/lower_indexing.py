@@ -7,13 +7,14 @@ from torch_mlir import ir
 from steelyard.errors import ConstraintError
 from steelyard.formats.dtypes import ITEM_SIZES
 from steelyard.ir.functions import argument_attributes, functions_of
-from steelyard.ir.kernel_calls import Declarations, KernelCall, LookupCall, Slot, WriteRowsCall
+from steelyard.ir.kernel_calls import AddRowsCall, Declarations, KernelCall, LookupCall, Slot, WriteRowsCall
 from steelyard.ir.stored import is_stored
-from steelyard.ir.torch_ops import constant_int, info_of, op_name
+from steelyard.ir.torch_ops import constant_bool, constant_int, info_of, op_name
 from steelyard.passes.pipeline.registry import register_pass
 from steelyard.passes.support.targets import read_target
 
 _EMBEDDING = "torch.aten.embedding"
+_EMBEDDING_BACKWARD = "torch.aten.embedding_dense_backward"
 _COPY, _COPY_IN_PLACE = "torch.aten.index_copy", "torch.aten.index_copy_"
 _MOST_DIMS = 8
 
@@ -22,10 +23,11 @@ _MOST_DIMS = 8
 def lower_indexing(module: ir.Operation, *, target: str) -> None:
     """Turn reads and writes of rows that are found by number into calls of the CPU's own kernels.
 
-    Takes `torch.aten.embedding`, `torch.aten.index_copy` and `torch.aten.index_copy_`. Leaves calls of declared kernels
-    `lookup` and `write_rows`, which move the same bytes, so that kernels before and after them run on one tape: a
-    decoding step appends its tokens to a cache of fixed size there. A table that is a quantized parameter stays
-    torch's, whose op decodes it. On other targets than the CPU nothing changes.
+    Takes `torch.aten.embedding`, `torch.aten.embedding_dense_backward`, `torch.aten.index_copy` and
+    `torch.aten.index_copy_`. Leaves calls of declared kernels `lookup` and `write_rows`, which move the same bytes, and
+    `add_rows`, which has torch's bits, so that kernels before and after them run on one tape: a decoding step appends
+    its tokens to a cache of fixed size there. A table that is a quantized parameter stays torch's, whose op decodes it,
+    as do gradients that are scaled by how often an index comes. On other targets than the CPU nothing changes.
     """
     if read_target(module, target) is not None:
         return
@@ -52,6 +54,11 @@ def _call(op: ir.Operation, stored: set[ir.Value]) -> tuple[KernelCall, list[ir.
     }
     if name == _EMBEDDING and operands[0] not in stored:
         return _checked(LookupCall, ("table", "indices"), operands[:2], settings)
+    if name == _EMBEDDING_BACKWARD:
+        padding = constant_int(operands[3])
+        if padding is None or constant_bool(operands[4]) is not False:
+            return None
+        return _checked(AddRowsCall, ("rows", "indices"), operands[:2], settings | {"padding": padding})
     if name in (_COPY, _COPY_IN_PLACE):
         tensor, dim, *others = operands
         info, number = info_of(tensor), constant_int(dim)

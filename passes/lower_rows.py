@@ -1,39 +1,49 @@
 """`scaled-lower-rows`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch_mlir import ir
 
 from steelyard.errors import ConstraintError
 from steelyard.ir.functions import has_backward
-from steelyard.ir.kernel_calls import ColumnsCall, Declarations, KernelCall, NormCall, RowsCall, Slot
-from steelyard.ir.torch_ops import constant_bool, constant_int, constant_ints, info_of, op_name, walk_ops
+from steelyard.ir.kernel_calls import (
+    ColumnsCall,
+    Declarations,
+    KernelCall,
+    NormBackwardCall,
+    NormCall,
+    RowsCall,
+    Slot,
+)
+from steelyard.ir.torch_ops import constant_bool, constant_int, constant_ints, info_of, is_none, op_name, walk_ops
 from steelyard.passes.pipeline.registry import register_pass
 from steelyard.passes.support.producers import Produced, is_over_rows, match_layer_norm, match_rms_norm
 from steelyard.passes.support.targets import read_target
 
 _REDUCTIONS = {"torch.aten.sum.dim_IntList": "sum", "torch.aten.mean.dim": "mean"}
-_NORMS = {"torch.aten.native_layer_norm": match_layer_norm, "torch.aten.mul.Tensor": match_rms_norm}
+_NORM, _NORM_BACKWARD = "torch.aten.native_layer_norm", "torch.aten.native_layer_norm_backward"
 
 
 @register_pass
 def lower_rows(module: ir.Operation, *, target: str) -> None:
     """Turn norms, softmax, sums and means over the last dim or the first ones into calls of the CPU's own kernels.
 
-    Takes torch's ops: layer norms, the products that models spell RMS norms by, `_softmax`, and sums and means of the
-    last dim, or of the first ones as in gradients of biases, of f32, bf16 or f16. Leaves calls of declared kernels
-    `norm`, `rows` and `columns`, so that kernels before and after them run on one tape. Norms that are quantized at
-    once were fused into that before. Nothing changes on other targets than the CPU. In modules with a backward, only
-    sums and means become calls, because they have torch's bits: see fuse-elementwise, which comes after.
+    Takes torch's ops: layer norms and their gradients, the products that models spell RMS norms by, `_softmax`, and
+    sums and means of the last dim, or of the first ones as in gradients of biases, of f32, bf16 or f16. Leaves calls of
+    declared kernels `norm`, `norm_backward`, `rows` and `columns`, so that kernels before and after them run on one
+    tape. Norms that are quantized at once were fused into that before. Nothing changes on other targets than the CPU.
+    In modules with a backward, softmax and RMS norms stay torch's: which ops are ours must not depend on where a model
+    is cut. Sums and means have torch's bits, and modules with a layer norm are always compiled: see fuse-elementwise,
+    which comes after.
     """
     if read_target(module, target) is not None:
         return
     declarations, in_training = Declarations(module), has_backward(module)
-    if not in_training:
-        norms = [found for op in walk_ops(module) if op_name(op) in _NORMS and (found := _NORMS[op_name(op)](op))]
-        for norm in norms:
-            _lower_norm(norm, declarations)
+    products = [] if in_training else [op for op in walk_ops(module) if op_name(op) == "torch.aten.mul.Tensor"]
+    for found in map(match_rms_norm, products):
+        if found is not None:
+            _lower_norm(found, declarations)
     for op in walk_ops(module):
         if op_name(op) in _REDUCTIONS:
             # The order of a sum of all there is depends on torch's threads.
@@ -41,12 +51,32 @@ def lower_rows(module: ir.Operation, *, target: str) -> None:
                 _lower_reduction(op, _REDUCTIONS[op_name(op)], declarations)
         elif op_name(op) == "torch.aten._softmax" and _is_of_rows(op) and not in_training:
             _replace([op], RowsCall, ["source"], [op.operands[0]], {"function": "softmax"}, declarations)
+        elif op_name(op) == _NORM and (found := match_layer_norm(op)):
+            _lower_norm(found, declarations)
+        elif op_name(op) == _NORM_BACKWARD:
+            _lower_norm_backward(op, declarations)
 
 
 def _lower_norm(found: Produced, declarations: Declarations) -> None:
     settings = {"kind": found.producer, "epsilon": found.epsilon}
     values = [found.source, *found.vectors.values()]
-    _replace(found.ops, NormCall, ["source", *found.vectors], values, settings, declarations)
+    made = {"result": found.ops[0].results[0]}
+    rest = list(found.ops[0].results)[1:]
+    if any(list(result.uses) for result in rest):
+        made |= dict(zip(("mean", "rstd"), rest, strict=True))
+    _replace(found.ops, NormCall, ["source", *found.vectors], values, settings, declarations, made)
+
+
+def _lower_norm_backward(op: ir.Operation, declarations: Declarations) -> None:
+    grad, source, sizes, mean, rstd, weight, _, _ = op.operands
+    extent = constant_ints(sizes)
+    read = dict(zip(("grad_source", "grad_weight", "grad_bias"), op.results, strict=True))
+    made = {name: value for name, value in read.items() if list(value.uses)}
+    if extent is None or len(extent) != 1 or not made:
+        return
+    operands = {"grad": grad, "source": source, "mean": mean, "rstd": rstd}
+    operands |= {} if is_none(weight) else {"weight": weight}
+    _replace([op], NormBackwardCall, list(operands), list(operands.values()), {}, declarations, made)
 
 
 def _lower_reduction(op: ir.Operation, function: str, declarations: Declarations) -> None:
@@ -85,21 +115,31 @@ def _replace(
     operands: Sequence[ir.Value],
     settings: dict[str, Any],
     declarations: Declarations,
+    results: Mapping[str, ir.Value] | None = None,
 ) -> None:
-    """Call a kernel in place of ops, the last of which comes first; nothing changes where it would break a rule."""
+    """Call a kernel in place of ops, the last of which comes first; nothing changes where it would break a rule.
+
+    `results` are those of the first op that the call makes, if it makes more than one or has other names for them.
+    """
     op = ops[0]
-    info = info_of(op.results[0])
-    if info is None or info.namespace != "torch":
+    results = results or {"result": op.results[0]}
+    infos = [info_of(value) for value in results.values()]
+    if any(info is None or info.namespace != "torch" for info in infos):
         return
-    slots = [Slot(name, value.type) for name, value in zip(names, operands, strict=True)]
-    result = Slot("result", op.results[0].type)
-    call = kind(operands=tuple(slots), results=(result,), device="cpu", has_destinations=True, **settings)
+    call = kind(
+        operands=tuple(Slot(name, value.type) for name, value in zip(names, operands, strict=True)),
+        results=tuple(Slot(name, value.type) for name, value in results.items()),
+        device="cpu",
+        has_destinations=True,
+        **settings,
+    )
     try:
         call.check()
     except ConstraintError:
         return
     with ir.InsertionPoint(op), op.location:
-        (made,) = declarations.call(call, list(operands))
-    op.results[0].replace_all_uses_with(made)
+        made = declarations.call(call, list(operands))
+    for value, new in zip(results.values(), made, strict=True):
+        value.replace_all_uses_with(new)
     for one in ops:
         one.erase()

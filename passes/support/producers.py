@@ -38,19 +38,20 @@ def match_producer(value: ir.Value) -> Produced | None:
 
 
 def match_layer_norm(op: ir.Operation) -> Produced | None:
-    """A layer norm over the last dim whose statistics nobody reads."""
+    """A layer norm over the last dim."""
     source, sizes, weight, bias, epsilon = op.operands
     extent, number = constant_ints(sizes), constant_number(epsilon)
     if extent is None or len(extent) != 1 or not number or (is_none(weight) and not is_none(bias)):
-        return None
-    if any(list(result.uses) for result in list(op.results)[1:]):
         return None
     vectors = {name: value for name, value in (("weight", weight), ("bias", bias)) if not is_none(value)}
     return Produced("layer_norm", source, [op], vectors=vectors, epsilon=float(number))
 
 
 def _match_whole_layer_norm(op: ir.Operation) -> Produced | None:
+    """One with weight and bias, whose statistics nobody reads."""
     found = match_layer_norm(op)
+    if any(list(result.uses) for result in list(op.results)[1:]):
+        return None
     return found if found is not None and len(found.vectors) == 2 else None
 
 

@@ -18,6 +18,7 @@ from steelyard.errors import UnsupportedModelError
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.parts import part_shapes, stored_shape
 from steelyard.ir.kernel_calls import (
+    AddRowsCall,
     AdvanceRngCall,
     AmaxCall,
     AttentionBackwardCall,
@@ -39,6 +40,7 @@ from steelyard.ir.kernel_calls import (
     MeasureInfluenceCall,
     MeasureProductCall,
     MeasureQuantizeCall,
+    NormBackwardCall,
     NormCall,
     PackCall,
     PositionsCall,
@@ -326,10 +328,35 @@ def _allocate_like_source(source: torch.Tensor, *_: Any) -> tuple[torch.Tensor]:
 
 
 @bind.register
+def _bind_add_rows(call: AddRowsCall, _: Quantizers) -> Bound:
+    return _cpu.bound_add_rows(TENSORS, 0, 1, 2, call.padding), _allocate_products(call)
+
+
+@bind.register
 def _bind_norm(call: NormCall, _: Quantizers) -> Bound:
     count = len(call.operands)
     producer = producers.describe(call.kind, 0, call.epsilon, vectors=count - 1)
-    return _cpu.bound_produce(TENSORS, producer, count), _allocate_like_source
+    if not call.is_for_gradients:
+        return _cpu.bound_produce(TENSORS, producer, count), _allocate_like_source
+    types = _result_dtypes(call)[1:]
+
+    def allocate(source: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
+        ones = [torch.empty((*source.shape[:-1], 1), dtype=dtype) for dtype in types]
+        return torch.empty(source.shape, dtype=source.dtype), *ones
+
+    return _cpu.bound_layer_norm(TENSORS, producer, count, count + 1, count + 2), allocate
+
+
+@bind.register
+def _bind_norm_backward(call: NormBackwardCall, _: Quantizers) -> Bound:
+    made = [_place(call.result(name)) for name in ("grad_source", "grad_weight", "grad_bias")]
+    names, types = [slot.name for slot in call.results], _result_dtypes(call)
+
+    def allocate(_grad: torch.Tensor, source: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
+        shapes = [source.shape if name == "grad_source" else source.shape[-1:] for name in names]
+        return tuple(torch.empty(shape, dtype=dtype) for shape, dtype in zip(shapes, types, strict=True))
+
+    return _cpu.bound_norm_backward(TENSORS, 0, 1, 2, 3, _place(call.operand("weight")), *made), allocate
 
 
 @bind.register

@@ -18,7 +18,9 @@ struct AttentionProblem;
 struct ElementwiseProgram;
 struct ElementwiseTensor;
 struct Producer;
+struct NormBackwardCall;
 struct RowsCall;
+struct AddRowsCall;
 struct SumsCall;
 
 inline int64_t item_size(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
@@ -100,6 +102,12 @@ void find_amax(const Matrix &x, float *out, bool rht, bool per_row,
 // Makes what a function makes of each row. Any size may be 0.
 void run_rows(const RowsCall &call, int threads);
 void run_sums(const SumsCall &call, int threads);
+
+// Makes the gradients of a layer norm; the call needs no memory for sums.
+void run_norm_backward(NormBackwardCall call, int threads);
+
+// Writes a table of `count` rows: zeros, and what is added to them.
+void run_add_rows(const AddRowsCall &call, int64_t count, int threads);
 
 // The values of a copy, as a contiguous (M, N) matrix.
 void run_dequantize(const StoredCopy &copy, void *out, Dtype dtype,

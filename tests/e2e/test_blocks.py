@@ -391,6 +391,7 @@ def test_every_block_is_printed_once():
         "return self.score(tokens)",
         "return self.head(self.cut(tokens)).topk(3).values",
         "return self.head(functional.silu(self.cut(tokens)))",
+        "return self.head(functional.layer_norm(self.cut(tokens), [48]))",
     ],
 )
 def test_what_between_blocks_must_be_seen_is_captured(code):
@@ -435,6 +436,32 @@ def test_activations_beside_blocks_have_the_bits_of_the_whole_net(activation):
     cut, whole = compiled(Activated(activation), "mxfp8")
     assert_equal(train(cut), train(whole))
     assert (distinct(cut), distinct(whole)) == (3, 1)
+
+
+class Normed(Gpt):
+    """Norms beside the blocks, alone and in a module with an embedding, and one that is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Sequential(nn.Embedding(VOCABULARY, 48, padding_idx=3), nn.LayerNorm(48))
+        self.norm, self.frozen = nn.LayerNorm(48), nn.LayerNorm(48, bias=False)
+        self.frozen.weight.requires_grad_(False)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.frozen(self.norm(x)))
+
+
+def test_norms_beside_blocks_have_the_bits_of_the_whole_net():
+    cut, whole = compiled(Normed(), "mxfp8")
+    assert_equal(train(cut), train(whole))
+    with torch.no_grad():
+        assert torch.equal(cut(tokens()), whole(tokens()))
+    assert_same_net(cut, whole)
+    # Twice: with gradients and without.
+    assert (distinct(cut), distinct(whole)) == (10, 2)
 
 
 class Tied(Gpt):

@@ -124,7 +124,6 @@ def test_programs_that_quantize_one_weight_in_two_ways_do_not_share_it():
 
 def test_what_holds_no_matrix_is_the_models_own(encoder):
     model, net = encoder
-    assert net.norm is model.norm
     assert net.embedding is model.embedding
 
 
@@ -134,6 +133,17 @@ def test_an_activation_is_computed_as_within_the_net(encoder):
     x = torch.randn(64, 40)
     assert net.layers[0][1] is not model.layers[0][1]
     torch.testing.assert_close(net.layers[0][1](x), nn.functional.gelu(x.double()).float(), rtol=1e-6, atol=1e-7)
+
+
+def test_a_norm_is_computed_as_within_the_net(encoder):
+    model, net = encoder
+    x = torch.randn(64, 40, requires_grad=True)
+    assert net.norm is not model.norm
+    expected = nn.functional.layer_norm(x.double(), [40]).float()
+    found = net.norm(x)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    with torch.no_grad():
+        assert torch.equal(net.norm(x), found)
 
 
 def test_parts_are_what_the_model_has(encoder):

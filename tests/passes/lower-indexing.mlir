@@ -8,6 +8,7 @@
 // CHECK-DAG: func.func private @lookup_0(!torch.vtensor<[100,16],f32>, !torch.vtensor<[2,?],si64>) -> !torch.vtensor<[2,?,16],f32> attributes {scaled.config = {}, scaled.destinations, scaled.device = "cpu", scaled.kernel = "lookup", scaled.operands = ["table", "indices"], scaled.results = ["result"]}
 // CHECK-DAG: func.func private @write_rows_0({{.*}}scaled.config = {dim = 1 : i64, in_place = true}, {{.*}} scaled.operands = ["target", "indices", "rows"]
 // CHECK-DAG: func.func private @write_rows_1({{.*}}scaled.config = {dim = 0 : i64}
+// CHECK-DAG: func.func private @add_rows_0(!torch.vtensor<[2,?,16],f32>, !torch.vtensor<[2,?],si64>) -> !torch.vtensor<[100,16],f32> attributes {scaled.config = {padding = 3 : i64}, {{.*}} scaled.operands = ["rows", "indices"]
 
 // CHECK-LABEL: func.func @tokens
 // CHECK: %[[A:.*]] = call @lookup_0(%arg0, %arg1)
@@ -27,6 +28,21 @@ func.func @quantized_table(%table: !torch.vtensor<[100,32],f32> {scaled.paramete
   %false = torch.constant.bool false
   %0 = torch.aten.embedding %table, %tokens, %none, %false, %false : !torch.vtensor<[100,32],f32>, !torch.vtensor<[2],si64>, !torch.int, !torch.bool, !torch.bool -> !torch.vtensor<[2,32],f32>
   return %0 : !torch.vtensor<[2,32],f32>
+}
+
+// CHECK-LABEL: func.func @gradient
+// CHECK: %[[A:.*]] = call @add_rows_0(%arg0, %arg1)
+// Scaled by how often an index comes.
+// CHECK: torch.aten.embedding_dense_backward
+// CHECK: return %[[A]]
+func.func @gradient(%grad: !torch.vtensor<[2,?,16],f32>, %tokens: !torch.vtensor<[2,?],si64>) -> (!torch.vtensor<[100,16],f32>, !torch.vtensor<[100,16],f32>) {
+  %count = torch.constant.int 100
+  %padding = torch.constant.int 3
+  %false = torch.constant.bool false
+  %true = torch.constant.bool true
+  %0 = torch.aten.embedding_dense_backward %grad, %tokens, %count, %padding, %false : !torch.vtensor<[2,?,16],f32>, !torch.vtensor<[2,?],si64>, !torch.int, !torch.int, !torch.bool -> !torch.vtensor<[100,16],f32>
+  %1 = torch.aten.embedding_dense_backward %grad, %tokens, %count, %padding, %true : !torch.vtensor<[2,?,16],f32>, !torch.vtensor<[2,?],si64>, !torch.int, !torch.int, !torch.bool -> !torch.vtensor<[100,16],f32>
+  return %0, %1 : !torch.vtensor<[100,16],f32>, !torch.vtensor<[100,16],f32>
 }
 
 // CHECK-LABEL: func.func @append

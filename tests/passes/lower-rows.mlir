@@ -8,6 +8,7 @@
 // CHECK-DAG: func.func private @norm_0(!torch.vtensor<[2,?,16],f32>, !torch.vtensor<[16],f32>) -> !torch.vtensor<[2,?,16],f32> attributes {scaled.config = {epsilon = 1.000000e-05 : f64, kind = "rms_norm"}, scaled.destinations, scaled.device = "cpu", scaled.kernel = "norm", scaled.operands = ["source", "weight"], scaled.results = ["result"]}
 // CHECK-DAG: func.func private @norm_1({{.*}}scaled.config = {epsilon = 1.000000e-05 : f64, kind = "layer_norm"}, {{.*}} scaled.operands = ["source", "weight", "bias"]
 // CHECK-DAG: func.func private @norm_2({{.*}} scaled.operands = ["source"]
+// CHECK-DAG: func.func private @norm_3({{.*}}) -> (!torch.vtensor<[3,16],f16>, !torch.vtensor<[3,1],f32>, !torch.vtensor<[3,1],f32>) {{.*}} scaled.results = ["result", "mean", "rstd"]}
 // CHECK-DAG: func.func private @rows_0(!torch.vtensor<[2,?,16],bf16>) -> !torch.vtensor<[2,?,1],f32> attributes {scaled.config = {function = "mean"}
 // CHECK-DAG: func.func private @rows_1({{.*}}scaled.config = {function = "sum"}
 // CHECK-DAG: func.func private @rows_2({{.*}}scaled.config = {function = "softmax"}
@@ -40,7 +41,8 @@ func.func @rms_norm(%x: !torch.vtensor<[2,?,16],f32>, %weight: !torch.vtensor<[1
 // CHECK: call @norm_1(%arg0, %arg1, %arg2)
 // CHECK: call @norm_2(%arg0)
 // Its statistics are read, too.
-// CHECK: torch.aten.native_layer_norm
+// CHECK: %[[A:.*]]:3 = call @norm_3(%arg0, %arg1, %arg2)
+// CHECK: return {{.*}}, %[[A]]#0, %[[A]]#1
 func.func @layer_norms(%x: !torch.vtensor<[3,16],f16>, %weight: !torch.vtensor<[16],f16>, %bias: !torch.vtensor<[16],f16>) -> (!torch.vtensor<[3,16],f16>, !torch.vtensor<[3,16],f16>, !torch.vtensor<[3,16],f16>, !torch.vtensor<[3,1],f32>) {
   %size = torch.constant.int 16
   %none = torch.constant.none
@@ -118,4 +120,44 @@ func.func @backward(%y: !torch.vtensor<[4,8],f32>, %z: !torch.vtensor<[8],f32>) 
   %0 = torch.aten.sum.dim_IntList %y, %first, %true, %none : !torch.vtensor<[4,8],f32>, !torch.list<int>, !torch.bool, !torch.none -> !torch.vtensor<[1,8],f32>
   %1 = torch.aten.sum.dim_IntList %z, %first, %false, %none : !torch.vtensor<[8],f32>, !torch.list<int>, !torch.bool, !torch.none -> !torch.vtensor<[],f32>
   return %0, %1 : !torch.vtensor<[1,8],f32>, !torch.vtensor<[],f32>
+}
+
+// -----
+
+// Gradients of norms are ours wherever a model is cut: those that are read.
+// CHECK-DAG: func.func private @norm_0(!torch.vtensor<[2,?,16],bf16>, !torch.vtensor<[16],f32>) -> (!torch.vtensor<[2,?,16],bf16>, !torch.vtensor<[2,?,1],f32>, !torch.vtensor<[2,?,1],f32>)
+// CHECK-DAG: func.func private @norm_backward_0(!torch.vtensor<[2,?,16],bf16>, !torch.vtensor<[2,?,16],bf16>, !torch.vtensor<[2,?,1],f32>, !torch.vtensor<[2,?,1],f32>, !torch.vtensor<[16],f32>) -> (!torch.vtensor<[2,?,16],bf16>, !torch.vtensor<[16],f32>) attributes {scaled.config = {}, {{.*}} scaled.operands = ["grad", "source", "mean", "rstd", "weight"], scaled.results = ["grad_source", "grad_weight"]}
+// CHECK-DAG: func.func private @norm_backward_1({{.*}} scaled.operands = ["grad", "source", "mean", "rstd"], scaled.results = ["grad_source"]}
+
+// CHECK-LABEL: func.func @forward
+// CHECK: %[[A:.*]]:3 = call @norm_0(%arg0, %arg1)
+// CHECK: return %[[A]]#0, %[[A]]#1, %[[A]]#2
+func.func @forward(%x: !torch.vtensor<[2,?,16],bf16>, %weight: !torch.vtensor<[16],f32>) -> (!torch.vtensor<[2,?,16],bf16>, !torch.vtensor<[2,?,1],f32>, !torch.vtensor<[2,?,1],f32>) {
+  %size = torch.constant.int 16
+  %none = torch.constant.none
+  %epsilon = torch.constant.float 1.000000e-05
+  %sizes = torch.prim.ListConstruct %size : (!torch.int) -> !torch.list<int>
+  %0:3 = torch.aten.native_layer_norm %x, %sizes, %weight, %none, %epsilon : !torch.vtensor<[2,?,16],bf16>, !torch.list<int>, !torch.vtensor<[16],f32>, !torch.none, !torch.float -> !torch.vtensor<[2,?,16],bf16>, !torch.vtensor<[2,?,1],f32>, !torch.vtensor<[2,?,1],f32>
+  return %0#0, %0#1, %0#2 : !torch.vtensor<[2,?,16],bf16>, !torch.vtensor<[2,?,1],f32>, !torch.vtensor<[2,?,1],f32>
+}
+// CHECK-LABEL: func.func @backward
+// CHECK: %[[A:.*]]:2 = call @norm_backward_0(%arg3, %arg0, %arg1, %arg2, %arg4)
+// CHECK: %[[B:.*]] = call @norm_backward_1(%arg3, %arg0, %arg1, %arg2)
+// Norms over two dims are torch's, and so are their gradients.
+// CHECK: torch.aten.native_layer_norm_backward
+// CHECK: return %[[A]]#0, %[[A]]#1, %[[B]]
+func.func @backward(%x: !torch.vtensor<[2,?,16],bf16> {scaled.saved}, %mean: !torch.vtensor<[2,?,1],f32> {scaled.saved}, %rstd: !torch.vtensor<[2,?,1],f32> {scaled.saved}, %grad: !torch.vtensor<[2,?,16],bf16>, %weight: !torch.vtensor<[16],f32>, %y: !torch.vtensor<[2,4,16],f32>, %statistic: !torch.vtensor<[2,1,1],f32>) -> (!torch.vtensor<[2,?,16],bf16>, !torch.vtensor<[16],f32>, !torch.vtensor<[2,?,16],bf16>, !torch.vtensor<[2,4,16],f32>) {
+  %size = torch.constant.int 16
+  %four = torch.constant.int 4
+  %none = torch.constant.none
+  %true = torch.constant.bool true
+  %false = torch.constant.bool false
+  %sizes = torch.prim.ListConstruct %size : (!torch.int) -> !torch.list<int>
+  %both = torch.prim.ListConstruct %four, %size : (!torch.int, !torch.int) -> !torch.list<int>
+  %two_read = torch.prim.ListConstruct %true, %true, %false : (!torch.bool, !torch.bool, !torch.bool) -> !torch.list<bool>
+  %one_read = torch.prim.ListConstruct %true, %false, %false : (!torch.bool, !torch.bool, !torch.bool) -> !torch.list<bool>
+  %0:3 = torch.aten.native_layer_norm_backward %grad, %x, %sizes, %mean, %rstd, %weight, %none, %two_read : !torch.vtensor<[2,?,16],bf16>, !torch.vtensor<[2,?,16],bf16>, !torch.list<int>, !torch.vtensor<[2,?,1],f32>, !torch.vtensor<[2,?,1],f32>, !torch.vtensor<[16],f32>, !torch.none, !torch.list<bool> -> !torch.vtensor<[2,?,16],bf16>, !torch.vtensor<[16],f32>, !torch.none
+  %1:3 = torch.aten.native_layer_norm_backward %grad, %x, %sizes, %mean, %rstd, %none, %none, %one_read : !torch.vtensor<[2,?,16],bf16>, !torch.vtensor<[2,?,16],bf16>, !torch.list<int>, !torch.vtensor<[2,?,1],f32>, !torch.vtensor<[2,?,1],f32>, !torch.none, !torch.none, !torch.list<bool> -> !torch.vtensor<[2,?,16],bf16>, !torch.none, !torch.none
+  %2:3 = torch.aten.native_layer_norm_backward %y, %y, %both, %statistic, %statistic, %none, %none, %one_read : !torch.vtensor<[2,4,16],f32>, !torch.vtensor<[2,4,16],f32>, !torch.list<int>, !torch.vtensor<[2,1,1],f32>, !torch.vtensor<[2,1,1],f32>, !torch.none, !torch.none, !torch.list<bool> -> !torch.vtensor<[2,4,16],f32>, !torch.none, !torch.none
+  return %0#0, %0#1, %1#0, %2#0 : !torch.vtensor<[2,?,16],bf16>, !torch.vtensor<[16],f32>, !torch.vtensor<[2,?,16],bf16>, !torch.vtensor<[2,4,16],f32>
 }

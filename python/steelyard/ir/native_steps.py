@@ -15,6 +15,7 @@ from steelyard.dialect.types import Shape, tensor_info
 from steelyard.errors import InternalError
 from steelyard.formats.parts import Part, grouped_part_shapes, is_stored_transposed, part_shapes, shared_rows
 from steelyard.ir.kernel_calls import (
+    AddRowsCall,
     AdvanceRngCall,
     AmaxCall,
     AttentionBackwardCall,
@@ -30,6 +31,7 @@ from steelyard.ir.kernel_calls import (
     GroupedQuantizeCall,
     KernelCall,
     LookupCall,
+    NormBackwardCall,
     NormCall,
     PositionsCall,
     ProduceQuantizeCall,
@@ -196,6 +198,19 @@ def _row_sizes(call: KernelCall) -> list[list[Size]]:
     return [[*lead, _constant(1)] if call.keeps_dim else lead]
 
 
+def _norm_sizes(call: KernelCall) -> list[list[Size]]:
+    """Those of the source, and one mean and one rstd for each row."""
+    (sizes,) = _source_sizes(call)
+    return [sizes, *([*sizes[:-1], _constant(1)] for _ in call.results[1:])]
+
+
+def _norm_gradient_sizes(call: KernelCall) -> list[list[Size]]:
+    """Those of the source, and of its rows."""
+    assert isinstance(call, NormBackwardCall)
+    sizes = _sizes_of(call, 1)
+    return [sizes if slot.name == "grad_source" else sizes[-1:] for slot in call.results]
+
+
 def _column_sizes(call: KernelCall) -> list[list[Size]]:
     """Those of the source, without the first ones."""
     assert isinstance(call, ColumnsCall)
@@ -301,6 +316,7 @@ def _gemm_sizes(call: KernelCall) -> list[list[Size]] | None:
 
 
 _RUN_TIME_SIZES: Mapping[type[KernelCall], Callable[[KernelCall], list[list[Size]] | None]] = {
+    AddRowsCall: _product_sizes,
     AdvanceRngCall: _source_sizes,
     AmaxCall: _amax_sizes,
     AttentionBackwardCall: _attention_gradient_sizes,
@@ -314,7 +330,8 @@ _RUN_TIME_SIZES: Mapping[type[KernelCall], Callable[[KernelCall], list[list[Size
     GroupedGemmCall: _product_sizes,
     GroupedQuantizeCall: _grouped_sizes,
     LookupCall: _looked_up_sizes,
-    NormCall: _source_sizes,
+    NormBackwardCall: _norm_gradient_sizes,
+    NormCall: _norm_sizes,
     PositionsCall: _product_sizes,
     ProduceQuantizeCall: _copy_sizes,
     QuantizeCall: _copy_sizes,

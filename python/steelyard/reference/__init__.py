@@ -13,9 +13,12 @@ from steelyard.reference.grouped import grouped_qgemm, grouped_quantize
 from steelyard.reference.layouts import swizzle, transpose
 from steelyard.reference.quantize import amax, quantize
 from steelyard.reference.rows import (
+    add_rows,
     column_mean,
     column_sum,
     layer_norm,
+    layer_norm_backward,
+    layer_norm_statistics,
     lookup,
     rms_norm,
     row_mean,
@@ -25,6 +28,7 @@ from steelyard.reference.rows import (
 )
 
 __all__ = [
+    "add_rows",
     "amax",
     "attention",
     "attention_backward",
@@ -35,6 +39,8 @@ __all__ = [
     "grouped_qgemm",
     "grouped_quantize",
     "layer_norm",
+    "layer_norm_backward",
+    "layer_norm_statistics",
     "lookup",
     "qgemm",
     "quantize",

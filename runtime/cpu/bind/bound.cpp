@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cpu/bind/bindings.h"
+#include "cpu/tape/add_rows_kernel.h"
 #include "cpu/tape/attention_backward_kernel.h"
 #include "cpu/tape/attention_kernel.h"
 #include "cpu/tape/batched_gemm_kernel.h"
@@ -17,7 +18,9 @@
 #include "cpu/tape/dequantize_kernel.h"
 #include "cpu/tape/gemm_kernel.h"
 #include "cpu/tape/grouped_kernels.h"
+#include "cpu/tape/layer_norm_kernel.h"
 #include "cpu/tape/lookup_kernel.h"
+#include "cpu/tape/norm_backward_kernel.h"
 #include "cpu/tape/positions_kernel.h"
 #include "cpu/tape/quantize_kernel.h"
 #include "cpu/tape/rows_kernel.h"
@@ -132,12 +135,25 @@ void bind_bound(nb::module_ &m) {
   m.def("bound_lookup", &bound<LookupKernel, int, int, int>, nb::arg("reader"),
         nb::arg("table"), nb::arg("indices"), nb::arg("out"),
         "Picks rows of a table by their numbers.");
+  m.def("bound_add_rows", &bound<AddRowsKernel, int, int, int, int64_t>,
+        nb::arg("reader"), nb::arg("rows"), nb::arg("indices"), nb::arg("out"),
+        nb::arg("padding"), "Adds rows where their numbers say.");
   m.def("bound_positions", &bound<PositionsKernel, int, int, int64_t>,
         nb::arg("reader"), nb::arg("start"), nb::arg("out"), nb::arg("offset"),
         "Counts on from a number.");
   m.def("bound_produce", &bound<ProduceKernel, ProducerSlots, int>,
         nb::arg("reader"), nb::arg("producer"), nb::arg("out"),
         "Writes what a producer makes.");
+  m.def("bound_layer_norm",
+        &bound<LayerNormKernel, ProducerSlots, int, int, int>,
+        nb::arg("reader"), nb::arg("producer"), nb::arg("out"), nb::arg("mean"),
+        nb::arg("rstd"), "A layer norm, and what its gradients need.");
+  m.def("bound_norm_backward",
+        &bound<NormBackwardKernel, int, int, int, int, int, int, int, int>,
+        nb::arg("reader"), nb::arg("grad"), nb::arg("source"), nb::arg("mean"),
+        nb::arg("rstd"), nb::arg("weight"), nb::arg("grad_source"),
+        nb::arg("grad_weight"), nb::arg("grad_bias"),
+        "The gradients of a layer norm.");
   m.def("row_function_names", [] {
     return std::vector<std::string>(std::begin(kRowFunctionNames),
                                     std::end(kRowFunctionNames));

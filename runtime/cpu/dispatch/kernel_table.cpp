@@ -8,6 +8,8 @@
 #include "cpu/produce/produce.h"
 #include "cpu/quantize/amax.h"
 #include "cpu/quantize/quantize.h"
+#include "cpu/rows/add_rows.h"
+#include "cpu/rows/norm_backward.h"
 #include "cpu/rows/rows.h"
 #include "cpu/rows/sums.h"
 #include "cpu/simd/simd.h"
@@ -43,6 +45,9 @@ const KernelTable table{
     .produce = produce,
     .rows = rows,
     .sums = sums,
+    .norm_backward = norm_backward,
+    .norm_vector_gradients = norm_vector_gradients,
+    .add_rows = add_rows,
     .fill_row_panels = fill_row_panels,
     .multiply_panels = multiply_panels,
     .fill_integer_rows = kFillIntegerRows,

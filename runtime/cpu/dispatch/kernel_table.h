@@ -30,7 +30,9 @@ struct DequantizeCall;
 struct ElementwiseCall;
 struct TransposeCall;
 struct ProduceCall;
+struct NormBackwardCall;
 struct RowsCall;
+struct AddRowsCall;
 struct SumsCall;
 struct GemmCall;
 struct GemmOperand;
@@ -52,6 +54,11 @@ struct KernelTable {
   void (*produce)(const ProduceCall &call, int64_t begin, int64_t end);
   void (*rows)(const RowsCall &call, int64_t begin, int64_t end);
   void (*sums)(const SumsCall &call, int64_t begin, int64_t end);
+  void (*norm_backward)(const NormBackwardCall &call, int64_t begin,
+                        int64_t end);
+  void (*norm_vector_gradients)(const NormBackwardCall &call, int64_t begin,
+                                int64_t end);
+  void (*add_rows)(const AddRowsCall &call, int64_t begin, int64_t end);
   void (*fill_row_panels)(const GemmCall &call, int64_t begin, int64_t end);
   void (*multiply_panels)(const GemmCall &call, int64_t begin, int64_t end);
   void (*fill_integer_rows)(const GemmCall &call, int64_t begin, int64_t end);

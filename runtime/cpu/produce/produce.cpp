@@ -86,15 +86,22 @@ static void produce_row(const Producer &producer, const RowStatistics &row,
 }
 
 // The columns of a tile, or what changes nothing where there is no vector.
-static void load_vector(const Matrix &vector, const Tile &tile, float neutral,
-                        float *out) {
-  for (int64_t j = 0; !vector.data && j < tile.columns; ++j)
-    out[j] = neutral;
-  if (!vector.data)
-    return;
-  const float *values = row_chunk(vector, 0, tile.column, tile.columns, out);
-  if (values != out)
-    std::memcpy(out, values, tile.columns * sizeof *out);
+static const float *load_vector(const Matrix &vector, const Tile &tile,
+                                float neutral, float *buffer) {
+  if (vector.data)
+    return row_chunk(vector, 0, tile.column, tile.columns, buffer);
+  for (int64_t j = 0; j < tile.columns; ++j)
+    buffer[j] = neutral;
+  return buffer;
+}
+
+static void keep_for_gradients(const Producer &producer, int64_t row,
+                               const RowStatistics &found) {
+  const int64_t at = row * (producer.statistics_dtype == Dtype::f32 ? 4 : 2);
+  store_row(&found.mean, 1, producer.statistics_dtype,
+            static_cast<char *>(producer.means) + at);
+  store_row(&found.scale, 1, producer.statistics_dtype,
+            static_cast<char *>(producer.scales) + at);
 }
 
 static void find_statistics(const Producer &producer, const Tile &tile,
@@ -108,18 +115,22 @@ static void find_statistics(const Producer &producer, const Tile &tile,
                                                  centered, producer.epsilon);
     if (producer.statistics && !producer.statistics_known)
       producer.statistics[row] = scratch.statistics[i];
+    if (producer.means)
+      keep_for_gradients(producer, row, scratch.statistics[i]);
   }
   scratch.statistics_row = tile.row;
 }
 
-Tile produce_tile(const Producer &producer, const Tiling &tiling, int64_t index,
-                  ProducerScratch &scratch) {
+static Tile produce_into(const Producer &producer, const Tiling &tiling,
+                         int64_t index, ProducerScratch &scratch, float *out,
+                         int64_t stride) {
   Tile tile{locate_tile(tiling, producer.inputs[0].rows,
                         producer.inputs[0].columns, index),
             nullptr};
   if (producer.is_norm()) {
-    load_vector(producer.weight, tile, 1.0f, scratch.weight);
-    load_vector(producer.bias, tile, -0.0f, scratch.bias);
+    scratch.weight =
+        load_vector(producer.weight, tile, 1.0f, scratch.weight_values);
+    scratch.bias = load_vector(producer.bias, tile, -0.0f, scratch.bias_values);
     if (tile.row != scratch.statistics_row)
       find_statistics(producer, tile, scratch);
   }
@@ -127,24 +138,44 @@ Tile produce_tile(const Producer &producer, const Tiling &tiling, int64_t index,
   const Tile b = producer.inputs[1].data ? load_tile(producer.inputs[1], tiling,
                                                      index, scratch.second)
                                          : a;
-  tile.data = scratch.values.values;
-  tile.stride = tiling.columns;
+  tile.data = out;
+  tile.stride = stride;
   for (int64_t i = 0; i < tile.rows; ++i)
     produce_row(producer, scratch.statistics[i], scratch, a.at(i), b.at(i),
-                tile.columns, scratch.values.values + i * tile.stride);
+                tile.columns, out + i * stride);
   return tile;
 }
 
+Tile produce_tile(const Producer &producer, const Tiling &tiling, int64_t index,
+                  ProducerScratch &scratch) {
+  return produce_into(producer, tiling, index, scratch, scratch.values.values,
+                      tiling.columns);
+}
+
+// A tile of a call's result, which is float32: where it is to be.
+static Tile produce_in_place(const ProduceCall &call, int64_t index,
+                             ProducerScratch &scratch) {
+  const TilePlace place =
+      locate_tile(call.tiling, call.x.rows, call.x.columns, index);
+  float *out = static_cast<float *>(call.out) + place.row * call.x.columns +
+               place.column;
+  return produce_into(*call.producer, call.tiling, index, scratch, out,
+                      call.x.columns);
+}
+
 void produce(const ProduceCall &call, int64_t begin, int64_t end) {
-  TileSource source(call.x, call.producer, call.tiling);
-  const int64_t size = call.x.dtype == Dtype::f32 ? 4 : 2;
+  ProducerScratch scratch;
+  const bool is_plain = call.x.dtype == Dtype::f32;
   uint32_t amax = 0;
   for (int64_t index = begin; index < end; ++index) {
-    const Tile tile = source.load(index);
+    const Tile tile =
+        is_plain ? produce_in_place(call, index, scratch)
+                 : produce_tile(*call.producer, call.tiling, index, scratch);
     for (int64_t i = 0; i < tile.rows; ++i) {
-      store_row(tile.at(i), tile.columns, call.x.dtype,
-                static_cast<char *>(call.out) +
-                    ((tile.row + i) * call.x.columns + tile.column) * size);
+      const int64_t at = (tile.row + i) * call.x.columns + tile.column;
+      if (!is_plain)
+        store_row(tile.at(i), tile.columns, call.x.dtype,
+                  static_cast<uint16_t *>(call.out) + at);
       if (!call.amax)
         continue;
       const uint32_t found = amax_bits(tile.at(i), tile.columns);

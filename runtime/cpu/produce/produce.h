@@ -37,6 +37,10 @@ struct Producer {
   // Of norms: (rows,), null where nobody reads them after the first pass.
   RowStatistics *statistics;
   bool statistics_known;
+  // Of norms, what their gradients need: mean and scale of each row, contiguous
+  // and of their own dtype, or null.
+  void *means, *scales;
+  Dtype statistics_dtype;
 
   // Norms read a whole row before its first value is known.
   bool is_norm() const {

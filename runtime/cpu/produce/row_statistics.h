@@ -9,8 +9,9 @@
 
 namespace steelyard::STEELYARD_ISA {
 
-static constexpr int64_t kSumVectors = 4, kSumWidth = 8, kSumChunk = 512;
-static constexpr int64_t kSumLanes = kSumVectors * kSumWidth;
+static constexpr int64_t kSumLanes = 32, kSumChunk = 512;
+static constexpr int64_t kSumWidth = sizeof(WidestFloats) / sizeof(float);
+static constexpr int64_t kSumVectors = kSumLanes / kSumWidth;
 
 struct Value {
   template <class T> void operator()(T &) const {}
@@ -28,13 +29,12 @@ struct CenteredSquare {
 template <class Term>
 static inline void sum_chunk(const float *values, int64_t n, const Term &term,
                              float (&lanes)[kSumLanes]) {
-  Floats8 sums[kSumVectors] = {};
+  WidestFloats sums[kSumVectors] = {};
   const int64_t whole = n / kSumLanes * kSumLanes;
   for (int64_t j = 0; j < whole; j += kSumLanes)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int64_t v = 0; v < kSumVectors; ++v) {
-      Floats8 terms;
-      std::memcpy(&terms, values + j + v * kSumWidth, sizeof terms);
+      auto terms = load<WidestFloats>(values + j + v * kSumWidth);
       term(terms);
       sums[v] += terms;
     }
@@ -44,6 +44,14 @@ static inline void sum_chunk(const float *values, int64_t n, const Term &term,
     term(value);
     lanes[j - whole] += value;
   }
+}
+
+// The sum of all lanes: halves are added to each other.
+static inline double sum_of_lanes(double (&totals)[kSumLanes]) {
+  for (int64_t half = kSumLanes / 2; half > 0; half /= 2)
+    for (int64_t l = 0; l < half; ++l)
+      totals[l] += totals[l + half];
+  return totals[0];
 }
 
 template <class Term>
@@ -57,10 +65,7 @@ static inline double sum_of_row(const Matrix &x, int64_t row,
     for (int64_t l = 0; l < kSumLanes; ++l)
       totals[l] += lanes[l];
   }
-  double sum = 0;
-  for (const double total : totals)
-    sum += total;
-  return sum;
+  return sum_of_lanes(totals);
 }
 
 template <class Term>

@@ -53,10 +53,7 @@ static void softmax_of_row(const RowsCall &call, int64_t row) {
     for (int64_t l = 0; l < kSumLanes; ++l)
       totals[l] += lanes[l];
   }
-  double sum = 0;
-  for (const double total : totals)
-    sum += total;
-  const auto share = static_cast<float>(1 / sum);
+  const auto share = static_cast<float>(1 / sum_of_lanes(totals));
   // Powers are computed again: rows may be longer than any buffer.
   for (int64_t first = 0; first < x.columns; first += kSumChunk) {
     const int64_t n = smaller(kSumChunk, x.columns - first);

@@ -11,7 +11,8 @@ struct ProducerScratch {
   Staging values, second;
   int64_t statistics_row = -1; // of the first of these
   RowStatistics statistics[kTileSide];
-  alignas(64) float weight[kTileColumns], bias[kTileColumns];
+  const float *weight, *bias; // of the columns of a tile
+  alignas(64) float weight_values[kTileColumns], bias_values[kTileColumns];
 };
 
 class TileSource {

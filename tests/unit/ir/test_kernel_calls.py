@@ -9,6 +9,7 @@ from steelyard.dialect import make_context
 from steelyard.errors import ConstraintError
 from steelyard.formats.schemes import CACHED, CACHED_STATIC, Scheme
 from steelyard.ir.kernel_calls import (
+    AddRowsCall,
     AdvanceRngCall,
     AmaxCall,
     AttentionBackwardCall,
@@ -31,6 +32,7 @@ from steelyard.ir.kernel_calls import (
     MeasureInfluenceCall,
     MeasureProductCall,
     MeasureQuantizeCall,
+    NormBackwardCall,
     NormCall,
     PackCall,
     PadCall,
@@ -116,6 +118,12 @@ CASES = {
         [("result", "tensor<2x?x64xf32>")],
         {"device": "cpu", "has_destinations": True},
     ),
+    "add_rows": (
+        AddRowsCall,
+        [("rows", "tensor<2x?x64xf32>"), ("indices", "tensor<2x?xi64>")],
+        [("result", F32)],
+        {"padding": -1, "device": "cpu", "has_destinations": True},
+    ),
     "write_rows": (
         WriteRowsCall,
         [("target", F32), ("indices", "tensor<1xi64>"), ("rows", "tensor<1x64xf32>")],
@@ -127,6 +135,18 @@ CASES = {
         [("source", F32), ("weight", "tensor<64xf32>"), ("bias", "tensor<64xbf16>")],
         [("result", F32)],
         {"kind": "layer_norm", "epsilon": 1e-5},
+    ),
+    "norm for gradients": (
+        NormCall,
+        [("source", "tensor<2x?x64xbf16>")],
+        [("result", "tensor<2x?x64xbf16>"), ("mean", "tensor<2x?x1xf32>"), ("rstd", "tensor<2x?x1xf32>")],
+        {"kind": "layer_norm", "epsilon": 1e-5},
+    ),
+    "norm_backward": (
+        NormBackwardCall,
+        [("grad", F32), ("source", F32), ("mean", "tensor<8x1xf32>"), ("rstd", "tensor<8x1xf32>")],
+        [("grad_source", F32), ("grad_bias", "tensor<64xbf16>")],
+        {},
     ),
     "rows": (RowsCall, [("source", "tensor<2x?x64xbf16>")], [("result", "tensor<2x?xf32>")], {"function": "mean"}),
     "columns": (
@@ -373,6 +393,40 @@ def test_a_call_is_what_its_declaration_says(case):
         symbol = f"{call.OPERATION}_0"
         assert calls_of(module.operation) == {symbol: call}
         assert calls_of(ir.Module.parse(str(module), context).operation) == {symbol: call}
+
+
+@pytest.mark.parametrize(
+    ("case", "changed", "constraint"),
+    [
+        ("norm for gradients", {"mean": "tensor<2x?xf32>"}, "norm_c3"),
+        ("norm for gradients", {"rstd": "tensor<2x?x1xbf16>"}, "norm_c3"),
+        ("norm for gradients", {"mean": "tensor<2x?x1xf64>", "rstd": "tensor<2x?x1xf64>"}, "norm_c3"),
+        ("norm_backward", {"grad": "tensor<8x32xf32>"}, "norm_backward_c1"),
+        ("norm_backward", {"grad_source": "tensor<8x64xf64>"}, "norm_backward_c1"),
+        ("norm_backward", {"mean": "tensor<8xf32>"}, "norm_backward_c2"),
+        ("norm_backward", {"grad_bias": "tensor<8x64xf32>"}, "norm_backward_c3"),
+        ("add_rows", {"result": "tensor<8x64xbf16>"}, "add_rows_c1"),
+        ("add_rows", {"result": "tensor<?x64xf32>"}, "add_rows_c1"),
+        ("add_rows", {"result": "tensor<8x32xf32>"}, "add_rows_c1"),
+        ("add_rows", {"indices": "tensor<2xi64>"}, "add_rows_c1"),
+        ("add_rows", {"indices": "tensor<2x?xf32>"}, "add_rows_c1"),
+    ],
+)
+def test_types_that_do_not_fit_are_refused(case, changed, constraint):
+    with make_context():
+        call = make_call(case)
+        call.check()
+        slots = [
+            tuple(Slot(slot.name, ir.Type.parse(changed[slot.name])) if slot.name in changed else slot for slot in own)
+            for own in (call.operands, call.results)
+        ]
+        with pytest.raises(ConstraintError, match=rf"\[{constraint}\]"):
+            replace(call, operands=slots[0], results=slots[1]).check()
+
+
+def test_an_rms_norm_keeps_nothing_for_gradients():
+    with make_context(), pytest.raises(ConstraintError, match="norm_c3"):
+        replace(make_call("norm for gradients"), kind="rms_norm").check()
 
 
 def test_positions_are_those_of_operands_and_then_results():

@@ -31,7 +31,7 @@ from steelyard.ir.kernel_calls.grouped import (
     GroupedQuantizeCall,
     GroupedStoredCall,
 )
-from steelyard.ir.kernel_calls.indexing import IN_PLACE, LookupCall, PositionsCall, WriteRowsCall
+from steelyard.ir.kernel_calls.indexing import IN_PLACE, AddRowsCall, LookupCall, PositionsCall, WriteRowsCall
 from steelyard.ir.kernel_calls.layout import PadCall, SwizzleCall, TurnCall, UnpadCall
 from steelyard.ir.kernel_calls.measure import (
     MeasureInfluenceCall,
@@ -49,13 +49,14 @@ from steelyard.ir.kernel_calls.quantize import (
     StoredCall,
     TransposeCall,
 )
-from steelyard.ir.kernel_calls.rows import ColumnsCall, NormCall, RowsCall
+from steelyard.ir.kernel_calls.rows import ColumnsCall, NormBackwardCall, NormCall, RowsCall
 from steelyard.ir.kernel_calls.state import AdvanceRngCall, AmaxCall, CountSaturatedCall, UpdateScaleCall
 
 __all__ = [
     "DEVICES",
     "IN_PLACE",
     "SIZE",
+    "AddRowsCall",
     "AdvanceRngCall",
     "AmaxCall",
     "AttentionBackwardCall",
@@ -83,6 +84,7 @@ __all__ = [
     "MeasureInfluenceCall",
     "MeasureProductCall",
     "MeasureQuantizeCall",
+    "NormBackwardCall",
     "NormCall",
     "PackCall",
     "PadCall",

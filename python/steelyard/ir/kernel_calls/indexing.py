@@ -10,6 +10,7 @@ IN_PLACE = "in_place"
 """The setting of calls that write into an operand, which then is their result."""
 _INDICES = ("si64", "si32", "i64", "i32")
 _LONG = ("si64", "i64")
+_FLOATS = ("f32", "bf16", "f16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,3 +93,32 @@ class PositionsCall(KernelCall):
         fits = start.dtype in _LONG and result.dtype in _LONG and start.shape == () and is_counted
         found = f"{start.shape} of {start.dtype} and {result.shape} of {result.dtype}, {len(self.operands) - 1} sizes"
         require(fits, "positions_c1", f"a number of 64 bits is counted on from, in one dim at most, got {found}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddRowsCall(KernelCall):
+    """A table of zeros to which rows are added, each where its index says: the gradient of a lookup.
+
+    Rows with the index `padding` are left out; none are where it is negative.
+
+    Constraints, beside those of all calls:
+    - add_rows_c1: indices are integers of 32 or 64 bits, rows have one dim more, and the result is a table of known
+      size, of their dtype, f32, bf16 or f16, and as wide
+    """
+
+    OPERATION: ClassVar[str] = "add_rows"
+
+    padding: int
+
+    def operand_names(self) -> Names:
+        return Names(("rows", "indices"))
+
+    def check(self) -> None:
+        super().check()
+        rows, indices, result = map(self._tensor, range(3))
+        fits = indices.dtype in _INDICES and len(rows.shape) == len(indices.shape) + 1
+        fits = fits and rows.dtype == result.dtype and rows.dtype in _FLOATS
+        fits = fits and len(result.shape) == 2 and None not in result.shape and result.shape[-1] == rows.shape[-1]
+        found = f"{list(rows.shape)} of {rows.dtype} by {len(indices.shape)} dims of {indices.dtype}"
+        message = f"a table of known size gets rows of its own width by integers, got {found}"
+        require(fits, "add_rows_c1", f"{message} into {list(result.shape)} of {result.dtype}")

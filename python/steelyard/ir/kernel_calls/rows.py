@@ -1,9 +1,11 @@
 """Calls that compute something of whole rows, in high precision."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from steelyard.dialect.base import require
+from steelyard.dialect.types import Shape, TensorInfo
 from steelyard.ir.kernel_calls.base import KernelCall, Names
 
 RowFunction = Literal["sum", "mean", "softmax"]
@@ -80,11 +82,13 @@ class ColumnsCall(KernelCall):
 
 @dataclass(frozen=True, kw_only=True)
 class NormCall(KernelCall):
-    """A norm of each row, times a weight and plus a bias where there are such.
+    """A norm of each row, times a weight and plus a bias where there are such; for gradients, mean and rstd of rows.
 
     Constraints, beside those of all calls:
     - norm_c1: source and result have one shape, with dims, and one dtype of f32, bf16 and f16
     - norm_c2: weight and bias are vectors of these dtypes, and an RMS norm has no bias
+    - norm_c3: mean and rstd come together, of a layer norm, with the shape of the source but a last dim of 1, and one
+      of these dtypes
     """
 
     OPERATION: ClassVar[str] = "norm"
@@ -92,8 +96,16 @@ class NormCall(KernelCall):
     kind: Norm
     epsilon: float
 
+    @property
+    def is_for_gradients(self) -> bool:
+        """Whether mean and rstd are results, too."""
+        return self.result("mean") is not None
+
     def operand_names(self) -> Names:
         return Names(("source",), ("weight", "bias"))
+
+    def result_names(self) -> Names:
+        return Names(("result",), ("mean", "rstd"))
 
     def check(self) -> None:
         super().check()
@@ -102,8 +114,56 @@ class NormCall(KernelCall):
         message = f"source and result must be alike, of {', '.join(_DTYPES)}, got {source.dtype} {list(source.shape)}"
         require(fits, "norm_c1", f"{message} into {result.dtype} {list(result.shape)}")
         vectors = [self._tensor(position) for position in range(1, len(self.operands))]
-        fits = all(info.dtype in _DTYPES and len(info.shape) == 1 for info in vectors)
         names = [slot.name for slot in self.operands]
         allowed = "bias" not in names or ("weight" in names and self.kind == "layer_norm")
         found = ", ".join(f"{len(info.shape)} dims of {info.dtype}" for info in vectors)
-        require(fits and allowed, "norm_c2", f"{self.kind} has a weight and then a bias, of one dim each, got {found}")
+        message = f"{self.kind} has a weight and then a bias, of one dim each, got {found}"
+        require(_are_vectors(vectors) and allowed, "norm_c2", message)
+        rest = [self._tensor(len(self.operands) + number) for number in range(1, len(self.results))]
+        fits = not rest or (self.kind == "layer_norm" and len(rest) == 2 and rest[0] == rest[1])
+        message = f"{self.kind} of {list(source.shape)} may have mean and rstd of each row, alike"
+        found = ", ".join(f"{list(info.shape)} of {info.dtype}" for info in rest)
+        require(fits and _are_of_rows(rest, source.shape), "norm_c3", f"{message}, got {found}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormBackwardCall(KernelCall):
+    """The gradients of a layer norm: of its source, its weight and its bias, those that are read.
+
+    Constraints, beside those of all calls:
+    - norm_backward_c1: grad, source and the gradient of source have one shape, with dims, and dtypes of f32, bf16, f16
+    - norm_backward_c2: mean and rstd have the shape of the source but a last dim of 1, and one of these dtypes
+    - norm_backward_c3: weight and the gradients of weight and bias are vectors of these dtypes
+    """
+
+    OPERATION: ClassVar[str] = "norm_backward"
+
+    def operand_names(self) -> Names:
+        return Names(("grad", "source", "mean", "rstd"), ("weight",))
+
+    def result_names(self) -> Names:
+        return Names((), ("grad_source", "grad_weight", "grad_bias"))
+
+    def check(self) -> None:
+        super().check()
+        infos = [self._tensor(position) for position in range(len(self.operands) + len(self.results))]
+        names = [slot.name for slot in (*self.operands, *self.results)]
+        named = dict(zip(names, infos, strict=True))
+        whole = [info for name, info in named.items() if name in ("grad", "source", "grad_source")]
+        shape = named["source"].shape
+        fits = len(shape) > 0 and all(info.shape == shape and info.dtype in _DTYPES for info in whole)
+        found = ", ".join(f"{list(info.shape)} of {info.dtype}" for info in infos)
+        message = f"grad and source must have one shape, and be of {', '.join(_DTYPES)}, got {found}"
+        require(fits, "norm_backward_c1", message)
+        message = f"mean and rstd must be of the rows of {list(shape)}, got {found}"
+        require(_are_of_rows([named["mean"], named["rstd"]], shape), "norm_backward_c2", message)
+        vectors = [info for name, info in named.items() if name in ("weight", "grad_weight", "grad_bias")]
+        require(_are_vectors(vectors), "norm_backward_c3", f"weight and bias must have one dim, got {found}")
+
+
+def _are_vectors(infos: Sequence[TensorInfo]) -> bool:
+    return all(info.dtype in _DTYPES and len(info.shape) == 1 for info in infos)
+
+
+def _are_of_rows(infos: Sequence[TensorInfo], shape: Shape) -> bool:
+    return all(info.dtype in _DTYPES and info.shape == (*shape[:-1], 1) for info in infos)

@@ -1,0 +1,27 @@
+// Rows added where their numbers say: the gradient of a table that is read row
+// by row. Rows with one number are added in their order, and each sum is
+// rounded to the dtype, as torch does: which of these gradients are ours then
+// changes no bit of a model's.
+#pragma once
+
+#include "cpu/tiles/matrix.h"
+
+namespace steelyard {
+
+inline constexpr int64_t kAddedColumnsOfTask = 128;
+
+struct AddRowsCall {
+  Matrix rows;
+  const int64_t *numbers; // one for each row
+  int64_t skipped;        // a number whose rows are left out
+  void *out;              // contiguous rows, of the dtype of those added
+};
+
+#ifdef STEELYARD_ISA
+namespace STEELYARD_ISA {
+// Tasks: kAddedColumnsOfTask columns each.
+void add_rows(const AddRowsCall &call, int64_t begin, int64_t end);
+} // namespace STEELYARD_ISA
+#endif
+
+} // namespace steelyard
