@@ -8,7 +8,7 @@ func.func private @f(tensor<8x64xf32>) -> tensor<8x64xi8> attributes {scaled.ker
 
 // -----
 
-// expected-error @+1 {{scaled.kernel must be one of attention, attention_backward, concatenate, elementwise, gemm, epilogue, quantize, produce_quantize, stored, dequantize, transpose, pack, grouped_quantize, grouped_stored, grouped_pack, grouped_gemm, lookup, write_rows, add_rows, pad, unpad, turn, swizzle, measure_quantize, measure_product, measure_influence, switch, rows, columns, norm, norm_backward, amax, update_scale, count_saturated, advance_rng, got cpu.gemm.mx [call_c1]}}
+// expected-error @+1 {{scaled.kernel must be one of attention, attention_backward, block, concatenate, elementwise, gemm, epilogue, quantize, produce_quantize, stored, dequantize, transpose, pack, grouped_quantize, grouped_stored, grouped_pack, grouped_gemm, lookup, write_rows, positions, add_rows, pad, unpad, turn, swizzle, measure_quantize, measure_product, measure_influence, switch, rows, columns, norm, norm_backward, amax, update_scale, count_saturated, advance_rng, got cpu.gemm.mx [call_c1]}}
 func.func private @f() attributes {scaled.kernel = "cpu.gemm.mx"}
 
 // -----
