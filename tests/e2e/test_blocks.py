@@ -183,7 +183,7 @@ def generate(net, cache) -> list[torch.Tensor]:
     [
         pytest.param(lambda config: None, marks=pytest.mark.slow),
         lambda config: DynamicCache(config=config),
-        pytest.param(lambda config: StaticCache(config=config, max_cache_len=16), marks=pytest.mark.slow),
+        lambda config: StaticCache(config=config, max_cache_len=16),
     ],
     ids=["made by the model", "dynamic", "static"],
 )
