@@ -25,7 +25,7 @@ from steelyard.errors import TargetError
 from steelyard.formats.copies import QuantizedCopy
 from steelyard.formats.schemes import Scheme
 from steelyard.ir.kernel_calls import GemmCall, GroupedGemmCall
-from steelyard.passes import fuse_elementwise, lower_attention
+from steelyard.passes import fuse_elementwise, lower_attention, lower_rows
 from steelyard.runtime import cpu
 from steelyard.runtime.cpu import bound as cpu_bound
 from steelyard.runtime.cuda import block_groups, devices, gemm, groups, streams
@@ -137,7 +137,7 @@ def reference_gemms(monkeypatch) -> Iterator[None]:
         patch.setattr(cpu_bound, "bind", bind)
         # Calls on a tape are seen by no Python.
         patch.setenv("STEELYARD_TAPE", "0")
-        for room in (fuse_elementwise, lower_attention):
+        for room in (fuse_elementwise, lower_attention, lower_rows):
             patch.setattr(room, "read_target", lambda module, target: "a GPU's")
         yield
 
