@@ -30,7 +30,7 @@ from steelyard.runtime.emitted import LAYERS, Code, Emitted
 from steelyard.runtime.entry import BlockStep, Entry, find_entry
 from steelyard.runtime.kernels import BoundKernel, bind_all
 from steelyard.runtime.literals import read_literal, unsupported_op
-from steelyard.runtime.profiling import KERNELS, RECORD, CallLine, KernelLine, TapeLine, kernel_name
+from steelyard.runtime.profiling import KERNELS, RECORD, CallLine, ConsumingLine, KernelLine, TapeLine, kernel_name
 from steelyard.runtime.quantizers import Quantizers
 from steelyard.runtime.tape import Tape, TapeSteps, read_tape, steps_of_tapes
 
@@ -173,7 +173,9 @@ class _Body:
         return lines
 
     def _emit_tape(self, steps: TapeSteps) -> list[str]:
-        tape = read_tape(steps.ops, self._calls, self._bound_kernels, steps.returned)
+        # Of a backward, which owns what it was given, each value goes after its last use, also within a tape.
+        dying = [value for value in steps.dying if self.name == _BACKWARD and self._is_variable(value)]
+        tape = read_tape(steps.ops, self._calls, self._bound_kernels, steps.returned, dying)
         self.tapes.append(str(tape))
         native = tape.make()
         self._native_tapes.append(native)
@@ -187,8 +189,11 @@ class _Body:
         for value, offset in steps.shared:
             self._place(value, offset)
         results = "".join(f"{self._new_variable(value)}, " for value in tape.results)
-        line = TapeLine(f"{results}= " if results else "", called, arguments, kernels)
-        return [line, *(self._emit_written(value, operand) for value, operand in steps.written)]
+        results = f"{results}= " if results else ""
+        lines = [TapeLine(results, called, arguments, kernels)]
+        if given := [self._names[value] for value in dying]:
+            lines = [f"given = [{arguments}]", f"{' = '.join(given)} = None", ConsumingLine(results, called, kernels)]
+        return [*lines, *(self._emit_written(value, operand) for value, operand in steps.written)]
 
     def _emit_written(self, value: ir.Value, operand: ir.Value) -> str:
         """A name of its own for a result that is the operand which was written."""
@@ -243,8 +248,10 @@ class _Body:
         return [f"{self._results(op)} = {copied}"]
 
     def _emit_free(self, value: ir.Value) -> list[str]:
-        name = self._names.get(value)
-        return [f"{name} = None"] if name in self._variables and value not in self._placed else []
+        return [f"{self._names[value]} = None"] if self._is_variable(value) else []
+
+    def _is_variable(self, value: ir.Value) -> bool:
+        return self._names.get(value) in self._variables and value not in self._placed
 
     def _emit_kernel(self, op: ir.Operation) -> list[str]:
         symbol = callee_of(op) or ""

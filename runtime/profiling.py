@@ -21,6 +21,7 @@ __all__ = [
     "RECORD",
     "CallLine",
     "CallName",
+    "ConsumingLine",
     "KernelLine",
     "Record",
     "Stopwatch",
@@ -89,6 +90,17 @@ class TapeLine(str):
         """The same line with a record around each kernel, whose names begin at a number."""
         names = f"{KERNELS}[{first}:{first + len(self.kernels)}]"
         return f"{self.results}{self.tape}.recorded([{RECORD}(name, []) for name in {names}], {self.arguments})"
+
+
+class ConsumingLine(TapeLine):
+    """The same for a list `given`, of the arena's address and the arguments, that is emptied."""
+
+    def __new__(cls, results: str, tape: str, kernels: Sequence[tuple[str, int]]):
+        return super().__new__(cls, results, f"{tape}.consume", "given", kernels)
+
+    def recorded(self, first: int) -> str:
+        """The same line with a record around each kernel, which keeps the arguments."""
+        return TapeLine(self.results, self.tape.removesuffix(".consume"), "*given", self.kernels).recorded(first)
 
 
 def call_names(lines: Iterable[str], layers: Sequence[str], recorded: type[CallLine]) -> list[CallName]:

@@ -71,6 +71,11 @@ class KernelStep:
     results: list[Result]
     layer: str
 
+    @property
+    def registers(self) -> Sequence[int]:
+        """What it reads and writes; a number may be in a register of the same name."""
+        return self.values
+
     def __str__(self) -> str:
         operands = ", ".join(f"t{register}" for register in self.values[: len(self.values) - len(self.results)])
         layer = f"  // {self.layer}" if self.layer else ""
@@ -86,15 +91,25 @@ class ViewStep:
     register: int
     numbers: list[Size]
 
+    @property
+    def registers(self) -> Sequence[int]:
+        """What it reads, and what it makes."""
+        return self.source, self.register
+
     def __str__(self) -> str:
         return f"t{self.register} = {self.view} t{self.source} [{', '.join(map(_spelled, self.numbers))}]"
 
 
 @dataclass(frozen=True)
 class FreeStep:
-    """The memory of a tensor is given back."""
+    """The memory of a tensor is given back, or an argument is not read any more."""
 
     register: int
+
+    @property
+    def registers(self) -> Sequence[int]:
+        """None that it reads."""
+        return ()
 
     def __str__(self) -> str:
         return f"free t{self.register}"
@@ -161,6 +176,8 @@ class TapeSteps:
     """Results that others read, and the operands that they are."""
     seen: set[ir.Operation] = field(default_factory=set)
     """Views that others read, too."""
+    dying: list[ir.Value] = field(default_factory=list)
+    """Values from outside whose last use it is."""
 
 
 def steps_of_tapes(ops: Sequence[ir.Operation], calls: Mapping[str, KernelCall]) -> dict[ir.Operation, TapeSteps]:
@@ -180,11 +197,26 @@ def steps_of_tapes(ops: Sequence[ir.Operation], calls: Mapping[str, KernelCall])
             tape.ops.append(op)
         elif isinstance(op.opview, FreeOp) and op.operands[0].owner in found:
             tape.ops.append(op)
+        elif isinstance(op.opview, FreeOp):
+            tape.dying.append(op.operands[0])
         if op == last[current]:
             current = None
     for tape in tapes.values():
         _find_readers(tape, calls)
+        _keep_what_is_read(tape)
     return found
+
+
+def _keep_what_is_read(tape: TapeSteps) -> None:
+    """Of the values that die where the tape is, others may read some after it."""
+    own, written = set(tape.ops), {operand for _, operand in tape.written}
+    first = tape.ops[0]
+
+    def is_read_later(value: ir.Value) -> bool:
+        readers = [use.owner.operation for use in value.uses]
+        return any(_is_other(reader, own) and first.is_before_in_block(reader) for reader in readers)
+
+    tape.dying = [value for value in tape.dying if value not in written and not is_read_later(value)]
 
 
 def _find_readers(tape: TapeSteps, calls: Mapping[str, KernelCall]) -> None:
@@ -217,11 +249,16 @@ def read_tape(
     calls: Mapping[str, KernelCall],
     bound: Mapping[str, BoundKernel],
     returned: set[ir.Value],
+    dying: Sequence[ir.Value] = (),
 ) -> Tape:
-    """The tape of some ops of a function, which run in their order; `returned` are the values that others read."""
+    """The tape of some ops of a function, which run in their order; `returned` are the values that others read.
+
+    It tells its caller after which steps it no longer reads the values from outside that are `dying`.
+    """
     reader = _Reader(calls, bound, returned)
     for op in ops:
         reader.read(op, layer_of(op.location))
+    reader.release(dying)
     reader.tape.kinds = reader.kinds()
     return reader.tape
 
@@ -248,6 +285,20 @@ class _Reader:
             self.tape.steps.append(self._kernel(op, symbol, layer))
         else:
             self._view(op)
+
+    def release(self, dying: Sequence[ir.Value]) -> None:
+        """Add steps that release arguments, each after the last step that reads it, or a view of it."""
+        registers = {self._tensors[value] for value in dying if value in self._tensors}
+        roots = {register: register for register in registers}
+        last: dict[int, int] = {}
+        for position, step in enumerate(self.tape.steps):
+            for register in step.registers:
+                if register in roots:
+                    last[roots[register]] = position
+            if isinstance(step, ViewStep) and step.source in roots:
+                roots[step.register] = roots[step.source]
+        for register, position in sorted(last.items(), key=lambda pair: -pair[1]):
+            self.tape.steps.insert(position + 1, FreeStep(register))
 
     def kinds(self) -> list[int]:
         """What is read of each argument."""

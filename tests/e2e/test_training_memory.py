@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import steelyard
 from steelyard import recipes
+from steelyard.runtime import tape
 from steelyard.runtime.program import Program
 
 
@@ -105,35 +105,32 @@ def test_compact_gradients_are_close_to_the_others(block):
     assert errors["compact"] <= 1.1 * errors[None]
 
 
-class CountAtNorms(TorchDispatchMode):
-    """Counts, at each norm of a backward, how many of some values are alive."""
-
-    def __init__(self, values):
-        super().__init__()
-        self.values, self.alive = values, []
-
-    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        if op is torch.ops.aten.native_layer_norm_backward.default:
-            self.alive.append(sum(value() is not None for value in self.values))
-        return op(*args, **(kwargs or {}))
-
-
 def test_what_was_saved_is_freed_as_the_backward_goes(monkeypatch):
-    layers = [nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64)) for _ in range(4)]
-    net = steelyard.compile(nn.Sequential(*layers), "mxfp8", blocks=False)
-    x = torch.randn(32, 64, requires_grad=True)
-    net(x).sum().backward()
-    saved = []
-    backward = Program.backward
+    gradients, deaths = [], []
+    """The gradients that were made, and how many of them were when each saved value died."""
+
+    def count(make):
+        def counting(*arguments):
+            gradients.append(1)
+            return make(*arguments)
+
+        return counting
+
+    make_maker, backward = tape.result_maker, Program.backward
+    monkeypatch.setattr(tape, "result_maker", lambda *description: count(make_maker(*description)))
 
     def remember(self, values):
-        saved.extend(weakref.ref(value) for value in values if not isinstance(value, nn.Parameter))
+        gradients.clear()
+        for value in values:
+            if not isinstance(value, nn.Parameter):
+                weakref.finalize(value, lambda: deaths.append(len(gradients)))
         return backward(self, values)
 
     monkeypatch.setattr(Program, "backward", remember)
-    loss = net(x).sum()
-    with CountAtNorms(saved) as count:
-        loss.backward()
-    # Each norm has its operand, two statistics and the codes and scales of the linear behind it.
-    assert len(count.alive) == 4
-    assert all(later <= earlier - 3 for earlier, later in zip(count.alive, count.alive[1:], strict=False))
+    layers = [nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64)) for _ in range(4)]
+    net = steelyard.compile(nn.Sequential(*layers), "mxfp8", blocks=False)
+    net(torch.randn(32, 64, requires_grad=True)).sum().backward()
+    assert len(gradients) == 17, "of each layer four, and that of the input"
+    # The gradients of a layer are made before what it saved dies, and those of the layers before it are not.
+    for layer in range(1, 4):
+        assert sum(made <= 4 * layer for made in deaths) >= 3 * layer, deaths

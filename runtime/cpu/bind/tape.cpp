@@ -96,7 +96,17 @@ public:
 
   void add_free(int tensor) { tape_->add(FreeStep{tensor}); }
 
-  nb::object call(const nb::args &values) const { return run(values, nullptr); }
+  nb::object call(const nb::args &values) const {
+    return run(objects_in(values), nullptr);
+  }
+
+  // Empties the list: each argument is freed after its last use, if nobody else
+  // holds it.
+  nb::object consume(nb::list values) const {
+    std::vector<nb::object> taken = objects_in(values);
+    values.clear();
+    return run(std::move(taken), nullptr);
+  }
 
   int64_t nbytes() const { return tape_->nbytes(); }
 
@@ -105,7 +115,7 @@ public:
     const nb::list records(values[0]);
     const nb::args others = nb::steal<nb::args>(
         PyTuple_GetSlice(values.ptr(), 1, PyTuple_GET_SIZE(values.ptr())));
-    return run(others, &records);
+    return run(objects_in(others), &records);
   }
 
   // This tape as a step of another. Its arguments are values of the step, by
@@ -146,8 +156,16 @@ private:
     return made;
   }
 
+  static std::vector<nb::object> objects_in(const nb::object &values) {
+    std::vector<nb::object> found;
+    for (nb::handle value : values)
+      found.push_back(nb::borrow(value));
+    return found;
+  }
+
   // The arena's address, then the arguments.
-  nb::object run(const nb::args &values, const nb::list *records) const {
+  nb::object run(std::vector<nb::object> values,
+                 const nb::list *records) const {
     require(values.size() == arguments_.size() + 1,
             "a tape must get the address of its arena and its arguments");
     auto *arena = pointer<uint8_t>(nb::cast<uintptr_t>(values[0]));
@@ -163,6 +181,17 @@ private:
                                      tuple_of(x.strides.data(), x.dims));
       return pointer<uint8_t>(TensorReader::address(tensor));
     };
+    const Release release = [&](int tensor) {
+      const nb::gil_scoped_acquire locked;
+      for (size_t i = 0; i < arguments_.size(); ++i) {
+        const auto &[kind, at] = arguments_[i];
+        if (at == tensor && kind != static_cast<int>(ArgumentKind::number)) {
+          values[i + 1].reset();
+          kept[i].reset();
+        }
+      }
+    };
+    const Caller caller{allocate, release};
     const int threads = reader_.threads();
     if (records) {
       size_t record = 0;
@@ -174,10 +203,10 @@ private:
           one.attr("__exit__")(nb::none(), nb::none(), nb::none());
         record += begins ? 0 : 1;
       };
-      tape_->run(*frame, arena, threads, allocate, &observe);
+      tape_->run(*frame, arena, threads, caller, &observe);
     } else {
       const nb::gil_scoped_release released;
-      tape_->run(*frame, arena, threads, allocate, nullptr);
+      tape_->run(*frame, arena, threads, caller, nullptr);
     }
     nb::object results = nb::steal(PyTuple_New(made.size()));
     for (size_t i = 0; i < made.size(); ++i)
@@ -237,6 +266,10 @@ void bind_tape(nb::module_ &m) {
           nb::arg("results"), "A kernel that runs the steps.")
       .def("__call__", &PythonTape::call,
            "Run the steps on the arena at an address, and the arguments.")
+      .def(
+          "consume", &PythonTape::consume,
+          "The same for the arena's address and the arguments in a list, which "
+          "is emptied: arguments are freed after their last use.")
       .def("recorded", &PythonTape::recorded,
            "The same, with a context manager around each kernel: a list of "
            "them comes first.");

@@ -39,7 +39,7 @@ void BlockKernel::run(const Values &values, int threads) const {
   };
   Heap &heap = frame->heap;
   uint8_t *memory = heap.memory(heap.take(arena));
-  tape->run(*frame, memory, threads, allocate, nullptr);
+  tape->run(*frame, memory, threads, {allocate}, nullptr);
 }
 
 } // namespace steelyard

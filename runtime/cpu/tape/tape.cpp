@@ -86,8 +86,8 @@ private:
 
 class Loop {
 public:
-  Loop(Frame &frame, uint8_t *arena, int threads, const Allocate &allocate)
-      : frame_(frame), arena_(arena), threads_(threads), allocate_(allocate) {}
+  Loop(Frame &frame, uint8_t *arena, int threads, const Caller &caller)
+      : frame_(frame), arena_(arena), threads_(threads), caller_(caller) {}
 
   void operator()(const KernelStep &step) {
     for (const Result &result : step.results)
@@ -118,6 +118,8 @@ public:
     int &block = frame_.blocks[step.tensor];
     if (block != kNowhere)
       frame_.heap.release(block);
+    else if (caller_.release)
+      caller_.release(step.tensor);
     block = kNowhere;
   }
 
@@ -144,7 +146,7 @@ private:
     if (result.home == Home::arena) {
       x.data = arena_ + result.place;
     } else if (result.home == Home::caller) {
-      x.data = allocate_(result, x);
+      x.data = caller_.allocate(result, x);
     } else {
       const int block = frame_.heap.take(x.elements() * x.type.bytes);
       x.data = frame_.heap.memory(block);
@@ -156,7 +158,7 @@ private:
   Frame &frame_;
   uint8_t *arena_;
   int threads_;
-  const Allocate &allocate_;
+  const Caller &caller_;
   std::vector<int64_t> numbers_;
 };
 
@@ -305,9 +307,9 @@ int64_t Tape::nbytes() {
   return sum;
 }
 
-void Tape::run(Frame &frame, uint8_t *arena, int threads,
-               const Allocate &allocate, const Observe *observe) const {
-  Loop loop(frame, arena, threads, allocate);
+void Tape::run(Frame &frame, uint8_t *arena, int threads, const Caller &caller,
+               const Observe *observe) const {
+  Loop loop(frame, arena, threads, caller);
   for (size_t i = 0; i < steps_.size(); ++i) {
     if (observe && std::holds_alternative<KernelStep>(steps_[i]))
       run_observed(loop, steps_[i], i, *observe);

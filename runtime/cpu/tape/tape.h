@@ -63,6 +63,13 @@ using Step = std::variant<KernelStep, ViewStep, FreeStep>;
 
 // Makes a tensor of Python's and gives its memory.
 using Allocate = std::function<uint8_t *(const Result &, const Tensor &)>;
+// Is told which argument, by register, no step reads any more.
+using Release = std::function<void(int tensor)>;
+// Who calls a tape: may keep its arguments, and then releases none.
+struct Caller {
+  Allocate allocate;
+  Release release = {};
+};
 // Is told before and after each step that runs a kernel.
 using Observe = std::function<void(size_t step, bool begins)>;
 
@@ -119,7 +126,7 @@ public:
   int64_t nbytes();
 
   // Runs the steps on the tensors and numbers that a frame has been given.
-  void run(Frame &frame, uint8_t *arena, int threads, const Allocate &allocate,
+  void run(Frame &frame, uint8_t *arena, int threads, const Caller &caller,
            const Observe *observe) const;
 
 private:
