@@ -69,13 +69,11 @@ class BlockStep:
         return BoundKernel(run, allocate)
 
 
-def block_step(entry: Entry, operands: Mapping[int, int], arguments: Sequence[Any]) -> BlockStep:
-    """A step that runs a function: `operands` says which of its arguments are which operands of the step."""
-    positions = [operands.get(number, _NOWHERE) for number in entry.arguments]
-    known = [
-        arguments[number] if place == _NOWHERE else None
-        for number, place in zip(entry.arguments, positions, strict=True)
-    ]
+def block_step(entry: Entry, operands: Sequence[int], arguments: Sequence[Any]) -> BlockStep:
+    """A step that runs a function: `operands` says which of its arguments the step is given, in their order."""
+    places = {number: place for place, number in enumerate(operands)}
+    positions = [places.get(number, _NOWHERE) for number in entry.arguments]
+    known = [None if number in places else arguments[number] for number in entry.arguments]
     return BlockStep(entry, positions, known)
 
 

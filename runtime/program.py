@@ -19,7 +19,7 @@ from steelyard.runtime.cuda.devices import Devices
 from steelyard.runtime.dtypes import result_dtype, shape_of
 from steelyard.runtime.emitted import Emitted
 from steelyard.runtime.emitter import Emitter
-from steelyard.runtime.entry import BlockStep, Entry, block_step
+from steelyard.runtime.entry import BlockStep, Entry
 from steelyard.runtime.finite import make_check
 from steelyard.runtime.profiling import CallName
 from steelyard.runtime.quantizers import Quantizers
@@ -79,14 +79,9 @@ class Program:
         has_state = function.state_names or function.moved or function.measures
         return None if self.devices is not None or has_state else function.emitted.code.entry
 
-    def as_step(self, operands: Mapping[int, int], arguments: tuple) -> BlockStep:
-        """The forward as a step of another program, with the weights of these arguments.
-
-        `operands` says which arguments are operands of the step, and which; the others are those that are given here.
-        """
-        entry = self.entry
-        assert entry is not None, "only a program with an entry is a step"
-        return block_step(entry, operands, (*arguments, *self._forward.parts(arguments)))
+    def parts(self, arguments: tuple) -> list[Any]:
+        """The quantized weights of these arguments, which the forward takes after them."""
+        return self._forward.parts(arguments)
 
     def backward(self, values: list[Any]) -> tuple:
         """Run the backward: the gradients of the arguments that have one.

@@ -136,7 +136,9 @@ class Weights:
         self._lock = make_lock()
         self._found: weakref.WeakKeyDictionary[Any, Found] = weakref.WeakKeyDictionary()
         """What readers found, while nothing changes."""
-        self.changes = 0
+        self._bound: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+        """What owners know by weak references, with weights bound to it, while nothing changes."""
+        self._changes = 0
         """How often something was made again, or forgotten."""
         self.holds_packed = True
         """Whether what is packed of a quantized parameter is kept beside it; not if that is about to be replaced."""
@@ -152,7 +154,7 @@ class Weights:
         if found is not None and found.holds(arguments):
             return found.parts
         found = Found([], _cpu.Stamps(), _optimizer_steps, frozenset(weight.sources[0] for weight in weights))
-        is_plain, changes = True, self.changes
+        is_plain, changes = True, self._changes
         for weight in weights:
             parameter = arguments[weight.sources[0]]
             is_plain = is_plain and _has_stamp(parameter)
@@ -161,7 +163,7 @@ class Weights:
             found.parts.extend(self.get(weight, [arguments[i] for i in weight.sources]))
             is_plain = is_plain and (weight.key, id(parameter)) in self._kept
         # What was just made may be made again before it is read again.
-        if is_plain and changes == self.changes:
+        if is_plain and changes == self._changes:
             self._found[reader] = found
         return found.parts
 
@@ -181,10 +183,18 @@ class Weights:
         """
         return self._found.get(reader)
 
+    def keep_until_change(self, owner: Hashable, bound: list[Any]) -> None:
+        """Hold what has weights bound to it, for an owner, until one of all weights is made again, or forgotten.
+
+        Its weights make room for others then, so nobody else may hold it for longer than a call.
+        """
+        self._bound[owner] = bound
+
     def _forget_found(self) -> None:
         """Something that is kept is about to change."""
-        self.changes += 1
+        self._changes += 1
         self._found.clear()
+        self._bound.clear()
 
     def get(self, weight: WeightArgument, sources: Sequence[Any]) -> tuple:
         """The parts of a weight, made again if its parameter was written since."""

@@ -3,14 +3,12 @@
 import gc
 import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
 
 import steelyard
-from steelyard.driver import net as driver_net
 from steelyard.errors import TargetError, UnsupportedModelError
 
 
@@ -232,146 +230,3 @@ def test_what_cannot_be_frozen_is_refused_before_anything_is_compiled():
         steelyard.compile(model, "mxfp8", target="cuda:sm_90a").freeze(x)
     with pytest.raises(UnsupportedModelError, match="got <object object"):
         net.freeze(object())
-
-
-class Around(nn.Module):
-    """A model whose code around its blocks computes something, too."""
-
-    def __init__(self, blocks: int = 5):
-        super().__init__()
-        self.table = nn.Embedding(40, 48)
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 48)) for _ in range(blocks)
-        )
-        self.register_buffer("shift", torch.full((48,), 0.25))
-
-    def forward(self, tokens, scale=2.0):
-        x = self.table(tokens) * scale + self.shift
-        for block in self.blocks:
-            x = x + block(x)
-        return x, tokens.shape[0]
-
-
-@pytest.fixture
-def whole(monkeypatch):
-    """Counts the nets that are captured as a whole."""
-    counts = []
-    run = driver_net.freeze
-
-    def counted(*arguments):
-        counts.append(1)
-        return run(*arguments)
-
-    monkeypatch.setattr(driver_net, "freeze", counted)
-    return counts
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize(("recipe", "weights"), [("nvfp4", "quantized"), ("mxfp8", "cached"), ("nvfp4", "cached")])
-def test_each_call_of_a_block_is_a_step(recipe, weights, whole):
-    torch.manual_seed(0)
-    net = steelyard.compile(Around().eval(), recipe, weights=weights)
-    tokens, others = torch.randint(0, 40, (2, 3, 7))
-    frozen = net.freeze(tokens, scale=0.5)
-    assert not whole
-    with torch.no_grad():
-        for given in (others, tokens):
-            found, expected = frozen(given, scale=0.5), net(given, scale=0.5)
-            assert torch.equal(found[0], expected[0])
-            assert found[1] == 3
-    text = frozen.tape
-    assert [f"block_{number}(" in text for number in range(6)] == [True] * 5 + [False]
-    outer, blocks = text.split("\n\n")
-    assert outer.count("lookup_0(") == 1
-    assert blocks.startswith("block 0, block 1, block 2, block 3, block 4: ")
-    assert blocks.count("gemm_0(") == 2
-
-
-def test_threads_share_calls_of_blocks(whole):
-    torch.manual_seed(0)
-    net = steelyard.compile(Around().eval(), "nvfp4")
-    inputs = torch.randint(0, 40, (8, 3, 7))
-    frozen = net.freeze(inputs[0])
-    expected = [frozen(x)[0] for x in inputs]
-    with ThreadPoolExecutor(8) as pool:
-        runs = pool.map(lambda number: torch.equal(frozen(inputs[number % 8])[0], expected[number % 8]), range(200))
-        assert all(runs)
-    assert not whole
-
-
-class Asking(Around):
-    """A model that looks at a value before its blocks."""
-
-    def forward(self, tokens, scale=2.0):
-        return super().forward(tokens, scale if tokens.max().item() > 3 else 1.0)
-
-
-class Counting(Around):
-    """A model that writes a buffer around its blocks."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, tokens, scale=2.0):
-        self.calls.add_(1)
-        return super().forward(tokens, scale)
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize("model", [Counting, Asking], ids=["counting", "asking"])
-def test_a_call_that_is_more_than_blocks_is_captured_as_a_whole_or_refused(model, whole):
-    net = steelyard.compile(model().eval(), "mxfp8")
-    tokens = torch.randint(4, 40, (3, 7))
-    if model is Asking:
-        with pytest.raises(UnsupportedModelError, match="must be one graph"):
-            net.freeze(tokens)
-    else:
-        frozen, before = net.freeze(tokens), net.calls.item()
-        with torch.no_grad():
-            # What stands around blocks is fused with them where the whole is captured.
-            torch.testing.assert_close(frozen(tokens)[0], net(tokens)[0], rtol=1e-3, atol=1e-3)
-        assert net.calls.item() == before + 2
-    assert whole
-
-
-class Pair(nn.Module):
-    """A block that returns something which its model does not read."""
-
-    def __init__(self):
-        super().__init__()
-        self.project = nn.Linear(48, 48)
-
-    def forward(self, x):
-        y = self.project(x)
-        return y, torch.cat([x, y], -1)
-
-
-class Reading(Around):
-    """A model that reads what its last block returns, and of the others a part."""
-
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList(Pair() for _ in range(5))
-
-    def forward(self, tokens):
-        x = self.table(tokens)
-        for block in self.blocks:
-            x, both = block(x)
-        return x, both
-
-
-def test_blocks_do_not_compute_what_nobody_reads(whole):
-    torch.manual_seed(0)
-    net = steelyard.compile(Reading().eval(), "mxfp8")
-    tokens = torch.randint(0, 40, (3, 7))
-    frozen = net.freeze(tokens)
-    with torch.no_grad():
-        found, expected = frozen(tokens), net(tokens)
-    assert all(map(torch.equal, found, expected))
-    outer, partly, all_read = frozen.tape.split("\n\n")
-    assert "block_3(" in outer
-    assert partly.startswith("block 0, block 1, block 2, block 3: ")
-    assert "3x7x96" not in partly
-    assert "3x7x96" in all_read
-    assert not whole

@@ -1,5 +1,6 @@
 """`generate` with a static cache: steps that are alike run without torch's checks, and notice what changes."""
 
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -114,7 +115,7 @@ def test_steps_of_blocks_are_a_program_of_calls(traced, recorded):
     assert len(traced) == 3, "the first step compiles the blocks, and the fourth is like the third"
     again = net.generate(prompt(), **options)
     assert len(traced) == 5
-    assert len(net._steelyard.traced_steps._known) == 1, "another cache runs the same program"
+    assert len(net._steelyard.traced_steps.known) == 1, "another cache runs the same program"
     assert not recorded
     whole = steelyard.compile(model, "nvfp4", blocks=False).generate(prompt(), **options)
     for one in (found, again):
@@ -124,6 +125,46 @@ def test_steps_of_blocks_are_a_program_of_calls(traced, recorded):
             assert torch.equal(own.keys, other.keys)
             assert torch.equal(own.values, other.values)
             assert own.get_seq_length() == other.get_seq_length() == 11
+
+
+def test_steps_after_others_with_a_growing_cache_are_a_program_too(traced, recorded):
+    model = make_small_llama(num_hidden_layers=4)
+    net = steelyard.compile(model, "mxfp8")
+    options = {"do_sample": False, "max_new_tokens": 8, "output_logits": True, "return_dict_in_generate": True}
+    growing = net.generate(prompt(), **options)
+    assert "?" in net.ir("traced")
+    static = net.generate(prompt(), cache_implementation="static", **options)
+    assert len(net._steelyard.traced_steps.known) == 1
+    assert len(traced) <= 3
+    assert not recorded
+    assert torch.equal(static.sequences, growing.sequences)
+    torch.testing.assert_close(static.logits, growing.logits, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_that_were_written_do_not_live_on_in_programs_of_steps():
+    model = make_small_llama(num_hidden_layers=4)
+    net = steelyard.compile(model, "mxfp8")
+    net.generate(prompt(), **OPTIONS)
+    (known,) = net._steelyard.traced_steps.known
+    parts = [weakref.ref(part) for part in known.program.held]
+    assert len(parts) >= 4 * 7
+    del known
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.01)
+        net(prompt())
+    assert not [part for part in parts if part() is not None]
+    assert not net._steelyard.traced_steps.known
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}], ids=["growing", "static"])
+def test_steps_are_measured(options):
+    net = steelyard.compile(make_small_llama(num_hidden_layers=4), "mxfp8")
+    with net.measure(every=3) as measured:
+        net.generate(prompt(), do_sample=False, max_new_tokens=8, **options)
+    assert measured.result.steps == 3
+    assert len({row.layer for row in measured.result.rows if row.layer.endswith("_proj")}) == 4 * 7
 
 
 @pytest.mark.every(4)
@@ -249,8 +290,9 @@ def test_other_calls_are_left_alone(recorded):
     assert torch.equal(net.generate(prompt(), **OPTIONS)[:, :8], dynamic)
 
 
-def test_threads():
-    model = make_small_llama()
+@pytest.mark.parametrize("layers", [1, 4])
+def test_threads(layers):
+    model = make_small_llama(num_hidden_layers=layers)
     net = steelyard.compile(model, "nvfp4")
     prompts = [torch.tensor([[first, 7, 11]]) for first in range(4)]
     expected = [net.generate(one, **OPTIONS) for one in prompts]
@@ -260,3 +302,13 @@ def test_threads():
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(generate, range(24)))
+
+
+def test_threads_may_take_the_first_steps():
+    model = make_small_llama(num_hidden_layers=4)
+    prompts = [torch.tensor([[first, 7, 11]]) for first in range(4)]
+    expected = [steelyard.compile(model, "mxfp8").generate(one, **OPTIONS) for one in prompts]
+    net = steelyard.compile(model, "mxfp8")
+    with ThreadPoolExecutor(4) as pool:
+        found = [*pool.map(lambda number: net.generate(prompts[number % 4], **OPTIONS), range(8))]
+    assert all(torch.equal(tokens, expected[number % 4]) for number, tokens in enumerate(found))

@@ -33,8 +33,9 @@ from steelyard.driver.training import JointGraph, JointPrograms, make_thin_graph
 from steelyard.driver.uncompiled import GraphsOfTorch
 from steelyard.errors import RecipeError, SteelyardError, UnsupportedModelError, UnsupportedOpError
 from steelyard.forks import make_lock
+from steelyard.frontend.graph_variants import Sizes, has_unknown_sizes, with_sizes, without_results
 from steelyard.frontend.grouped_mm import capture_experts
-from steelyard.frontend.importer import import_graph, lift_constants, without_results
+from steelyard.frontend.importer import import_graph, lift_constants
 from steelyard.ir.functions import functions_of
 from steelyard.runtime.cuda.devices import device_among, target_among
 from steelyard.runtime.program import Program
@@ -320,9 +321,10 @@ class Backend:
             parameters: Sequence[str | None],
             stored: Stored,
             unread: Collection[int] = (),
+            sizes: Sizes | None = None,
         ) -> Compilation:
             compilation = Compilation(settings, backend.state, backend.weights)
-            graph, layers = without_results(aten.graph, layers, unread)
+            graph, layers = without_results(*with_sizes(aten.graph, layers, sizes), unread)
             known = {"layers": layers, "parameters": parameters, "stored": stored, "written": written or ()}
             module = import_graph(graph, make_context(), name="forward", **known)
             compilation.run(module)
@@ -330,7 +332,15 @@ class Backend:
 
         layers = layer_names(aten.graph, self._module_names(), parameters, caller)
         graph = CapturedGraph(
-            layers, parameters, stored, build, lambda made: backend._add(made), self.names_by_id, constants, written
+            layers,
+            parameters,
+            stored,
+            build,
+            lambda made: backend._add(made),
+            self.names_by_id,
+            constants,
+            written,
+            has_unknown_sizes=has_unknown_sizes(aten.graph),
         )
         if settings.target == CPU:
             return graph

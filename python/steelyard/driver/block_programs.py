@@ -8,7 +8,7 @@ block is one step of the tape.
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -17,12 +17,13 @@ from torch_mlir import ir
 
 from steelyard.dialect import make_context
 from steelyard.driver.compilation import Compilation
+from steelyard.driver.compile_lock import compile_lock
 from steelyard.driver.settings import Settings
 from steelyard.driver.traces import GraphRun, OpRun, Ref, Step, Trace, used_steps
 from steelyard.errors import UnsupportedModelError
 from steelyard.frontend.block_calls import call_block
 from steelyard.frontend.importer import import_graph
-from steelyard.runtime.entry import BlockStep, Entry, Given
+from steelyard.runtime.entry import BlockStep, Entry, Given, block_step
 from steelyard.runtime.program import Program
 from steelyard.runtime.state import State
 from steelyard.runtime.weights import Weights
@@ -38,7 +39,7 @@ class Owner(Protocol):
 
 
 @dataclass(frozen=True)
-class BlockProgram:
+class TracedProgram:
     """A program of a whole call."""
 
     compilation: Compilation
@@ -49,8 +50,10 @@ class BlockProgram:
     """Arguments whose new values are its first results."""
     outputs: Sequence[int]
     """Which tensors of the trace its other results are."""
+    held: Sequence[torch.Tensor]
+    """Its last arguments: the quantized weights of blocks, and constants."""
     bound: Sequence[int]
-    """Which tensors of the trace are parameters that are bound to it."""
+    """Which tensors of the trace are the parameters of blocks."""
     blocks: Sequence[BlockStep]
     """What it calls, by number."""
 
@@ -70,15 +73,31 @@ def tapes_text(program: Program) -> str:
     return "\n\n".join(text for _, text in program.tapes)
 
 
-def compile_trace(trace: Trace, results: Sequence[int], owner: Owner) -> BlockProgram:
+def compile_trace(trace: Trace, results: Sequence[int], owner: Owner) -> TracedProgram:
     """The program of a call that left a trace and returned these tensors.
 
-    The parameters of blocks, and their weights, are bound to it as they are now. Raises `UnsupportedModelError` where
-    the call is no such program.
+    The quantized weights of blocks are bound to it as they are now. Raises `UnsupportedModelError` where the call is no
+    such program, whatever the reason: the call itself has run.
     """
     if trace.refusal:
         raise UnsupportedModelError(trace.refusal)
-    return _Builder(trace, results, owner).build()
+    try:
+        with compile_lock():
+            return _Builder(trace, results, owner).build()
+    except UnsupportedModelError:
+        raise
+    except Exception as error:
+        raise UnsupportedModelError(f"what runs around blocks is no program: {error}") from error
+
+
+class _Block(NamedTuple):
+    """A call of a block."""
+
+    step: BlockStep
+    operands: list[Ref | torch.Tensor]
+    """What the program around it gives to it: what the trace knows, weights and constants."""
+    results: list[int]
+    """What somebody reads of its results."""
 
 
 class _Builder:
@@ -94,13 +113,18 @@ class _Builder:
         self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
         self._nodes: dict[int, torch.fx.Node] = {}
         self._layers: dict[torch.fx.Node, str] = {}
-        self._blocks: list[BlockStep] = []
+        self._blocks = {id(step): self._block(step) for step in self._steps if isinstance(step, GraphRun)}
+        self._steps_of_blocks: list[BlockStep] = []
         self._inputs: list[int] = []
+        self._held: dict[int, tuple[torch.Tensor, torch.fx.Node]] = {}
+        """Weights and constants of blocks, by id."""
 
-    def build(self) -> BlockProgram:
+    def build(self) -> TracedProgram:
         """The program of all steps."""
         for number in self._read_by_steps():
             self._take(number)
+        for tensor in (x for block in self._blocks.values() for x in block.operands if isinstance(x, torch.Tensor)):
+            self._hold(tensor)
         for step in self._steps:
             if isinstance(step, GraphRun):
                 self._call(step)
@@ -110,25 +134,62 @@ class _Builder:
         written = tuple([self._inputs.index(number) for number in self._trace.copies])
         compilation = self._compile(written)
         assert compilation.program is not None, "what was compiled has a program"
-        own = compilation, compilation.program, self._inputs, written, self._results
-        return BlockProgram(*own, self._bound(), self._blocks)
+        return TracedProgram(
+            compilation=compilation,
+            program=compilation.program,
+            inputs=self._inputs,
+            written=written,
+            outputs=self._results,
+            held=[tensor for tensor, _ in self._held.values()],
+            bound=self._bound(),
+            blocks=self._steps_of_blocks,
+        )
+
+    def _block(self, step: GraphRun) -> _Block:
+        """What a call of a block is a step of, with its weights."""
+        unread = frozenset(i for i, number in enumerate(step.results) if number not in self._needed)
+        graph = step.graph.variant(unread, [self._given(value) for value in step.arguments])
+        values = tuple([self._trace.outside.get(x.number) if isinstance(x, Ref) else x for x in step.arguments])
+        entry, known = graph.entry(values)
+        if entry is None:
+            raise UnsupportedModelError("a block is more than one tape")
+        given = [*step.arguments, *known[len(values) :]]
+        operands = [number for number in entry.arguments if isinstance(given[number], Ref | torch.Tensor)]
+        results = [number for number in step.results if number in self._needed]
+        return _Block(block_step(entry, operands, given), [given[number] for number in operands], results)
+
+    def _given(self, value: Any) -> Any:
+        """What a graph was given."""
+        return self._trace.tensor(value.number) if isinstance(value, Ref) else value
 
     def _compile(self, written: tuple[int, ...]) -> Compilation:
         owner = self._owner
         names = owner.names_by_id()
         parameters = [names.get(id(self._trace.outside[number])) for number in self._inputs]
+        parameters += [None for _ in self._held]
+        # The importer writes some ops again, in the module that owns the graph.
+        graph_module = torch.fx.GraphModule(torch.nn.Module(), self._graph)
         module: ir.Module = import_graph(
-            self._graph, make_context(), name="forward", layers=self._layers, parameters=parameters, written=written
+            graph_module.graph,
+            make_context(),
+            name="forward",
+            layers=self._layers,
+            parameters=parameters,
+            written=written,
         )
-        compilation = Compilation(owner.settings, owner.state, owner.weights, self._blocks)
+        compilation = Compilation(owner.settings, owner.state, owner.weights, self._steps_of_blocks)
         compilation.run(module)
         return compilation
 
     def _read_by_steps(self) -> list[int]:
-        """The tensors from outside that the program takes: not the parameters of blocks, which are bound to them."""
-        refs = [ref for step in self._steps for ref in step.arguments if self._is_operand(step, ref)]
-        outside = [ref.number for ref in refs if ref.number in self._trace.outside]
-        return list(dict.fromkeys([*outside, *self._trace.copies]))
+        """The tensors from outside that the program takes, without what it holds."""
+        read = [ref.number for step in self._steps for ref in self._operands(step)]
+        return list(dict.fromkeys([*(number for number in read if number in self._trace.outside), *self._trace.copies]))
+
+    def _operands(self, step: Step) -> list[Ref]:
+        if isinstance(step, GraphRun):
+            return [value for value in self._blocks[id(step)].operands if isinstance(value, Ref)]
+        return [value for value in step.arguments if isinstance(value, Ref)]
 
     def _bound(self) -> list[int]:
         """The parameters of blocks."""
@@ -137,17 +198,17 @@ class _Builder:
         outside = dict.fromkeys(ref.number for ref in refs if ref.number in self._trace.outside)
         return [number for number in outside if isinstance(self._trace.outside[number], torch.nn.Parameter)]
 
-    def _is_operand(self, step: Step, value: Any) -> bool:
-        """Whether a step takes a value from the program around it."""
-        if not isinstance(value, Ref):
-            return False
-        known = self._trace.outside.get(value.number)
-        return not (isinstance(step, GraphRun) and isinstance(known, torch.nn.Parameter))
-
     def _take(self, number: int) -> None:
         self._nodes[number] = self._graph.placeholder(f"input_{number}")
         self._nodes[number].meta["val"] = self._fake(number)
         self._inputs.append(number)
+
+    def _hold(self, tensor: torch.Tensor) -> None:
+        if id(tensor) in self._held:
+            return
+        node = self._graph.placeholder(f"held_{len(self._held)}")
+        node.meta["val"] = self._fakes.from_tensor(tensor.detach(), static_shapes=True)
+        self._held[id(tensor)] = tensor, node
 
     def _run(self, step: OpRun) -> None:
         leaves = [self._nodes[leaf.number] if isinstance(leaf, Ref) else leaf for leaf in step.arguments]
@@ -155,28 +216,19 @@ class _Builder:
         self._bind(self._graph.call_function(step.op, args, keywords), step.results, has_several=step.has_several)
 
     def _call(self, step: GraphRun) -> None:
-        """A call of a block, whose parameters and weights are bound to it."""
-        places = [place for place, value in enumerate(step.arguments) if self._is_operand(step, value)]
-        values = [self._value(value) for value in step.arguments]
-        unread = frozenset(i for i, number in enumerate(step.results) if number not in self._needed)
-        results = [number for number in step.results if number in self._needed]
-        block = step.graph.without(unread).as_step(
-            {place: number for number, place in enumerate(places)}, tuple(values)
-        )
-        if block is None:
-            raise UnsupportedModelError("a block is more than one tape")
-        made = _made(step.arguments, results, block.entry)
+        """A call of a block."""
+        block = self._blocks[id(step)]
+        made = _made(step.arguments, block.results, block.step.entry)
         if not made:
             raise UnsupportedModelError("a block makes nothing")
-        operands = [self._nodes[step.arguments[place].number] for place in places]
-        node = self._graph.call_function(call_block(len(made)), (len(self._blocks), operands))
-        self._blocks.append(block)
-        self._layers[node] = step.graph.module_of(values)
+        operands = [
+            self._nodes[value.number] if isinstance(value, Ref) else self._held[id(value)][1]
+            for value in block.operands
+        ]
+        node = self._graph.call_function(call_block(len(made)), (len(self._steps_of_blocks), operands))
+        self._steps_of_blocks.append(block.step)
+        self._layers[node] = step.graph.module_of([self._given(value) for value in step.arguments])
         self._bind(node, made, has_several=len(made) > 1)
-
-    def _value(self, value: Any) -> Any:
-        """What a graph was given: of tensors that only a call has, nothing."""
-        return self._trace.outside.get(value.number) if isinstance(value, Ref) else value
 
     def _bind(self, node: torch.fx.Node, results: Sequence[int], *, has_several: bool) -> None:
         """Give the results of a node their numbers."""

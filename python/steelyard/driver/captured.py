@@ -16,21 +16,23 @@ import torch
 
 from steelyard.driver import progress
 from steelyard.driver.compilation import Compilation
+from steelyard.driver.compile_lock import compile_lock
 from steelyard.driver.quantized_inputs import stored_schemes
 from steelyard.driver.recording import current
-from steelyard.forks import make_lock
+from steelyard.frontend.graph_variants import Layout, Sizes
 from steelyard.ir.renaming import Renaming
 from steelyard.ir.stored import StoredSchemes
-from steelyard.runtime.entry import BlockStep
+from steelyard.runtime.entry import Entry
 from steelyard.runtime.program import Program, SettledCall
 
 _MOST_REMEMBERED = 256
+_MOST_VARIANTS = 16
 
 Parameters = tuple[str | None, ...]
 Stored = tuple[StoredSchemes, ...]
 Build = Callable[..., Compilation]
 """Compiles a graph, given the layer of each node, the parameter of each argument, and how it is stored. One without
-gradients also without the results that are `unread`, by number."""
+gradients also as a variant: without the results that are `unread`, by number, and for arguments of certain `sizes`."""
 
 
 class CapturedGraph:
@@ -46,6 +48,8 @@ class CapturedGraph:
         names_by_id: Callable[[], Mapping[int, str]],
         constants: tuple[torch.Tensor, ...] = (),
         written: tuple[int, ...] | None = (),
+        *,
+        has_unknown_sizes: bool = False,
     ):
         self.written = written
         """Arguments whose new values come before the results; None if torch does other work around the graph, too."""
@@ -63,13 +67,13 @@ class CapturedGraph:
         self.first = self._make(self._parameters, stored)
         """The program of the parameters that the graph was captured with."""
         self._stored = stored
-        self._without: dict[frozenset[int], CapturedGraph] = {}
-        """The same without results that nobody reads, by the numbers of those."""
+        self._has_unknown_sizes = has_unknown_sizes
+        self._variants: dict[tuple[frozenset[int], Sizes | None], CapturedGraph] = {}
+        """The same without results that nobody reads, and for certain sizes, by both."""
         self._remembered: dict[tuple[int, ...], tuple[weakref.ref, Program]] = {}
         self._settled: dict[int, tuple[SettledCall, ...]] = {}
         """What runs programs on the parameters of earlier calls, while they are as then: by the id of the first
         parameter, which several layers may share."""
-        self._lock = make_lock()
 
     def __call__(self, values: tuple[Any, ...]) -> tuple:
         """Run the program of these arguments, by whoever takes note of it."""
@@ -107,23 +111,46 @@ class CapturedGraph:
         run = self.program_of(values).freeze((*values, *constants))
         return run if not constants else lambda values: run((*values, *constants))
 
-    def without(self, unread: frozenset[int]) -> "CapturedGraph":
-        """The same without some of its results: what only these need is not computed."""
-        if not unread:
+    def variant(self, unread: frozenset[int], values: Sequence[Any]) -> "CapturedGraph":
+        """The same for arguments of the sizes of these, and without some results: what only those need is not computed.
+
+        `values` are what a caller gives.
+        """
+        sizes = tuple(map(_size_of, (*values, *self._constants))) if self._has_unknown_sizes else None
+        if not unread and sizes is None:
             return self
-        if unread not in self._without:
-            build = functools.partial(self._build, unread=unread)
-            own = self._layers, self._parameters, self._stored, build, _add_nowhere, self._names_by_id
-            self._without[unread] = CapturedGraph(*own, self._constants, self.written)
-        return self._without[unread]
+        with compile_lock():
+            if (unread, sizes) not in self._variants:
+                if len(self._variants) >= _MOST_VARIANTS:
+                    self._variants.clear()
+                self._variants[unread, sizes] = self._make_variant(unread, sizes)
+            return self._variants[unread, sizes]
 
-    def as_step(self, operands: Mapping[int, int], values: tuple[Any, ...]) -> BlockStep | None:
-        """The program of these arguments, with the weights that are there now, as a step of another program.
+    def _make_variant(self, unread: frozenset[int], sizes: Sizes | None) -> "CapturedGraph":
+        return CapturedGraph(
+            layers=self._layers,
+            parameters=self._parameters,
+            stored=self._stored,
+            build=functools.partial(self._build, unread=unread, sizes=sizes),
+            add=_add_nowhere,
+            names_by_id=self._names_by_id,
+            constants=self._constants,
+            written=self.written,
+        )
 
-        `operands` says which arguments are which operands of the step. None if the program is more than one tape.
+    @property
+    def variants(self) -> list["CapturedGraph"]:
+        """The variants that were made."""
+        return list(self._variants.values())
+
+    def entry(self, values: tuple[Any, ...]) -> tuple[Entry | None, Sequence[Any]]:
+        """How another program runs the program of these arguments as a step, and all that it takes.
+
+        That is what a caller gives, constants, and the weights that are there now. None if the program is no such step.
         """
         program = self.program_of(values)
-        return None if program.entry is None else program.as_step(operands, (*values, *self._constants))
+        given = (*values, *self._constants)
+        return program.entry, () if program.entry is None else (*given, *program.parts(given))
 
     def program_of(self, values: tuple[Any, ...]) -> Program:
         """The program of what a caller gives."""
@@ -157,7 +184,7 @@ class CapturedGraph:
             for name, value in zip(self._parameters, values, strict=True)
         )
         stored = stored_schemes(values)
-        with self._lock:
+        with compile_lock():
             return self._programs.get((names, stored)) or self._make(names, stored)
 
     def _make(self, names: Parameters, stored: Stored) -> Program:
@@ -186,6 +213,10 @@ class CapturedGraph:
     def _layers_of(self, names: Parameters) -> dict[torch.fx.Node, str]:
         renaming = Renaming(self._parameters, names)
         return {node: renaming.layer(layer) for node, layer in self._layers.items()}
+
+
+def _size_of(value: Any) -> Any:
+    return Layout(tuple(value.shape), value.stride()) if isinstance(value, torch.Tensor) else value
 
 
 def _add_nowhere(_: Compilation) -> None:

@@ -14,6 +14,7 @@ known.
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -23,7 +24,7 @@ import torch
 from torch._dynamo import eval_frame
 from torch.utils import _pytree as pytree
 
-from steelyard.driver.freezing import Inputs, Outputs, describe, outputs_of, program_of, program_of_trace
+from steelyard.driver.freezing import Inputs, Outputs, describe, outputs_of, owns_the_same, program_of, program_of_trace
 from steelyard.driver.recording import Ran, recorded_graphs
 from steelyard.driver.traced_steps import TracedSteps
 from steelyard.driver.traces import Trace, traced
@@ -130,11 +131,11 @@ class Decoding:
         before = _python_state(self.net, cache)
         with recorded_graphs() as ran:
             result = whole(**keywords)
-        is_pure = before is not None and _python_state(self.net, cache) == before
+        is_pure = before is not None and _python_state(self.net, cache) == before and not ran.has_breaks
         last, self._first = self._first, None
-        if not is_pure or len(ran) != 1 or torch._C._is_any_autocast_enabled():
+        if not is_pure or len(ran.runs) != 1 or torch._C._is_any_autocast_enabled():
             return result
-        step = self._first = _Step(ran[0], leaves, structure, result)
+        step = self._first = _Step(ran.runs[0], leaves, structure, result)
         if last is not None and last.is_like(step):
             self._same = _same_step(self.net, last, step, cache)
         return result
@@ -188,16 +189,21 @@ class _SameStep:
         self._run = run
         self._cache = cache
         self._held = _tensors_of(cache)
-        modules = net._steelyard.model.modules()
-        self._parameters = [(module._parameters, *pair) for module in modules for pair in module._parameters.items()]
+        self._owned = [
+            (held, name, tensor)
+            for module in net._steelyard.model.modules()
+            for held in (module._parameters, module._buffers)
+            for name, tensor in held.items()
+        ]
+        """Parameters and buffers, and where modules hold them."""
 
     def fits(self, leaves: Sequence[Any], structure: pytree.TreeSpec, cache: Any) -> bool:
-        """Whether a call is such a step: on the same cache, which holds the same tensors, and the same parameters."""
+        """Whether a call is such a step: on the same cache, which holds the same tensors, in a net that does, too."""
         if cache is not self._cache or structure != self._structure or torch._C._is_any_autocast_enabled():
             return False
         held = _tensors_of(cache)
         is_same = len(held) == len(self._held) and all(map(_is, held, self._held))
-        is_same = is_same and all(own.get(name) is parameter for own, name, parameter in self._parameters)
+        is_same = is_same and all(held.get(name) is tensor for held, name, tensor in self._owned)
         return is_same and self._inputs.fit(leaves) and self._holds()
 
     def run(self, leaves: Sequence[Any]) -> Any:
@@ -240,20 +246,23 @@ def _same_traced_step(net: Any, known: TracedSteps, last: _TracedStep, step: _Tr
     try:
         inputs = Inputs(step.structure, [describe(leaf, kept=[cache]) for leaf in step.leaves])
         made = known.find(step.trace, step.result, net._steelyard.backend)
+        if not inputs.fit(last.leaves) or not owns_the_same(made.program, last.trace, step.trace, step.leaves):
+            return None
         program = program_of_trace(made.program, step.trace, step.leaves)
         computed = [step.trace.tensor(number) for number in made.program.outputs]
         outputs: Outputs = outputs_of(step.result, step.leaves, computed)
     except UnsupportedModelError:
         return None
-    own = [number for number, value in zip(made.program.inputs, program.values, strict=True) if value is not None]
-    if not inputs.fit(last.leaves) or any(last.trace.outside[i] is not step.trace.outside[i] for i in own):
-        return None
-    parameters = made.parameters(step.trace)
+    parameters, reference = made.parameters(step.trace), weakref.ref(made)
 
     def run(leaves: Sequence[Any]) -> Any:
         return outputs.of(leaves, program.run(leaves))
 
-    return _SameStep(net, inputs, step.structure, run, cache, lambda: made.holds(parameters))
+    def holds() -> bool:
+        known = reference()
+        return known is not None and known.stamps.holds(parameters)
+
+    return _SameStep(net, inputs, step.structure, run, cache, holds)
 
 
 def _tensors_of(cache: Any) -> list[torch.Tensor]:

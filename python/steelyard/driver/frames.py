@@ -89,6 +89,11 @@ class Captured:
                 self._calls.append(known)
             return known
 
+    def has_breaks(self) -> bool:
+        """Whether what a call by `run` used last goes on in Python after a graph, or before one."""
+        entries = self.frames.entries(self._own.__code__)
+        return bool(entries) and _mentions(entries[0].code.co_names, _RESUMED)
+
     @functools.cached_property
     def locals_of(self) -> Callable[..., dict[str, Any]]:
         """What the guards of torch read, given the arguments of a call: the variables of the forward by name."""

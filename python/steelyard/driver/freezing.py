@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from steelyard.driver.block_programs import BlockProgram, compile_trace, tapes_text
+from steelyard.driver.block_programs import TracedProgram, compile_trace, tapes_text
 from steelyard.driver.inference import without_autocast, without_gradients
 from steelyard.driver.recording import Ran, recorded_graphs
 from steelyard.driver.traces import Trace, traced
@@ -61,10 +61,9 @@ def freeze_blocks(net: Any, arguments: tuple, keywords: dict[str, Any]) -> Froze
         return None
     try:
         made = compile_trace(trace, trace.numbers_in(result), net._steelyard.backend)
-        program = program_of_trace(made, trace, given)
-        own = [number for number, value in zip(made.inputs, program.values, strict=True) if value is not None]
-        if any(first.outside[number] is not trace.outside[number] for number in own):
+        if not owns_the_same(made, first, trace, given):
             return None
+        program = program_of_trace(made, trace, given)
         outputs = outputs_of(result, given, [trace.tensor(number) for number in made.outputs])
         return FrozenNet(inputs, program, outputs, made.text)
     except UnsupportedModelError:
@@ -78,6 +77,12 @@ def _begin(net: Any, arguments: tuple, keywords: dict[str, Any]) -> tuple[list[A
     own_arguments, own_keywords = pytree.tree_unflatten(_copies(leaves), structure)
     net.lower(*own_arguments, **own_keywords)
     return leaves, structure, inputs
+
+
+def owns_the_same(made: TracedProgram, first: Trace, trace: Trace, leaves: Sequence[Any]) -> bool:
+    """Whether an earlier trace had the same tensors where a program reads others than a call was given."""
+    numbers = [number for number in made.inputs if _index_of(trace.outside[number], leaves) is None]
+    return all(first.outside[number] is trace.outside[number] for number in (*numbers, *made.bound))
 
 
 def outputs_of(result: Any, leaves: Sequence[Any], computed: Sequence[Any]) -> "Outputs":
@@ -101,7 +106,13 @@ def _record(net: Any, leaves: list[Any], structure: pytree.TreeSpec) -> tuple[li
     arguments, keywords = pytree.tree_unflatten(given, structure)
     with recorded_graphs() as found:
         result = net(*arguments, **keywords)
-    return given, _only(found), result
+    ran = _only(found.runs)
+    if found.has_breaks:
+        raise UnsupportedModelError(
+            "a call that is frozen must be one graph, and torch breaks this one to run Python, which may read values; "
+            "torch._dynamo.explain shows where. Remove the break, or freeze a part that is compiled by itself"
+        )
+    return given, ran, result
 
 
 def _copies(leaves: list[Any]) -> list[Any]:
@@ -279,9 +290,9 @@ def program_of(first: Ran, ran: Ran, leaves: Sequence[Any], run: Callable[[tuple
     return Program(without_autocast(run), values, places, ran.graph.written)
 
 
-def program_of_trace(made: BlockProgram, trace: Trace, leaves: Sequence[Any]) -> Program:
+def program_of_trace(made: TracedProgram, trace: Trace, leaves: Sequence[Any]) -> Program:
     """A program of a trace with the tensors that its call was given, or that the net owns, as its arguments."""
-    values: list[Any] = [trace.outside[number] for number in made.inputs]
+    values: list[Any] = [*(trace.outside[number] for number in made.inputs), *made.held]
     found = [(place, leaf) for place, value in enumerate(values) if (leaf := _index_of(value, leaves)) is not None]
     for place, _ in found:
         values[place] = None

@@ -102,7 +102,7 @@ class Observing:
         begun = [(observer, observer.begin()) for observer in self._observers]
         collectors = [collector for _, found in begun for collector in found]
         if not collectors:
-            return module._run_alone(arguments, keywords)
+            return module._run_plain(arguments, keywords)
         self._current = collectors
         tell = [observer.on_output for observer, found in begun if found and observer.on_output is not None]
         is_compared = bool(tell) and module._steelyard.name is None

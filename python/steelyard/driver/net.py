@@ -42,6 +42,7 @@ from steelyard.driver.measuring import (
 )
 from steelyard.driver.module_state import ModuleState
 from steelyard.driver.outside import BypassedError
+from steelyard.driver.recording import current
 from steelyard.driver.saving import STATE_PREFIX, StateHook, flatten, join
 from steelyard.driver.settings import AUTO, MEASURED, Settings, make_settings, settle
 from steelyard.driver.stored_weights import storable_parameters
@@ -249,13 +250,15 @@ class CompiledModule(InspectedModule):
         if is_around_blocks(self._steelyard.backend):
             self._refuse_checkpoint()
             return self._run_inside(arguments, keywords)
-        decoding = current_decoding(self)
-        if decoding is not None and not is_within(self._steelyard.backend):
-            return decoding.run(arguments, keywords)
+        if is_within(self._steelyard.backend):
+            return self._run_alone(arguments, keywords)
         observing = self._steelyard.backend.observing
-        if observing is not None and not is_within(self._steelyard.backend):
-            return observing.run(self, arguments, keywords)
-        return self._run_alone(arguments, keywords)
+        return self._run_plain(arguments, keywords) if observing is None else observing.run(self, arguments, keywords)
+
+    def _run_plain(self, arguments: tuple, keywords: dict[str, Any]) -> Any:
+        """A call that is not measured."""
+        decoding = current_decoding(self)
+        return self._run_alone(arguments, keywords) if decoding is None else decoding.run(arguments, keywords)
 
     def _run_alone(self, arguments: tuple, keywords: dict[str, Any]) -> Any:
         """A call that is not within one of the net."""
@@ -487,7 +490,8 @@ class CompiledModule(InspectedModule):
 
 def _run_captured(captured: Captured, run: Callable, arguments: tuple, keywords: dict[str, Any]) -> Any:
     try:
-        result = run(*arguments, **keywords)
+        call = current.call
+        result = run(*arguments, **keywords) if call is None else call(captured, arguments, keywords)
     except BaseException as error:
         # Checkpointing ends each forward that it repeats by an error of its own.
         captured.frames.forget_call(failed=not isinstance(error, SteelyardError | _StopRecomputationError))

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from steelyard.driver.block_programs import BlockProgram, Owner, compile_trace
+from steelyard.driver.block_programs import Owner, TracedProgram, compile_trace
+from steelyard.driver.compile_lock import compile_lock
 from steelyard.driver.traces import Trace
 from steelyard.errors import UnsupportedModelError
-from steelyard.runtime.weights import Found, Weights
+from steelyard.runtime.weights import Found
 
 _MOST = 8
 
@@ -22,66 +23,69 @@ class KnownStep:
     trace: Trace
     """Without its tensors."""
     results: Sequence[int]
-    described: Sequence[tuple]
+    kinds: Sequence[tuple]
     """What the arguments of the program were like."""
-    program: BlockProgram
+    program: TracedProgram
     owners: Sequence[weakref.ref]
     """The parameters that the program is bound to."""
-    found: Found
-    """What those were like."""
-    weights: Weights
-    changes: int
-    """How often weights had been made again."""
+    stamps: Found
+    """What tells whether those were written."""
 
     def fits(self, trace: Trace, results: Sequence[int]) -> bool:
         """Whether a trace is that of such a step, on the same parameters, which nobody wrote since."""
         is_like = self.trace.is_like(trace) and self.results == results
-        if not is_like or self.described != _described(trace, self.program):
+        if not is_like or self.kinds != _kinds(trace, self.program):
             return False
         parameters = self.parameters(trace)
         is_same = all(owner() is parameter for owner, parameter in zip(self.owners, parameters, strict=True))
-        return is_same and self.holds(parameters)
+        return is_same and self.stamps.holds(parameters)
 
     def parameters(self, trace: Trace) -> tuple[torch.Tensor, ...]:
         """The parameters that the program is bound to, as a trace has them."""
         return tuple([trace.outside[number] for number in self.program.bound])
 
-    def holds(self, parameters: tuple[torch.Tensor, ...]) -> bool:
-        """Whether nobody wrote these parameters, and no weight was made again."""
-        return self.weights.changes == self.changes and self.found.holds(parameters)
-
 
 class TracedSteps:
-    """What a net knows of its steps."""
+    """What a net knows of its steps.
+
+    A program holds the weights that are bound to it, so its step is known until one of the net's weights is made again.
+    """
 
     def __init__(self):
-        self._known: list[KnownStep] = []
+        self._known: list[weakref.ref[KnownStep]] = []
 
     def find(self, trace: Trace, result: Any, owner: Owner) -> KnownStep:
         """The program of a step, made if none is known; raises `UnsupportedModelError` where it is none."""
         results = trace.numbers_in(result)
-        for known in self._known:
-            if known.fits(trace, results):
-                return known
-        made = _make(trace, results, owner)
-        # Others may be bound to weights that are no more, and hold them.
-        valid = [known for known in self._known if known.changes == made.changes]
-        self._known = [made, *valid[: _MOST - 1]]
+        found = self._find(trace, results)
+        if found is None:
+            with compile_lock():
+                # Of threads that come together, the first one makes it.
+                found = self._find(trace, results) or self._make(trace, results, owner)
+        return found
+
+    @property
+    def known(self) -> list[KnownStep]:
+        """The steps that are known."""
+        return [known for reference in self._known if (known := reference()) is not None]
+
+    def _find(self, trace: Trace, results: Sequence[int]) -> KnownStep | None:
+        return next((known for known in self.known if known.fits(trace, results)), None)
+
+    def _make(self, trace: Trace, results: Sequence[int], owner: Owner) -> KnownStep:
+        program = compile_trace(trace, results, owner)
+        parameters = [trace.outside[number] for number in program.bound]
+        stamps = owner.weights.stamped(parameters)
+        if stamps is None:
+            raise UnsupportedModelError("writes to a parameter cannot be told")
+        owners = [weakref.ref(parameter) for parameter in parameters]
+        made = KnownStep(trace.without_tensors(), results, _kinds(trace, program), program, owners, stamps)
+        known = self.known[: _MOST - 1]
+        owner.weights.keep_until_change(self, [made, *known])
+        self._known = [weakref.ref(step) for step in (made, *known)]
         return made
 
 
-def _make(trace: Trace, results: Sequence[int], owner: Owner) -> KnownStep:
-    program = compile_trace(trace, results, owner)
-    parameters = [trace.outside[number] for number in program.bound]
-    found = owner.weights.stamped(parameters)
-    if found is None:
-        raise UnsupportedModelError("writes to a parameter cannot be told")
-    owners = [weakref.ref(parameter) for parameter in parameters]
-    described = _described(trace, program)
-    steps = trace.without_tensors()
-    return KnownStep(steps, results, described, program, owners, found, owner.weights, owner.weights.changes)
-
-
-def _described(trace: Trace, program: BlockProgram) -> list[tuple]:
+def _kinds(trace: Trace, program: TracedProgram) -> list[tuple]:
     tensors = [trace.outside[number] for number in program.inputs]
     return [(type(tensor), tensor.shape, tensor.dtype) for tensor in tensors]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -19,7 +20,11 @@ from steelyard.driver.recording import noted_by
 from steelyard.frontend.flops import work_of
 
 _COPY = torch.ops.aten.copy_.default
+_INDEX = torch.ops.aten.index.Tensor
+_MASKS = (torch.bool, torch.uint8)
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_READS = ("tolist", "numpy", "__array__", "data_ptr", "__dlpack__")
+"""Methods of tensors that read values without an op."""
 
 
 class Ref(NamedTuple):
@@ -104,14 +109,23 @@ class Trace:
         return self._new(tensor) if known is None else known
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Note that a tensor was overwritten by another; from here on it has its values."""
+        """Note that a tensor from outside was overwritten, once, by what a step made.
+
+        From here on it has the number of that: what reads it later reads the new values.
+        """
         place, value = self.read(target).number, self.read(source).number
         if place == value:
             return
         if place not in self.outside or target.shape != source.shape or target.dtype != source.dtype:
             self.refuse("it writes into a tensor that it made, or into a part of one")
+        if value in self.outside:
+            self.refuse("it copies a tensor that it did not make")
         self.copies[place] = value
         self._numbers[id(target)] = value
+
+    def storages(self) -> dict[int, int]:
+        """By number, what tells the memory of each tensor of the call."""
+        return {number: tensor.untyped_storage()._cdata for number, tensor in enumerate(self._kept)}
 
     def refuse(self, reason: str) -> None:
         """Say why this is not all that happened."""
@@ -139,7 +153,15 @@ def traced() -> Iterator[Trace]:
         trace.steps.append(GraphRun(graph, taken, tuple([trace.make(x) for x in results])))
         return results
 
-    with noted_by(note), _Tracer(trace):
+    def call(captured: Any, arguments: tuple, keywords: dict[str, Any]) -> Any:
+        # torch looks at modes where it finds compiled code, and would compile it again.
+        with _pop_mode_temporarily():
+            result = captured.run(*arguments, **keywords)
+        if captured.has_breaks():
+            trace.refuse("torch captures a block in several graphs")
+        return result
+
+    with noted_by(note, call), _Reads(trace), _Tracer(trace):
         yield trace
     _check_writes(trace)
 
@@ -149,6 +171,19 @@ def _refuse_unknown(trace: Trace, values: Sequence[Any], *, may_be_numbers: bool
     for value in values:
         if type(value) not in _PLAIN and (isinstance(value, torch.Tensor) or not may_be_numbers):
             trace.refuse(f"a step has a {type(value).__name__}")
+
+
+class _Reads(TorchFunctionMode):
+    """Sees Python read values of tensors."""
+
+    def __init__(self, trace: Trace):
+        super().__init__()
+        self._trace = trace
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in _READS:
+            self._trace.refuse(f"Python reads values of a tensor, by {func.__name__}")
+        return func(*args, **(kwargs or {}))
 
 
 class _Tracer(TorchDispatchMode):
@@ -202,26 +237,39 @@ def _reason_against(func: Any, args: tuple, keywords: dict[str, Any], result: An
         return f"it runs {func}, whose result is read in Python"
     if torch.Tag.nondeterministic_seeded in func.tags:
         return f"it runs {func}, which is random"
+    if torch.Tag.dynamic_output_shape in func.tags and not _takes_integers(func, args):
+        return f"it runs {func}, whose sizes depend on values"
     if work_of(func, args, keywords, result) is not None:
         return f"it runs {func}, a product"
     return ""
 
 
+def _takes_integers(func: Any, args: tuple) -> bool:
+    """Whether an op indexes by numbers, and not by a mask: then its sizes are those of the numbers."""
+    return func is _INDEX and not any(index is not None and index.dtype in _MASKS for index in args[1])
+
+
 def _check_writes(trace: Trace) -> None:
     """Refuse a trace where what is written may be read by others than who wrote it, before or after."""
-    written = set(trace.copies)
-    for step in trace.steps:
-        if isinstance(step, GraphRun):
-            written |= {ref.number for i in step.graph.written or () if isinstance(ref := step.arguments[i], Ref)}
-            if step.graph.written is None:
-                trace.refuse("a graph returns views of its arguments")
+    if any(isinstance(step, GraphRun) and step.graph.written is None for step in trace.steps):
+        trace.refuse("a graph returns views of its arguments")
+        return
+    written = _written(trace)
     readers = Counter(number for step in trace.steps for number in {*_refs(step.arguments)})
+    readers.update(trace.copies.values())
     if any(readers[number] > 1 for number in written):
         trace.refuse("several steps read a tensor that is written")
-    storages = {number: tensor.untyped_storage()._cdata for number, tensor in trace.outside.items()}
+    storages = trace.storages()
     owners = Counter(storages.values())
-    if any(number not in storages or owners[storages[number]] > 1 for number in written):
+    if any(number not in trace.outside or owners[storages[number]] > 1 for number in written):
         trace.refuse("a tensor that is written shares its memory, or was made by the call")
+
+
+def _written(trace: Trace) -> set[int]:
+    """The numbers of tensors that graphs write, or that are overwritten."""
+    graphs = [step for step in trace.steps if isinstance(step, GraphRun)]
+    by_graphs = {ref.number for step in graphs for i in step.graph.written if isinstance(ref := step.arguments[i], Ref)}
+    return by_graphs | set(trace.copies)
 
 
 def _refs(values: Sequence[Any]) -> Iterator[int]:

@@ -6,7 +6,7 @@ Arguments that are parameters have the attribute `scaled.parameter`.
 """
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -59,19 +59,6 @@ def import_graph(
         _describe_arguments(function, parameters, stored, written)
         _hide_from_folding(function)
     return importer.module
-
-
-def without_results(
-    graph: torch.fx.Graph, layers: Mapping[torch.fx.Node, str], unread: Collection[int]
-) -> tuple[torch.fx.Graph, Mapping[torch.fx.Node, str]]:
-    """A graph without some of its results, by number, and what only these need; and the layers of its nodes."""
-    if not unread:
-        return graph, layers
-    copied, nodes = torch.fx.Graph(), {}
-    results = copied.graph_copy(graph, nodes)
-    copied.output(tuple([value for number, value in enumerate(results) if number not in unread]))  # pyright: ignore[reportArgumentType]
-    copied.eliminate_dead_code()
-    return copied, {nodes[node]: layer for node, layer in layers.items() if node in nodes}
 
 
 def lift_constants(graph_module: torch.fx.GraphModule) -> list[torch.Tensor]:
