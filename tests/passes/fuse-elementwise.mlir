@@ -151,16 +151,3 @@ func.func @angles(%x: !torch.vtensor<[2,3],f32>) -> !torch.vtensor<[2,3],f32> {
   %1 = torch.aten.cos %0 : !torch.vtensor<[2,3],f32> -> !torch.vtensor<[2,3],f32>
   return %1 : !torch.vtensor<[2,3],f32>
 }
-
-// The numbers of positions are whole: who counts them does not matter.
-// CHECK-LABEL: func.func @angles_of_positions
-// CHECK: call @positions_0
-// CHECK-NOT: call @
-// CHECK: torch.aten.sin
-func.func private @positions_0(!torch.vtensor<[],si64>) -> !torch.vtensor<[3],si64> attributes {scaled.config = {}, scaled.destinations, scaled.device = "cpu", scaled.kernel = "positions", scaled.operands = ["start"], scaled.results = ["result"]}
-func.func @angles_of_positions(%x: !torch.vtensor<[],si64>, %f: !torch.vtensor<[3],f32>) -> !torch.vtensor<[3],f32> {
-  %0 = call @positions_0(%x) : (!torch.vtensor<[],si64>) -> !torch.vtensor<[3],si64>
-  %1 = torch.aten.mul.Tensor %0, %f : !torch.vtensor<[3],si64>, !torch.vtensor<[3],f32> -> !torch.vtensor<[3],f32>
-  %2 = torch.aten.sin %1 : !torch.vtensor<[3],f32> -> !torch.vtensor<[3],f32>
-  return %2 : !torch.vtensor<[3],f32>
-}
