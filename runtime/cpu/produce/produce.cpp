@@ -97,7 +97,7 @@ static const float *load_vector(const Matrix &vector, const Tile &tile,
 
 static void keep_for_gradients(const Producer &producer, int64_t row,
                                const RowStatistics &found) {
-  const int64_t at = row * (producer.statistics_dtype == Dtype::f32 ? 4 : 2);
+  const int64_t at = row * item_size(producer.statistics_dtype);
   store_row(&found.mean, 1, producer.statistics_dtype,
             static_cast<char *>(producer.means) + at);
   store_row(&found.scale, 1, producer.statistics_dtype,

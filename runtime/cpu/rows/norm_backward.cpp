@@ -153,9 +153,8 @@ static void write_sums(const NormBackwardCall &call, int64_t first,
       sum += totals[task * 2 * call.x.columns + j];
     found[j - first] = static_cast<float>(sum);
   }
-  const int64_t size = dtype == Dtype::f32 ? 4 : 2;
   store_row(found, last - first, dtype,
-            static_cast<char *>(out) + first * size);
+            static_cast<char *>(out) + first * item_size(dtype));
 }
 
 void norm_vector_gradients(const NormBackwardCall &call, int64_t begin,
