@@ -153,8 +153,8 @@ Tile produce_tile(const Producer &producer, const Tiling &tiling, int64_t index,
 }
 
 // A tile of a call's result, which is float32: where it is to be.
-static Tile produce_in_place(const ProduceCall &call, int64_t index,
-                             ProducerScratch &scratch) {
+static Tile produce_to_result(const ProduceCall &call, int64_t index,
+                              ProducerScratch &scratch) {
   const TilePlace place =
       locate_tile(call.tiling, call.x.rows, call.x.columns, index);
   float *out = static_cast<float *>(call.out) + place.row * call.x.columns +
@@ -169,7 +169,7 @@ void produce(const ProduceCall &call, int64_t begin, int64_t end) {
   uint32_t amax = 0;
   for (int64_t index = begin; index < end; ++index) {
     const Tile tile =
-        is_plain ? produce_in_place(call, index, scratch)
+        is_plain ? produce_to_result(call, index, scratch)
                  : produce_tile(*call.producer, call.tiling, index, scratch);
     for (int64_t i = 0; i < tile.rows; ++i) {
       const int64_t at = (tile.row + i) * call.x.columns + tile.column;
