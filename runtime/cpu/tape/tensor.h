@@ -94,6 +94,8 @@ inline std::optional<Matrix> as_matrix(const Tensor &x) {
 // A vector that each of some rows of a matrix gets.
 inline Matrix as_row(const Tensor &x, int64_t rows, int64_t columns) {
   require(x.dims == 1, "a row must have one dim");
+  require(x.sizes[0] == columns, "a vector must be as long as the rows that it "
+                                 "is added to or multiplied with");
   return {memory(reinterpret_cast<uintptr_t>(x.data), columns == 0),
           x.type.dtype(),
           rows,
