@@ -206,3 +206,16 @@ def test_what_does_not_fit_is_refused():
     for vectors in ((torch.ones(3),), (torch.ones(4), torch.ones(5))):
         with pytest.raises(ConstraintError, match="a vector must be as long as the rows"):
             norm(x, *vectors)
+
+
+def test_results_are_contiguous():
+    x, one, wide = values(3, 4), torch.ones(3, 1), torch.zeros(3, 8)
+    producer = producers.describe("layer_norm", 0, EPSILON, vectors=0)
+    bound = _cpu.bound_norm_backward(TENSORS, 0, 1, 2, 3, -1, 4, -1, -1)
+    with pytest.raises(ConstraintError, match="the elements of a result must lie one after the other"):
+        bound(x, x, one, one, wide[:, ::2])
+    bound = _cpu.bound_layer_norm(TENSORS, producer, 1, 2, 3)
+    for out, mean in ((wide[:, ::2], one), (x.clone(), wide[:, :1])):
+        with pytest.raises(ConstraintError, match="the elements of a result must lie one after the other"):
+            bound(x, out, mean, one.clone())
+    assert torch.equal(wide, torch.zeros(3, 8))

@@ -10,7 +10,7 @@ namespace {
 // What is made of each row.
 void *column_of(const Tensor &x, int64_t rows) {
   require(x.elements() == rows, "each row must have its mean and its rstd");
-  return memory(reinterpret_cast<uintptr_t>(x.data), rows == 0);
+  return contiguous_memory(x);
 }
 
 } // namespace

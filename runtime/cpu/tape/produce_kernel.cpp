@@ -33,7 +33,9 @@ Producer producer_of(const ProducerSlots &slots, const Values &values) {
 }
 
 Matrix result_matrix(const Producer &producer, int out, const Values &values) {
-  const Matrix target = values.matrix(out);
+  const Tensor x = values.tensor(out);
+  contiguous_memory(x);
+  const Matrix target = as_matrix(x).value();
   const Matrix &source = producer.inputs[0];
   require(target.rows == source.rows && target.columns == source.columns,
           "what is produced must be as large as what it is made of");

@@ -50,6 +50,17 @@ struct Tensor {
     return count;
   }
 
+  // Whether the elements lie one after the other, in the order of the dims.
+  bool is_contiguous() const {
+    if (elements() == 0)
+      return true;
+    int64_t stride = 1;
+    for (int i = dims; i-- > 0; stride *= sizes[i])
+      if (sizes[i] != 1 && strides[i] != stride)
+        return false;
+    return true;
+  }
+
   void set_contiguous() {
     int64_t stride = 1;
     for (int i = dims; i-- > 0;) {
@@ -58,6 +69,14 @@ struct Tensor {
     }
   }
 };
+
+// The memory of a result whose elements are written one after the other.
+inline uint8_t *contiguous_memory(const Tensor &x) {
+  require(x.is_contiguous(),
+          "the elements of a result must lie one after the other");
+  return memory<uint8_t>(reinterpret_cast<uintptr_t>(x.data),
+                         x.elements() == 0);
+}
 
 // Where an element is, of those that the first dims have, in elements.
 inline int64_t offset_of(const Tensor &x, int dims, int64_t element) {
