@@ -15,9 +15,9 @@ namespace steelyard {
 // kernels compute in it.
 struct ItemType {
   uint8_t bytes;
-  uint8_t number; // of a Dtype, or kNoNumber
+  uint8_t number; // of a Dtype, kInteger of one with a sign, or another
 
-  static constexpr uint8_t kNoNumber = 255;
+  static constexpr uint8_t kInteger = 254;
 
   // As Python writes it: 256 times the bytes, and the number.
   static ItemType of(int code) {
@@ -26,6 +26,9 @@ struct ItemType {
   }
 
   Dtype dtype() const { return dtype_of(number); }
+  bool is_integer(int wanted_bytes) const {
+    return number == kInteger && bytes == wanted_bytes;
+  }
 };
 
 // Strides are in elements.
