@@ -229,6 +229,12 @@ def test_positions_count_from_one_number():
     given = torch.tensor([1, 2])
     with pytest.raises(ConstraintError, match="must count on from one integer of 64 bits"):
         tape_of(_cpu.bound_positions(TENSORS, 0, 1, 0), [given], [((2,), torch.int64)])(0, given)
+    kernel = _cpu.bound_positions(TENSORS, 0, 1, 0)
+    for start, out in ((torch.tensor(1.0, dtype=torch.float64), torch.int64), (torch.tensor(1), torch.float64)):
+        with pytest.raises(ConstraintError, match="must count on from one integer of 64 bits"):
+            kernel(start, torch.empty(2, dtype=out))
+    with pytest.raises(ConstraintError, match="the elements of a result must lie one after the other"):
+        kernel(torch.tensor(1), torch.empty(4, dtype=torch.int64)[::2])
 
 
 def block(shift, *, positions=(0, NOWHERE), results=(1,)):

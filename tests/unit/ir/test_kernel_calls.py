@@ -408,6 +408,8 @@ def test_a_call_is_what_its_declaration_says(case):
         ("norm_backward", {"mean": "tensor<8xf32>"}, "norm_backward_c2"),
         ("norm_backward", {"grad_bias": "tensor<8x64xf32>"}, "norm_backward_c3"),
         ("norm_backward", {"grad_bias": "tensor<7xf32>"}, "norm_backward_c3"),
+        ("positions", {"size": "f64"}, "positions_c1"),
+        ("positions", {"size": "!torch.float"}, "positions_c1"),
         ("add_rows", {"result": "tensor<8x64xbf16>"}, "add_rows_c1"),
         ("add_rows", {"result": "tensor<?x64xf32>"}, "add_rows_c1"),
         ("add_rows", {"result": "tensor<8x32xf32>"}, "add_rows_c1"),
