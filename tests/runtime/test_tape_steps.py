@@ -253,6 +253,35 @@ def test_a_tape_is_a_step_of_another():
     assert torch.equal(out, found), "Python calls it as it calls any kernel"
 
 
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (torch.zeros(4, 4), "a result of a block must have the size and the dtype"),
+        (torch.zeros(6, 4), "a result of a block must have the size and the dtype"),
+        (torch.zeros(5, 4, dtype=torch.float64), "a result of a block must have the size and the dtype"),
+        (torch.zeros(5, 4, dtype=torch.bfloat16), "a result of a block must have the size and the dtype"),
+        (torch.zeros(5, 8)[:, ::2], "the elements of a result must lie one after the other"),
+    ],
+)
+def test_a_step_makes_what_its_tape_makes(made, message):
+    with pytest.raises(ConstraintError, match=message):
+        block(torch.randn(2, 4))(torch.randn(3, 4), made)
+    assert torch.equal(made, torch.zeros_like(made))
+
+
+def test_a_step_makes_the_elements_of_its_tape_in_other_dims():
+    shift, x, out = torch.randn(2, 4), torch.randn(3, 4), torch.zeros(2, 1, 10)
+    block(shift)(x, out)
+    assert torch.equal(out, torch.cat([x, shift]).reshape(2, 1, 10))
+
+
+def test_a_step_makes_its_results_in_order():
+    x = torch.randn(2, 3, 4)
+    inner = tape_of(_cpu.bound_concatenate(TENSORS, 1, 0), [x], [((2, 3, 4), torch.float32, (1, 0, 2))])
+    with pytest.raises(ConstraintError, match="a block must make its results in the order of their dims"):
+        inner.as_step(0, [0], [None], [1])(x, torch.empty(2, 3, 4))
+
+
 def test_what_is_bound_to_a_step_lives_as_long_as_that():
     kernel = block(torch.full((2, 4), 3.0))
     torch.full((2, 4), 5.0)

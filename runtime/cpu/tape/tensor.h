@@ -29,6 +29,7 @@ struct ItemType {
   bool is_integer(int wanted_bytes) const {
     return number == kInteger && bytes == wanted_bytes;
   }
+  bool operator==(const ItemType &) const = default;
 };
 
 // Strides are in elements.
