@@ -9,7 +9,7 @@ from steelyard.ir.torch_ops import constant_int, defining_op, op_name
 from steelyard.passes.pipeline.registry import fail, register_pass
 from steelyard.passes.support.targets import read_target
 
-_CALL = "torch.steelyard.call_block."
+_CALL, _LIST = "torch.steelyard.call_block.", "torch.prim.ListConstruct"
 
 
 @register_pass
@@ -31,7 +31,7 @@ def lower_blocks(module: ir.Operation, *, target: str) -> None:
 
 
 def _lower(op: ir.Operation, declarations: Declarations) -> None:
-    number, listed = constant_int(op.operands[0]), defining_op(op.operands[1])
+    number, listed = _number_and_list(op)
     if number is None or listed is None:
         fail(op, "must have the number of a block and a list of tensors")
     operands = list(listed.operands)
@@ -52,3 +52,12 @@ def _lower(op: ir.Operation, declarations: Declarations) -> None:
     op.erase()
     if not list(listed.result.uses):
         listed.erase()
+
+
+def _number_and_list(op: ir.Operation) -> tuple[int | None, ir.Operation | None]:
+    """Which block an op calls, and the op that lists its tensors; None where an operand is not that."""
+    if len(op.operands) != 2:
+        return None, None
+    number, listed = op.operands
+    made_by = defining_op(listed)
+    return constant_int(number), made_by if made_by is not None and op_name(made_by) == _LIST else None

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from torch_mlir import ir
 
+from steelyard.errors import ConstraintError
 from steelyard.ir.functions import functions_of
 from steelyard.ir.kernel_calls import SIZE, Declarations, PositionsCall, Slot
 from steelyard.ir.torch_ops import constant_int, defining_op, info_of, is_none, op_name
@@ -37,8 +38,8 @@ class _Counted(NamedTuple):
 
     start: ir.Value
     offset: int = 0
-    range: ir.Operation | None = None
-    """What is added to it; None for one number."""
+    counts: ir.Operation | None = None
+    """The range that is added to it; None for one number."""
 
 
 def _counted(op: ir.Operation) -> _Counted | None:
@@ -48,11 +49,13 @@ def _counted(op: ir.Operation) -> _Counted | None:
     first, second, _ = op.operands
     if op_name(op) == _ADD_NUMBER:
         offset = constant_int(second)
-        return _Counted(first, offset) if offset is not None and _is_integers(first, rank=0) else None
+        is_one = _is_integers(first, rank=0) and _is_integers(op.results[0], rank=0)
+        return _Counted(first, offset) if offset is not None and is_one else None
     for start, counted in ((first, second), (second, first)):
         count = defining_op(counted)
-        if count is not None and _is_range(count) and _is_integers(start, rank=0):
-            return _Counted(start, range=count)
+        is_counted = count is not None and _is_range(count) and counted.type == op.results[0].type
+        if is_counted and _is_integers(start, rank=0):
+            return _Counted(start, counts=count)
     return None
 
 
@@ -67,11 +70,12 @@ def _is_integers(value: ir.Value, rank: int | None = None) -> bool:
 
 
 def _replace(op: ir.Operation, counted: _Counted, declarations: Declarations) -> None:
+    """Call a kernel in place of an op; nothing changes where it would break a rule."""
     operands = [counted.start]
     slots = [Slot("start", counted.start.type)]
     info = info_of(op.results[0])
-    if counted.range is not None and info is not None and None in info.shape:
-        operands.append(counted.range.operands[0])
+    if counted.counts is not None and info is not None and None in info.shape:
+        operands.append(counted.counts.operands[0])
         slots.append(Slot(SIZE, operands[-1].type))
     call = PositionsCall(
         operands=tuple(slots),
@@ -80,9 +84,13 @@ def _replace(op: ir.Operation, counted: _Counted, declarations: Declarations) ->
         has_destinations=True,
         offset=counted.offset,
     )
+    try:
+        call.check()
+    except ConstraintError:
+        return
     with ir.InsertionPoint(op), op.location:
         (made,) = declarations.call(call, operands)
     op.results[0].replace_all_uses_with(made)
     op.erase()
-    if counted.range is not None and not list(counted.range.results[0].uses):
-        counted.range.erase()
+    if counted.counts is not None and not list(counted.counts.results[0].uses):
+        counted.counts.erase()

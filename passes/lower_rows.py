@@ -32,10 +32,10 @@ def lower_rows(module: ir.Operation, *, target: str) -> None:
     Takes torch's ops: layer norms and their gradients, the products that models spell RMS norms by, `_softmax`, and
     sums and means of the last dim, or of the first ones as in gradients of biases, of f32, bf16 or f16. Leaves calls of
     declared kernels `norm`, `norm_backward`, `rows` and `columns`, so that kernels before and after them run on one
-    tape. Norms that are quantized at once were fused into that before. Nothing changes on other targets than the CPU.
-    In modules with a backward, softmax and RMS norms stay torch's: which ops are ours must not depend on where a model
-    is cut. Sums and means have torch's bits, and modules with a layer norm are always compiled: see fuse-elementwise,
-    which comes after.
+    tape. Norms that are quantized at once were fused into that before. On other targets than the CPU nothing changes.
+    In modules with a backward, softmax and RMS norms stay torch's: a model may be cut into blocks, some of which torch
+    runs, and must keep the bits of the whole. Sums and means are lowered there, too, since they have torch's bits, and
+    so are layer norms, since no block that has one is left to torch.
     """
     if read_target(module, target) is not None:
         return

@@ -5,12 +5,13 @@ from itertools import accumulate
 from torch_mlir import ir
 
 from steelyard.ir.functions import functions_of
-from steelyard.ir.torch_ops import constant_int, constant_ints, int_constant, op_name
+from steelyard.ir.torch_ops import constant_int, constant_ints, info_of, int_constant, op_name
 from steelyard.passes.pipeline.registry import register_pass
 from steelyard.passes.support.targets import read_target
 
 _EQUAL, _GIVEN = "torch.aten.split.Tensor", "torch.aten.split_with_sizes"
 _UNPACK = "torch.prim.ListUnpack"
+_LARGEST = 2**63 - 1
 
 
 @register_pass
@@ -34,9 +35,8 @@ def _lower(op: ir.Operation) -> None:
     if len(readers) != 1 or op_name(readers[0]) != _UNPACK:
         return
     unpack = readers[0]
-    sizes = _sizes(op, len(unpack.results))
-    dim = constant_int(op.operands[2])
-    if sizes is None or dim is None:
+    sizes, dim = _sizes(op, len(unpack.results)), constant_int(op.operands[2])
+    if sizes is None or dim is None or not _fits(op, sizes, dim):
         return
     ends = list(accumulate(sizes))
     with ir.InsertionPoint(op), op.location:
@@ -56,3 +56,14 @@ def _sizes(op: ir.Operation, count: int) -> list[int] | None:
         return None if size is None else [size] * count
     sizes = constant_ints(op.operands[1])
     return sizes if sizes is not None and len(sizes) == count else None
+
+
+def _fits(op: ir.Operation, sizes: list[int], dim: int) -> bool:
+    """Whether a dim has parts that are so long; equal ones may end after it."""
+    info = info_of(op.operands[0])
+    if info is None or not -len(info.shape) <= dim < len(info.shape) or min(sizes, default=0) < 0:
+        return False
+    known = info.shape[dim]
+    extent = _LARGEST if known is None else known
+    begun = sizes[:-1] if op_name(op) == _EQUAL else sizes
+    return sum(begun) <= extent and sum(sizes) <= _LARGEST

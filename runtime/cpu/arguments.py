@@ -17,13 +17,15 @@ from steelyard.runtime import _cpu
 
 # The numbers that kernels know these by, as the native module has them.
 DTYPES = {getattr(torch, name): number for number, name in enumerate(_cpu.dtype_names())}
-_NO_NUMBER = 255
+_INTEGER, _NO_NUMBER = 254, 255
+_NUMBERS = DTYPES | dict.fromkeys((torch.int8, torch.int16, torch.int32, torch.int64), _INTEGER)
 ITEM_TYPES = {
-    dtype: 256 * dtype.itemsize + DTYPES.get(dtype, _NO_NUMBER)
+    dtype: 256 * dtype.itemsize + _NUMBERS.get(dtype, _NO_NUMBER)
     for dtype in vars(torch).values()
     if isinstance(dtype, torch.dtype)
 }
-"""The code of each dtype: how many bytes an element has, and the dtype's number if kernels compute in it."""
+"""The code of each dtype: how many bytes an element has, and the dtype's number if kernels compute in it; integers with
+a sign share one number."""
 ACTIVATIONS = {name: number for number, name in enumerate(_cpu.activation_names())}
 PRODUCERS = {name: number for number, name in enumerate(_cpu.producer_names())}
 ROW_FUNCTIONS = {name: number for number, name in enumerate(_cpu.row_function_names())}

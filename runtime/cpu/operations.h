@@ -23,8 +23,6 @@ struct RowsCall;
 struct AddRowsCall;
 struct SumsCall;
 
-inline int64_t item_size(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
-
 // Rows one after the other.
 inline Matrix contiguous_matrix(const void *data, Dtype dtype, int64_t rows,
                                 int64_t columns) {

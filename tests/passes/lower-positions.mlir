@@ -51,3 +51,24 @@ func.func @torchs_own(%count: !torch.vtensor<[],si64>, %several: !torch.vtensor<
   %3 = torch.aten.add.Scalar %low, %three, %one : !torch.vtensor<[],si32>, !torch.int, !torch.int -> !torch.vtensor<[],si32>
   return %1, %2, %3 : !torch.vtensor<[3],si64>, !torch.vtensor<[3],si64>, !torch.vtensor<[],si32>
 }
+
+// Results that have not the sizes of what is counted, and ranges whose end is no integer.
+// CHECK-LABEL: func.func @other_results
+// CHECK-NOT: call @
+// CHECK-COUNT-3: torch.aten.add.Scalar
+// CHECK-COUNT-3: torch.aten.add.Tensor
+// CHECK: return
+func.func @other_results(%count: !torch.vtensor<[],si64>, %tokens: !torch.int, %end: !torch.float) -> (!torch.vtensor<[2,2],si64>, !torch.vtensor<[?],si64>, !torch.vtensor<[3],si64>, !torch.vtensor<[?,?],si64>, !torch.vtensor<[4],si64>, !torch.vtensor<[?],si64>) {
+  %one = torch.constant.int 1
+  %none = torch.constant.none
+  %0 = torch.aten.add.Scalar %count, %one, %one : !torch.vtensor<[],si64>, !torch.int, !torch.int -> !torch.vtensor<[2,2],si64>
+  %1 = torch.aten.add.Scalar %count, %one, %one : !torch.vtensor<[],si64>, !torch.int, !torch.int -> !torch.vtensor<[?],si64>
+  %2 = torch.aten.add.Scalar %count, %one, %one : !torch.vtensor<[],si64>, !torch.int, !torch.int -> !torch.vtensor<[3],si64>
+  %3 = torch.aten.arange %tokens, %none, %none, %none, %none : !torch.int, !torch.none, !torch.none, !torch.none, !torch.none -> !torch.vtensor<[?],si64>
+  %4 = torch.aten.add.Tensor %count, %3, %one : !torch.vtensor<[],si64>, !torch.vtensor<[?],si64>, !torch.int -> !torch.vtensor<[?,?],si64>
+  %5 = torch.aten.arange %tokens, %none, %none, %none, %none : !torch.int, !torch.none, !torch.none, !torch.none, !torch.none -> !torch.vtensor<[5],si64>
+  %6 = torch.aten.add.Tensor %count, %5, %one : !torch.vtensor<[],si64>, !torch.vtensor<[5],si64>, !torch.int -> !torch.vtensor<[4],si64>
+  %7 = torch.aten.arange %end, %none, %none, %none, %none : !torch.float, !torch.none, !torch.none, !torch.none, !torch.none -> !torch.vtensor<[?],si64>
+  %8 = torch.aten.add.Tensor %count, %7, %one : !torch.vtensor<[],si64>, !torch.vtensor<[?],si64>, !torch.int -> !torch.vtensor<[?],si64>
+  return %0, %1, %2, %4, %6, %8 : !torch.vtensor<[2,2],si64>, !torch.vtensor<[?],si64>, !torch.vtensor<[3],si64>, !torch.vtensor<[?,?],si64>, !torch.vtensor<[4],si64>, !torch.vtensor<[?],si64>
+}

@@ -96,6 +96,25 @@ func.func @first_dims(%x: !torch.vtensor<[2,?,16],bf16>, %y: !torch.vtensor<[4,8
   return %0, %1, %2 : !torch.vtensor<[1,1,16],bf16>, !torch.vtensor<[8],f32>, !torch.vtensor<[2,16],bf16>
 }
 
+// Vectors that are not as long as rows stay with their ops, which refuse them.
+// CHECK-LABEL: func.func @other_lengths
+// CHECK-NOT: call @
+// CHECK: torch.aten.native_layer_norm_backward
+// CHECK: torch.aten.native_layer_norm_backward
+// CHECK: torch.aten.native_layer_norm %
+func.func @other_lengths(%x: !torch.vtensor<[3,40],f32>, %statistic: !torch.vtensor<[3,1],f32>, %short: !torch.vtensor<[4],f32>, %weight: !torch.vtensor<[40],f32>) -> (!torch.vtensor<[3,40],f32>, !torch.vtensor<[7],f32>, !torch.vtensor<[3,40],f32>) {
+  %size = torch.constant.int 40
+  %true = torch.constant.bool true
+  %none = torch.constant.none
+  %epsilon = torch.constant.float 1.000000e-05
+  %sizes = torch.prim.ListConstruct %size : (!torch.int) -> !torch.list<int>
+  %read = torch.prim.ListConstruct %true, %true, %true : (!torch.bool, !torch.bool, !torch.bool) -> !torch.list<bool>
+  %0:3 = torch.aten.native_layer_norm_backward %x, %x, %sizes, %statistic, %statistic, %short, %none, %read : !torch.vtensor<[3,40],f32>, !torch.vtensor<[3,40],f32>, !torch.list<int>, !torch.vtensor<[3,1],f32>, !torch.vtensor<[3,1],f32>, !torch.vtensor<[4],f32>, !torch.none, !torch.list<bool> -> !torch.vtensor<[3,40],f32>, !torch.vtensor<[4],f32>, !torch.vtensor<[7],f32>
+  %1:3 = torch.aten.native_layer_norm_backward %x, %x, %sizes, %statistic, %statistic, %weight, %none, %read : !torch.vtensor<[3,40],f32>, !torch.vtensor<[3,40],f32>, !torch.list<int>, !torch.vtensor<[3,1],f32>, !torch.vtensor<[3,1],f32>, !torch.vtensor<[40],f32>, !torch.none, !torch.list<bool> -> !torch.vtensor<[3,40],f32>, !torch.vtensor<[40],f32>, !torch.vtensor<[7],f32>
+  %2:3 = torch.aten.native_layer_norm %x, %sizes, %weight, %short, %epsilon : !torch.vtensor<[3,40],f32>, !torch.list<int>, !torch.vtensor<[40],f32>, !torch.vtensor<[4],f32>, !torch.float -> !torch.vtensor<[3,40],f32>, !torch.vtensor<[3,1],f32>, !torch.vtensor<[3,1],f32>
+  return %0#0, %1#2, %2#0 : !torch.vtensor<[3,40],f32>, !torch.vtensor<[7],f32>, !torch.vtensor<[3,40],f32>
+}
+
 // -----
 
 // In training, which ops are torch's must not depend on where a model is cut. Sums have torch's bits, but for a sum of

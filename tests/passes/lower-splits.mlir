@@ -43,3 +43,62 @@ func.func @torchs_own(%x: !torch.vtensor<[2,?],f32>, %size: !torch.int) -> (!tor
   %1:2 = torch.prim.ListUnpack %0 : !torch.list<vtensor> -> !torch.vtensor<[2,?],f32>, !torch.vtensor<[2,?],f32>
   return %1#0, %1#1 : !torch.vtensor<[2,?],f32>, !torch.vtensor<[2,?],f32>
 }
+
+// Parts that begin after the end of the dim.
+// CHECK-LABEL: func.func @longer_than_the_dim
+// CHECK: torch.aten.split.Tensor
+func.func @longer_than_the_dim(%x: !torch.vtensor<[6,8],f32>) -> (!torch.vtensor<[3,8],f32>, !torch.vtensor<[3,8],f32>) {
+  %dim = torch.constant.int 0
+  %size0 = torch.constant.int 9223372036854775807
+  %0 = torch.aten.split.Tensor %x, %size0, %dim : !torch.vtensor<[6,8],f32>, !torch.int, !torch.int -> !torch.list<vtensor>
+  %1:2 = torch.prim.ListUnpack %0 : !torch.list<vtensor> -> !torch.vtensor<[3,8],f32>, !torch.vtensor<[3,8],f32>
+  return %1#0, %1#1 : !torch.vtensor<[3,8],f32>, !torch.vtensor<[3,8],f32>
+}
+
+// Parts that end beyond 64 bits.
+// CHECK-LABEL: func.func @longer_than_any_dim
+// CHECK: torch.aten.split.Tensor
+func.func @longer_than_any_dim(%x: !torch.vtensor<[?,8],f32>) -> (!torch.vtensor<[3,8],f32>, !torch.vtensor<[3,8],f32>) {
+  %dim = torch.constant.int 0
+  %size0 = torch.constant.int 9223372036854775807
+  %0 = torch.aten.split.Tensor %x, %size0, %dim : !torch.vtensor<[?,8],f32>, !torch.int, !torch.int -> !torch.list<vtensor>
+  %1:2 = torch.prim.ListUnpack %0 : !torch.list<vtensor> -> !torch.vtensor<[3,8],f32>, !torch.vtensor<[3,8],f32>
+  return %1#0, %1#1 : !torch.vtensor<[3,8],f32>, !torch.vtensor<[3,8],f32>
+}
+
+// No part has such a size.
+// CHECK-LABEL: func.func @negative
+// CHECK: torch.aten.split_with_sizes
+func.func @negative(%x: !torch.vtensor<[6,8],f32>) -> (!torch.vtensor<[3,8],f32>, !torch.vtensor<[3,8],f32>) {
+  %dim = torch.constant.int 0
+  %size0 = torch.constant.int -9223372036854775808
+  %size1 = torch.constant.int -9223372036854775808
+  %sizes = torch.prim.ListConstruct %size0, %size1 : (!torch.int, !torch.int) -> !torch.list<int>
+  %0 = torch.aten.split_with_sizes %x, %sizes, %dim : !torch.vtensor<[6,8],f32>, !torch.list<int>, !torch.int -> !torch.list<vtensor>
+  %1:2 = torch.prim.ListUnpack %0 : !torch.list<vtensor> -> !torch.vtensor<[3,8],f32>, !torch.vtensor<[3,8],f32>
+  return %1#0, %1#1 : !torch.vtensor<[3,8],f32>, !torch.vtensor<[3,8],f32>
+}
+
+// Parts that are longer together than the dim.
+// CHECK-LABEL: func.func @too_long_together
+// CHECK: torch.aten.split_with_sizes
+func.func @too_long_together(%x: !torch.vtensor<[6,8],f32>) -> (!torch.vtensor<[3,8],f32>, !torch.vtensor<[3,8],f32>) {
+  %dim = torch.constant.int 0
+  %size0 = torch.constant.int 3
+  %size1 = torch.constant.int 4
+  %sizes = torch.prim.ListConstruct %size0, %size1 : (!torch.int, !torch.int) -> !torch.list<int>
+  %0 = torch.aten.split_with_sizes %x, %sizes, %dim : !torch.vtensor<[6,8],f32>, !torch.list<int>, !torch.int -> !torch.list<vtensor>
+  %1:2 = torch.prim.ListUnpack %0 : !torch.list<vtensor> -> !torch.vtensor<[3,8],f32>, !torch.vtensor<[3,8],f32>
+  return %1#0, %1#1 : !torch.vtensor<[3,8],f32>, !torch.vtensor<[3,8],f32>
+}
+
+// A dim that the tensor has not.
+// CHECK-LABEL: func.func @no_such_dim
+// CHECK: torch.aten.split.Tensor
+func.func @no_such_dim(%x: !torch.vtensor<[6,8],f32>) -> (!torch.vtensor<[3,8],f32>, !torch.vtensor<[3,8],f32>) {
+  %dim = torch.constant.int 2
+  %size0 = torch.constant.int 3
+  %0 = torch.aten.split.Tensor %x, %size0, %dim : !torch.vtensor<[6,8],f32>, !torch.int, !torch.int -> !torch.list<vtensor>
+  %1:2 = torch.prim.ListUnpack %0 : !torch.list<vtensor> -> !torch.vtensor<[3,8],f32>, !torch.vtensor<[3,8],f32>
+  return %1#0, %1#1 : !torch.vtensor<[3,8],f32>, !torch.vtensor<[3,8],f32>
+}

@@ -103,3 +103,7 @@ def test_what_does_not_fit_is_refused():
         _cpu.bound_add_rows(TENSORS, 0, 1, 2, -1)(values(1, 4), torch.tensor([0]), torch.empty(7, 5))
     with pytest.raises(ConstraintError, match="a table must have rows like those that are added"):
         _cpu.bound_add_rows(TENSORS, 0, 1, 2, -1)(values(1, 4), torch.tensor([0]), torch.empty(7, 4).half())
+    with pytest.raises(ConstraintError, match="the elements of a result must lie one after the other"):
+        _cpu.bound_add_rows(TENSORS, 0, 1, 2, -1)(values(1, 4), torch.tensor([0]), torch.empty(7, 8)[:, ::2])
+    with pytest.raises(ConstraintError, match="indices must be integers of 32 or 64 bits"):
+        add_rows(values(1, 4), torch.tensor([0.0]), 7)

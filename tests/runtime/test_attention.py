@@ -191,16 +191,16 @@ def test_special_values_reach_who_sees_them(isa, queries, special):
 
 
 @pytest.mark.parametrize("special", [INFINITY, math.nan])
-def test_what_a_causal_mask_hides_is_never_read(isa, special):
-    query, key, value = tensors(1, 1, 1, 170, 170, 8)
-    expected, expected_logsumexp = cpu.attention(query, key, value, causal=True)
-    for first in (1, 33, 64, 100, 146):
+@pytest.mark.parametrize("queries", [2, 16, 17, 170])
+def test_what_a_causal_mask_hides_is_never_read(isa, queries, special):
+    for first in (1, 7, 15, 33, 64, 100, 146, 170):
+        query, key, value = tensors(1, 3, 1, queries, 200, 8)
+        expected, expected_logsumexp = cpu.attention(query, key, value, causal=True)
         key[0, 0, first:] = value[0, 0, first:] = special
         out, logsumexp = cpu.attention(query, key, value, causal=True)
-        assert torch.equal(out[0, 0, :first], expected[0, 0, :first])
-        assert torch.equal(logsumexp[0, 0, :first], expected_logsumexp[0, 0, :first])
-        assert out[0, 0, first:].isnan().all()
-        query, key, value = tensors(1, 1, 1, 170, 170, 8)
+        assert torch.equal(out[0, :, :first], expected[0, :, :first])
+        assert torch.equal(logsumexp[0, :, :first], expected_logsumexp[0, :, :first])
+        assert out[0, :, first:].isnan().all()
 
 
 @pytest.mark.parametrize(
@@ -366,6 +366,28 @@ def test_nan_codes_reach_who_sees_them(isa, group):
         assert out[..., column].isnan().all()
         rest = torch.arange(64) != column
         assert torch.equal(out[..., rest], expected[..., rest])
+
+
+@pytest.mark.parametrize("queries", [2, 16, 17, 170])
+@pytest.mark.parametrize("size", [8, 64])
+def test_codes_that_a_causal_mask_hides_are_never_read(isa, size, queries):
+    """NaN among codes and scales, and infinite scales, in rows of whole groups of codes and not."""
+    query, key, value = tensors(1, 3, 1, queries, 200, size)
+    encoded = (*encode_rows(key), *encode_rows(value * 2.0**20))
+    for first in (1, 7, 15, 64, 146):
+        for hidden in ((0x7F, 1.0), (0, INFINITY), (0, math.nan)):
+            results = []
+            for codes, scale in ((0, 1.0), hidden):
+                own = [x.clone() for x in encoded]
+                for x, filler in zip(own, (codes, scale) * 2, strict=True):
+                    x[0, 0, first:] = filler
+                key, key_scales, value, value_scales = own
+                scales = {"key_scales": key_scales, "value_scales": value_scales}
+                results.append(cpu.attention(query, key, value, causal=True, **scales))
+            (expected, expected_logsumexp), (out, logsumexp) = results
+            assert torch.equal(out[0, :, :first], expected[0, :, :first])
+            assert torch.equal(logsumexp[0, :, :first], expected_logsumexp[0, :, :first])
+            assert out[0, :, first:].isnan().all()
 
 
 def test_codes_in_any_strides(isa):

@@ -194,8 +194,28 @@ def test_what_does_not_fit_is_refused():
         backward(x, x, one, torch.ones(3, 2))
     with pytest.raises(ConstraintError, match="a gradient must be as large as"):
         _cpu.bound_norm_backward(TENSORS, 0, 1, 2, 3, -1, 4, -1, -1)(x, x, one, one, torch.empty(3, 5))
+    with pytest.raises(ConstraintError, match="a vector must be as long as the rows"):
+        backward(x, x, one, one, torch.ones(3))
     producer = producers.describe("layer_norm", 0, EPSILON, vectors=0)
     with pytest.raises(ConstraintError, match="each row must have its mean and its rstd"):
         _cpu.bound_layer_norm(TENSORS, producer, 1, 2, 3)(x, x.clone(), torch.ones(2, 1), one)
     with pytest.raises(ConstraintError, match="mean and rstd must have one dtype"):
         _cpu.bound_layer_norm(TENSORS, producer, 1, 2, 3)(x, x.clone(), one.clone(), one.half())
+    with pytest.raises(ConstraintError, match="what is produced must be as large as what it is made of"):
+        _cpu.bound_layer_norm(TENSORS, producer, 1, 2, 3)(values(6, 4), x.clone(), one.clone(), one.clone())
+    for vectors in ((torch.ones(3),), (torch.ones(4), torch.ones(5))):
+        with pytest.raises(ConstraintError, match="a vector must be as long as the rows"):
+            norm(x, *vectors)
+
+
+def test_results_are_contiguous():
+    x, one, wide = values(3, 4), torch.ones(3, 1), torch.zeros(3, 8)
+    producer = producers.describe("layer_norm", 0, EPSILON, vectors=0)
+    bound = _cpu.bound_norm_backward(TENSORS, 0, 1, 2, 3, -1, 4, -1, -1)
+    with pytest.raises(ConstraintError, match="the elements of a result must lie one after the other"):
+        bound(x, x, one, one, wide[:, ::2])
+    bound = _cpu.bound_layer_norm(TENSORS, producer, 1, 2, 3)
+    for out, mean in ((wide[:, ::2], one), (x.clone(), wide[:, :1])):
+        with pytest.raises(ConstraintError, match="the elements of a result must lie one after the other"):
+            bound(x, out, mean, one.clone())
+    assert torch.equal(wide, torch.zeros(3, 8))

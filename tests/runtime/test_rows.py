@@ -206,3 +206,18 @@ def test_entries_that_do_not_fit_are_refused():
         _cpu.bound_lookup(TENSORS, 0, 1, 2)(target, torch.tensor([0]), torch.empty(1, 5))
     with pytest.raises(ConstraintError, match="each row must have its place"):
         _cpu.bound_rows(TENSORS, 0, 0, 1)(target, torch.empty(3))
+    with pytest.raises(ConstraintError, match="the elements of a result must lie one after the other"):
+        _cpu.bound_rows(TENSORS, 0, 0, 1)(target, torch.empty(8)[::2])
+
+
+def test_norms_that_do_not_fit_are_refused():
+    x = values(3, 4)
+    for kind, vectors in (("rms_norm", (3,)), ("rms_norm", (5,)), ("layer_norm", (4, 1))):
+        with pytest.raises(ConstraintError, match="a vector must be as long as the rows"):
+            norm(kind, x, *map(torch.ones, vectors))
+    for out, message in (
+        (torch.empty(2, 4), "what is produced must be as large as what it is made of"),
+        (torch.empty(3, 8)[:, ::2], "the elements of a result must lie one after the other"),
+    ):
+        with pytest.raises(ConstraintError, match=message):
+            _cpu.bound_produce(TENSORS, producers.describe("rms_norm", 0, 1e-5, vectors=0), 1)(x, out)

@@ -121,6 +121,8 @@ def test_nothing_to_do():
 def test_results_that_do_not_fit_are_refused():
     with pytest.raises(ConstraintError, match="each column must have its place"):
         _cpu.bound_columns(TENSORS, False, 1, 0, 1)(values(3, 4), torch.empty(3))
+    with pytest.raises(ConstraintError, match="the elements of a result must lie one after the other"):
+        _cpu.bound_columns(TENSORS, False, 1, 0, 1)(values(3, 4), torch.empty(8)[::2])
     with pytest.raises(ConstraintError, match="columns must be of dims of their tensor"):
         _cpu.bound_columns(TENSORS, False, 3, 0, 1)(values(3, 4), torch.empty(1))
     with pytest.raises(ConstraintError, match="columns must be of at least one dim"):

@@ -229,6 +229,12 @@ def test_positions_count_from_one_number():
     given = torch.tensor([1, 2])
     with pytest.raises(ConstraintError, match="must count on from one integer of 64 bits"):
         tape_of(_cpu.bound_positions(TENSORS, 0, 1, 0), [given], [((2,), torch.int64)])(0, given)
+    kernel = _cpu.bound_positions(TENSORS, 0, 1, 0)
+    for start, out in ((torch.tensor(1.0, dtype=torch.float64), torch.int64), (torch.tensor(1), torch.float64)):
+        with pytest.raises(ConstraintError, match="must count on from one integer of 64 bits"):
+            kernel(start, torch.empty(2, dtype=out))
+    with pytest.raises(ConstraintError, match="the elements of a result must lie one after the other"):
+        kernel(torch.tensor(1), torch.empty(4, dtype=torch.int64)[::2])
 
 
 def block(shift, *, positions=(0, NOWHERE), results=(1,)):
@@ -245,6 +251,35 @@ def test_a_tape_is_a_step_of_another():
     out = torch.zeros(5, 4)
     kernel(x, out)
     assert torch.equal(out, found), "Python calls it as it calls any kernel"
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (torch.zeros(4, 4), "a result of a block must have the size and the dtype"),
+        (torch.zeros(6, 4), "a result of a block must have the size and the dtype"),
+        (torch.zeros(5, 4, dtype=torch.float64), "a result of a block must have the size and the dtype"),
+        (torch.zeros(5, 4, dtype=torch.bfloat16), "a result of a block must have the size and the dtype"),
+        (torch.zeros(5, 8)[:, ::2], "the elements of a result must lie one after the other"),
+    ],
+)
+def test_a_step_makes_what_its_tape_makes(made, message):
+    with pytest.raises(ConstraintError, match=message):
+        block(torch.randn(2, 4))(torch.randn(3, 4), made)
+    assert torch.equal(made, torch.zeros_like(made))
+
+
+def test_a_step_makes_the_elements_of_its_tape_in_other_dims():
+    shift, x, out = torch.randn(2, 4), torch.randn(3, 4), torch.zeros(2, 1, 10)
+    block(shift)(x, out)
+    assert torch.equal(out, torch.cat([x, shift]).reshape(2, 1, 10))
+
+
+def test_a_step_makes_its_results_in_order():
+    x = torch.randn(2, 3, 4)
+    inner = tape_of(_cpu.bound_concatenate(TENSORS, 1, 0), [x], [((2, 3, 4), torch.float32, (1, 0, 2))])
+    with pytest.raises(ConstraintError, match="a block must make its results in the order of their dims"):
+        inner.as_step(0, [0], [None], [1])(x, torch.empty(2, 3, 4))
 
 
 def test_what_is_bound_to_a_step_lives_as_long_as_that():

@@ -94,7 +94,7 @@ private:
     const int64_t size = problem_.head_size;
     if (size == 0)
       return;
-    const int64_t item = out.dtype == Dtype::f32 ? 4 : 2;
+    const int64_t item = item_size(out.dtype);
     char *first = static_cast<char *>(out.data) +
                   (batch_ * out.batch_stride + head * out.head_stride) * item;
     for (int64_t i = 0; i < tokens; ++i, rows += columns_) {

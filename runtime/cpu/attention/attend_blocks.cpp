@@ -146,8 +146,7 @@ private:
     return seen < 0 ? 0 : smaller(kBlockKeys, seen);
   }
 
-  // Keys that all queries of the first vectors are before are multiplied with
-  // the others only.
+  // A vector whose queries all come before a key skips it.
   void score(int64_t panel, int64_t query, int vectors, int64_t key,
              int64_t keys, Rows key_rows) {
     const int64_t size = problem_.head_size;

@@ -38,6 +38,8 @@ public:
   }
 
   void run(int64_t first, int64_t end) {
+    // The last query sees most.
+    end = smaller(end, visible_keys(problem_, problem_.queries - 1));
     if (reads_codes_)
       find_value_powers(first, end);
     for (; first < end; first += kStepKeys) {
@@ -55,7 +57,7 @@ public:
         multiply_value_codes(first, keys, factors);
       else
         multiply_values(load_rows(value_, first, keys, false, value_memory_),
-                        keys, factors);
+                        first, keys, factors);
     }
     store_partial();
   }
@@ -173,12 +175,14 @@ private:
       for (int64_t k = 0; k < keys; ++k)
         scores_[row][k] *= scales[k];
     NanWatch watch;
-    each_few<kCodeQueries>(rows_, [&]<int rows>(int64_t row) {
+    const auto multiply = [&]<int rows>(int64_t row, int64_t begin, int64_t n,
+                                        const float *factor) {
       STEELYARD_ISA::multiply_value_codes<rows>(
-          scores_[row], kStepKeys, value_.codes(first), value_.rows.row_stride,
-          keys, kStepKeys, factors + row, sums_ + row * columns_, columns_,
-          watch);
-    });
+          scores_[row] + begin, kStepKeys, value_.codes(first + begin),
+          value_.rows.row_stride, n, kStepKeys, factor, sums_ + row * columns_,
+          columns_, watch);
+    };
+    each_sight<kCodeQueries>(first, keys, factors, multiply);
     if (watch.has_seen())
       keep_nan_values(first, keys);
   }
@@ -188,7 +192,8 @@ private:
       for (int64_t d = 0; d < columns_; ++d)
         if (is_nan_code(value_.codes(first + k)[d]))
           for (int64_t row = 0; row < rows_; ++row)
-            sums_[row * columns_ + place_of_column(d)] = __builtin_nanf("");
+            if (k < keys_seen(row, first, keys))
+              sums_[row * columns_ + place_of_column(d)] = __builtin_nanf("");
   }
 
   void multiply_keys(Rows key, int64_t keys) {
@@ -205,12 +210,40 @@ private:
     }
   }
 
-  void multiply_values(Rows value, int64_t keys, const float *factors) {
-    each_few<4>(rows_, [&]<int rows>(int64_t row) {
-      multiply_few_values<rows>(scores_[row], kStepKeys, value.data,
-                                value.stride, keys, factors + row,
-                                sums_ + row * columns_, columns_);
+  void multiply_values(Rows value, int64_t first, int64_t keys,
+                       const float *factors) {
+    const auto multiply = [&]<int rows>(int64_t row, int64_t begin, int64_t n,
+                                        const float *factor) {
+      multiply_few_values<rows>(scores_[row] + begin, kStepKeys,
+                                value.data + begin * value.stride, value.stride,
+                                n, factor, sums_ + row * columns_, columns_);
+    };
+    each_sight<4>(first, keys, factors, multiply);
+  }
+
+  // How many of some keys a row sees.
+  int64_t keys_seen(int64_t row, int64_t first, int64_t keys) const {
+    const int64_t seen = visible_keys(problem_, row % problem_.queries) - first;
+    return seen < 0 ? 0 : smaller(seen, keys);
+  }
+
+  // Calls `multiply.template operator()<rows>(row, begin, n, factors)` such
+  // that each row gets the keys that it sees, and no others: a weight of 0
+  // makes NaN of an infinite value. Keys that all rows see come first, for
+  // `most` rows at a time.
+  template <int most, class F>
+  void each_sight(int64_t first, int64_t keys, const float *factors,
+                  const F &multiply) const {
+    const int64_t shared = keys_seen(0, first, keys);
+    each_few<most>(rows_, [&]<int rows>(int64_t row) {
+      multiply.template operator()<rows>(row, 0, shared, factors + row);
     });
+    if (shared == keys)
+      return;
+    constexpr float one = 1.0f;
+    for (int64_t row = 0; row < rows_; ++row)
+      multiply.template operator()<1>(
+          row, shared, keys_seen(row, first, keys) - shared, &one);
   }
 
   // Makes weights of a row's scores; returns the factor of what was summed.
@@ -218,11 +251,8 @@ private:
     float *scores = scores_[row];
     if (problem_.mask.data)
       add_mask(row, first, keys);
-    const int64_t query = row % problem_.queries;
-    int64_t seen = visible_keys(problem_, query) - first;
-    seen = seen < 0 ? 0 : smaller(seen, keys);
     const int64_t whole = whole_vectors(keys);
-    for (int64_t k = seen; k < whole; ++k)
+    for (int64_t k = keys_seen(row, first, keys); k < whole; ++k)
       scores[k] = kNoScore;
     const float before = largest_[row];
     WidestFloats found = all_lanes(before);

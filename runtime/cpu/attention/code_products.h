@@ -61,14 +61,15 @@ struct Powers {
   float up, down;
 };
 
-// The largest magnitude; NaN counts as the largest of all.
+// The largest finite magnitude: what is not finite stays so by any factor.
 static inline float largest_of(const float *values, int64_t n, int64_t stride) {
   // As integers, which have the same order.
+  constexpr int32_t infinity = 0x7f800000;
   int32_t largest = 0;
   for (int64_t i = 0; i < n; ++i) {
     const int32_t bits =
         static_cast<int32_t>(bits_of(values[i * stride]) & kAbsMask);
-    largest = bits > largest ? bits : largest;
+    largest = bits > largest && bits < infinity ? bits : largest;
   }
   return float_of(static_cast<uint32_t>(largest));
 }
@@ -76,8 +77,6 @@ static inline float largest_of(const float *values, int64_t n, int64_t stride) {
 static inline Powers powers_for(float largest) {
   constexpr int32_t lowest = -7, highest = 126;
   int32_t exponent = static_cast<int32_t>(bits_of(largest) >> 23 & 255) - 127;
-  if (exponent == 128) // what is not finite stays so
-    exponent = 0;
   exponent = exponent < lowest    ? lowest
              : exponent > highest ? highest
                                   : exponent;

@@ -12,7 +12,7 @@ static inline int64_t whole_vectors(int64_t n) {
 }
 
 static inline int64_t bytes_of(const HeadsView &x) {
-  return x.scales.data ? 1 : x.dtype == Dtype::f32 ? 4 : 2;
+  return x.scales.data ? 1 : item_size(x.dtype);
 }
 
 static inline char *row_start(const HeadsView &x, int64_t batch, int64_t head,

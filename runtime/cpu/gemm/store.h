@@ -57,8 +57,7 @@ static void store_part(const Matrix &out, int64_t row, int64_t column,
                        int64_t n, const float *values) {
   const int64_t index = row * out.row_stride + column;
   char *data = static_cast<char *>(const_cast<void *>(out.data));
-  store_row(values, n, out.dtype,
-            data + index * (out.dtype == Dtype::f32 ? 4 : 2));
+  store_row(values, n, out.dtype, data + index * item_size(out.dtype));
 }
 
 // From what the epilogue is given to the output.

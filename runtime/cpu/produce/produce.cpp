@@ -97,7 +97,7 @@ static const float *load_vector(const Matrix &vector, const Tile &tile,
 
 static void keep_for_gradients(const Producer &producer, int64_t row,
                                const RowStatistics &found) {
-  const int64_t at = row * (producer.statistics_dtype == Dtype::f32 ? 4 : 2);
+  const int64_t at = row * item_size(producer.statistics_dtype);
   store_row(&found.mean, 1, producer.statistics_dtype,
             static_cast<char *>(producer.means) + at);
   store_row(&found.scale, 1, producer.statistics_dtype,
@@ -153,8 +153,8 @@ Tile produce_tile(const Producer &producer, const Tiling &tiling, int64_t index,
 }
 
 // A tile of a call's result, which is float32: where it is to be.
-static Tile produce_in_place(const ProduceCall &call, int64_t index,
-                             ProducerScratch &scratch) {
+static Tile produce_to_result(const ProduceCall &call, int64_t index,
+                              ProducerScratch &scratch) {
   const TilePlace place =
       locate_tile(call.tiling, call.x.rows, call.x.columns, index);
   float *out = static_cast<float *>(call.out) + place.row * call.x.columns +
@@ -169,7 +169,7 @@ void produce(const ProduceCall &call, int64_t begin, int64_t end) {
   uint32_t amax = 0;
   for (int64_t index = begin; index < end; ++index) {
     const Tile tile =
-        is_plain ? produce_in_place(call, index, scratch)
+        is_plain ? produce_to_result(call, index, scratch)
                  : produce_tile(*call.producer, call.tiling, index, scratch);
     for (int64_t i = 0; i < tile.rows; ++i) {
       const int64_t at = (tile.row + i) * call.x.columns + tile.column;

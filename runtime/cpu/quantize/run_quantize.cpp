@@ -90,7 +90,7 @@ constexpr int64_t kStreamedBytes = 16 << 20;
 
 bool is_streamed(const QuantizeArguments &arguments) {
   const Matrix &x = arguments.x;
-  int64_t bytes = x.rows * x.columns * (x.dtype == Dtype::f32 ? 4 : 2);
+  int64_t bytes = x.rows * x.columns * item_size(x.dtype);
   for (const auto *copy : {&arguments.row, &arguments.col})
     if (*copy)
       bytes += (*copy)->stored().rows * (*copy)->code_row();

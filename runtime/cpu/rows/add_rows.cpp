@@ -37,11 +37,12 @@ void add_rows(const AddRowsCall &call, int64_t begin, int64_t end) {
   const int64_t first = begin * kAddedColumnsOfTask;
   const int64_t last = smaller(end * kAddedColumnsOfTask, call.rows.columns);
   // Rows are far apart: each is looked for once.
-  for (int64_t row = 0; row < call.rows.rows; ++row)
-    for (int64_t column = first;
-         call.numbers[row] != call.skipped && column < last;
-         column += kAddedColumnsOfTask)
+  for (int64_t row = 0; row < call.rows.rows; ++row) {
+    if (call.numbers[row] == call.skipped)
+      continue;
+    for (int64_t column = first; column < last; column += kAddedColumnsOfTask)
       add_chunk(call, row, column, smaller(kAddedColumnsOfTask, last - column));
+  }
 }
 
 } // namespace steelyard::STEELYARD_ISA

@@ -6,8 +6,8 @@ namespace steelyard::STEELYARD_ISA {
 
 // What the gradient of a row needs of the whole row.
 struct RowMeans {
-  float mean, rstd;        // of x
-  float grads, grads_by_h; // of g, and of g * h
+  float mean, rstd;      // of x
+  float mean_g, mean_gh; // of g, and of g * h
 };
 
 // Sums over some columns of a row, lane by lane.
@@ -82,8 +82,8 @@ static RowMeans add_row(const NormBackwardCall &call, int64_t row,
     }
   }
   const double count = static_cast<double>(columns);
-  found.grads = static_cast<float>(sum_of_lanes(totals) / count);
-  found.grads_by_h = static_cast<float>(sum_of_lanes(totals_by_h) / count);
+  found.mean_g = static_cast<float>(sum_of_lanes(totals) / count);
+  found.mean_gh = static_cast<float>(sum_of_lanes(totals_by_h) / count);
   return found;
 }
 
@@ -94,8 +94,7 @@ static inline void gradient_of_chunk(const float *grad, const float *x,
   const RowMeans row = means;
   for (int64_t j = 0; j < n; ++j) {
     const float h = (x[j] - row.mean) * row.rstd;
-    out[j] =
-        ((grad[j] * weight[j] - row.grads) - h * row.grads_by_h) * row.rstd;
+    out[j] = ((grad[j] * weight[j] - row.mean_g) - h * row.mean_gh) * row.rstd;
   }
 }
 
@@ -153,9 +152,8 @@ static void write_sums(const NormBackwardCall &call, int64_t first,
       sum += totals[task * 2 * call.x.columns + j];
     found[j - first] = static_cast<float>(sum);
   }
-  const int64_t size = dtype == Dtype::f32 ? 4 : 2;
   store_row(found, last - first, dtype,
-            static_cast<char *>(out) + first * size);
+            static_cast<char *>(out) + first * item_size(dtype));
 }
 
 void norm_vector_gradients(const NormBackwardCall &call, int64_t begin,

@@ -8,7 +8,7 @@ namespace steelyard::STEELYARD_ISA {
 // Writes values from one of the result on.
 static void store_values(const float *values, int64_t n, const RowsCall &call,
                          int64_t first) {
-  const int64_t size = call.dtype == Dtype::f32 ? 4 : 2;
+  const int64_t size = item_size(call.dtype);
   store_row(values, n, call.dtype,
             static_cast<char *>(call.out) + first * size);
 }

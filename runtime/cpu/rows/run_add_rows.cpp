@@ -18,8 +18,7 @@ constexpr int64_t kClearedBytes = 2048;
 } // namespace
 
 void run_add_rows(const AddRowsCall &call, int64_t count, int threads) {
-  const int64_t size = call.rows.dtype == Dtype::f32 ? 4 : 2;
-  const int64_t bytes = count * call.rows.columns * size;
+  const int64_t bytes = count * call.rows.columns * item_size(call.rows.dtype);
   char *out = static_cast<char *>(call.out);
   parallel_for(
       (bytes + kClearedBytes - 1) / kClearedBytes, kGrainBytes / kClearedBytes,

@@ -96,7 +96,7 @@ static void cascade(const Rows &rows, int64_t size, int64_t width,
 }
 
 static const void *element(const Matrix &x, int64_t index) {
-  const int64_t size = x.dtype == Dtype::f32 ? 4 : 2;
+  const int64_t size = item_size(x.dtype);
   return static_cast<const char *>(x.data) + index * size;
 }
 
@@ -185,7 +185,7 @@ static void sum_columns(const SumsCall &call, int64_t first, int64_t last,
 }
 
 void sums(const SumsCall &call, int64_t begin, int64_t end) {
-  const int64_t size = call.dtype == Dtype::f32 ? 4 : 2;
+  const int64_t size = item_size(call.dtype);
   for (int64_t task = begin; task < end; ++task) {
     const int64_t first = task * kSumsOfTask;
     const int64_t last = smaller(first + kSumsOfTask, call.x.columns);

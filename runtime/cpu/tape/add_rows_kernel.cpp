@@ -16,9 +16,8 @@ void AddRowsKernel::run(const Values &values, int threads) const {
       indices_of(values.tensor(indices), made.sizes[0]);
   require(static_cast<int64_t>(numbers.size()) == added.rows,
           "each row must have an index");
-  const AddRowsCall call{
-      added, numbers.data(), padding,
-      memory(reinterpret_cast<uintptr_t>(made.data), made.elements() == 0)};
+  const AddRowsCall call{added, numbers.data(), padding,
+                         contiguous_memory(made)};
   values.done();
   run_add_rows(call, made.sizes[0], threads);
 }

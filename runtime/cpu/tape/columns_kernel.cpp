@@ -60,8 +60,8 @@ void ColumnsKernel::run(const Values &values, int threads) const {
   require(made.elements() == matrix->columns,
           "each column must have its place in the result");
   memory(reinterpret_cast<uintptr_t>(x.data), x.elements() == 0);
-  memory(reinterpret_cast<uintptr_t>(made.data), made.elements() == 0);
-  const SumsCall call{*matrix, false, is_mean, made.data, made.type.dtype()};
+  const SumsCall call{*matrix, false, is_mean, contiguous_memory(made),
+                      made.type.dtype()};
   values.done();
   run_sums(call, threads);
 }

@@ -6,7 +6,7 @@
 namespace steelyard {
 
 std::vector<int64_t> indices_of(const Tensor &x, int64_t count) {
-  require(x.type.bytes == 8 || x.type.bytes == 4,
+  require(x.type.is_integer(8) || x.type.is_integer(4),
           "indices must be integers of 32 or 64 bits");
   std::vector<int64_t> found(x.elements());
   for (size_t i = 0; i < found.size(); ++i) {

@@ -15,7 +15,7 @@ void *made(const Values &values, int position, int64_t elements, Dtype &dtype) {
   require(x.elements() == elements, "a gradient must be as large as what it is "
                                     "the gradient of");
   dtype = x.type.dtype();
-  return memory(reinterpret_cast<uintptr_t>(x.data), elements == 0);
+  return contiguous_memory(x);
 }
 
 // What is known of each row of a matrix.

@@ -6,8 +6,10 @@ namespace steelyard {
 
 void PositionsKernel::run(const Values &values, int) const {
   const Tensor from = values.tensor(start), to = values.tensor(out);
-  require(from.elements() == 1 && from.type.bytes == 8 && to.type.bytes == 8,
+  require(from.elements() == 1 && from.type.is_integer(8) &&
+              to.type.is_integer(8),
           "positions must count on from one integer of 64 bits");
+  contiguous_memory(to);
   values.done();
   // Unsigned: beyond the largest number it goes on from the smallest, as in
   // torch.

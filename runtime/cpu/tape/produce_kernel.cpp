@@ -19,7 +19,11 @@ Producer producer_of(const ProducerSlots &slots, const Values &values) {
   producer.activation = static_cast<Activation>(activation);
   for (int i = 0; i < matrices; ++i)
     producer.inputs[i] = values.matrix(first + i);
-  const int64_t columns = producer.inputs[0].columns;
+  const auto &[source, other] = producer.inputs;
+  require(matrices < 2 ||
+              (other.rows == source.rows && other.columns == source.columns),
+          "both matrices of a producer must have one size");
+  const int64_t columns = source.columns;
   Matrix *rows[] = {&producer.weight, &producer.bias};
   for (int i = 0; i < vectors; ++i)
     *rows[i] = values.row(first + matrices + i, 1, columns);
@@ -28,9 +32,19 @@ Producer producer_of(const ProducerSlots &slots, const Values &values) {
   return producer;
 }
 
+Matrix result_matrix(const Producer &producer, int out, const Values &values) {
+  const Tensor x = values.tensor(out);
+  contiguous_memory(x);
+  const Matrix target = as_matrix(x).value();
+  const Matrix &source = producer.inputs[0];
+  require(target.rows == source.rows && target.columns == source.columns,
+          "what is produced must be as large as what it is made of");
+  return target;
+}
+
 void ProduceKernel::run(const Values &values, int threads) const {
   const Producer made = producer_of(producer, values);
-  const Matrix target = values.matrix(out);
+  const Matrix target = result_matrix(made, out, values);
   values.done();
   run_produce(target, made, nullptr, threads);
 }

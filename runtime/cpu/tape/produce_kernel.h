@@ -12,6 +12,8 @@ using ProducerSlots = std::tuple<int, int, int, int, int, double>;
 // Raises an error if a producer has more inputs than any has.
 void check_producer(const ProducerSlots &slots);
 Producer producer_of(const ProducerSlots &slots, const Values &values);
+// What a producer writes: contiguous, and as large as what it reads.
+Matrix result_matrix(const Producer &producer, int out, const Values &values);
 
 struct ProduceKernel final : Kernel {
   ProducerSlots producer;

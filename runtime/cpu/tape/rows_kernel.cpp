@@ -8,8 +8,7 @@ void RowsKernel::run(const Values &values, int threads) const {
   const int64_t width = function == RowFunction::softmax ? x.columns : 1;
   require(made.elements() == x.rows * width,
           "each row must have its place in the result");
-  memory(reinterpret_cast<uintptr_t>(made.data), made.elements() == 0);
-  const RowsCall call{function, x, made.data, made.type.dtype()};
+  const RowsCall call{function, x, contiguous_memory(made), made.type.dtype()};
   values.done();
   run_rows(call, threads);
 }

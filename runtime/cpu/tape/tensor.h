@@ -15,9 +15,9 @@ namespace steelyard {
 // kernels compute in it.
 struct ItemType {
   uint8_t bytes;
-  uint8_t number; // of a Dtype, or kNoNumber
+  uint8_t number; // of a Dtype, kInteger of one with a sign, or another
 
-  static constexpr uint8_t kNoNumber = 255;
+  static constexpr uint8_t kInteger = 254;
 
   // As Python writes it: 256 times the bytes, and the number.
   static ItemType of(int code) {
@@ -26,6 +26,10 @@ struct ItemType {
   }
 
   Dtype dtype() const { return dtype_of(number); }
+  bool is_integer(int wanted_bytes) const {
+    return number == kInteger && bytes == wanted_bytes;
+  }
+  bool operator==(const ItemType &) const = default;
 };
 
 // Strides are in elements.
@@ -50,6 +54,17 @@ struct Tensor {
     return count;
   }
 
+  // Whether the elements lie one after the other, in the order of the dims.
+  bool is_contiguous() const {
+    if (elements() == 0)
+      return true;
+    int64_t stride = 1;
+    for (int i = dims; i-- > 0; stride *= sizes[i])
+      if (sizes[i] != 1 && strides[i] != stride)
+        return false;
+    return true;
+  }
+
   void set_contiguous() {
     int64_t stride = 1;
     for (int i = dims; i-- > 0;) {
@@ -58,6 +73,14 @@ struct Tensor {
     }
   }
 };
+
+// The memory of a result whose elements are written one after the other.
+inline uint8_t *contiguous_memory(const Tensor &x) {
+  require(x.is_contiguous(),
+          "the elements of a result must lie one after the other");
+  return memory<uint8_t>(reinterpret_cast<uintptr_t>(x.data),
+                         x.elements() == 0);
+}
 
 // Where an element is, of those that the first dims have, in elements.
 inline int64_t offset_of(const Tensor &x, int dims, int64_t element) {
@@ -94,6 +117,8 @@ inline std::optional<Matrix> as_matrix(const Tensor &x) {
 // A vector that each of some rows of a matrix gets.
 inline Matrix as_row(const Tensor &x, int64_t rows, int64_t columns) {
   require(x.dims == 1, "a row must have one dim");
+  require(x.sizes[0] == columns, "a vector must be as long as the rows that it "
+                                 "is added to or multiplied with");
   return {memory(reinterpret_cast<uintptr_t>(x.data), columns == 0),
           x.type.dtype(),
           rows,

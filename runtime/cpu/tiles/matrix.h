@@ -11,6 +11,11 @@ enum class Dtype : int { f32, bf16, f16 };
 // In the order of the enum.
 inline constexpr const char *kDtypeNames[] = {"float32", "bfloat16", "float16"};
 
+// Static, as each instruction set must have its own.
+static inline int64_t item_size(Dtype dtype) {
+  return dtype == Dtype::f32 ? 4 : 2;
+}
+
 // Of a tensor that kernels walk.
 inline constexpr int kMostDims = 8;
 

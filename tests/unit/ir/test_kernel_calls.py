@@ -401,10 +401,15 @@ def test_a_call_is_what_its_declaration_says(case):
         ("norm for gradients", {"mean": "tensor<2x?xf32>"}, "norm_c3"),
         ("norm for gradients", {"rstd": "tensor<2x?x1xbf16>"}, "norm_c3"),
         ("norm for gradients", {"mean": "tensor<2x?x1xf64>", "rstd": "tensor<2x?x1xf64>"}, "norm_c3"),
+        ("norm", {"weight": "tensor<4xf32>"}, "norm_c2"),
+        ("norm", {"bias": "tensor<1xf32>"}, "norm_c2"),
         ("norm_backward", {"grad": "tensor<8x32xf32>"}, "norm_backward_c1"),
         ("norm_backward", {"grad_source": "tensor<8x64xf64>"}, "norm_backward_c1"),
         ("norm_backward", {"mean": "tensor<8xf32>"}, "norm_backward_c2"),
         ("norm_backward", {"grad_bias": "tensor<8x64xf32>"}, "norm_backward_c3"),
+        ("norm_backward", {"grad_bias": "tensor<7xf32>"}, "norm_backward_c3"),
+        ("positions", {"size": "f64"}, "positions_c1"),
+        ("positions", {"size": "!torch.float"}, "positions_c1"),
         ("add_rows", {"result": "tensor<8x64xbf16>"}, "add_rows_c1"),
         ("add_rows", {"result": "tensor<?x64xf32>"}, "add_rows_c1"),
         ("add_rows", {"result": "tensor<8x32xf32>"}, "add_rows_c1"),
@@ -427,6 +432,14 @@ def test_types_that_do_not_fit_are_refused(case, changed, constraint):
 def test_an_rms_norm_keeps_nothing_for_gradients():
     with make_context(), pytest.raises(ConstraintError, match="norm_c3"):
         replace(make_call("norm for gradients"), kind="rms_norm").check()
+
+
+@pytest.mark.parametrize(("source", "weight"), [("8x?", "4"), ("8x64", "?"), ("8x?", "?")])
+def test_lengths_that_are_not_known_may_be_equal(source, weight):
+    with make_context():
+        whole, vector = ir.Type.parse(f"tensor<{source}xf32>"), ir.Type.parse(f"tensor<{weight}xf32>")
+        operands, results = (Slot("source", whole), Slot("weight", vector)), (Slot("result", whole),)
+        NormCall(operands=operands, results=results, kind="rms_norm", epsilon=1e-5).check()
 
 
 def test_positions_are_those_of_operands_and_then_results():

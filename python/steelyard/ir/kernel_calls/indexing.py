@@ -10,6 +10,7 @@ IN_PLACE = "in_place"
 """The setting of calls that write into an operand, which then is their result."""
 _INDICES = ("si64", "si32", "i64", "i32")
 _LONG = ("si64", "i64")
+_SIZES = ("!torch.int", "index", "i64")
 _FLOATS = ("f32", "bf16", "f16")
 
 
@@ -76,7 +77,7 @@ class PositionsCall(KernelCall):
 
     Constraints, beside those of all calls:
     - positions_c1: start and result are integers of 64 bits, start is one number, and the result has one dim at most,
-      whose size is an operand where it is not known
+      whose size is an operand, an integer, where it is not known
     """
 
     OPERATION: ClassVar[str] = "positions"
@@ -91,7 +92,9 @@ class PositionsCall(KernelCall):
         start, result = self._tensor(0), self._tensor(len(self.operands))
         is_counted = len(result.shape) <= 1 and result.shape.count(None) == len(self.operands) - 1
         fits = start.dtype in _LONG and result.dtype in _LONG and start.shape == () and is_counted
-        found = f"{start.shape} of {start.dtype} and {result.shape} of {result.dtype}, {len(self.operands) - 1} sizes"
+        sizes = [str(slot.type) for slot in self.operands[self.sizes]]
+        fits = fits and all(size in _SIZES for size in sizes)
+        found = f"{list(start.shape)} of {start.dtype} and {list(result.shape)} of {result.dtype}, sizes {sizes}"
         require(fits, "positions_c1", f"a number of 64 bits is counted on from, in one dim at most, got {found}")
 
 

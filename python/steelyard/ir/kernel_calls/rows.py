@@ -86,7 +86,8 @@ class NormCall(KernelCall):
 
     Constraints, beside those of all calls:
     - norm_c1: source and result have one shape, with dims, and one dtype of f32, bf16 and f16
-    - norm_c2: weight and bias are vectors of these dtypes, and an RMS norm has no bias
+    - norm_c2: weight and bias are vectors of these dtypes, as long as a row of the source where both lengths are known,
+      and an RMS norm has no bias
     - norm_c3: mean and rstd come together, of a layer norm, with the shape of the source but a last dim of 1, and one
       of these dtypes
     """
@@ -116,9 +117,9 @@ class NormCall(KernelCall):
         vectors = [self._tensor(position) for position in range(1, len(self.operands))]
         names = [slot.name for slot in self.operands]
         allowed = "bias" not in names or ("weight" in names and self.kind == "layer_norm")
-        found = ", ".join(f"{len(info.shape)} dims of {info.dtype}" for info in vectors)
-        message = f"{self.kind} has a weight and then a bias, of one dim each, got {found}"
-        require(_are_vectors(vectors) and allowed, "norm_c2", message)
+        found = ", ".join(f"{list(info.shape)} of {info.dtype}" for info in vectors)
+        message = f"{self.kind} has a weight and then a bias, as long as a row of {list(source.shape)}, got {found}"
+        require(_are_vectors(vectors, source.shape) and allowed, "norm_c2", message)
         rest = [self._tensor(len(self.operands) + number) for number in range(1, len(self.results))]
         fits = not rest or (self.kind == "layer_norm" and len(rest) == 2 and rest[0] == rest[1])
         message = f"{self.kind} of {list(source.shape)} may have mean and rstd of each row, alike"
@@ -133,7 +134,8 @@ class NormBackwardCall(KernelCall):
     Constraints, beside those of all calls:
     - norm_backward_c1: grad, source and the gradient of source have one shape, with dims, and dtypes of f32, bf16, f16
     - norm_backward_c2: mean and rstd have the shape of the source but a last dim of 1, and one of these dtypes
-    - norm_backward_c3: weight and the gradients of weight and bias are vectors of these dtypes
+    - norm_backward_c3: weight and the gradients of weight and bias are vectors of these dtypes, as long as a row of the
+      source where both lengths are known
     """
 
     OPERATION: ClassVar[str] = "norm_backward"
@@ -158,11 +160,17 @@ class NormBackwardCall(KernelCall):
         message = f"mean and rstd must be of the rows of {list(shape)}, got {found}"
         require(_are_of_rows([named["mean"], named["rstd"]], shape), "norm_backward_c2", message)
         vectors = [info for name, info in named.items() if name in ("weight", "grad_weight", "grad_bias")]
-        require(_are_vectors(vectors), "norm_backward_c3", f"weight and bias must have one dim, got {found}")
+        message = f"weight and bias must be as long as a row of {list(shape)}, got {found}"
+        require(_are_vectors(vectors, shape), "norm_backward_c3", message)
 
 
-def _are_vectors(infos: Sequence[TensorInfo]) -> bool:
-    return all(info.dtype in _DTYPES and len(info.shape) == 1 for info in infos)
+def _are_vectors(infos: Sequence[TensorInfo], shape: Shape) -> bool:
+    return all(info.dtype in _DTYPES and len(info.shape) == 1 and _fits_rows(info, shape) for info in infos)
+
+
+def _fits_rows(vector: TensorInfo, shape: Shape) -> bool:
+    """Whether a vector is as long as the rows of a shape, or one of the lengths is not known."""
+    return len({*vector.shape, *shape[-1:]} - {None}) <= 1
 
 
 def _are_of_rows(infos: Sequence[TensorInfo], shape: Shape) -> bool:
