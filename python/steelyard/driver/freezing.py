@@ -23,7 +23,7 @@ _CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device)
 class FrozenNet:
     """A function of the arguments of one call of a net, which `net.freeze` makes."""
 
-    def __init__(self, inputs: "Inputs", program: "Program", outputs: "Outputs", tape: str):
+    def __init__(self, inputs: "Inputs", program: "BoundProgram", outputs: "Outputs", tape: str):
         self.tape = tape
         """The native steps that a call runs, as text; those of blocks that are alike stand there once."""
         self._inputs = inputs
@@ -246,7 +246,7 @@ def _found(leaf: Any) -> str:
         return shown(leaf)
 
 
-class Program(NamedTuple):
+class BoundProgram(NamedTuple):
     """A graph with the net's own tensors as its arguments."""
 
     graph: Callable[[tuple], tuple]
@@ -268,7 +268,7 @@ class Program(NamedTuple):
         return results[len(self.written) :]
 
 
-def program_of(first: Ran, ran: Ran, leaves: Sequence[Any], run: Callable[[tuple], tuple]) -> Program:
+def program_of(first: Ran, ran: Ran, leaves: Sequence[Any], run: Callable[[tuple], tuple]) -> BoundProgram:
     """What a graph reads, the arguments of a call, or what was the same in an earlier call; `run` runs it."""
     if ran.graph.written is None:
         raise UnsupportedModelError(
@@ -287,16 +287,16 @@ def program_of(first: Ran, ran: Ran, leaves: Sequence[Any], run: Callable[[tuple
                 "a call that is frozen must be one graph from its arguments to its results, and its graph reads "
                 f"{shown(value)}, which is made before it; net.explain() shows what runs outside of graphs"
             )
-    return Program(without_autocast(run), values, places, ran.graph.written)
+    return BoundProgram(without_autocast(run), values, places, ran.graph.written)
 
 
-def program_of_trace(made: TracedProgram, trace: Trace, leaves: Sequence[Any]) -> Program:
+def program_of_trace(made: TracedProgram, trace: Trace, leaves: Sequence[Any]) -> BoundProgram:
     """A program of a trace with the tensors that its call was given, or that the net owns, as its arguments."""
     values: list[Any] = [*(trace.outside[number] for number in made.inputs), *made.held]
     found = [(place, leaf) for place, value in enumerate(values) if (leaf := _index_of(value, leaves)) is not None]
     for place, _ in found:
         values[place] = None
-    return Program(without_autocast(made.program.freeze(tuple(values))), values, found, made.written)
+    return BoundProgram(without_autocast(made.program.freeze(tuple(values))), values, found, made.written)
 
 
 class _Place(NamedTuple):
