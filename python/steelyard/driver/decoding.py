@@ -238,7 +238,8 @@ class _TracedStep(NamedTuple):
     result: Any
 
     def is_like(self, other: "_TracedStep") -> bool:
-        return self.structure == other.structure and self.trace.is_like(other.trace)
+        is_like = self.structure == other.structure and self.trace.is_like(other.trace)
+        return is_like and self.trace.has_parameters_of(other.trace)
 
 
 def _same_traced_step(net: Any, known: TracedSteps, last: _TracedStep, step: _TracedStep, cache: Any):

@@ -95,6 +95,11 @@ class Trace:
         """Whether another call did the same."""
         return self.steps == other.steps and self.copies == other.copies and not (self.refusal or other.refusal)
 
+    def has_parameters_of(self, other: "Trace") -> bool:
+        """Whether a call that did the same did it with the same parameters."""
+        owned = [number for number, tensor in self.outside.items() if isinstance(tensor, torch.nn.Parameter)]
+        return all(self.outside[number] is other.outside.get(number) for number in owned)
+
     def read(self, tensor: torch.Tensor) -> Ref:
         """The number of a tensor that is read."""
         known = self._numbers.get(id(tensor))
