@@ -113,7 +113,9 @@ def test_steps_of_blocks_are_a_program_of_calls(traced, recorded):
     net = steelyard.compile(model, "nvfp4")
     found = net.generate(prompt(), **options)
     assert len(traced) == 3, "the first step compiles the blocks, and the fourth is like the third"
+    kept = net.memory()["workspace"]
     again = net.generate(prompt(), **options)
+    assert net.memory()["workspace"] == kept
     assert len(traced) == 5
     assert len(net._steelyard.traced_steps.known) == 1, "another cache runs the same program"
     assert not recorded
@@ -148,6 +150,8 @@ def test_weights_that_were_written_do_not_live_on_in_programs_of_steps():
     (known,) = net._steelyard.traced_steps.known
     parts = [weakref.ref(part) for part in known.program.held]
     assert len(parts) >= 4 * 7
+    steps, kept = known.program.nbytes(), net.memory()["workspace"]
+    assert 0 < steps < kept
     del known
     with torch.no_grad():
         for parameter in model.parameters():

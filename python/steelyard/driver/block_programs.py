@@ -57,6 +57,11 @@ class TracedProgram:
     blocks: Sequence[BlockStep]
     """What it calls, by number."""
 
+    def nbytes(self) -> int:
+        """Bytes that its calls leave to the next ones, in its own memory and in that of blocks."""
+        tapes = {id(block.entry): block.entry.tape for block in self.blocks}.values()
+        return sum(arenas.nbytes() for arenas in self.program.arenas) + sum(tape.nbytes() for tape in tapes)
+
     @property
     def text(self) -> str:
         """Its native steps, and those of each block that others are like."""

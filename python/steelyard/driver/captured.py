@@ -138,11 +138,6 @@ class CapturedGraph:
             written=self.written,
         )
 
-    @property
-    def variants(self) -> list["CapturedGraph"]:
-        """The variants that were made."""
-        return list(self._variants.values())
-
     def entry(self, values: tuple[Any, ...]) -> tuple[Entry | None, Sequence[Any]]:
         """How another program runs the program of these arguments as a step, and all that it takes.
 

@@ -87,7 +87,9 @@ class InspectedModule(torch.nn.Module):
 
     def memory(self) -> Memory:
         """Bytes that the net holds: parameters, quantized weights, workspace, state, and what the backward needs."""
-        return inspection.measure_memory(self._steelyard.backend, self.parameters())
+        state = self._steelyard
+        steps = 0 if state.traced_steps is None else state.traced_steps.nbytes()
+        return inspection.measure_memory(state.backend, self.parameters(), steps)
 
     def measure(
         self,

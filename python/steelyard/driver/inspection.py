@@ -115,12 +115,12 @@ def _saturated_notes(backend: Backend) -> list[str]:
     return [f"static scales: {len(counts)}; values saturated so far: {sum(counts.values())}", *found]
 
 
-def measure_memory(backend: Backend, parameters: Iterable[torch.Tensor]) -> Memory:
-    """Bytes that a net holds."""
+def measure_memory(backend: Backend, parameters: Iterable[torch.Tensor], steps: int) -> Memory:
+    """Bytes that a net holds; `steps` are those that steps of `generate` leave to the next ones."""
     report = Memory(
         **parameter_bytes(parameters),
         quantized_weights=backend.weights.nbytes(),
-        workspace=sum(arenas.nbytes() for arenas in _arenas(backend)) + backend.results.nbytes(),
+        workspace=sum(arenas.nbytes() for arenas in _arenas(backend)) + backend.results.nbytes() + steps,
         state=tensor_bytes(backend.state.tensors.values()),
     )
     # A graph that was compiled again, for other sizes, counts once.

@@ -69,6 +69,10 @@ class TracedSteps:
         """The steps that are known."""
         return [known for reference in self._known if (known := reference()) is not None]
 
+    def nbytes(self) -> int:
+        """Bytes that steps leave to the next ones."""
+        return sum(known.program.nbytes() for known in self.known)
+
     def _find(self, trace: Trace, results: Sequence[int]) -> KnownStep | None:
         return next((known for known in self.known if known.fits(trace, results)), None)
 
