@@ -304,4 +304,5 @@ _TORCHS_BITS = frozenset(
     or name.startswith("torch.aten.bitwise_")
 )
 """Moved, or rounded once: torch's square roots and what it computes by series differ in the last bits."""
-_ALWAYS_OURS = frozenset(f"torch.aten.{name}{kind}" for name in ("gelu", "silu") for kind in ("", "_backward"))
+_ACTIVATIONS = ("gelu", "silu", "tanh", "sigmoid")
+_ALWAYS_OURS = frozenset(f"torch.aten.{name}{kind}" for name in _ACTIVATIONS for kind in ("", "_backward"))

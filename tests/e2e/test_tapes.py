@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from small_models import make_bert, make_gpt2, make_llama, make_mlp
+from small_models import make_bert, make_gpt2, make_llama, make_mlp, make_vit
 from tape_calls import calls_of_steps
 from torch import nn
 from transformers import StaticCache
@@ -14,7 +14,7 @@ from transformers import StaticCache
 import steelyard
 from steelyard.errors import SteelyardError
 
-MODELS = {"mlp": make_mlp, "llama": make_llama, "bert": make_bert}
+MODELS = {"mlp": make_mlp, "llama": make_llama, "bert": make_bert, "gpt2": make_gpt2, "vit": make_vit}
 
 
 pytestmark = pytest.mark.usefixtures("with_tapes")
@@ -256,7 +256,7 @@ def make_encoder():
     return Encoder(), {"tokens": torch.randint(0, 50, (3, 9))}
 
 
-@pytest.mark.parametrize("make", [make_llama, make_bert, make_encoder])
+@pytest.mark.parametrize("make", [make_llama, make_bert, make_gpt2, make_encoder])
 def test_a_step_of_training_is_two_tapes(make):
     """Norms, rotations, activations, and the gradients of all of them, are kernels between the GEMMs."""
     model, arguments = make()
@@ -264,8 +264,14 @@ def test_a_step_of_training_is_two_tapes(make):
     sum(output.square().mean() for output in tensors_of(net(**arguments))).backward()
     headings = [line for line in net.ir("tape").splitlines() if "steps; takes" in line]
     assert [heading.split(":")[0] for heading in headings] == [f"// graph0 @{name}, tape 0" for name in STEP]
-    # Of a BERT, what numbers its places, and the pooler.
-    assert set(torch_ops_in(net.ir("lowered"))) <= POSITIONS | {"gather", "tanh", "tanh_backward"}
+    lowered = net.ir("lowered")
+    assert all(is_step for _, is_step in calls_of_steps(lowered))
+    for function in re.split(r"func\.func (?=@)", lowered)[1:]:
+        before, _, after = function.rpartition("scaled.tape")
+        assert "call @" in before
+        assert not torch_ops_in(after)
+    # Of a BERT, what numbers its places.
+    assert set(torch_ops_in(lowered)) <= POSITIONS | {"gather"}
 
 
 STEP = ("forward", "backward")

@@ -1,9 +1,9 @@
 // RUN: steelyard-opt %s -p 'scaled-fuse-elementwise{target=cpu}' | FileCheck %s
 
-// What has torch's bits is computed together with its neighbours; so are gelu and silu, which are never torch's. What
-// only the backward sees has the order of kernels.
+// What has torch's bits is computed together with its neighbours; so are gelu, silu, tanh and sigmoid, which are never
+// torch's. What only the backward sees has the order of kernels.
 // CHECK: func.func private @elementwise_0
-// CHECK-SAME: "v1 = gelu_tanh v0", {{.*}} "v3 = mul v1 v2"
+// CHECK-SAME: "v1 = gelu_tanh v0", {{.*}} "v3 = mul v1 v2", "v4 = tanh v3"
 // CHECK: func.func private @elementwise_1
 // CHECK-SAME: "v0 = load in0[d1, d0]", "v1 = neg v0"
 // CHECK: func.func private @elementwise_2
@@ -11,11 +11,11 @@
 // CHECK: func.func private @elementwise_3
 // CHECK-SAME: "v2 = silu_backward v0 v1"
 
-// Series have other bits than torch's.
+// Other series have torch's bits.
 // CHECK-LABEL: func.func @forward
 // CHECK: %[[G:.*]] = call @elementwise_0(%arg0, %arg1)
-// CHECK: %[[T:.*]] = torch.aten.tanh %[[G]]
-// CHECK: %[[S:.*]] = call @elementwise_1(%arg0)
+// CHECK-DAG: %[[T:.*]] = torch.aten.erf %[[G]]
+// CHECK-DAG: %[[S:.*]] = call @elementwise_1(%arg0)
 // CHECK: return %[[T]], %[[S]]
 func.func @forward(%x: !torch.vtensor<[2,3],f32>, %y: !torch.vtensor<[2,3],f32>) -> (!torch.vtensor<[2,3],f32>, !torch.vtensor<[3,2],f32> {scaled.saved}) {
   %zero = torch.constant.int 0
@@ -26,7 +26,8 @@ func.func @forward(%x: !torch.vtensor<[2,3],f32>, %y: !torch.vtensor<[2,3],f32>)
   %2 = torch.aten.tanh %1 : !torch.vtensor<[2,3],f32> -> !torch.vtensor<[2,3],f32>
   %3 = torch.aten.transpose.int %x, %zero, %one : !torch.vtensor<[2,3],f32>, !torch.int, !torch.int -> !torch.vtensor<[3,2],f32>
   %4 = torch.aten.neg %3 : !torch.vtensor<[3,2],f32> -> !torch.vtensor<[3,2],f32>
-  return %2, %4 : !torch.vtensor<[2,3],f32>, !torch.vtensor<[3,2],f32>
+  %5 = torch.aten.erf %2 : !torch.vtensor<[2,3],f32> -> !torch.vtensor<[2,3],f32>
+  return %5, %4 : !torch.vtensor<[2,3],f32>, !torch.vtensor<[3,2],f32>
 }
 
 // The last result has an order that torch would not give it: as a sum it would stay torch's.

@@ -33,7 +33,7 @@ _PRODUCTS = frozenset(
     )
 )
 """With a dot: `self.linear(x)` calls a submodule, which is compiled like a block."""
-_ALWAYS_OURS = frozenset((".gelu", ".silu", ".layer_norm", ".native_layer_norm"))
+_ALWAYS_OURS = frozenset((".gelu", ".silu", ".tanh", ".sigmoid", ".layer_norm", ".native_layer_norm"))
 """What programs that train compute by kernels whose bits are not torch's."""
 _RANKS = frozenset(f".{name}" for name in ("topk", "sort", "argsort", "argmax", "argmin"))
 _MODULES_AS_THEY_ARE = frozenset(
