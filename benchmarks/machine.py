@@ -14,7 +14,7 @@ PACKAGES = ("steelyard", "torch", "transformers", "torchao", "openvino", "nncf",
 def describe() -> dict[str, str]:
     """CPU, cores, instruction sets, load and versions, as words."""
     return {
-        "CPU": _cpu_field("model name") or platform.processor() or platform.machine(),
+        "CPU": _cpu(),
         "cores": f"{len(_CORES)} of {os.cpu_count()}",
         "instruction sets": " ".join(s for s in INSTRUCTION_SETS if s in _cpu_flags()) or "unknown",
         "load average": load(),
@@ -73,6 +73,13 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "missing"
+
+
+def _cpu() -> str:
+    """The name of the CPU, with the numbers that tell its core, which many names do not."""
+    name = _cpu_field("model name") or platform.processor() or platform.machine()
+    family, model = _cpu_field("cpu family"), _cpu_field("model")
+    return f"{name} (family {family}, model {model})" if family and model else name
 
 
 def _cpu_flags() -> set[str]:
