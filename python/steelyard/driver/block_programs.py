@@ -95,6 +95,14 @@ def compile_trace(trace: Trace, results: Sequence[int], owner: Owner) -> TracedP
         raise UnsupportedModelError(f"what runs around blocks is no program: {error}") from error
 
 
+def parameters_of_blocks(trace: Trace) -> list[int]:
+    """Which tensors of a trace are the parameters of blocks."""
+    calls = [step for step in trace.steps if isinstance(step, GraphRun)]
+    refs = [ref for step in calls for ref in step.arguments if isinstance(ref, Ref)]
+    outside = dict.fromkeys(ref.number for ref in refs if ref.number in trace.outside)
+    return [number for number in outside if isinstance(trace.outside[number], torch.nn.Parameter)]
+
+
 class _Block(NamedTuple):
     """A call of a block."""
 
@@ -146,7 +154,7 @@ class _Builder:
             written=written,
             outputs=self._results,
             held=[tensor for tensor, _ in self._held.values()],
-            bound=self._bound(),
+            bound=parameters_of_blocks(self._trace),
             blocks=self._steps_of_blocks,
         )
 
@@ -196,13 +204,6 @@ class _Builder:
             return [value for value in self._blocks[id(step)].operands if isinstance(value, Ref)]
         return [value for value in step.arguments if isinstance(value, Ref)]
 
-    def _bound(self) -> list[int]:
-        """The parameters of blocks."""
-        calls = [step for step in self._steps if isinstance(step, GraphRun)]
-        refs = [ref for step in calls for ref in step.arguments if isinstance(ref, Ref)]
-        outside = dict.fromkeys(ref.number for ref in refs if ref.number in self._trace.outside)
-        return [number for number in outside if isinstance(self._trace.outside[number], torch.nn.Parameter)]
-
     def _take(self, number: int) -> None:
         self._nodes[number] = self._graph.placeholder(f"input_{number}")
         self._nodes[number].meta["val"] = self._fake(number)
@@ -218,7 +219,7 @@ class _Builder:
     def _run(self, step: OpRun) -> None:
         leaves = [self._nodes[leaf.number] if isinstance(leaf, Ref) else leaf for leaf in step.arguments]
         args, keywords = pytree.tree_unflatten(leaves, step.structure)
-        self._bind(self._graph.call_function(step.op, args, keywords), step.results, has_several=step.has_several)
+        self._bind(self._graph.call_function(step.op, args, keywords), step.results, step.several)
 
     def _call(self, step: GraphRun) -> None:
         """A call of a block."""
@@ -233,13 +234,13 @@ class _Builder:
         node = self._graph.call_function(call_block(len(made)), (len(self._steps_of_blocks), operands))
         self._steps_of_blocks.append(block.step)
         self._layers[node] = step.graph.module_of([self._given(value) for value in step.arguments])
-        self._bind(node, made, has_several=len(made) > 1)
+        self._bind(node, made, tuple if len(made) > 1 else None)
 
-    def _bind(self, node: torch.fx.Node, results: Sequence[int], *, has_several: bool) -> None:
+    def _bind(self, node: torch.fx.Node, results: Sequence[int], several: type[list] | type[tuple] | None) -> None:
         """Give the results of a node their numbers."""
         fakes = [self._fake(number) for number in results]
-        node.meta["val"] = tuple(fakes) if has_several else fakes[0]
-        if not has_several:
+        node.meta["val"] = fakes[0] if several is None else several(fakes)
+        if several is None:
             self._nodes[results[0]] = node
             return
         for place, (number, fake) in enumerate(zip(results, fakes, strict=True)):
@@ -259,7 +260,7 @@ def _made(arguments: Sequence[Any], results: Sequence[int], entry: Entry) -> lis
         if isinstance(place, Given):
             is_same = arguments[place.number] == Ref(number)
         else:
-            is_same = made.setdefault(place.number, number) == number
+            is_same = made.setdefault(place.number, number) == number and Ref(number) not in arguments
         if not is_same:
             raise UnsupportedModelError("a block returns a tensor twice")
     return [made[number] for number in sorted(made)]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
+from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -42,8 +42,8 @@ class OpRun(NamedTuple):
     structure: pytree.TreeSpec
     results: tuple[int, ...]
     """The numbers of what it made."""
-    has_several: bool
-    """Whether its result is a list of tensors."""
+    several: type[list] | type[tuple] | None
+    """What its tensors come in; None of one tensor by itself."""
 
 
 class GraphRun(NamedTuple):
@@ -73,6 +73,8 @@ class Trace:
     _numbers: dict[int, int] = field(default_factory=dict)
     _kept: list[torch.Tensor] = field(default_factory=list)
     """All tensors of the call, so that no other one gets the id of one."""
+    _versions: list[int | None] = field(default_factory=list)
+    """How often each was written when a step last did so; None where nobody counts."""
 
     def number(self, tensor: torch.Tensor) -> int | None:
         """The number of a tensor; None if the call did not see it."""
@@ -119,6 +121,7 @@ class Trace:
         From here on it has the number of that: what reads it later reads the new values.
         """
         place, value = self.read(target).number, self.read(source).number
+        self.wrote(place)
         if place == value:
             return
         if place not in self.outside or target.shape != source.shape or target.dtype != source.dtype:
@@ -132,6 +135,14 @@ class Trace:
         """By number, what tells the memory of each tensor of the call."""
         return {number: tensor.untyped_storage()._cdata for number, tensor in enumerate(self._kept)}
 
+    def wrote(self, number: int) -> None:
+        """Note that a step wrote a tensor."""
+        self._versions[number] = _version(self._kept[number])
+
+    def is_written_unseen(self) -> bool:
+        """Whether something else than a step wrote a tensor of the call, such as code that torch compiled."""
+        return any(_version(x) != version for x, version in zip(self._kept, self._versions, strict=True))
+
     def refuse(self, reason: str) -> None:
         """Say why this is not all that happened."""
         self.refusal = self.refusal or reason
@@ -139,8 +150,13 @@ class Trace:
     def _new(self, tensor: torch.Tensor) -> int:
         number = len(self._kept)
         self._kept.append(tensor)
+        self._versions.append(_version(tensor))
         self._numbers[id(tensor)] = number
         return number
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
 
 
 @contextmanager
@@ -154,21 +170,31 @@ def traced() -> Iterator[Trace]:
         # Parameters are bound to graphs, whatever holds them; all else is read by native steps.
         _refuse_unknown(trace, [x for x in arguments if not isinstance(x, torch.nn.Parameter)])
         _refuse_unknown(trace, results, may_be_numbers=False)
+        if trace.refusal:
+            return results
         taken = tuple([trace.read(x) if isinstance(x, torch.Tensor) else x for x in arguments])
         trace.steps.append(GraphRun(graph, taken, tuple([trace.make(x) for x in results])))
         return results
 
     def call(captured: Any, arguments: tuple, keywords: dict[str, Any]) -> Any:
+        if not isinstance(_get_current_function_mode(), _Reads):
+            trace.refuse("a block is called under a mode of torch's functions")
+            return captured.run(*arguments, **keywords)
+        first = len(trace.steps)
         # torch looks at modes where it finds compiled code, and would compile it again.
         with _pop_mode_temporarily():
             result = captured.run(*arguments, **keywords)
+        # torch copies new values of arguments when the graph has run.
+        for number in _written(trace.steps[first:]):
+            trace.wrote(number)
         if captured.has_breaks():
             trace.refuse("torch captures a block in several graphs")
         return result
 
     with noted_by(note, call), _Reads(trace), _Tracer(trace):
         yield trace
-    _check_writes(trace)
+    if not trace.refusal:
+        _check_writes(trace)
 
 
 def _refuse_unknown(trace: Trace, values: Sequence[Any], *, may_be_numbers: bool = True) -> None:
@@ -231,7 +257,8 @@ class _Tracer(TorchDispatchMode):
         results = tuple([trace.make(tensor) for tensor in made])
         if is_constant:
             trace.constants.update(results)
-        trace.steps.append(OpRun(func, taken, structure, results, isinstance(result, list | tuple)))
+        several = next((kind for kind in (list, tuple) if isinstance(result, kind)), None)
+        trace.steps.append(OpRun(func, taken, structure, results, several))
 
 
 def _reason_against(func: Any, args: tuple, keywords: dict[str, Any], result: Any, made: list[Any]) -> str:
@@ -259,7 +286,10 @@ def _check_writes(trace: Trace) -> None:
     if any(isinstance(step, GraphRun) and step.graph.written is None for step in trace.steps):
         trace.refuse("a graph returns views of its arguments")
         return
-    written = _written(trace)
+    if trace.is_written_unseen():
+        trace.refuse("code that torch compiled writes a tensor")
+        return
+    written = _written(trace.steps) | set(trace.copies)
     readers = Counter(number for step in trace.steps for number in {*_refs(step.arguments)})
     readers.update(trace.copies.values())
     if any(readers[number] > 1 for number in written):
@@ -270,11 +300,10 @@ def _check_writes(trace: Trace) -> None:
         trace.refuse("a tensor that is written shares its memory, or was made by the call")
 
 
-def _written(trace: Trace) -> set[int]:
-    """The numbers of tensors that graphs write, or that are overwritten."""
-    graphs = [step for step in trace.steps if isinstance(step, GraphRun)]
-    by_graphs = {ref.number for step in graphs for i in step.graph.written if isinstance(ref := step.arguments[i], Ref)}
-    return by_graphs | set(trace.copies)
+def _written(steps: Sequence[Step]) -> set[int]:
+    """The numbers of tensors that graphs write."""
+    calls = [(step, step.graph.written or ()) for step in steps if isinstance(step, GraphRun)]
+    return {ref.number for step, places in calls for i in places if isinstance(ref := step.arguments[i], Ref)}
 
 
 def _refs(values: Sequence[Any]) -> Iterator[int]:
