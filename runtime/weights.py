@@ -106,10 +106,13 @@ class Found:
     """How many steps optimizers had made."""
     positions: frozenset[int]
     """Which arguments the parameters are."""
+    held: Sequence[tuple[int, _Held]] = ()
+    """By argument, what parameters hold that are quantized already."""
 
     def holds(self, arguments: tuple) -> bool:
         """Whether arguments have the same parameters, and nobody wrote those."""
-        return self.steps == _optimizer_steps and self.stamps.hold(arguments)
+        is_same = self.steps == _optimizer_steps and self.stamps.hold(arguments)
+        return is_same and all(held.is_of(arguments[position]) for position, held in self.held)
 
     def has(self, position: int) -> bool:
         """Whether an argument is one of the parameters."""
@@ -169,11 +172,19 @@ class Weights:
 
     def stamped(self, parameters: Sequence[torch.Tensor]) -> Found | None:
         """What tells whether somebody wrote parameters since; None if nothing does."""
-        found = Found([], _cpu.Stamps(), _optimizer_steps, frozenset(range(len(parameters))))
+        held: list[tuple[int, _Held]] = []
+        found = Found([], _cpu.Stamps(), _optimizer_steps, frozenset(range(len(parameters))), held)
         for position, parameter in enumerate(parameters):
-            if not _has_stamp(parameter) or self._is_rewritten(parameter):
+            if self._is_rewritten(parameter):
                 return None
-            found.stamps.add(position, parameter, parameter.untyped_storage().nbytes())
+            if _has_stamp(parameter):
+                found.stamps.add(position, parameter, parameter.untyped_storage().nbytes())
+                continue
+            fields = _fields_of(parameter)
+            if not fields or any(tensor.is_inference() for tensor in (parameter, *(tensor for _, tensor in fields))):
+                return None
+            own = _Held(weakref.ref(parameter), fields, (), _versions(parameter, fields))
+            held.append((position, own))
         return found
 
     def found(self, reader: Hashable) -> Found | None:
@@ -264,8 +275,7 @@ class Weights:
 
     def _hold(self, key: tuple[str, int], weight: WeightArgument, parameter: Any, parts: tuple) -> _Held | None:
         """Remember the parts of a quantized parameter, if they are in its memory or in the layout of GEMMs."""
-        names = getattr(parameter, "PARTS", ())
-        fields = [(name, part) for name in names if (part := vars(parameter)[name]) is not None]
+        fields = _fields_of(parameter)
         addresses = {part.data_ptr() for _, part in fields}
         reference = weakref.ref(parameter, lambda _: self._held.pop(key, None))
         if all(part.data_ptr() in addresses for part in parts):
@@ -316,6 +326,12 @@ class Weights:
 def _has_stamp(parameter: Any) -> bool:
     """Whether writes to a parameter can be told by its version, its memory and some words of it."""
     return type(parameter) in _PLAIN and parameter.is_cpu and not parameter.is_inference() and parameter.data_ptr() != 0
+
+
+def _fields_of(parameter: Any) -> list[tuple[str, torch.Tensor]]:
+    """The tensors that a quantized parameter holds, by name; none of any other parameter."""
+    names = getattr(parameter, "PARTS", ())
+    return [(name, part) for name in names if (part := vars(parameter)[name]) is not None]
 
 
 def _version(tensor: torch.Tensor) -> object:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from steelyard.driver.block_programs import Owner, TracedProgram, compile_trace
+from steelyard.driver.block_programs import Owner, TracedProgram, compile_trace, parameters_of_blocks
 from steelyard.driver.compile_lock import compile_lock
 from steelyard.driver.traces import Trace
 from steelyard.errors import UnsupportedModelError
@@ -36,7 +36,14 @@ class KnownStep:
         is_like = self.trace.is_like(trace) and self.results == results
         if not is_like or self.kinds != _kinds(trace, self.program):
             return False
-        parameters = self.parameters(trace)
+        return self._is_of(self.parameters(trace))
+
+    def is_current(self) -> bool:
+        """Whether the parameters are as the program has them."""
+        parameters = tuple([parameter for owner in self.owners if (parameter := owner()) is not None])
+        return len(parameters) == len(self.owners) and self._is_of(parameters)
+
+    def _is_of(self, parameters: tuple[torch.Tensor, ...]) -> bool:
         is_same = all(owner() is parameter for owner, parameter in zip(self.owners, parameters, strict=True))
         return is_same and self.stamps.holds(parameters)
 
@@ -77,14 +84,15 @@ class TracedSteps:
         return next((known for known in self.known if known.fits(trace, results)), None)
 
     def _make(self, trace: Trace, results: Sequence[int], owner: Owner) -> KnownStep:
-        program = compile_trace(trace, results, owner)
-        parameters = [trace.outside[number] for number in program.bound]
+        parameters = [trace.outside[number] for number in parameters_of_blocks(trace)]
+        # Before the program is bound to what they are now.
         stamps = owner.weights.stamped(parameters)
         if stamps is None:
             raise UnsupportedModelError("writes to a parameter cannot be told")
+        program = compile_trace(trace, results, owner)
         owners = [weakref.ref(parameter) for parameter in parameters]
         made = KnownStep(trace.without_tensors(), results, _kinds(trace, program), program, owners, stamps)
-        known = self.known[: _MOST - 1]
+        known = [step for step in self.known if step.is_current()][: _MOST - 1]
         owner.weights.keep_until_change(self, [made, *known])
         self._known = [weakref.ref(step) for step in (made, *known)]
         return made
@@ -92,4 +100,4 @@ class TracedSteps:
 
 def _kinds(trace: Trace, program: TracedProgram) -> list[tuple]:
     tensors = [trace.outside[number] for number in program.inputs]
-    return [(type(tensor), tensor.shape, tensor.dtype) for tensor in tensors]
+    return [(type(tensor), tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
