@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from small_llama import make_small_llama
-from transformers import LogitsProcessor, LogitsProcessorList
+from torch.nn.modules.module import register_module_forward_hook
+from transformers import LogitsProcessor, LogitsProcessorList, MistralConfig, MistralForCausalLM, StaticCache
 
 import steelyard
 from steelyard.driver import decoding
@@ -278,8 +279,146 @@ def test_hooks_run_in_every_step(recorded):
     model.lm_head.register_forward_hook(lambda *_: calls.append(1))
     net = steelyard.compile(model, "mxfp8")
     net.generate(prompt(), **OPTIONS)
-    assert len(recorded) == 7
+    assert not recorded
     assert len(calls) == 8
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_hooks_that_come_between_steps_run(everywhere, monkeypatch):
+    """One of a module, and one of all modules."""
+
+    def generate():
+        model = make_small_llama(num_hidden_layers=4)
+        register = register_module_forward_hook if everywhere else model.lm_head.register_forward_hook
+        counts, hooks = [], []
+
+        def add(step):
+            if step == 5:
+                hooks.append(register(lambda *_: counts.append(1)))
+
+        net = steelyard.compile(model, "mxfp8")
+        net.generate(prompt(), **OPTIONS)
+        net.generate(prompt(), logits_processor=LogitsProcessorList([Between(add)]), **OPTIONS)
+        hooks[0].remove()
+        return len(counts)
+
+    found = generate()
+    with monkeypatch.context() as patch:
+        without_freezing(patch)
+        expected = generate()
+    assert found == expected >= 3
+
+
+@pytest.mark.parametrize("layers", [1, 4])
+def test_what_a_forward_leaves_in_its_module_is_that_of_the_last_step(layers, monkeypatch):
+    class Norm(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner, self.last, self.seen = inner, None, []
+
+        def forward(self, x):
+            self.last = self.inner(x)
+            self.seen.append(1)
+            return self.last
+
+    def generate():
+        torch.manual_seed(0)
+        model = make_small_llama(num_hidden_layers=layers)
+        model.model.norm = Norm(model.model.norm)
+        steelyard.compile(model, "mxfp8").generate(prompt(), **OPTIONS)
+        return model.model.norm
+
+    found = generate()
+    with monkeypatch.context() as patch:
+        without_freezing(patch)
+        expected = generate()
+    torch.testing.assert_close(found.last, expected.last, rtol=1e-5, atol=1e-6)
+    assert len(found.seen) == len(expected.seen)
+
+
+def test_a_beam_search_leaves_programs_of_steps_as_they_are(traced, recorded):
+    net = steelyard.compile(make_small_llama(num_hidden_layers=4), "mxfp8")
+    net.generate(prompt(), **OPTIONS)
+    net.generate(prompt(), num_beams=2, **(OPTIONS | {"max_new_tokens": 20}))
+    before = len(traced)
+    net.generate(prompt(), **OPTIONS)
+    assert len(traced) == before + 2
+    assert not recorded
+
+
+def test_steps_that_are_never_alike_are_plain_calls(traced, monkeypatch):
+    """Of a Mistral, a cache counts its tokens in Python."""
+    config = {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 32}
+    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 64}
+    torch.manual_seed(0)
+    model = MistralForCausalLM(MistralConfig(**sizes, **config)).eval()
+    options = OPTIONS | {"max_new_tokens": 16, "output_logits": True, "return_dict_in_generate": True}
+    net = steelyard.compile(model, "mxfp8")
+    found = [net.generate(prompt(), **options) for _ in range(2)]
+    assert len(traced) <= 8
+    with monkeypatch.context() as patch:
+        without_freezing(patch)
+        expected = steelyard.compile(model, "mxfp8").generate(prompt(), **options)
+    for one in found:
+        assert torch.equal(one.sequences, expected.sequences)
+        assert all(map(torch.equal, one.logits, expected.logits))
+
+
+def test_steps_of_weights_that_are_quantized_are_programs_too(traced, recorded, monkeypatch):
+    def generate():
+        torch.manual_seed(0)
+        net = steelyard.compile(make_small_llama(num_hidden_layers=4), "nvfp4", weights="quantized")
+
+        def alter(step):
+            if step == 5:
+                weight = net.model.model.layers[2].mlp.up_proj.weight
+                getattr(weight, weight.PARTS[0]).zero_()
+
+        first = net.generate(prompt(), **OPTIONS)
+        options = OPTIONS | {"output_logits": True, "return_dict_in_generate": True}
+        changed = net.generate(prompt(), logits_processor=LogitsProcessorList([Between(alter)]), **options)
+        return first, changed.logits
+
+    first, logits = generate()
+    assert len(traced) == 3 + 3, "two of the second call, and the one after the change"
+    assert not recorded
+    with monkeypatch.context() as patch:
+        without_freezing(patch)
+        expected, plain = generate()
+    assert torch.equal(first, expected)
+    assert not torch.equal(logits[4], logits[5])
+    for one, other in zip(logits, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_tensor_that_is_two_arguments_is_not_taken_for_one():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.nn.Embedding(40, 48)
+            self.blocks = torch.nn.ModuleList(torch.nn.Linear(48, 48) for _ in range(4))
+
+        def forward(self, input_ids, past_key_values, a, b):
+            x = self.table(input_ids) + a - 2 * b
+            for block in self.blocks:
+                x = x + block(x)
+            return x
+
+        @torch.no_grad()
+        def generate(self, pairs):
+            cache = StaticCache(config=make_small_llama().config, max_cache_len=8)
+            tokens = torch.zeros(4, 1, dtype=torch.long)
+            return [self(input_ids=tokens, past_key_values=cache, a=a, b=b) for a, b in pairs]
+
+    torch.manual_seed(0)
+    net = steelyard.compile(Model().eval(), "mxfp8")
+    first, second, third = torch.randn(3, 4, 1, 48)
+    pairs = [(first, first)] * 4 + [(first, second), (second, third)]
+    tokens = torch.zeros(4, 1, dtype=torch.long)
+    found = net.generate(pairs)
+    with torch.no_grad():
+        expected = [net(input_ids=tokens, past_key_values=None, a=a, b=b) for a, b in pairs]
+    assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.slow

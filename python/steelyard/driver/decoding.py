@@ -22,16 +22,20 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._dynamo import eval_frame
+from torch.nn.modules import module as modules
 from torch.utils import _pytree as pytree
 
 from steelyard.driver.freezing import Inputs, Outputs, describe, outputs_of, owns_the_same, program_of, program_of_trace
 from steelyard.driver.recording import Ran, recorded_graphs
-from steelyard.driver.traced_steps import TracedSteps
+from steelyard.driver.traced_steps import KnownStep, TracedSteps
 from steelyard.driver.traces import Trace, traced
 from steelyard.errors import UnsupportedModelError
 
 _CACHE = "transformers.cache_utils", "StaticCache"
 _SCALARS = (bool, int, float, str, type(None))
+_CONTAINERS = (list, dict, set)
+_MOST_TRIES = 4
+"""How many steps of a call of `generate` are compared, if none is like the one before."""
 
 
 class _Current(threading.local):
@@ -73,7 +77,9 @@ class Decoding:
 
     def __init__(self, net: Any):
         self.net = net
-        self._first: _Step | None = None
+        self._tries = 0
+        """How many steps were compared since two were alike, those apart that compiled something."""
+        self._recorded: _Step | None = None
         """The last step that was recorded."""
         self._traced: _TracedStep | None = None
         """The last step that was traced."""
@@ -83,38 +89,47 @@ class Decoding:
     def run(self, arguments: tuple, keywords: dict[str, Any]) -> Any:
         """A call of the net."""
         cache = _cache_of(arguments, keywords)
-        if cache is None:
+        if cache is None or self._tries >= _MOST_TRIES or torch._C._is_any_autocast_enabled():
             return self.net._run_alone(arguments, keywords)
         leaves, structure = pytree.tree_flatten(keywords)
         if self._same is not None and self._same.fits(leaves, structure, cache):
             return self._same.run(leaves)
         self._same = None
+        before = _python_state(self.net, cache)
+        if before is None or _has_twins(leaves):
+            return self.net._run_alone(arguments, keywords)
         state = self.net._steelyard
-        if state.traced_steps is not None and state.is_around_blocks and not torch._C._is_any_autocast_enabled():
-            return self._trace(state.traced_steps, leaves, structure, keywords, cache)
-        if not _is_worth_a_capture(state):
+        known = state.traced_steps if state.is_around_blocks else None
+        if known is None and not _is_worth_a_capture(state):
             return self._run_in_blocks(arguments, keywords)
-        return self._record(leaves, structure, keywords, cache)
+        step = _Call(leaves, structure, keywords, cache, before)
+        graphs = state.backend.graphs
+        result = self._record(step) if known is None else self._trace(known, step)
+        self._tries = 0 if self._same is not None else self._tries + (state.backend.graphs == graphs)
+        return result
 
-    def _trace(
-        self, known: TracedSteps, leaves: list[Any], structure: pytree.TreeSpec, keywords: dict[str, Any], cache: Any
-    ) -> Any:
+    def _trace(self, known: TracedSteps, call: "_Call") -> Any:
         """A step as a call of blocks, which is compared with the one before."""
         backend = self.net._steelyard.backend
-        graphs, before = backend.graphs, _python_state(self.net, cache)
+        graphs = backend.graphs
         with traced() as trace:
-            result = self.net._run_alone((), keywords)
+            result = self.net._run_alone((), call.keywords)
         last, self._traced = self._traced, None
-        if backend.graphs != graphs or before is None or _python_state(self.net, cache) != before:
+        if backend.graphs != graphs:
             return result
         if trace.refusal:
             self.net._steelyard.traced_steps = None
             return result
-        step = self._traced = _TracedStep(trace, leaves, structure, result)
+        if _python_state(self.net, call.cache) != call.before:
+            return result
+        step = self._traced = _TracedStep(trace, call.leaves, call.structure, result)
         if last is not None and last.is_like(step):
-            self._same = _same_traced_step(self.net, known, last, step, cache)
-            if self._same is None:
+            try:
+                made = known.find(trace, result, backend)
+            except UnsupportedModelError:
                 self.net._steelyard.traced_steps = None
+                return result
+            self._same = _same_traced_step(self.net, made, last, step, call.cache)
         return result
 
     def _run_in_blocks(self, arguments: tuple, keywords: dict[str, Any]) -> Any:
@@ -126,19 +141,30 @@ class Decoding:
             state.seconds_in_steps += time.perf_counter() - begin
         return result
 
-    def _record(self, leaves: list[Any], structure: pytree.TreeSpec, keywords: dict[str, Any], cache: Any) -> Any:
+    def _record(self, call: "_Call") -> Any:
+        """A step as a call of the whole net, which is compared with the one before."""
         whole = self.net._whole_for_decoding()
-        before = _python_state(self.net, cache)
         with recorded_graphs() as ran:
-            result = whole(**keywords)
-        is_pure = before is not None and _python_state(self.net, cache) == before and not ran.has_breaks
-        last, self._first = self._first, None
-        if not is_pure or len(ran.runs) != 1 or torch._C._is_any_autocast_enabled():
+            result = whole(**call.keywords)
+        is_pure = _python_state(self.net, call.cache) == call.before and not ran.has_breaks
+        last, self._recorded = self._recorded, None
+        if not is_pure or len(ran.runs) != 1:
             return result
-        step = self._first = _Step(ran.runs[0], leaves, structure, result)
+        step = self._recorded = _Step(ran.runs[0], call.leaves, call.structure, result)
         if last is not None and last.is_like(step):
-            self._same = _same_step(self.net, last, step, cache)
+            self._same = _same_step(self.net, last, step, call.cache)
         return result
+
+
+class _Call(NamedTuple):
+    """A step that is about to run."""
+
+    leaves: list[Any]
+    structure: pytree.TreeSpec
+    keywords: dict[str, Any]
+    cache: Any
+    before: list[Any]
+    """What was in Python before it."""
 
 
 def _is_worth_a_capture(state: Any) -> bool:
@@ -196,10 +222,11 @@ class _SameStep:
             for name, tensor in held.items()
         ]
         """Parameters and buffers, and where modules hold them."""
+        self._hooks = [*_GLOBAL_HOOKS, *_hooks_within(net)]
 
     def fits(self, leaves: Sequence[Any], structure: pytree.TreeSpec, cache: Any) -> bool:
         """Whether a call is such a step: on the same cache, which holds the same tensors, in a net that does, too."""
-        if cache is not self._cache or structure != self._structure or torch._C._is_any_autocast_enabled():
+        if cache is not self._cache or structure != self._structure or any(self._hooks) or _has_twins(leaves):
             return False
         held = _tensors_of(cache)
         is_same = len(held) == len(self._held) and all(map(_is, held, self._held))
@@ -242,11 +269,10 @@ class _TracedStep(NamedTuple):
         return is_like and self.trace.has_parameters_of(other.trace)
 
 
-def _same_traced_step(net: Any, known: TracedSteps, last: _TracedStep, step: _TracedStep, cache: Any):
-    """What runs steps like the last two; None where they had less in common, or are no program."""
+def _same_traced_step(net: Any, made: KnownStep, last: _TracedStep, step: _TracedStep, cache: Any) -> _SameStep | None:
+    """What runs steps like the last two; None where they had less in common."""
     try:
         inputs = Inputs(step.structure, [describe(leaf, kept=[cache]) for leaf in step.leaves])
-        made = known.find(step.trace, step.result, net._steelyard.backend)
         if not inputs.fit(last.leaves) or not owns_the_same(made.program, last.trace, step.trace, step.leaves):
             return None
         program = program_of_trace(made.program, step.trace, step.leaves)
@@ -272,15 +298,36 @@ def _tensors_of(cache: Any) -> list[torch.Tensor]:
 
 
 def _python_state(net: Any, cache: Any) -> list[Any] | None:
-    """What a call of a net could leave in Python, beside tensors; None if its modules call others' code, by hooks."""
-    found: list[Any] = []
-    for module in net._steelyard.model.modules():
-        if module is not net._steelyard.model and (module._forward_hooks or module._forward_pre_hooks):
-            return None
-        found += [(name, value) for name, value in vars(module).items() if isinstance(value, _SCALARS)]
-    for holder in (cache, *cache.layers):
-        found += [(name, value) for name, value in vars(holder).items() if isinstance(value, _SCALARS)]
-    return [*found, *map(id, _tensors_of(cache))]
+    """What a call of a net could leave in Python; None if its modules call others' code, by hooks."""
+    if any(_GLOBAL_HOOKS) or any(_hooks_within(net)):
+        return None
+    return [shown for held in (*net._steelyard.model.modules(), cache, *cache.layers) for shown in _attributes_of(held)]
+
+
+def _attributes_of(holder: Any) -> Iterator[tuple]:
+    """What tells that a call changed an attribute: its value, which tensor it is, or how much it holds."""
+    for name, value in vars(holder).items():
+        if isinstance(value, _SCALARS):
+            yield name, value
+        elif isinstance(value, torch.Tensor):
+            yield name, id(value)
+        elif isinstance(value, _CONTAINERS):
+            yield name, len(value)
+
+
+_GLOBAL_HOOKS = (modules._global_forward_hooks, modules._global_forward_pre_hooks)
+
+
+def _hooks_within(net: Any) -> list[dict]:
+    """The hooks of each module of a net; those of the net itself are called in any case."""
+    within = [module for module in net._steelyard.model.modules() if module is not net._steelyard.model]
+    return [hooks for module in within for hooks in (module._forward_hooks, module._forward_pre_hooks)]
+
+
+def _has_twins(leaves: Sequence[Any]) -> bool:
+    """Whether two arguments are one tensor: which is which cannot be told."""
+    tensors = [id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return len(tensors) != len(set(tensors))
 
 
 def _is(first: Any, second: Any) -> bool:

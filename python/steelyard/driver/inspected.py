@@ -88,8 +88,8 @@ class InspectedModule(torch.nn.Module):
     def memory(self) -> Memory:
         """Bytes that the net holds: parameters, quantized weights, workspace, state, and what the backward needs."""
         state = self._steelyard
-        steps = 0 if state.traced_steps is None else state.traced_steps.nbytes()
-        return inspection.measure_memory(state.backend, self.parameters(), steps)
+        steps = state.traced_steps
+        return inspection.measure_memory(state.backend, self.parameters(), 0 if steps is None else steps.nbytes())
 
     def measure(
         self,
