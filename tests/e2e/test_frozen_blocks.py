@@ -368,3 +368,82 @@ def test_threads_may_freeze_a_net_at_once(whole):
     finally:
         sys.setswitchinterval(interval)
     assert not whole
+
+
+class Halving(Around):
+    """A model that takes parts of a tensor before its blocks."""
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        first, second = x.chunk(2, -1)
+        third, fourth, rest = x.split([8, 16, 24], -1)
+        for block in self.blocks:
+            x = x + block(torch.cat([second, first], -1) + torch.cat([rest, fourth, third], -1))
+        return x
+
+
+def test_parts_of_tensors_may_stand_around_blocks(whole):
+    torch.manual_seed(0)
+    net = steelyard.compile(Halving().eval(), "mxfp8")
+    tokens, others = torch.randint(0, 40, (2, 3, 7))
+    frozen = net.freeze(tokens)
+    with torch.no_grad():
+        assert torch.equal(frozen(others), net(others))
+    assert not whole
+
+
+@torch.compile(backend="aot_eager")
+def add_one(x):
+    x.add_(1.0)
+
+
+class Adding(Around):
+    """A model in which code that torch compiled writes a tensor before the blocks."""
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        add_one(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+def test_what_compiled_code_writes_around_blocks_is_not_lost(whole):
+    torch.manual_seed(0)
+    net = steelyard.compile(Adding().eval(), "mxfp8")
+    tokens, others = torch.randint(0, 40, (2, 3, 7))
+    frozen = net.freeze(tokens)
+    with torch.no_grad():
+        torch.testing.assert_close(frozen(others), net(others), rtol=1e-3, atol=1e-3)
+    assert whole
+
+
+class Held:
+    """Something that holds a tensor, and that nobody else knows."""
+
+    def __init__(self, x):
+        self.x = x
+
+
+class Holding(Around):
+    """A model that returns such a thing."""
+
+    def forward(self, tokens):
+        x, _ = super().forward(tokens)
+        return x, Held(x)
+
+
+def test_what_holds_results_of_one_call_is_not_returned_by_others():
+    net = steelyard.compile(Holding().eval(), "mxfp8")
+    with pytest.raises(UnsupportedModelError, match=r"returns .*Held.*, which holds what the first call made"):
+        net.freeze(torch.randint(0, 40, (3, 7)))
+
+
+def test_expanded_arguments_and_keywords_in_any_order(whole):
+    torch.manual_seed(0)
+    net = steelyard.compile(Around().eval(), "mxfp8")
+    tokens, others = torch.randint(0, 40, (2, 3, 1)).expand(2, 3, 7)
+    frozen = net.freeze(tokens=tokens, scale=0.5)
+    with torch.no_grad():
+        assert torch.equal(frozen(scale=0.5, tokens=others)[0], net(others, 0.5)[0])
+    assert not whole

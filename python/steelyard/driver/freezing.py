@@ -72,11 +72,16 @@ def freeze_blocks(net: Any, arguments: tuple, keywords: dict[str, Any]) -> Froze
 
 def _begin(net: Any, arguments: tuple, keywords: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec, "Inputs"]:
     """Check the arguments of a call, and have everything compiled that it needs."""
-    leaves, structure = pytree.tree_flatten((arguments, keywords))
+    leaves, structure = _flatten(arguments, keywords)
     inputs = Inputs(structure, [describe(leaf) for leaf in leaves])
     own_arguments, own_keywords = pytree.tree_unflatten(_copies(leaves), structure)
     net.lower(*own_arguments, **own_keywords)
     return leaves, structure, inputs
+
+
+def _flatten(arguments: tuple, keywords: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec]:
+    """The arguments of a call, whatever the order of its keywords."""
+    return pytree.tree_flatten((arguments, dict(sorted(keywords.items()))))
 
 
 def owns_the_same(made: TracedProgram, first: Trace, trace: Trace, leaves: Sequence[Any]) -> bool:
@@ -119,7 +124,9 @@ def _copies(leaves: list[Any]) -> list[Any]:
     """Arguments with tensors of their own, in the same strides."""
 
     def copy(leaf: torch.Tensor) -> torch.Tensor:
-        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype).copy_(leaf.detach())
+        # Of an expanded dim, the one entry that there is.
+        own = leaf.detach()[tuple([slice(None) if stride else slice(1) for stride in leaf.stride()])]
+        return torch.empty_strided(own.shape, own.stride(), dtype=leaf.dtype).copy_(own).expand(leaf.shape)
 
     return [copy(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
@@ -230,7 +237,7 @@ class Inputs:
         )
 
     def _flatten(self, arguments: tuple, keywords: dict[str, Any]) -> list[Any]:
-        leaves, structure = pytree.tree_flatten((arguments, keywords))
+        leaves, structure = _flatten(arguments, keywords)
         if structure != self._structure:
             raise UnsupportedModelError(
                 f"a frozen net takes arguments as it was frozen for, {self._structure}, got {structure}; freeze the "
@@ -308,7 +315,7 @@ class _Place(NamedTuple):
 
 
 def _place(value: Any, leaves: Sequence[Any], results: Sequence[Any]) -> _Place:
-    if not isinstance(value, torch.Tensor):
+    if isinstance(value, _CONSTANTS):
         return _Place(constant=value)
     result = _index_of(value, results)
     if result is not None:
@@ -316,6 +323,12 @@ def _place(value: Any, leaves: Sequence[Any], results: Sequence[Any]) -> _Place:
     argument = _index_of(value, leaves)
     if argument is not None:
         return _Place(argument=argument)
+    if not isinstance(value, torch.Tensor):
+        raise UnsupportedModelError(
+            "a call that is frozen must return tensors, numbers and text, also in lists and dicts, and this one "
+            f"returns {shown(value)}, which holds what the first call made; leave it out (a language model's cache by "
+            "use_cache=False), or return the tensors that it holds"
+        )
     raise UnsupportedModelError(
         "a call that is frozen must return what its graph computes, and this one returns a tensor that is made after "
         "it, or a parameter; net.explain() shows what runs outside of graphs"
