@@ -42,6 +42,7 @@ ORDER = (
     "gemv",
     "formats",
     "attention",
+    "caches",
     "elementwise",
     "quantizers",
     "training",

@@ -31,6 +31,7 @@ GROUPS = {
     "decoding": "decoding",
     "tuned": "tuned_speed",
     "trained": "trained_model",
+    "caches": "cached_error",
     "quantizers": "quantizers",
     "call": "call_overhead",
     "jax": "jax_dense",

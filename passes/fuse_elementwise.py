@@ -34,10 +34,10 @@ def fuse_elementwise(module: ir.Operation, *, target: str) -> None:
     programs do not have, and cosines and sines of what no kernel made, with what leads to them: code around repeated
     blocks computes those of positions, and a model that is cut has the bits of the whole. On other targets than the
     CPU, all ops do. In modules with a backward, programs take what has torch's bits anyway, such as sums of two
-    tensors and gradients of slices, and gelu, silu, tanh and sigmoid with their gradients, whichever way these are read:
-    which ops are torch's must not depend on where a model is cut, for a model in pieces trains with the bits of the whole. Comes
-    after select-kernels: then it is known which kernels leave their results in order, and which products are torch's
-    own.
+    tensors and gradients of slices, and gelu, silu, tanh and sigmoid with their gradients, whichever way these are
+    read: which ops are torch's must not depend on where a model is cut, for a model in pieces trains with the bits of
+    the whole. Comes after select-kernels: then it is known which kernels leave their results in order, and which
+    products are torch's own.
     """
     if read_target(module, target) is not None:
         return
