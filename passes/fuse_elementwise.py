@@ -8,7 +8,7 @@ from steelyard.errors import ConstraintError
 from steelyard.formats.elementwise import OUT, Load, Program, Size, Step
 from steelyard.ir.attributes import SAVED
 from steelyard.ir.functions import functions_of, has_backward
-from steelyard.ir.kernel_calls import SIZE, Declarations, ElementwiseCall, Slot, callee_of
+from steelyard.ir.kernel_calls import SIZE, Declarations, ElementwiseCall, KernelCall, Slot, callee_of
 from steelyard.ir.torch_ops import defining_op, info_of, size_of
 from steelyard.passes.pipeline.registry import register_pass
 from steelyard.passes.support.angles import angles_of_inputs
@@ -42,10 +42,15 @@ def fuse_elementwise(module: ir.Operation, *, target: str) -> None:
     if read_target(module, target) is not None:
         return
     calls = declared_calls(module)
-    writers = {symbol for symbol, call in calls.items() if call.has_destinations and not call.result_order(0)}
+    writers = {symbol for symbol, call in calls.items() if _writes_in_order(call)}
     declarations, in_training = Declarations(module), has_backward(module)
     for function in functions_of(module):
         _fuse(function, declarations, writers, in_training)
+
+
+def _writes_in_order(call: KernelCall) -> bool:
+    """Whether what a kernel makes is contiguous: not if it writes to an operand, which is a user's."""
+    return call.has_destinations and call.written is None and not call.result_order(0)
 
 
 def _fuse(function: ir.Operation, declarations: Declarations, writers: set[str], in_training: bool) -> None:

@@ -79,6 +79,33 @@ def test_a_cache_holds_what_the_model_writes(case):
     assert is_in_place in (None, "in_place = true" in lowered)
 
 
+STRIDED = {
+    "left half": lambda: torch.randn(ROWS, 2 * WIDTH)[:, :WIDTH],
+    "every second column": lambda: torch.randn(ROWS, 2 * WIDTH)[:, ::2],
+    "transposed": lambda: torch.randn(WIDTH, ROWS).t(),
+}
+READS = {
+    "elements": lambda cache: torch.relu(cache) - 0.5,
+    "rows of elements": lambda cache: cache * cache[0],
+    "rows": lambda cache: cache.softmax(-1),
+    "parts": lambda cache: torch.cat([cache, cache + 1], 0),
+}
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:only 0% of the FLOPs")
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("layout", STRIDED)
+def test_a_cache_may_be_strided(layout, read):
+    torch.manual_seed(0)
+    model = Appends(READS[read])
+    own = STRIDED[layout]()
+    wanted = own.clone()
+    x, position = step(1)
+    torch.testing.assert_close(unquantized(model)(x, own, position), model(x, wanted, position))
+    torch.testing.assert_close(own, wanted)
+
+
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore:only 0% of the FLOPs")
 def test_keys_and_values_in_one_tensor():
