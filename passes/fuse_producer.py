@@ -5,7 +5,7 @@ from torch_mlir import ir
 from steelyard.dialect.produce import produce_quantize
 from steelyard.dialect.quantize import QuantizeOp
 from steelyard.dialect.types import scaled_info_of
-from steelyard.ir.torch_ops import defining_op, is_view, reshaped_as, walk_ops
+from steelyard.ir.torch_ops import defining_op, info_of, is_view, reshaped_as, walk_ops
 from steelyard.passes.pipeline.registry import register_pass
 from steelyard.passes.support.producers import is_read_once, match_producer
 
@@ -16,8 +16,8 @@ def fuse_producer(module: ir.Operation) -> None:
 
     Takes `scaled.quantize` of a layer norm with weight and bias, an RMS norm, a silu times another tensor, or a relu,
     gelu or silu, directly or through views that flatten the dims before the last. Leaves a `scaled.produce_quantize` of
-    their inputs. Nothing is fused where something else reads the value, or where the quantize has a custom scheme,
-    takes random bits, keeps its amax or is of groups.
+    their inputs. Nothing is fused where something else reads the value, where a view flattens the dim of a norm, too,
+    or where the quantize has a custom scheme, takes random bits, keeps its amax or is of groups.
     """
     for op in walk_ops(module):
         if isinstance(op.opview, QuantizeOp):
@@ -32,7 +32,9 @@ def _fuse(op: QuantizeOp) -> None:
         return
     value, views = _through_views(op.source)
     produced = match_producer(value) if value is not None else None
-    if produced is None or (views and (len(info.shape) != 2 or info.shape[-1] is None)):
+    if value is None or produced is None or (views and (len(info.shape) != 2 or info.shape[-1] is None)):
+        return
+    if produced.vectors and not _has_rows_of(value, info.shape[-1]):
         return
     with ir.InsertionPoint(op), op.location:
         other = None if produced.other is None else reshaped_as(produced.other, op.source.type)
@@ -53,6 +55,12 @@ def _fuse(op: QuantizeOp) -> None:
     op.operation.erase()
     for dead in [*views, *produced.ops]:
         dead.erase()
+
+
+def _has_rows_of(value: ir.Value, length: int | None) -> bool:
+    """Whether the rows of a value are this long: the statistics of a norm are of rows, and so are its vectors."""
+    info = info_of(value)
+    return info is not None and info.shape[-1:] == (length,)
 
 
 def _through_views(value: ir.Value) -> tuple[ir.Value | None, list[ir.Operation]]:

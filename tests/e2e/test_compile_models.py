@@ -60,6 +60,36 @@ def test_half_precision_mlp_follows_the_oracle(dtype, recipe, gemm_calls):
     assert_gemms_are_exact(gemm_calls)
 
 
+class NormalHeads(nn.Module):
+    """A norm of each head, whose weight is as long as a head, and a linear of all heads."""
+
+    def __init__(self, norm: nn.Module):
+        super().__init__()
+        self.norm, self.project = norm, nn.Linear(32, 32)
+
+    def forward(self, x):
+        return self.project(self.norm(x.view(-1, 4, 8)).reshape(-1, 32))
+
+
+class RMSNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(8) + 0.5)
+
+    def forward(self, x):
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", [lambda: nn.LayerNorm(8), RMSNorm], ids=["layer norm", "RMS norm"])
+def test_norms_of_heads_follow_the_oracle(make, gemm_calls):
+    torch.manual_seed(0)
+    model, x = NormalHeads(make()), torch.randn(6, 32)
+    got = steelyard.compile(model, "mxfp8")(x)
+    assert_follows(got, make_oracle(model, "mxfp8")(x), model(x))
+    assert_gemms_are_exact(gemm_calls)
+
+
 @pytest.mark.every(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_llama_is_no_worse_than_the_oracle(dtype, gemm_calls):

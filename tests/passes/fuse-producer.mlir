@@ -114,3 +114,20 @@ func.func @stays(%x: !torch.vtensor<[8,64],f32>) -> (!torch.vtensor<[8,64],f32>,
   %p = scaled.quantize input %n : !torch.vtensor<[8,64],f32> -> !scaled.tensor<8x64xf32, #mxfp8_1x32>
   return %r, %q, %p : !torch.vtensor<[8,64],f32>, !scaled.tensor<8x64xf32, #mxfp8_1x32>, !scaled.tensor<8x64xf32, #mxfp8_1x32>
 }
+
+// The norm of a head, where all heads are quantized as one row: its weight is shorter.
+// CHECK-LABEL: func.func @heads
+// CHECK: torch.aten.native_layer_norm
+// CHECK: scaled.quantize
+func.func @heads(%x: !torch.vtensor<[6,4,8],f32>, %w: !torch.vtensor<[8],f32>, %b: !torch.vtensor<[8],f32>) -> !scaled.tensor<6x32xf32, #mxfp8_1x32> {
+  %eight = torch.constant.int 8
+  %minus_one = torch.constant.int -1
+  %width = torch.constant.int 32
+  %norm_sizes = torch.prim.ListConstruct %eight : (!torch.int) -> !torch.list<int>
+  %epsilon = torch.constant.float 1.000000e-05
+  %n, %mean, %inverse = torch.aten.native_layer_norm %x, %norm_sizes, %w, %b, %epsilon : !torch.vtensor<[6,4,8],f32>, !torch.list<int>, !torch.vtensor<[8],f32>, !torch.vtensor<[8],f32>, !torch.float -> !torch.vtensor<[6,4,8],f32>, !torch.vtensor<[6,4,1],f32>, !torch.vtensor<[6,4,1],f32>
+  %sizes = torch.prim.ListConstruct %minus_one, %width : (!torch.int, !torch.int) -> !torch.list<int>
+  %v = torch.aten.reshape %n, %sizes : !torch.vtensor<[6,4,8],f32>, !torch.list<int> -> !torch.vtensor<[6,32],f32>
+  %q = scaled.quantize input %v : !torch.vtensor<[6,32],f32> -> !scaled.tensor<6x32xf32, #mxfp8_1x32>
+  return %q : !scaled.tensor<6x32xf32, #mxfp8_1x32>
+}
