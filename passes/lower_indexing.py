@@ -9,7 +9,7 @@ from steelyard.formats.dtypes import ITEM_SIZES
 from steelyard.ir.functions import argument_attributes, functions_of
 from steelyard.ir.kernel_calls import AddRowsCall, Declarations, KernelCall, LookupCall, Slot, WriteRowsCall
 from steelyard.ir.stored import is_stored
-from steelyard.ir.torch_ops import constant_bool, constant_int, info_of, op_name
+from steelyard.ir.torch_ops import constant_bool, constant_int, dim_of, info_of, op_name
 from steelyard.passes.pipeline.registry import register_pass
 from steelyard.passes.support.targets import read_target
 
@@ -61,10 +61,11 @@ def _call(op: ir.Operation, stored: set[ir.Value]) -> tuple[KernelCall, list[ir.
         return _checked(AddRowsCall, ("rows", "indices"), operands[:2], settings | {"padding": padding})
     if name in (_COPY, _COPY_IN_PLACE):
         tensor, dim, *others = operands
-        info, number = info_of(tensor), constant_int(dim)
-        if info is None or number is None or not info.shape:
+        info = info_of(tensor)
+        own_dim = None if info is None else dim_of(constant_int(dim), len(info.shape))
+        if own_dim is None:
             return None
-        settings |= {"dim": number % len(info.shape), "in_place": name == _COPY_IN_PLACE}
+        settings |= {"dim": own_dim, "in_place": name == _COPY_IN_PLACE}
         return _checked(WriteRowsCall, ("target", "indices", "rows"), [tensor, *others], settings)
     return None
 

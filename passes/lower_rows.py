@@ -16,7 +16,16 @@ from steelyard.ir.kernel_calls import (
     RowsCall,
     Slot,
 )
-from steelyard.ir.torch_ops import constant_bool, constant_int, constant_ints, info_of, is_none, op_name, walk_ops
+from steelyard.ir.torch_ops import (
+    constant_bool,
+    constant_int,
+    constant_ints,
+    dim_of,
+    info_of,
+    is_none,
+    op_name,
+    walk_ops,
+)
 from steelyard.passes.pipeline.registry import register_pass
 from steelyard.passes.support.producers import Produced, is_over_rows, match_layer_norm, match_rms_norm
 from steelyard.passes.support.targets import read_target
@@ -99,8 +108,9 @@ def _first_dims(op: ir.Operation) -> int:
     info, listed = info_of(op.operands[0]), constant_ints(op.operands[1])
     if info is None or not listed:
         return 0
-    dims = sorted(dim % len(info.shape) for dim in listed)
-    return len(dims) if dims == list(range(len(dims))) and len(dims) < len(info.shape) else 0
+    found = [dim_of(number, len(info.shape)) for number in listed]
+    dims = sorted(dim for dim in found if dim is not None)
+    return len(dims) if dims == list(range(len(found))) and len(dims) < len(info.shape) else 0
 
 
 def _is_of_rows(op: ir.Operation) -> bool:

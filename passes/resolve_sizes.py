@@ -8,7 +8,7 @@ from torch_mlir import ir
 from steelyard.ir.functions import functions_of
 from steelyard.ir.kernel_calls import KernelCall, callee_of
 from steelyard.ir.native_steps import VIEWS, Size, result_sizes, view_numbers
-from steelyard.ir.torch_ops import PYTHON, constant_int, defining_op, info_of, int_constant, op_name, size_of
+from steelyard.ir.torch_ops import PYTHON, constant_int, defining_op, dim_of, info_of, int_constant, op_name, size_of
 from steelyard.passes.pipeline.registry import register_pass
 from steelyard.passes.support.declared import declared_calls
 
@@ -42,8 +42,9 @@ def _dim_of(op: ir.Operation) -> _Dim | None:
     """The dim that an op tells the size of; None if it does something else, or the dim is known only at run time."""
     if op_name(op) != _SIZE:
         return None
-    dim, info = constant_int(op.operands[1]), info_of(op.operands[0])
-    return None if dim is None or info is None else (op.operands[0], dim % len(info.shape))
+    info = info_of(op.operands[0])
+    dim = None if info is None else dim_of(constant_int(op.operands[1]), len(info.shape))
+    return None if dim is None else (op.operands[0], dim)
 
 
 def _resolve(op: ir.Operation, own: _Dim, calls: Mapping[str, KernelCall]) -> None:
@@ -128,6 +129,8 @@ def _viewed_size(op: ir.Operation, dim: int, calls: Mapping[str, KernelCall]) ->
     if view == "expand":
         number = numbers[dim]
         return (source, dim - len(numbers) + rank) if number == -1 else number
+    if not rank and view != "unsqueeze":
+        return None
     constants = [number for number in numbers if isinstance(number, int)]
     if view == "permute":
         return source, constants[dim] % rank

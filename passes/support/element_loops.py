@@ -22,7 +22,7 @@ from steelyard.formats.elementwise import (
 )
 from steelyard.ir.attributes import PARAMETER
 from steelyard.ir.functions import argument_name
-from steelyard.ir.torch_ops import constant_int, defining_op, info_of, op_name
+from steelyard.ir.torch_ops import constant_int, defining_op, dim_of, info_of, op_name
 from steelyard.passes.support.element_places import (
     NotFusedError,
     Place,
@@ -265,7 +265,9 @@ class _Evaluation:
         return self._count - 1
 
     def _piece(self, cat: ir.Operation, place: Place) -> tuple[Operand, str]:
-        dim = (constant_int(cat.operands[1]) or 0) % len(place)
+        dim = dim_of(constant_int(cat.operands[1]), len(place))
+        if dim is None:
+            raise NotFusedError
         begin = 0
         for piece in pieces(cat):
             info = info_of(piece)
@@ -281,9 +283,9 @@ class _Evaluation:
         """A gradient of a part, with zeros around it."""
         info = info_of(op.result)
         assert info is not None
-        dim = (constant_int(op.operands[2]) or 0) % len(place)
-        size = info.shape[dim]
-        if size is None:
+        dim = dim_of(constant_int(op.operands[2]), len(place))
+        size = None if dim is None else info.shape[dim]
+        if dim is None or size is None:
             raise NotFusedError
         start = slice_start(op.operands[3], size)
         if op_name(op) == SELECT_BACKWARD:

@@ -7,7 +7,7 @@ from torch_mlir import ir
 
 from steelyard.dialect.types import Shape
 from steelyard.formats.elementwise import Index, Size
-from steelyard.ir.torch_ops import constant_int, constant_ints, defining_op, info_of, op_name
+from steelyard.ir.torch_ops import constant_int, constant_ints, defining_op, dim_of, info_of, op_name
 from steelyard.ir.view_ops import RESHAPES, STATIC_CAST
 
 Place = tuple[Index, ...]
@@ -83,7 +83,10 @@ def _integer(value: ir.Value) -> int:
 
 
 def _dim(value: ir.Value, rank: int) -> int:
-    return _integer(value) % rank
+    dim = dim_of(constant_int(value), rank)
+    if dim is None:
+        raise NotFusedError
+    return dim
 
 
 def moved(index: Index, offset: int, step: int = 1) -> Index:

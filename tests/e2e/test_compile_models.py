@@ -90,6 +90,24 @@ def test_norms_of_heads_follow_the_oracle(make, gemm_calls):
     assert_gemms_are_exact(gemm_calls)
 
 
+class SumOfASum(nn.Module):
+    def __init__(self, dims):
+        super().__init__()
+        self.dims, self.project = dims, nn.Linear(32, 32)
+
+    def forward(self, x):
+        return self.project(x).sum().sum(self.dims)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dims", [0, -1])
+def test_sums_of_a_number(dims):
+    torch.manual_seed(0)
+    model, x = SumOfASum(dims), torch.randn(4, 32)
+    got = steelyard.compile(model, "mxfp8")(x)
+    assert_follows(got, make_oracle(model, "mxfp8")(x), model(x))
+
+
 @pytest.mark.every(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_llama_is_no_worse_than_the_oracle(dtype, gemm_calls):

@@ -29,6 +29,8 @@
 
 // CHECK: func.func private @elementwise_6
 // CHECK-SAME: "v1:i1 = gt v0 0.0", "v2 = where v1 v0 1.0"
+
+// CHECK: func.func private @elementwise_7(!torch.vtensor<[],f32>)
 // CHECK-NOT: func.func private
 
 // CHECK-LABEL: func.func @rotated
@@ -150,4 +152,19 @@ func.func @angles(%x: !torch.vtensor<[2,3],f32>) -> !torch.vtensor<[2,3],f32> {
   %0 = torch.aten.mul.Tensor %x, %x : !torch.vtensor<[2,3],f32>, !torch.vtensor<[2,3],f32> -> !torch.vtensor<[2,3],f32>
   %1 = torch.aten.cos %0 : !torch.vtensor<[2,3],f32> -> !torch.vtensor<[2,3],f32>
   return %1 : !torch.vtensor<[2,3],f32>
+}
+
+// A number has no dims that swap, or that gradients of parts are along, though torch swaps its first one with its last.
+// CHECK-LABEL: func.func @no_such_dims
+// CHECK: torch.aten.select_backward
+// CHECK: %[[SWAPPED:.*]] = torch.aten.transpose.int %arg0
+// CHECK: call @elementwise_7(%[[SWAPPED]])
+func.func @no_such_dims(%x: !torch.vtensor<[],f32>) -> (!torch.vtensor<[],f32>, !torch.vtensor<[],f32>) {
+  %zero = torch.constant.int 0
+  %last = torch.constant.int -1
+  %sizes = torch.prim.ListConstruct  : () -> !torch.list<int>
+  %0 = torch.operator "torch.aten.select_backward"(%x, %sizes, %zero, %zero) : (!torch.vtensor<[],f32>, !torch.list<int>, !torch.int, !torch.int) -> !torch.vtensor<[],f32>
+  %1 = torch.aten.transpose.int %x, %zero, %last : !torch.vtensor<[],f32>, !torch.int, !torch.int -> !torch.vtensor<[],f32>
+  %2 = torch.aten.relu %1 : !torch.vtensor<[],f32> -> !torch.vtensor<[],f32>
+  return %0, %2 : !torch.vtensor<[],f32>, !torch.vtensor<[],f32>
 }

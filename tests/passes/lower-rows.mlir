@@ -96,6 +96,28 @@ func.func @first_dims(%x: !torch.vtensor<[2,?,16],bf16>, %y: !torch.vtensor<[4,8
   return %0, %1, %2 : !torch.vtensor<[1,1,16],bf16>, !torch.vtensor<[8],f32>, !torch.vtensor<[2,16],bf16>
 }
 
+// A number has no dims to sum over, though torch takes the first one or the last, and other dims are none of a tensor.
+// CHECK-LABEL: func.func @no_such_dims
+// CHECK-NOT: call @
+// CHECK: torch.aten.sum.dim_IntList
+// CHECK: torch.aten.sum.dim_IntList
+// CHECK: torch.aten.sum.dim_IntList
+// CHECK: return
+func.func @no_such_dims(%x: !torch.vtensor<[],f32>, %y: !torch.vtensor<[4,8],f32>) -> (!torch.vtensor<[],f32>, !torch.vtensor<[],f32>, !torch.vtensor<[8],f32>) {
+  %zero = torch.constant.int 0
+  %last = torch.constant.int -1
+  %two = torch.constant.int 2
+  %false = torch.constant.bool false
+  %none = torch.constant.none
+  %dims0 = torch.prim.ListConstruct %zero : (!torch.int) -> !torch.list<int>
+  %dims1 = torch.prim.ListConstruct %last : (!torch.int) -> !torch.list<int>
+  %dims2 = torch.prim.ListConstruct %two : (!torch.int) -> !torch.list<int>
+  %0 = torch.aten.sum.dim_IntList %x, %dims0, %false, %none : !torch.vtensor<[],f32>, !torch.list<int>, !torch.bool, !torch.none -> !torch.vtensor<[],f32>
+  %1 = torch.aten.sum.dim_IntList %x, %dims1, %false, %none : !torch.vtensor<[],f32>, !torch.list<int>, !torch.bool, !torch.none -> !torch.vtensor<[],f32>
+  %2 = torch.aten.sum.dim_IntList %y, %dims2, %false, %none : !torch.vtensor<[4,8],f32>, !torch.list<int>, !torch.bool, !torch.none -> !torch.vtensor<[8],f32>
+  return %0, %1, %2 : !torch.vtensor<[],f32>, !torch.vtensor<[],f32>, !torch.vtensor<[8],f32>
+}
+
 // Vectors that are not as long as rows stay with their ops, which refuse them.
 // CHECK-LABEL: func.func @other_lengths
 // CHECK-NOT: call @

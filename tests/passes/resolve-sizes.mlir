@@ -95,3 +95,15 @@ func.func @views(%x: !torch.vtensor<[?,?,3,4,16],f32>, %n: !torch.int) -> (!torc
   %wide = torch.aten.size.int %8, %int0 : !torch.vtensor<[?,?,?,4,16],f32>, !torch.int -> !torch.int
   return %tokens, %batch, %stays, %kept, %wide : !torch.int, !torch.int, !torch.int, !torch.int, !torch.int
 }
+
+// A number has no size, nor has a dim that there is not.
+// CHECK-LABEL: func.func @no_such_dims
+// CHECK: torch.aten.size.int %arg0
+// CHECK: torch.aten.size.int %arg1
+func.func @no_such_dims(%x: !torch.vtensor<[],f32>, %y: !torch.vtensor<[4,8],f32>) -> (!torch.int, !torch.int) {
+  %zero = torch.constant.int 0
+  %two = torch.constant.int 2
+  %0 = torch.aten.size.int %x, %zero : !torch.vtensor<[],f32>, !torch.int -> !torch.int
+  %1 = torch.aten.size.int %y, %two : !torch.vtensor<[4,8],f32>, !torch.int -> !torch.int
+  return %0, %1 : !torch.int, !torch.int
+}

@@ -56,6 +56,11 @@ def constant_int(value: ir.Value) -> int | None:
     return ir.IntegerAttr(op.attributes["value"]).value
 
 
+def dim_of(number: int | None, rank: int) -> int | None:
+    """The dim of a tensor that a number is, which counts from either end; None if there is none."""
+    return number % rank if number is not None and -rank <= number < rank else None
+
+
 def constant_number(value: ir.Value) -> float | None:
     """The value of a `torch.constant.int` or `torch.constant.float`."""
     op = defining_op(value)
