@@ -9,12 +9,13 @@ from torch_mlir import ir
 from steelyard.dialect.memory import FreeOp, free
 from steelyard.dialect.types import TensorType, tensor_info
 from steelyard.formats.dtypes import ITEM_SIZES
-from steelyard.ir.attributes import ARENA, CONFIG, DESTINATIONS, ELSEWHERE, OFFSETS
+from steelyard.ir.attributes import ARENA, ELSEWHERE, OFFSETS
 from steelyard.ir.functions import functions_of, kept_arguments
-from steelyard.ir.kernel_calls import IN_PLACE, callee_of, declarations_of
+from steelyard.ir.kernel_calls import callee_of
 from steelyard.ir.native_steps import VIEWS, is_view_step
 from steelyard.ir.view_ops import HOLDS_OPERANDS
 from steelyard.passes.pipeline.registry import fail, register_pass
+from steelyard.passes.support.declared import declared_calls
 
 _ALIGNMENT = 64
 
@@ -31,9 +32,9 @@ def plan_memory(module: ir.Operation) -> None:
     Leaves a `scaled.free` after the last use of each tensor that is neither returned nor, like a parameter, kept by
     others.
     """
-    declarations = declarations_of(module)
-    writers = {symbol for symbol, declaration in declarations.items() if DESTINATIONS in declaration.attributes}
-    in_place = {symbol for symbol in writers if IN_PLACE in ir.DictAttr(declarations[symbol].attributes[CONFIG])}
+    calls = declared_calls(module)
+    writers = {symbol for symbol, call in calls.items() if call.has_destinations}
+    in_place = {symbol for symbol, call in calls.items() if call.written is not None}
     for function in functions_of(module):
         _plan(function, writers, in_place)
 

@@ -1,8 +1,8 @@
 // RUN: steelyard-opt %s -p scaled-plan-memory | FileCheck %s
 
-func.func private @step_0(!torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32> attributes {scaled.config = {}, scaled.destinations, scaled.device = "cpu", scaled.kernel = "step", scaled.operands = ["source"], scaled.results = ["result"]}
-func.func private @step_1(!torch.vtensor<[?,64],f32>) -> !torch.vtensor<[?,64],f32> attributes {scaled.config = {}, scaled.destinations, scaled.device = "cpu", scaled.kernel = "step", scaled.operands = ["source"], scaled.results = ["result"]}
-func.func private @step_2(!torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32> attributes {scaled.config = {}, scaled.device = "cpu", scaled.kernel = "other", scaled.operands = ["source"], scaled.results = ["result"]}
+func.func private @step_0(!torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32> attributes {scaled.config = {function = "softmax"}, scaled.destinations, scaled.device = "cpu", scaled.kernel = "rows", scaled.operands = ["source"], scaled.results = ["result"]}
+func.func private @step_1(!torch.vtensor<[?,64],f32>) -> !torch.vtensor<[?,64],f32> attributes {scaled.config = {function = "softmax"}, scaled.destinations, scaled.device = "cpu", scaled.kernel = "rows", scaled.operands = ["source"], scaled.results = ["result"]}
+func.func private @step_2(!torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32> attributes {scaled.config = {function = "softmax"}, scaled.device = "cpu", scaled.kernel = "rows", scaled.operands = ["source"], scaled.results = ["result"]}
 
 // A place is used again when its value is dead: two of 4096 bytes do for three values. The last has its own memory.
 // CHECK-LABEL: func.func @chain
@@ -79,4 +79,21 @@ func.func @viewed(%x: !torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32
   %7 = call @step_0(%5) : (!torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32>
   %8 = call @step_0(%6) : (!torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32>
   return %8 : !torch.vtensor<[16,64],f32>
+}
+
+// A cache that is written where it lies has its place already; one that is copied gets one of its own.
+// CHECK-LABEL: func.func @caches
+// CHECK-SAME: scaled.arena = 4096
+// CHECK: %[[A:.*]] = call @write_rows_0(%arg0, %arg2, %arg3) {scaled.offsets = array<i64: 0>}
+// CHECK: %[[B:.*]] = call @write_rows_1(%arg1, %arg2, %arg3) :
+// CHECK: call @step_0(%[[A]]) {scaled.offsets = array<i64: -1>}
+// CHECK: call @step_0(%[[B]]) {scaled.offsets = array<i64: -1>}
+func.func private @write_rows_0(!torch.vtensor<[16,64],f32>, !torch.vtensor<[1],si64>, !torch.vtensor<[1,64],f32>) -> !torch.vtensor<[16,64],f32> attributes {scaled.config = {dim = 0 : i64, in_place = false}, scaled.destinations, scaled.device = "cpu", scaled.kernel = "write_rows", scaled.operands = ["target", "indices", "rows"], scaled.results = ["result"]}
+func.func private @write_rows_1(!torch.vtensor<[16,64],f32>, !torch.vtensor<[1],si64>, !torch.vtensor<[1,64],f32>) -> !torch.vtensor<[16,64],f32> attributes {scaled.config = {dim = 0 : i64, in_place = true}, scaled.destinations, scaled.device = "cpu", scaled.kernel = "write_rows", scaled.operands = ["target", "indices", "rows"], scaled.results = ["result"]}
+func.func @caches(%x: !torch.vtensor<[16,64],f32>, %y: !torch.vtensor<[16,64],f32>, %index: !torch.vtensor<[1],si64>, %row: !torch.vtensor<[1,64],f32>) -> (!torch.vtensor<[16,64],f32>, !torch.vtensor<[16,64],f32>) {
+  %0 = call @write_rows_0(%x, %index, %row) : (!torch.vtensor<[16,64],f32>, !torch.vtensor<[1],si64>, !torch.vtensor<[1,64],f32>) -> !torch.vtensor<[16,64],f32>
+  %1 = call @write_rows_1(%y, %index, %row) : (!torch.vtensor<[16,64],f32>, !torch.vtensor<[1],si64>, !torch.vtensor<[1,64],f32>) -> !torch.vtensor<[16,64],f32>
+  %2 = call @step_0(%0) : (!torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32>
+  %3 = call @step_0(%1) : (!torch.vtensor<[16,64],f32>) -> !torch.vtensor<[16,64],f32>
+  return %2, %3 : !torch.vtensor<[16,64],f32>, !torch.vtensor<[16,64],f32>
 }

@@ -1,5 +1,6 @@
 // RUN: steelyard-opt %s -p 'scaled-select-kernels{target=cpu}' --split-input-file --verify-diagnostics
 // RUN: steelyard-opt %s -p 'scaled-plan-launches{target=cuda:sm_100a}' --split-input-file --verify-diagnostics
+// RUN: steelyard-opt %s -p scaled-plan-memory --split-input-file --verify-diagnostics
 
 // A declaration that lacks what it must say, or says it wrongly, is named by each pass that reads it.
 
@@ -143,3 +144,18 @@ func.func private @f(tensor<1x2x3x8xf32>, tensor<1x2x3x8xf32>, tensor<1x2x3x8xf3
 
 // expected-error @+1 {{logsumexp must have 3 dims of f32, got 4 dims of f32 [attention_c3]}}
 func.func private @f(tensor<1x2x3x8xf32>, tensor<1x2x3x8xf32>, tensor<1x2x3x8xf32>) -> (tensor<1x2x3x8xf32>, tensor<1x2x3x8xf32>) attributes {scaled.kernel = "attention", scaled.config = {}, scaled.operands = ["query", "key", "value"], scaled.results = ["result", "logsumexp"]}
+
+// -----
+
+// expected-error @+1 {{scaled.config must be a dictionary, got unit [call_c1]}}
+func.func private @f(tensor<4x8xf32>, tensor<1xi64>, tensor<1x8xf32>) -> tensor<4x8xf32> attributes {scaled.kernel = "write_rows", scaled.destinations, scaled.config = unit, scaled.operands = ["target", "indices", "rows"], scaled.results = ["result"]}
+
+// -----
+
+// expected-error @+1 {{scaled.config must be a dictionary, got [] [call_c1]}}
+func.func private @f(tensor<4x8xf32>, tensor<1xi64>, tensor<1x8xf32>) -> tensor<4x8xf32> attributes {scaled.kernel = "write_rows", scaled.destinations, scaled.config = [], scaled.operands = ["target", "indices", "rows"], scaled.results = ["result"]}
+
+// -----
+
+// expected-error @+1 {{scaled.config must be a dictionary, got "x" [call_c1]}}
+func.func private @f(tensor<4x8xf32>, tensor<1xi64>, tensor<1x8xf32>) -> tensor<4x8xf32> attributes {scaled.kernel = "write_rows", scaled.destinations, scaled.config = "x", scaled.operands = ["target", "indices", "rows"], scaled.results = ["result"]}

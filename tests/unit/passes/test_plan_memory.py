@@ -22,8 +22,8 @@ def make_program(steps: list[tuple[int, int, int]]) -> str:
     for number, (rows, back1, back2) in enumerate(steps):
         operands = [max(number - back, 0) for back in (back1, back2)]
         signature = f"({', '.join(tensor_type(sizes[i]) for i in operands)}) -> {tensor_type(rows)}"
-        attributes = 'scaled.config = {}, scaled.destinations, scaled.device = "cpu", scaled.kernel = "step", '
-        attributes += 'scaled.operands = ["a", "b"], scaled.results = ["result"]'
+        attributes = 'scaled.config = {dim = 0}, scaled.destinations, scaled.device = "cpu", '
+        attributes += 'scaled.kernel = "concatenate", scaled.operands = ["part0", "part1"], scaled.results = ["result"]'
         kernels.append(f"func.func private @step_{number}{signature} attributes {{{attributes}}}")
         calls.append(f"%v{number + 1} = call @step_{number}(%v{operands[0]}, %v{operands[1]}) : {signature}")
         sizes.append(rows)

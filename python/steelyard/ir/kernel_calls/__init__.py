@@ -31,7 +31,7 @@ from steelyard.ir.kernel_calls.grouped import (
     GroupedQuantizeCall,
     GroupedStoredCall,
 )
-from steelyard.ir.kernel_calls.indexing import IN_PLACE, AddRowsCall, LookupCall, PositionsCall, WriteRowsCall
+from steelyard.ir.kernel_calls.indexing import AddRowsCall, LookupCall, PositionsCall, WriteRowsCall
 from steelyard.ir.kernel_calls.layout import PadCall, SwizzleCall, TurnCall, UnpadCall
 from steelyard.ir.kernel_calls.measure import (
     MeasureInfluenceCall,
@@ -54,7 +54,6 @@ from steelyard.ir.kernel_calls.state import AdvanceRngCall, AmaxCall, CountSatur
 
 __all__ = [
     "DEVICES",
-    "IN_PLACE",
     "SIZE",
     "AddRowsCall",
     "AdvanceRngCall",

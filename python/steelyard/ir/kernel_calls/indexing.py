@@ -6,8 +6,6 @@ from typing import ClassVar
 from steelyard.dialect.base import require
 from steelyard.ir.kernel_calls.base import KernelCall, Names
 
-IN_PLACE = "in_place"
-"""The setting of calls that write into an operand, which then is their result."""
 _INDICES = ("si64", "si32", "i64", "i32")
 _LONG = ("si64", "i64")
 _SIZES = ("!torch.int", "index", "i64")
