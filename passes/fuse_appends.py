@@ -13,11 +13,11 @@ from steelyard.ir.kernel_calls import (
     KernelCall,
     Slot,
     callee_of,
-    calls_of,
     erase_uncalled,
 )
 from steelyard.ir.torch_ops import constant_int, defining_op, op_name, writes_in_place
 from steelyard.passes.pipeline.registry import register_pass
+from steelyard.passes.support.declared import declared_calls
 
 _CAT, _LIST = "torch.aten.cat", "torch.prim.ListConstruct"
 _TOKEN_DIMS = (2, -2)
@@ -34,7 +34,7 @@ def fuse_appends(module: ir.Operation) -> None:
     concatenated, such as the cache that a function returns, stays, and so does the call that reads it. Functions that
     write in place stay as they are.
     """
-    calls = calls_of(module)
+    calls = declared_calls(module)
     declarations = Declarations(module)
     for function in functions_of(module):
         ops = [op.operation for op in function.regions[0].blocks[0].operations]

@@ -15,12 +15,12 @@ from steelyard.ir.kernel_calls import (
     KernelCall,
     Slot,
     callee_of,
-    calls_of,
     erase_uncalled,
 )
 from steelyard.ir.torch_ops import constant_int, defining_op, info_of, op_name, walk_ops
 from steelyard.ir.view_ops import RESHAPES, VIEW_LIKE
 from steelyard.passes.pipeline.registry import register_pass
+from steelyard.passes.support.declared import declared_calls
 
 _FEW_QUERIES = 16
 """More tokens read each key so often that it is better decoded once."""
@@ -35,7 +35,7 @@ def fuse_caches(module: ir.Operation) -> None:
     head of keys and values as it is, where a copy repeated it for several heads of queries. Queries of at most 16
     tokens read the codes and scales of a quantized cache, and what nobody else reads decoded is not decoded.
     """
-    calls = calls_of(module)
+    calls = declared_calls(module)
     declarations = Declarations(module)
     fused = [op for op in walk_ops(module) if _fuse(op, calls, declarations)]
     if not fused:

@@ -7,10 +7,11 @@ from torch_mlir import ir
 from steelyard.errors import ConstraintError
 from steelyard.formats.dtypes import ITEM_SIZES
 from steelyard.ir.functions import functions_of
-from steelyard.ir.kernel_calls import ConcatenateCall, Declarations, Slot, callee_of, calls_of
+from steelyard.ir.kernel_calls import ConcatenateCall, Declarations, Slot, callee_of
 from steelyard.ir.torch_ops import constant_int, defining_op, info_of, op_name, writes_in_place
 from steelyard.passes.pipeline.registry import register_pass
 from steelyard.passes.support.angles import angles_of_inputs
+from steelyard.passes.support.declared import declared_calls
 from steelyard.passes.support.targets import read_target
 
 _CAT, _CLONE, _LIST = "torch.aten.cat", "torch.aten.clone", "torch.prim.ListConstruct"
@@ -30,7 +31,7 @@ def lower_concatenation(module: ir.Operation, *, target: str) -> None:
     """
     if read_target(module, target) is not None:
         return
-    declarations, kernels = Declarations(module), calls_of(module)
+    declarations, kernels = Declarations(module), declared_calls(module)
     for function in functions_of(module):
         ops = [op.operation for op in function.regions[0].blocks[0].operations]
         may_share, angles = not any(writes_in_place(op) for op in ops), angles_of_inputs(function)

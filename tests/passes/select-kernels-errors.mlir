@@ -1,6 +1,9 @@
 // RUN: steelyard-opt %s -p 'scaled-select-kernels{target=cpu}' --split-input-file --verify-diagnostics
 // RUN: steelyard-opt %s -p 'scaled-plan-launches{target=cuda:sm_100a}' --split-input-file --verify-diagnostics
 // RUN: steelyard-opt %s -p scaled-plan-memory --split-input-file --verify-diagnostics
+// RUN: steelyard-opt %s -p scaled-fuse-caches --split-input-file --verify-diagnostics
+// RUN: steelyard-opt %s -p scaled-fuse-appends --split-input-file --verify-diagnostics
+// RUN: steelyard-opt %s -p 'scaled-lower-concatenation{target=cpu}' --split-input-file --verify-diagnostics
 
 // A declaration that lacks what it must say, or says it wrongly, is named by each pass that reads it.
 
