@@ -1,5 +1,6 @@
 """The rules that a build of the native code checks, and its vector operations."""
 
+import math
 import shutil
 import subprocess
 import sys
@@ -91,6 +92,30 @@ def test_operations_of_vectors_equal_the_portable_ones(name, tmp_path):
     compared = run(tmp_path / "compare")
     assert compared.returncode == 0, compared.stdout
     assert "equal" in compared.stdout, "no instruction set was compared"
+
+
+EXPONENTIALS = """
+#include "cpu/attention/softmax.h"
+#include <cstdio>
+int main() {
+  for (double x = 0; x > -1e30; x = x * 1.01 - 0.37)
+    std::printf("%.9g %.9g\\n", float(x), steelyard::portable::exp_of_negative(float(x)));
+}
+"""
+
+
+def test_exponentials_of_scores_far_below_the_largest(tmp_path):
+    source, made = tmp_path / "exponentials.cpp", tmp_path / "exponentials"
+    source.write_text(EXPONENTIALS)
+    flags = (*FLAGS, "-DSTEELYARD_ISA=portable", f"-I{RUNTIME}", "-fsanitize=undefined", "-fno-sanitize-recover")
+    built = run(compiler("g++"), *flags, source, "-o", made)
+    assert built.returncode == 0, built.stderr
+    computed = run(made)
+    assert computed.returncode == 0, computed.stderr
+    pairs = [tuple(map(float, line.split())) for line in computed.stdout.splitlines()]
+    assert pairs[-1][0] < -1e29
+    for x, found in pairs:
+        assert found == (pytest.approx(math.exp(x), rel=2.0**-22) if x >= -87 else 0)
 
 
 @pytest.mark.slow

@@ -8,6 +8,9 @@
 
 namespace steelyard::STEELYARD_ISA {
 
+// Without a sign: their sums may wrap around.
+typedef uint32_t WidestBits __attribute__((vector_size(sizeof(WidestFloats))));
+
 static constexpr int kLanes = sizeof(WidestFloats) / sizeof(float);
 static constexpr float kNoScore = -__builtin_inff();
 
@@ -33,7 +36,7 @@ static inline WidestFloats exp_of_negative(WidestFloats x) {
     sum = multiply_add(sum, r, all_lanes(kExpTerms[i]));
   const WidestFloats excess = multiply_add(sum, r * r, r);
   const WidestFloats power =
-      as<WidestFloats>((as<WidestWords>(shifted) << 23) + (127 << 23));
+      as<WidestFloats>((as<WidestBits>(shifted) << 23) + (127u << 23));
   // A product, not a sum of exponents: NaN stays NaN.
   const WidestFloats found = multiply_add(excess, power, power);
   return x < all_lanes(least) ? WidestFloats{} : found;
