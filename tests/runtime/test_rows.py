@@ -210,6 +210,32 @@ def test_entries_that_do_not_fit_are_refused():
         _cpu.bound_rows(TENSORS, 0, 0, 1)(target, torch.empty(8)[::2])
 
 
+def concatenate(parts, out):
+    _cpu.bound_concatenate(TENSORS, len(parts), 0)(*parts, out)
+
+
+def test_other_dtypes_are_refused():
+    x, double, first = values(4, 6), values(4, 6).double(), torch.tensor([0])
+    memory = torch.zeros(48, dtype=torch.float16)
+    with pytest.raises(ConstraintError, match="a result must have the dtype of its table"):
+        _cpu.bound_lookup(TENSORS, 0, 1, 2)(x, first, memory[:6].view(1, 6))
+    assert not memory.any()
+    for target, entries, out in ((x, double, x), (x, x, double), (double, x, x)):
+        with pytest.raises(ConstraintError, match="entries must have the dtype"):
+            _cpu.bound_write_rows(TENSORS, 0, 1, 2, 3, 0)(target, first, entries[:1], torch.empty_like(out))
+    for parts in ([double], [x, double]):
+        with pytest.raises(ConstraintError, match="parts must have the dtype of the whole"):
+            concatenate(parts, torch.empty(4 * len(parts), 6))
+
+
+def test_rows_are_looked_up_into_contiguous_memory_only():
+    memory = torch.zeros(24)
+    for out in (memory[:6].view(1, 6).expand(3, 6), memory[:18].view(6, 3).t()):
+        with pytest.raises(ConstraintError, match="the elements of a result must lie one after the other"):
+            _cpu.bound_lookup(TENSORS, 0, 1, 2)(values(4, 6), torch.tensor([0, 1, 2]), out)
+    assert not memory.any()
+
+
 def test_norms_that_do_not_fit_are_refused():
     x = values(3, 4)
     for kind, vectors in (("rms_norm", (3,)), ("rms_norm", (5,)), ("layer_norm", (4, 1))):

@@ -15,6 +15,7 @@ void ConcatenateKernel::run(const Values &values, int threads) const {
   values.done();
   int64_t begin = 0;
   for (const Tensor &part : parts) {
+    require(part.type == result.type, "parts must have the dtype of the whole");
     Tensor target = result;
     target.sizes = part.sizes;
     target.data += begin * result.strides[dim] * result.type.bytes;

@@ -12,6 +12,8 @@ void LookupKernel::run(const Values &values, int threads) const {
   require(from.dims == 2 && to.dims > 0 &&
               to.sizes[to.dims - 1] == from.sizes[1],
           "a table must have rows as long as those of the result");
+  require(to.type == from.type, "a result must have the dtype of its table");
+  uint8_t *made = contiguous_memory(to);
   const std::vector<int64_t> rows =
       indices_of(values.tensor(indices), from.sizes[0]);
   values.done();
@@ -25,7 +27,7 @@ void LookupKernel::run(const Values &values, int threads) const {
                    Tensor own = row;
                    own.data =
                        from.data + rows[i] * from.strides[0] * from.type.bytes;
-                   copy_elements(own, to.data + i * bytes);
+                   copy_elements(own, made + i * bytes);
                  }
                });
 }

@@ -21,6 +21,8 @@ void WriteRowsKernel::run(const Values &values, int threads) const {
   require(dim >= 0 && dim < made.dims && from.dims == made.dims &&
               old.dims == made.dims,
           "entries must have the dims of what they are written to");
+  require(from.type == made.type && old.type == made.type,
+          "entries must have the dtype of what they are written to");
   const std::vector<int64_t> places =
       indices_of(values.tensor(indices), made.sizes[dim]);
   values.done();
