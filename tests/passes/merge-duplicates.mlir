@@ -45,7 +45,8 @@ func.func @computed(%x: !torch.vtensor<[4],f32>) -> !torch.vtensor<[4],f32> {
 func.func @written(%x: !torch.vtensor<[2,4],f32>) -> !torch.vtensor<[4],f32> {
   %int0 = torch.constant.int 0
   %0 = torch.aten.select.int %x, %int0, %int0 : !torch.vtensor<[2,4],f32>, !torch.int, !torch.int -> !torch.vtensor<[4],f32>
-  %1 = torch.operator "torch.aten.add_.Tensor"(%x) : (!torch.vtensor<[2,4],f32>) -> !torch.vtensor<[2,4],f32>
+  %int1 = torch.constant.int 1
+  %1 = torch.operator "torch.aten.add_.Tensor"(%x, %x, %int1) : (!torch.vtensor<[2,4],f32>, !torch.vtensor<[2,4],f32>, !torch.int) -> !torch.vtensor<[2,4],f32>
   %2 = torch.aten.select.int %x, %int0, %int0 : !torch.vtensor<[2,4],f32>, !torch.int, !torch.int -> !torch.vtensor<[4],f32>
   %3 = torch.aten.mul.Tensor %0, %2 : !torch.vtensor<[4],f32>, !torch.vtensor<[4],f32> -> !torch.vtensor<[4],f32>
   return %3 : !torch.vtensor<[4],f32>

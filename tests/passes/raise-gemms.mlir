@@ -109,7 +109,10 @@ func.func @not_raised(%x: !torch.vtensor<[10,64],f32>, %w: !torch.vtensor<[64,48
   %1 = torch.aten.mm %i, %i : !torch.vtensor<[8,8],si64>, !torch.vtensor<[8,8],si64> -> !torch.vtensor<[8,8],si64>
   %2 = torch.aten.matmul %v, %m : !torch.vtensor<[64],f32>, !torch.vtensor<[2,64,48],f32> -> !torch.vtensor<[2,48],f32>
   %mv = torch.aten.mv %x, %v : !torch.vtensor<[10,64],f32>, !torch.vtensor<[64],f32> -> !torch.vtensor<[10],f32>
-  %3 = torch.operator "torch.aten._scaled_dot_product_flash_attention_for_cpu"(%q, %q, %q) : (!torch.vtensor<[2,4,5,16],f32>, !torch.vtensor<[2,4,5,16],f32>, !torch.vtensor<[2,4,5,16],f32>) -> !torch.vtensor<[2,4,5,16],f32>
+  %zero = torch.constant.float 0.000000e+00
+  %false = torch.constant.bool false
+  %none = torch.constant.none
+  %3:2 = torch.operator "torch.aten._scaled_dot_product_flash_attention_for_cpu"(%q, %q, %q, %zero, %false, %none, %none) : (!torch.vtensor<[2,4,5,16],f32>, !torch.vtensor<[2,4,5,16],f32>, !torch.vtensor<[2,4,5,16],f32>, !torch.float, !torch.bool, !torch.none, !torch.none) -> (!torch.vtensor<[2,4,5,16],f32>, !torch.vtensor<[2,4,5],f32>)
   return
 }
 

@@ -1,9 +1,12 @@
 """What must hold of a module at each stage: which of our ops it has, and which attributes, where and of what kind."""
 
+import inspect
 import math
 from collections.abc import Iterator, Mapping
+from functools import cache
 
 from torch_mlir import ir
+from torch_mlir.dialects import torch as torch_dialect
 
 from steelyard.dialect.attributes import SchemeAttr
 from steelyard.dialect.types import TensorType, tensor_info
@@ -11,7 +14,7 @@ from steelyard.errors import ConstraintError
 from steelyard.ir.attributes import FACTS, KERNEL, SOURCES, Fact
 from steelyard.ir.functions import argument_attributes, result_attributes
 from steelyard.ir.kernel_calls import is_declaration, read_call
-from steelyard.ir.torch_ops import constant_int, info_of, walk_ops
+from steelyard.ir.torch_ops import constant_int, info_of, op_name, walk_ops
 
 _QUANTIZING = (
     *(
@@ -51,6 +54,25 @@ _KINDS: Mapping[str, tuple[type, str]] = {
 }
 _ELEMENTS: Mapping[str, type] = {"strings": ir.StringAttr, "symbols": ir.FlatSymbolRefAttr}
 _MOST_ELEMENTS = 2**48
+_ATTENTION = "torch.aten._scaled_dot_product_flash_attention_for_cpu"
+_OPERATORS: Mapping[str, tuple[int, int]] = {
+    _ATTENTION: (7, 2),
+    f"{_ATTENTION}_backward": (10, 3),
+    "torch.aten._grouped_mm": (5, 1),
+    "torch.aten.index_copy": (4, 1),
+    "torch.aten.index_copy_": (4, 1),
+    "torch.aten.select_backward": (4, 1),
+    "torch.aten.silu_backward": (2, 1),
+    "torch.aten.slice_backward": (6, 1),
+    "torch.steelyard.count_saturated": (3, 1),
+    "torch.steelyard.decode_rows": (3, 1),
+    "torch.steelyard.decode_static": (3, 1),
+    "torch.steelyard.encode_rows": (1, 2),
+    "torch.steelyard.encode_static": (2, 1),
+    "torch.steelyard.grouped_mm": (3, 1),
+    "torch.transformers.grouped_mm_fallback": (3, 1),
+}
+"""Ops that passes read and torch-mlir does not know -> how many operands and results they have."""
 
 
 def check_stage(op: ir.Operation, stage: str) -> None:
@@ -89,8 +111,11 @@ def check_input(op: ir.Operation) -> None:
     - input_c1: a function has at most one block: branches are not compiled
     - input_c2: `scaled.sources` counts arguments of its function
     - input_c3: a tensor has at most 2^48 elements, so that no size or offset, in bytes and padded, exceeds 64 bits
+    - input_c4: a `torch.operator` has as many operands and results as the op has that it names, if that is known
     """
     _check_sizes(op)
+    if op.name == "torch.operator":
+        _check_counts(op)
     # What a declaration says of its kernel is checked where it is read.
     if is_declaration(op):
         return
@@ -119,6 +144,37 @@ def _check_sizes(op: ir.Operation) -> None:
         # Empty tensors have strides, too.
         if info is not None and math.prod(max(size or 1, 1) for size in info.shape) > _MOST_ELEMENTS:
             raise ConstraintError("input_c3", f"must have tensors of at most 2^48 elements, got {type_}")
+
+
+def _check_counts(op: ir.Operation) -> None:
+    name, found = op_name(op), (len(op.operands), len(op.results))
+    wanted = operator_counts(name)
+    if wanted is not None and found != wanted:
+        counts, own = (" and ".join(map(str, pair)) for pair in (wanted, found))
+        raise ConstraintError("input_c4", f"must have as many operands and results as {name}, {counts}, got {own}")
+
+
+@cache
+def operator_counts(name: str) -> tuple[int, int] | None:
+    """How many operands and results an op has, by its name; None if nobody knows it, or any number will do."""
+    if name in _OPERATORS:
+        return _OPERATORS[name]
+    builder = _builders().get(name)
+    if builder is None:
+        return None
+    given = inspect.signature(builder.__init__).parameters
+    kinds = [one.annotation for one in list(given.values())[1:] if one.kind is not one.KEYWORD_ONLY]
+    if not set(kinds) <= {ir.Value, ir.Type}:
+        return None
+    # What MLIR infers the type of is one result.
+    return kinds.count(ir.Value), 1 if "results" in given else kinds.count(ir.Type)
+
+
+@cache
+def _builders() -> Mapping[str, type]:
+    """The ops that torch-mlir knows, by name."""
+    classes = [one for one in vars(torch_dialect).values() if isinstance(one, type) and issubclass(one, ir.OpView)]
+    return {one.OPERATION_NAME: one for one in classes if one is not ir.OpView}
 
 
 def check_foldable(op: ir.Operation) -> None:
