@@ -195,7 +195,7 @@ def steps_of_tapes(ops: Sequence[ir.Operation], calls: Mapping[str, KernelCall])
         if op in numbers:
             found[op] = tape
             tape.ops.append(op)
-        elif isinstance(op.opview, FreeOp) and op.operands[0].owner in found:
+        elif isinstance(op.opview, FreeOp) and found.get(op.operands[0].owner) is tape:
             tape.ops.append(op)
         elif isinstance(op.opview, FreeOp):
             tape.dying.append(op.operands[0])

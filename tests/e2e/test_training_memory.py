@@ -134,3 +134,46 @@ def test_what_was_saved_is_freed_as_the_backward_goes(monkeypatch):
     # The gradients of a layer are made before what it saved dies, and those of the layers before it are not.
     for layer in range(1, 4):
         assert sum(made <= 4 * layer for made in deaths) >= 3 * layer, deaths
+
+
+class Summed(nn.Module):
+    """A norm to which its own sums are added, by an op that only torch has: the backward is two tapes."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.norm, self.after = nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 64)
+
+    def forward(self, x):
+        y = self.norm(self.before(x))
+        return self.after(y + torch.cumsum(y, -1))
+
+
+def test_results_of_a_tape_are_freed_as_the_next_one_goes(monkeypatch):
+    made, deaths = [], {}
+    """What tapes return, and how much of that was made when each died."""
+
+    def follow(make):
+        def following(*arguments):
+            result, number = make(*arguments), len(made)
+            made.append(tuple(result.shape))
+            weakref.finalize(result, lambda: deaths.setdefault(number, len(made)))
+            return result
+
+        return following
+
+    make_maker, backward = tape.result_maker, Program.backward
+    monkeypatch.setattr(tape, "result_maker", lambda *description: follow(make_maker(*description)))
+
+    def begin(self, values):
+        made.clear()
+        deaths.clear()
+        return backward(self, values)
+
+    monkeypatch.setattr(Program, "backward", begin)
+    net = steelyard.compile(Summed(), "mxfp8", blocks=False)
+    net(torch.randn(32, 64, requires_grad=True)).sum().backward()
+    first, second = made[:3], made[3:]
+    assert first == [(32, 64), (64, 64), (1, 64)], "gradients of what the last layer reads, its weight and its bias"
+    assert len(second) == 5
+    # The second tape adds the first of them to that of its sums, which torch makes in between, and then makes its own.
+    assert deaths[0] == len(first)
