@@ -4,13 +4,13 @@
 #include "cpu/dispatch/kernel_table.h"
 #include "cpu/operations.h"
 #include "cpu/rows/add_rows.h"
+#include "cpu/rows/grain.h"
 #include "cpu/threads/thread_pool.h"
 
 namespace steelyard {
 
 namespace {
-// What is not worth a thread of its own.
-constexpr int64_t kGrainElements = 1 << 13;
+// Bytes that are not worth a thread of their own.
 constexpr int64_t kGrainBytes = 1 << 18;
 // Where memory is new, the instruction that clears longer pieces begins anew at
 // each page that the system gives.

@@ -3,6 +3,7 @@
 
 #include "cpu/dispatch/kernel_table.h"
 #include "cpu/operations.h"
+#include "cpu/rows/grain.h"
 #include "cpu/rows/norm_backward.h"
 #include "cpu/threads/thread_pool.h"
 
@@ -10,8 +11,6 @@ namespace steelyard {
 
 namespace {
 
-// Elements that are not worth a thread of their own.
-constexpr int64_t kGrainElements = 1 << 13;
 // Each task has sums of its own.
 constexpr int64_t kMostTasks = 64;
 

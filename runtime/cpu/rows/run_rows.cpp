@@ -1,15 +1,11 @@
 #include "cpu/dispatch/kernel_table.h"
 #include "cpu/operations.h"
+#include "cpu/rows/grain.h"
 #include "cpu/rows/rows.h"
 #include "cpu/rows/sums.h"
 #include "cpu/threads/thread_pool.h"
 
 namespace steelyard {
-
-namespace {
-// Elements that are not worth a thread of their own.
-constexpr int64_t kGrainElements = 1 << 13;
-} // namespace
 
 void run_sums(const SumsCall &call, int threads) {
   const int64_t tasks = (call.x.columns + kSumsOfTask - 1) / kSumsOfTask;
