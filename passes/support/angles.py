@@ -1,4 +1,4 @@
-"""Cosines and sines that no kernel's results lead to but numbers of positions.
+"""Cosines and sines computed from no kernel's results other than positions.
 
 torch computes them before what is ours: their last bits are those of a net in blocks, which leaves them to torch.
 """

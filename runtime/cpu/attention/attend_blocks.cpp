@@ -140,9 +140,9 @@ private:
     });
   }
 
-  // How many keys from `key` on, of one block, queries before `query` see.
-  int64_t keys_before(int64_t query, int64_t key) const {
-    const int64_t seen = visible_keys(problem_, query - 1) - key;
+  // How many keys of the block at `key` query `end - 1` sees.
+  int64_t keys_before(int64_t end, int64_t key) const {
+    const int64_t seen = visible_keys(problem_, end - 1) - key;
     return seen < 0 ? 0 : smaller(kBlockKeys, seen);
   }
 

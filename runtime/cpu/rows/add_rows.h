@@ -1,7 +1,7 @@
 // Rows added where their numbers say: the gradient of a table that is read row
 // by row. Rows with one number are added in their order, and each sum is
-// rounded to the dtype, as torch does: which of these gradients are ours then
-// changes no bit of a model's.
+// rounded to the dtype, as torch does, so a model has the same bits whichever
+// of these we compute.
 #pragma once
 
 #include "cpu/tiles/matrix.h"

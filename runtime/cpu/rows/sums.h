@@ -1,7 +1,7 @@
 // Sums of many numbers each, of the rows or of the columns of a matrix, in the
-// order in which torch adds up contiguous tensors on a CPU: which sums of a
-// model are ours then changes no bit of it. The order depends on sizes only,
-// not on strides: where a model is cut may change these.
+// order in which torch adds up contiguous tensors on a CPU, so a model has the
+// same bits whichever of these we compute. The order depends on sizes only, not
+// on strides: where a model is cut may change these.
 //
 // Numbers are added one after the other in float32, 16 at a time or more where
 // there are many; then such sums, and sums of those, up to 4 levels. A row is 8

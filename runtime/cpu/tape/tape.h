@@ -65,7 +65,7 @@ using Step = std::variant<KernelStep, ViewStep, FreeStep>;
 using Allocate = std::function<uint8_t *(const Result &, const Tensor &)>;
 // Is told which argument, by register, no step reads any more.
 using Release = std::function<void(int tensor)>;
-// Who calls a tape: may keep its arguments, and then releases none.
+// The caller of a tape. Without `release`, it keeps its arguments.
 struct Caller {
   Allocate allocate;
   Release release = {};
