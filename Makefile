@@ -55,8 +55,10 @@ test: $(STAMP)-package lint ## Check style and types, then run every test but th
 	@$(BIN)/pytest -n $(JOBS) -m 'not slow'
 
 # What runs on modules built with sanitizers. ThreadSanitizer cannot see how XLA's and OpenMP's threads wait.
-KERNEL_TESTS := $(addprefix tests/runtime/test_,$(addsuffix .py,decode epilogues few_rows gemm packing producers quantize tape tape_steps threads))
-SANITIZED := tests/runtime --ignore tests/runtime/cuda --ignore tests/runtime/test_native_build.py tests/unit/jax
+KERNEL_TESTS := $(addprefix tests/runtime/test_,$(addsuffix .py,added_rows attention decode epilogues few_rows gemm \
+  norm_gradients packing producers quantize rows sums tape tape_steps threads))
+SANITIZED := tests/runtime --ignore tests/runtime/cuda --ignore tests/runtime/test_native_build.py tests/unit/jax \
+  tests/e2e/test_tapes.py tests/e2e/test_frozen_blocks.py
 THREADED := $(KERNEL_TESTS) -k 'not same_threads'
 
 test-slow: $(STAMP)-docs $(STAMP)-trained ## Run the slow tests: architectures, fuzzing, packaging, documentation site, sanitizers.
