@@ -13,8 +13,9 @@ from steelyard.ir.torch_ops import op_name
 from steelyard.passes.pipeline.registry import register_pass
 from steelyard.passes.support.declared import declared_calls
 
+_RETURN = "func.return"
 _FEWEST_KERNELS = 2
-"""One kernel by itself runs as fast without a tape."""
+"""One kernel between ops of torch runs as fast without a tape."""
 
 
 @register_pass
@@ -24,7 +25,9 @@ def build_tape(module: ir.Operation) -> None:
     Takes calls of kernels whose memory is planned. Leaves the number of a tape (`scaled.tape`) on calls of the CPU's
     own kernels and on the views that they read. The steps of a tape run in their order, all together where the last
     of them stands. Ops of torch that read a result of a tape, and kernels of others, end it; other ops of torch that
-    stand among its steps run before it. Private functions, which make weights, have no tapes.
+    stand among its steps run before it. One kernel by itself is a tape where nothing ends it, such as the norm before a
+    head, which is compiled alone: another program runs it as a step. Private functions, which make weights, have no
+    tapes.
     """
     calls = declared_calls(module)
     steps = {symbol for symbol, call in calls.items() if is_kernel_step(call)}
@@ -43,11 +46,12 @@ def _build(function: ir.Operation, calls: Mapping[str, KernelCall], steps: set[s
             tape.kernels.append(operation)
         elif is_view_step(operation):
             tape.add(operation)
-        elif callee_of(operation) in calls or tape.is_read_by(operation):
+        elif callee_of(operation) in calls or (op.name != _RETURN and tape.is_read_by(operation)):
             tapes.append(_Tape())
+    fewest = 1 if len(tapes) == 1 else _FEWEST_KERNELS
     number = 0
     for tape in tapes:
-        if len(tape.kernels) >= _FEWEST_KERNELS:
+        if len(tape.kernels) >= fewest:
             tape.mark(number)
             number += 1
 

@@ -1,10 +1,12 @@
 """`generate` with a static cache: steps that are alike run without torch's checks, and notice what changes."""
 
+import dataclasses
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from architectures import TEXT_DECODERS
 from small_llama import make_small_llama
 from torch.nn.modules.module import register_module_forward_hook
 from transformers import LogitsProcessor, LogitsProcessorList, MistralConfig, MistralForCausalLM, StaticCache
@@ -128,6 +130,33 @@ def test_steps_of_blocks_are_a_program_of_calls(traced, recorded):
             assert torch.equal(own.keys, other.keys)
             assert torch.equal(own.values, other.values)
             assert own.get_seq_length() == other.get_seq_length() == 11
+
+
+ONE_TAPE = {
+    "gpt2, transposed weights": {"n_layer": 4},
+    "opt": {},
+    "gpt neox, parallel residual": {},
+    "phi, parallel attention and MLP": {},
+    "starcoder2": {},
+}
+"""Decoders whose blocks and last norms are one tape each in a decoding step, and how their layers are counted."""
+
+
+@pytest.mark.every(3)
+@pytest.mark.parametrize("name", ONE_TAPE)
+def test_steps_of_decoders_are_a_program_with_the_bits_of_python(name, monkeypatch):
+    decoder = TEXT_DECODERS[name]
+    counted = ONE_TAPE[name] or {"num_hidden_layers": 4}
+    decoder = dataclasses.replace(decoder, sizes=decoder.sizes | counted | {"eos_token_id": None})
+    options = OPTIONS | {"output_logits": True, "return_dict_in_generate": True}
+    net = steelyard.compile(decoder.make()[0], "mxfp8")
+    found = net.generate(prompt(), **options)
+    assert len(net._steelyard.traced_steps.known) == 1
+    with monkeypatch.context() as patch:
+        patch.setenv("STEELYARD_TAPE", "0")
+        expected = steelyard.compile(decoder.make()[0], "mxfp8").generate(prompt(), **options)
+    assert torch.equal(found.sequences, expected.sequences)
+    assert all(map(torch.equal, found.logits, expected.logits))
 
 
 def test_steps_after_others_with_a_growing_cache_are_a_program_too(traced, recorded):
