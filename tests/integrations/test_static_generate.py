@@ -138,6 +138,7 @@ ONE_TAPE = {
     "gpt neox, parallel residual": {},
     "phi, parallel attention and MLP": {},
     "starcoder2": {},
+    "cohere, parallel block": {},
 }
 """Decoders whose blocks and last norms are one tape each in a decoding step, and how their layers are counted."""
 
