@@ -46,7 +46,7 @@ def _build(function: ir.Operation, calls: Mapping[str, KernelCall], steps: set[s
             tape.kernels.append(operation)
         elif is_view_step(operation):
             tape.add(operation)
-        elif callee_of(operation) in calls or (op.name != _RETURN and tape.is_read_by(operation)):
+        elif callee_of(operation) in calls or (operation.name != _RETURN and tape.is_read_by(operation)):
             tapes.append(_Tape())
     fewest = 1 if len(tapes) == 1 else _FEWEST_KERNELS
     number = 0
