@@ -160,6 +160,16 @@ def test_steps_of_decoders_are_a_program_with_the_bits_of_python(name, monkeypat
     assert all(map(torch.equal, found.logits, expected.logits))
 
 
+def test_what_differs_in_another_net_is_no_input_of_blocks():
+    for epsilon, tokens in ((1e-6, 2), (1e-5, 3)):
+        net = steelyard.compile(make_small_llama(num_hidden_layers=4, rms_norm_eps=epsilon), "mxfp8")
+        with torch.no_grad():
+            net(prompt()[:, :tokens])
+        fused = net.ir("fused")
+        assert "f64" not in fused
+        assert "?" not in fused
+
+
 def test_steps_after_others_with_a_growing_cache_are_a_program_too(traced, recorded):
     model = make_small_llama(num_hidden_layers=4)
     net = steelyard.compile(model, "mxfp8")

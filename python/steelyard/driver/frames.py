@@ -13,14 +13,16 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import torch
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
-from torch._dynamo import eval_frame, trace_rules
+from torch._dynamo import eval_frame, pgo, trace_rules
 from torch._dynamo.eval_frame import cached_backends, innermost_fn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.guards import CheckFunctionManager, DeletedGuardManagerWrapper
@@ -255,6 +257,8 @@ class Frames:
         self._own_code = own_code
         self._seconds: list[float] = []
         """What each conversion took."""
+        self._varying: defaultdict = defaultdict(pgo.CodeState)
+        """Which sizes and numbers torch saw vary, by function."""
         self.recent: dict[int, list[tuple[CodeType, Any]]] = {}
         """What the present call of each thread had compiled, and from which functions."""
         # By this name torch finds the function that compiles graphs, which tells the entries of nets apart.
@@ -284,7 +288,8 @@ class Frames:
         self._kept.codes[id(code)] = weakref.ref(code)
         restore, begin = _lift_limits(), time.perf_counter()
         try:
-            with progress.doing(functools.partial(self._describe, code, threading.get_ident())):
+            describe = functools.partial(self._describe, code, threading.get_ident())
+            with progress.doing(describe), _seen_to_vary(self._varying):
                 result = convert(frame, *arguments, **keywords)
         finally:
             restore()
@@ -323,6 +328,22 @@ class Frames:
             guards = made.guard_manager
             if failed and not _mentions(made.code.co_names, _GRAPH) and guards.extra_state is not None:
                 guards.extra_state.invalidate(guards.cache_entry, _no_guards("the call failed"))
+
+
+@contextmanager
+def _seen_to_vary(varying: defaultdict) -> Iterator[None]:
+    """A context in which torch knows only what is in `varying`, and adds to it.
+
+    torch tells functions by file, line and name, which nets share: what differs between two nets would vary in both.
+    The caller holds torch's lock of compilations.
+    """
+    outer = pgo._CODE_STATE, pgo._INIT_CODE_STATE
+    # What torch began with is what it has: it writes none of it to its own cache on disk.
+    pgo._CODE_STATE = pgo._INIT_CODE_STATE = varying
+    try:
+        yield
+    finally:
+        pgo._CODE_STATE, pgo._INIT_CODE_STATE = outer
 
 
 def _entries(code: CodeType, compile_graph: Callable) -> list[Any]:
