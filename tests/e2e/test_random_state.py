@@ -13,7 +13,7 @@ from steelyard.runtime.state import State
 
 
 class Layers(nn.Module):
-    """An MLP, with graph breaks between its layers or without."""
+    """An MLP, with graph breaks between its layers or without; its activation has the same bits anywhere."""
 
     def __init__(self, *, breaks: bool):
         super().__init__()
@@ -23,7 +23,7 @@ class Layers(nn.Module):
 
     def forward(self, x):
         for layer in self.layers:
-            x = torch.tanh(layer(x))
+            x = torch.relu(layer(x))
             if self.breaks:
                 torch._dynamo.graph_break()
         return x
