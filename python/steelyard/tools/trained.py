@@ -40,13 +40,10 @@ class Trained(NamedTuple):
         return self.tokenizer(text[: 8 * count], return_tensors="pt").input_ids[:, :count]
 
     @torch.no_grad()
-    def complete(self, net: Any, prompt: str, count: int, **options: Any) -> str:
-        """What follows a prompt by the model, or by a net of it: the most likely token, `count` times.
-
-        `options` are those of `generate` of transformers.
-        """
+    def complete(self, net: Any, prompt: str, count: int, streamer: Any = None) -> str:
+        """What follows a prompt by the model, or by a net of it: the most likely token, `count` times."""
         read = self.tokenizer(prompt, return_tensors="pt")
-        written = net.generate(**read, max_new_tokens=count, do_sample=False, **options)
+        written = net.generate(**read, max_new_tokens=count, do_sample=False, streamer=streamer)
         return self.tokenizer.decode(written[0, read.input_ids.shape[1] :], skip_special_tokens=True)
 
 

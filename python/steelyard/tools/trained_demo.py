@@ -58,8 +58,7 @@ def run(file: Path) -> int:
 
     show(f"\n{file.stem} after {PROMPT!r}; perplexity of {TOKENS} tokens of Python's documentation;")
     show(f"lm_head, which is the embedding, stays in {FLOAT32} and is not counted among the GEMM weights;")
-    show(f"ms per token are those of the shortest step, which other programs disturb least; {FLOAT32} has a cache that")
-    show("grows, which suits torch, and all others have a static one, whose steps are one native program:\n")
+    show("ms per token are those of the shortest step, which other programs disturb least:\n")
     show(indented(aligned([HEADER, *map(row, nets)])))
     show(f'\nThe layer {LAYER}: print(net.ir("{STAGE}", layer="{LAYER}"))  [{SHOWN}]\n')
     show(indented(gemms))
@@ -80,9 +79,7 @@ def _generate(model: trained.Trained, nets: dict[str, Any]) -> tuple[dict[str, s
     for turn in range(ROUNDS):
         for name, net in nets.items():
             with progress.doing(functools.partial("generating by {}, {} of {}".format, name, turn + 1, ROUNDS)):
-                cache = None if name == FLOAT32 else "static"
-                options = {"streamer": clocks[name], "cache_implementation": cache}
-                texts[name] = model.complete(net, PROMPT, NEW_TOKENS, **options)
+                texts[name] = model.complete(net, PROMPT, NEW_TOKENS, clocks[name])
     return texts, {name: clock.shortest for name, clock in clocks.items()}
 
 
