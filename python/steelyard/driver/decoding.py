@@ -95,13 +95,13 @@ class Decoding:
         if self._same is not None and self._same.fits(leaves, structure, cache):
             return self._same.run(leaves)
         self._same = None
-        before = _python_state(self.net, cache)
-        if before is None or _has_twins(leaves):
-            return self.net._run_alone(arguments, keywords)
         state = self.net._steelyard
         known = state.traced_steps if state.is_around_blocks else None
         if known is None and not _is_worth_a_capture(state):
             return self._run_in_blocks(arguments, keywords)
+        before = _python_state(self.net, cache)
+        if before is None or _has_twins(leaves):
+            return self.net._run_alone(arguments, keywords)
         step = _Call(leaves, structure, keywords, cache, before)
         graphs = state.backend.graphs
         result = self._record(step) if known is None else self._trace(known, step)
