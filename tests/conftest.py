@@ -68,3 +68,9 @@ def pytest_collection_finish():
     # Modules and tests live until the end: collections need not look at them.
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def with_tapes(monkeypatch):
+    """Programs run on tapes, whatever the environment says."""
+    monkeypatch.delenv("STEELYARD_TAPE", raising=False)

@@ -101,12 +101,6 @@ def _fresh_capture():
 
 
 @pytest.fixture
-def with_tapes(monkeypatch):
-    """Programs run on tapes, whatever the environment says."""
-    monkeypatch.delenv("STEELYARD_TAPE", raising=False)
-
-
-@pytest.fixture
 def without_tapes(monkeypatch):
     """Compiles a model into a function whose kernels Python calls one by one."""
 

@@ -11,6 +11,8 @@ import steelyard
 from steelyard.driver import net as driver_net
 from steelyard.errors import UnsupportedModelError
 
+pytestmark = pytest.mark.usefixtures("with_tapes")
+
 
 class Around(nn.Module):
     """A model whose code around its blocks computes something, too."""

@@ -105,7 +105,7 @@ def test_compact_gradients_are_close_to_the_others(block):
     assert errors["compact"] <= 1.1 * errors[None]
 
 
-def test_what_was_saved_is_freed_as_the_backward_goes(monkeypatch):
+def test_what_was_saved_is_freed_as_the_backward_goes(with_tapes, monkeypatch):
     gradients, deaths = [], []
     """The gradients that were made, and how many of them were when each saved value died."""
 
@@ -148,7 +148,7 @@ class Summed(nn.Module):
         return self.after(y + torch.cumsum(y, -1))
 
 
-def test_results_of_a_tape_are_freed_as_the_next_one_goes(monkeypatch):
+def test_results_of_a_tape_are_freed_as_the_next_one_goes(with_tapes, monkeypatch):
     made, deaths = [], {}
     """What tapes return, and how much of that was made when each died."""
 

@@ -14,6 +14,8 @@ from transformers import LogitsProcessor, LogitsProcessorList, MistralConfig, Mi
 import steelyard
 from steelyard.driver import decoding
 
+pytestmark = pytest.mark.usefixtures("with_tapes")
+
 OPTIONS = {"do_sample": False, "cache_implementation": "static", "max_new_tokens": 8}
 
 
