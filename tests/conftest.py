@@ -74,3 +74,9 @@ def pytest_collection_finish():
 def with_tapes(monkeypatch):
     """Programs run on tapes, whatever the environment says."""
     monkeypatch.delenv("STEELYARD_TAPE", raising=False)
+
+
+@pytest.fixture
+def whole_nets(monkeypatch):
+    """Nets of few blocks are compiled as a whole, whatever the option says."""
+    monkeypatch.setattr("steelyard.driver.blocks.FEWEST", 4)

@@ -65,7 +65,7 @@ def test_inference_has_the_bits_of_python(name, recipe, without_tapes):
     assert count_tapes(taped)
 
 
-def test_a_decoding_step_is_one_tape(without_tapes):
+def test_a_decoding_step_is_one_tape(whole_nets, without_tapes):
     """A cache grows by a token at a time: its size is known only at run time."""
     model, arguments = make_llama()
     results, nets = [], (without_tapes(model, "nvfp4"), steelyard.compile(model, "nvfp4"))
@@ -88,7 +88,7 @@ def test_a_decoding_step_is_one_tape(without_tapes):
     assert set(torch_ops_in(lowered)) <= POSITIONS
 
 
-def test_steps_over_a_static_cache_are_one_tape(without_tapes):
+def test_steps_over_a_static_cache_are_one_tape(whole_nets, without_tapes):
     """Keys and values are written into the cache where it lies, by the tape."""
     model, arguments = make_llama()
     results, nets = [], (without_tapes(model, "nvfp4"), steelyard.compile(model, "nvfp4"))
@@ -108,7 +108,7 @@ def test_steps_over_a_static_cache_are_one_tape(without_tapes):
     assert set(torch_ops_in(lowered)) <= POSITIONS
 
 
-def test_norms_that_others_read_are_on_the_tape():
+def test_norms_that_others_read_are_on_the_tape(whole_nets):
     model, arguments = make_bert()
     net = steelyard.compile(model, "mxfp8")
     with torch.no_grad():
@@ -257,7 +257,7 @@ def make_encoder():
 
 
 @pytest.mark.parametrize("make", [make_llama, make_bert, make_gpt2, make_encoder])
-def test_a_step_of_training_is_two_tapes(make):
+def test_a_step_of_training_is_two_tapes(whole_nets, make):
     """Norms, rotations, activations, and the gradients of all of them, are kernels between the GEMMs."""
     model, arguments = make()
     net = steelyard.compile(model.eval(), "mxfp8")

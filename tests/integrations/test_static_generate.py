@@ -291,7 +291,7 @@ def test_what_changes_between_calls_is_noticed(change):
 
 @pytest.mark.every(2)
 @pytest.mark.parametrize("replaces", [False, True])
-def test_a_weight_that_changes_between_steps_is_noticed(replaces, recorded, monkeypatch):
+def test_a_weight_that_changes_between_steps_is_noticed(whole_nets, replaces, recorded, monkeypatch):
     def generate():
         torch.manual_seed(0)
         model = make_small_llama()
