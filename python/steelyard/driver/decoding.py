@@ -34,6 +34,7 @@ from steelyard.errors import UnsupportedModelError
 _CACHE = "transformers.cache_utils", "StaticCache"
 _SCALARS = (bool, int, float, str, type(None))
 _CONTAINERS = (list, dict, set)
+_GLOBAL_HOOKS = (modules._global_forward_hooks, modules._global_forward_pre_hooks)
 _MOST_TRIES = 4
 """How many steps of a call of `generate` are compared, if none is like the one before."""
 
@@ -78,7 +79,7 @@ class Decoding:
     def __init__(self, net: Any):
         self.net = net
         self._tries = 0
-        """How many steps were compared since two were alike, those apart that compiled something."""
+        """How many steps were compared since two were alike; steps that compiled something do not count."""
         self._recorded: _Step | None = None
         """The last step that was recorded."""
         self._traced: _TracedStep | None = None
@@ -301,7 +302,8 @@ def _python_state(net: Any, cache: Any) -> list[Any] | None:
     """What a call of a net could leave in Python; None if its modules call others' code, by hooks."""
     if any(_GLOBAL_HOOKS) or any(_hooks_within(net)):
         return None
-    return [shown for held in (*net._steelyard.model.modules(), cache, *cache.layers) for shown in _attributes_of(held)]
+    holders = (*net._steelyard.model.modules(), cache, *cache.layers)
+    return [attribute for holder in holders for attribute in _attributes_of(holder)]
 
 
 def _attributes_of(holder: Any) -> Iterator[tuple]:
@@ -313,9 +315,6 @@ def _attributes_of(holder: Any) -> Iterator[tuple]:
             yield name, id(value)
         elif isinstance(value, _CONTAINERS):
             yield name, len(value)
-
-
-_GLOBAL_HOOKS = (modules._global_forward_hooks, modules._global_forward_pre_hooks)
 
 
 def _hooks_within(net: Any) -> list[dict]:
